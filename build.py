@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Make sure sparkforge's own environment is there, then hand over to it.
+
+Needs Python 3.11 or newer and nothing else: the packages that sparkforge uses are installed,
+with their hashes checked, into .venv beside this file.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+STAMP = "sparkforge.stamp"
+MACHINE_ERROR = 13  # sparkforge.errors.MachineError; nothing of the package is importable yet
+
+
+def ensure_environment(venv: Path, lock: Path) -> Path:
+    """Return the interpreter of an environment that has exactly what the lock names."""
+    python = venv / "bin" / "python"
+    stamp = venv / STAMP
+    wanted = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return python
+    with open(venv.with_name(f"{venv.name}.lock"), "w") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)  # gone with its holder; two builds take turns
+        if not (stamp.is_file() and stamp.read_text() == wanted):
+            make_environment(venv, lock, wanted)
+    return python
+
+
+def make_environment(venv: Path, lock: Path, wanted: str) -> None:
+    """Build the environment beside its place and move it there when it is complete."""
+    print(f"build.py: setting up {venv.name} from {lock.name} (once, hashes checked)", file=sys.stderr)
+    fresh = venv.with_name(f"{venv.name}.new-{os.getpid()}")
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", fresh], check=True)
+        # -I: neither the user's site packages nor PYTHONPATH take part
+        subprocess.run(
+            [fresh / "bin" / "python", "-I", "-m", "pip", "install", "-qq", "--no-deps",
+             "--disable-pip-version-check", "--require-hashes", "--only-binary=:all:", "-r", lock],
+            check=True,
+        )  # fmt: skip
+        # a venv names its own folder in a few scripts; sparkforge only runs bin/python of it
+        (fresh / STAMP).write_text(wanted)
+        shutil.rmtree(venv, ignore_errors=True)
+        fresh.rename(venv)
+    except (subprocess.CalledProcessError, OSError) as error:
+        fail(f"{venv}: could not be set up: {error}",
+             "install the package python3-venv, check the network and pip's configuration, or"
+             " delete that folder, and run again")  # fmt: skip
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def fail(what: str, remedy: str) -> None:
+    """Print one clear error and end."""
+    print(f"error: {what}\n  how to mend: {remedy}", file=sys.stderr)
+    sys.exit(MACHINE_ERROR)
+
+
+def main() -> None:
+    """Run ``python -m sparkforge`` with this command line in sparkforge's environment."""
+    if sys.version_info < (3, 11):
+        fail(f"Python {sys.version.split()[0]} is too old", "use Python 3.11 or newer")
+    python = ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
+    os.environ["PYTHONPATH"] = str(ROOT)
+    os.execv(python, [python, "-m", "sparkforge", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Words on the command line → one call."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from sparkforge import commands, errors, git
+from sparkforge.errors import SparkforgeError, UsageError
+from sparkforge.log import log
+from sparkforge.stages import STAGES
+
+_DEFAULT_COMMAND = "build"
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose complaints look like all our errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"{self.prog} --help shows what is possible")
+
+
+def _parser() -> argparse.ArgumentParser:
+    codes = "\n".join(f"  {code:3}  {meaning}" for code, meaning in errors.exit_codes())
+    shared = _Parser(add_help=False)
+    shared.add_argument("--pins", type=Path, default=None, metavar="FILE", help=argparse.SUPPRESS)
+    shared.add_argument("--store", type=Path, default=None, metavar="DIR",
+                        help="cache folder (SPARKFORGE_STORE, else ~/.cache/sparkforge)")
+    shared.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    shared.add_argument("-v", "--verbose", action="store_true", help="echo every command")
+
+    sources = _Parser(add_help=False)
+    sources.add_argument("--offline", action="store_true", help="use only what the store holds")
+    sources.add_argument("--mirror", action="append", default=[], metavar="UPSTREAM=URL-or-path",
+                         help="take an upstream's git commit from here")
+
+    target = _Parser(add_help=False)
+    target.add_argument("--target", required=True, metavar="NAME", help="what to build for whom")
+    target.add_argument("--engine", choices=("auto", "docker", "none"), default="auto",
+                        help="container engine; none: a plain environment (default: auto)")
+    target.add_argument("--base", metavar="IMAGE", help="base image: NAME@sha256:… or a local one")
+    target.add_argument("--ca-bundle", type=Path, metavar="FILE", default=None,
+                        help="certificates of a company proxy, for the image's build steps")
+    target.add_argument("--port", type=int, default=0, help="loopback port (default: a free one)")
+    target.add_argument("--ready-timeout", type=float, default=300.0, metavar="SECONDS",
+                        help="how long a server may load (default: 300)")
+
+    parser = _Parser(
+        prog="build.py",
+        description="Fetch, patch, build, bake and prove. `build.py --target NAME` builds.",
+        epilog="exit codes:\n" + codes,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands_ = parser.add_subparsers(dest="command", required=True, metavar="COMMAND",
+                                      parser_class=_Parser)  # fmt: skip
+
+    build = commands_.add_parser("build", parents=[shared, sources, target],
+                                 help="the default: sources to a proved image")  # fmt: skip
+    build.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
+    build.add_argument("--force", action="append", choices=STAGES, default=[],
+                       help="run a stage again although its result is in the store")
+    build.add_argument("--dry-run", action="store_true", help="show the plan, do nothing")
+    build.set_defaults(run=commands.build)
+
+    explain = commands_.add_parser("explain", parents=[shared, sources, target],
+                                   help="what would be made again, and which input changed")
+    explain.set_defaults(run=commands.explain)
+
+    smoke = commands_.add_parser("smoke", parents=[shared, sources, target],
+                                 help="run the smoke test again on what was built")
+    smoke.set_defaults(run=commands.smoke)
+
+    serve = commands_.add_parser("serve", parents=[shared, sources, target],
+                                 help="serve what was built, on loopback, until Ctrl-C")
+    serve.add_argument("--model", type=Path, default=None, metavar="DIR",
+                       help="checkpoint to serve (default: the tiny one)")
+    serve.set_defaults(run=commands.serve)
+
+    pins = commands_.add_parser("pins", help="check pins.yaml, record patched trees")
+    pins_commands = pins.add_subparsers(dest="action", required=True, metavar="ACTION",
+                                        parser_class=_Parser)  # fmt: skip
+    check = pins_commands.add_parser("check", parents=[shared], help="is pins.yaml well formed?")
+    check.set_defaults(run=commands.pins_check)
+    record = pins_commands.add_parser("record", parents=[shared, sources],
+                                      help="write what the series give into pins.yaml")
+    record.set_defaults(run=commands.pins_record)
+
+    patches = commands_.add_parser("patches", help="list, check or apply the patch series")
+    patches_commands = patches.add_subparsers(dest="action", required=True, metavar="ACTION",
+                                              parser_class=_Parser)  # fmt: skip
+    listing = patches_commands.add_parser("list", parents=[shared], help="every patch, in order")
+    listing.add_argument("upstream", nargs="?", help="only this upstream's series")
+    listing.set_defaults(run=commands.patches_list)
+    check = patches_commands.add_parser("check", parents=[shared, sources],
+                                        help="lint, and apply in memory against the record")
+    check.add_argument("upstream", nargs="?", help="only this upstream's series")
+    check.set_defaults(run=commands.patches_check)
+    apply = patches_commands.add_parser("apply", parents=[shared, sources],
+                                        help="give a folder with the patched tree")
+    apply.add_argument("upstream")
+    apply.add_argument("folder", type=Path, help="where; must not exist yet")
+    apply.set_defaults(run=commands.patches_apply)
+
+    clean = commands_.add_parser("clean", parents=[shared], help="empty the store's artefacts")
+    clean.add_argument("--all", action="store_true", help="downloads and git mirrors too")
+    clean.set_defaults(run=commands.clean)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (see ``errors``)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # `build.py --target spark` is `build.py build --target spark`
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
+        words.insert(0, _DEFAULT_COMMAND)
+    # a killed build must clean up as an interrupted one does
+    signal.signal(signal.SIGTERM, _interrupt)
+    git.unbind()
+    start = time.monotonic()
+    try:
+        options = _parser().parse_args(words)
+        log.configure(to_stderr=options.json, verbose=options.verbose)
+        code: int = options.run(options)
+    except SparkforgeError as error:
+        log.error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        # a second Ctrl-C must not stop the cleaning up that the first one began
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        log.error(f"interrupted after {time.monotonic() - start:.0f} s; the next run goes on")
+        return errors.INTERRUPTED_EXIT_CODE
+    except BrokenPipeError:
+        # the reader of our output has gone (head, less): no error of the build
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
+        traceback.print_exc()
+        return 1
+    return code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

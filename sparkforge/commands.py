@@ -1,0 +1,290 @@
+"""What each command does: options → stages → output. Returns exit codes, raises our errors."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from sparkforge import engine, git, pins, pipeline, publish, receipt, series, sources, wheelhouse
+from sparkforge.errors import SeriesError, UsageError
+from sparkforge.index import Index
+from sparkforge.log import human_bytes, log
+from sparkforge.pins import Pins, Platform, SourcePlan, Target
+from sparkforge.sources import Access
+from sparkforge.stages import STAGES, Context, items
+from sparkforge.store import Store
+
+ROOT = Path(__file__).resolve().parent.parent
+_MACHINES: dict[str, Platform] = {
+    "x86_64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64",
+}  # fmt: skip
+_RELEASE_PLAN = SourcePlan(provider="release")
+
+
+# -- shared by the commands ---------------------------------------------------
+
+
+def _store(options: argparse.Namespace) -> Store:
+    chosen = options.store or os.environ.get("SPARKFORGE_STORE")
+    if chosen is None:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        chosen = Path(cache) / "sparkforge"
+    return Store(Path(chosen).expanduser().resolve())
+
+
+def _pins_path(options: argparse.Namespace) -> Path:
+    return (options.pins or ROOT / "pins.yaml").resolve()
+
+
+def _access(options: argparse.Namespace, all_pins: Pins) -> Access:
+    mirrors = {}
+    for text in options.mirror:
+        name, separator, url = text.partition("=")
+        if not separator or not url:
+            msg = f"--mirror {text}: not UPSTREAM=URL-or-path"
+            raise UsageError(msg, f"for example --mirror vllm=/src/vllm; upstreams:"
+                                  f" {', '.join(sorted(all_pins.upstreams))}")  # fmt: skip
+        all_pins.upstream(name)
+        mirrors[name] = url
+    return Access(Index(), mirrors, options.offline)
+
+
+def _platform(target: Target) -> Platform:
+    """The target's platform: this machine's where it is among them, else its first."""
+    here = _MACHINES.get(platform.machine())
+    return here if here in target.platforms else target.platforms[0]
+
+
+def _context(
+    options: argparse.Namespace, until: str, force: Sequence[str] = ()
+) -> Context:
+    path = _pins_path(options)
+    all_pins = pins.load(path)
+    target = all_pins.target(options.target)
+    wanted = _platform(target)
+    chosen, why, base = None, "", None
+    if STAGES.index(until) >= STAGES.index("image"):
+        pinned = all_pins.images[target.base] if target.base is not None else None
+        reference = None
+        if pinned is not None:
+            digest = pinned.platforms.get(wanted, pinned.index)
+            reference = f"{pinned.repository}@{digest}"
+        chosen, why = engine.choose(options.engine, options.base, reference)
+        base = options.base or reference
+        if _MACHINES.get(platform.machine()) != wanted:
+            msg = f"target {options.target} is for {wanted}, this machine is {platform.machine()}"
+            raise UsageError(msg, "build its wheels here (--until wheelhouse), bake and serve there")
+        log.info(f"bakes {why}")
+    context = Context(
+        root=path.parent, pins=all_pins, pins_path=path, store=_store(options),
+        target_name=options.target, target=target, platform=wanted,
+        access=_access(options, all_pins), engine=chosen, base=base, ca_bundle=options.ca_bundle,
+        port=options.port, ready_timeout_s=options.ready_timeout, force=frozenset(force),
+    )  # fmt: skip
+    context.store.sweep()
+    return context
+
+
+def _chosen_series(options: argparse.Namespace, root: Path, all_pins: Pins) -> list[series.Series]:
+    names = [options.upstream] if options.upstream else list(all_pins.upstreams)
+    unknown = {path.name for path in (root / "patches").iterdir() if path.is_dir()}
+    unknown -= set(all_pins.upstreams)
+    if unknown:
+        msg = f"patches/{sorted(unknown)[0]}: pins.yaml has no upstream of that name"
+        raise SeriesError(msg, "rename the folder, or pin the upstream")
+    for name in names:
+        all_pins.upstream(name)
+    return [series.read(root / "patches" / name) for name in names]
+
+
+# -- build and its kin -----------------------------------------------------------
+
+
+def build(options: argparse.Namespace) -> int:
+    """Make what the store lacks, publish it under dist/, print the receipt."""
+    start = time.monotonic()
+    context = _context(options, options.until, options.force)
+    todo = items(context, options.until)
+    steps = pipeline.plan(context, todo)
+    if options.dry_run:
+        if options.json:
+            log.json({"plan": [asdict(step) for step in steps]})
+        else:
+            log.heading(f"plan for {context.target_name} on {context.platform}")
+            pipeline.show(steps)
+        return 0
+    standing = sum(step.state == "in the store" for step in steps)
+    log.heading(f"{context.target_name} on {context.platform}: {len(steps) - standing} of"
+                f" {len(steps)} items to make")  # fmt: skip
+    lines = pipeline.run(context, todo)
+    seconds = time.monotonic() - start
+    document = receipt.receipt(
+        target=context.target_name, target_platform=context.platform, pins=context.pins_path,
+        lines=lines, seconds=seconds,
+    )  # fmt: skip
+    folder = publish.publish(context, lines, document)
+    if options.json:
+        log.json(document)
+    publish.summary(context, lines, folder, seconds)
+    return 0
+
+
+def explain(options: argparse.Namespace) -> int:
+    """Say for each item whether it stands, and if not, which input changed."""
+    context = _context(options, STAGES[-1])
+    steps = pipeline.plan(context, items(context, STAGES[-1]))
+    if options.json:
+        log.json({"explain": [asdict(step) for step in steps]})
+    else:
+        pipeline.show(steps)
+    return 0
+
+
+def smoke(options: argparse.Namespace) -> int:
+    """Run the smoke test again; what it tests is built first where it is missing."""
+    options.until, options.force, options.dry_run = STAGES[-1], ["smoke"], False
+    return build(options)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Become the server of what was built."""
+    context = _context(options, "image")
+    lines = pipeline.run(context, items(context, "image"))
+    publish.serve(context, lines[-1].artefact, options.model)
+    return 0
+
+
+# -- pins --------------------------------------------------------------------------
+
+
+def pins_check(options: argparse.Namespace) -> int:
+    """Check pins.yaml and all that it names."""
+    path = _pins_path(options)
+    loaded = pins.load(path)
+    for target in loaded.targets.values():
+        for lock in target.requirements.values():
+            wheelhouse.read_lock(path.parent / lock)
+    counts = {"upstreams": len(loaded.upstreams), "targets": len(loaded.targets),
+              "files": sum(len(u.files) for u in loaded.upstreams.values())}  # fmt: skip
+    if options.json:
+        log.json({"pins": str(path), "ok": True, **counts})
+    else:
+        log.info(f"{path.name}: {counts['upstreams']} upstreams, {counts['files']} release files,"
+                 f" {counts['targets']} targets: all well formed")  # fmt: skip
+    return 0
+
+
+def pins_record(options: argparse.Namespace) -> int:
+    """Write the commit and tree that each series gives into pins.yaml."""
+    path = _pins_path(options)
+    loaded = pins.load(path)
+    store = _store(options)
+    access = _access(options, loaded)
+    for name, upstream in loaded.upstreams.items():
+        patches = series.read(path.parent / "patches" / name)
+        if not patches.patches:
+            continue
+        source = sources.ensure(store, name, upstream, _RELEASE_PLAN, access)
+        patched = series.apply(store, patches, source)
+        recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
+        pins.record(path, name, source.provider, recorded)
+        log.info(f"{name}: patched.{source.provider}: tree {patched.tree}")
+    if options.json:
+        log.json({"pins": str(path)})
+    return 0
+
+
+# -- patches -------------------------------------------------------------------------
+
+
+def patches_list(options: argparse.Namespace) -> int:
+    """Print every patch in order."""
+    path = _pins_path(options)
+    chosen = _chosen_series(options, path.parent, pins.load(path))
+    if options.json:
+        log.json({
+            one.upstream: [
+                {"file": patch.name, "subject": patch.subject, "author": patch.author,
+                 "sha256": patch.sha256, "trailers": dict(patch.trailers),
+                 "files": [entry.path for entry in patch.entries]}
+                for patch in one.patches
+            ]
+            for one in chosen
+        })  # fmt: skip
+        return 0
+    for one in chosen:
+        log.heading(f"{one.upstream}: {len(one.patches)} patch(es)")
+        for patch in one.patches:
+            risk, status = patch.trailers.get("Risk", "?"), patch.trailers.get("Upstream-Status", "?")
+            log.info(f"{patch.name}  [{risk}, {status}]")
+            log.info(f"    {patch.subject}")
+    return 0
+
+
+def patches_check(options: argparse.Namespace) -> int:
+    """Lint every series; apply it in memory where the store has (or can get) its source."""
+    path = _pins_path(options)
+    loaded = pins.load(path)
+    store = _store(options)
+    access = _access(options, loaded)
+    report: dict[str, Any] = {}
+    problems: list[str] = []
+    for one in _chosen_series(options, path.parent, loaded):
+        problems += series.lint(one, path.parent)
+        if not one.patches:
+            report[one.upstream] = {"patches": 0}
+            continue
+        upstream = loaded.upstreams[one.upstream]
+        source = sources.ensure(store, one.upstream, upstream, _RELEASE_PLAN, access)
+        tree = series.patched_tree(store, one, source)
+        recorded = upstream.patched.get(cast("Any", source.provider))
+        series.check_record(one.upstream, source, None, tree, recorded)
+        report[one.upstream] = {"patches": len(one.patches), "tree": tree,
+                                "recorded": recorded is not None}  # fmt: skip
+        note = "as recorded" if recorded else "not recorded: build.py pins record"
+        log.info(f"{one.upstream}: {len(one.patches)} patch(es) apply exactly, tree {tree[:12]},"
+                 f" {note}")  # fmt: skip
+    if problems:
+        raise SeriesError("\n".join(problems))
+    if options.json:
+        log.json(report)
+    return 0
+
+
+def patches_apply(options: argparse.Namespace) -> int:
+    """Give a folder with the patched tree, as a git worktree with one commit a patch."""
+    path = _pins_path(options)
+    loaded = pins.load(path)
+    upstream = loaded.upstream(options.upstream)
+    if options.folder.exists():
+        msg = f"{options.folder}: is there already"
+        raise UsageError(msg, "name a folder that does not exist yet")
+    store = _store(options)
+    source = sources.ensure(store, options.upstream, upstream, _RELEASE_PLAN,
+                            _access(options, loaded))  # fmt: skip
+    one = series.read(path.parent / "patches" / options.upstream)
+    patched = series.apply(store, one, source)
+    recorded = upstream.patched.get(cast("Any", source.provider))
+    series.check_record(options.upstream, source, patched.commit, patched.tree, recorded)
+    git.clone_at(source.repo, options.folder, patched.commit)
+    log.info(f"{options.folder}: {options.upstream} with {len(one.patches)} patch(es),"
+             f" commit {patched.commit}")  # fmt: skip
+    if options.json:
+        log.json({"folder": str(options.folder.resolve()), "commit": patched.commit,
+                  "tree": patched.tree})  # fmt: skip
+    return 0
+
+
+def clean(options: argparse.Namespace) -> int:
+    """Empty the store."""
+    freed = _store(options).clean(everything=options.all)
+    log.info(f"freed {human_bytes(freed)}")
+    if options.json:
+        log.json({"freed_bytes": freed})
+    return 0

@@ -1,0 +1,133 @@
+"""URL + sha256 → a verified file in the store. Resumes, retries, shows progress."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from sparkforge.errors import FetchError
+from sparkforge.log import human_bytes, log
+from sparkforge.store import Store, disk_errors
+
+if TYPE_CHECKING:
+    import requests
+
+_CHUNK = 1 << 20
+_TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
+_ATTEMPTS = 5
+
+
+def fetch(
+    store: Store,
+    *,
+    name: str,
+    sha256: str,
+    locate: Callable[[], str],
+    offline: bool = False,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> Path:
+    """Return the verified file, downloading it where the store lacks it.
+
+    Args:
+        name: file name it gets.
+        sha256: the pinned hash, 64 hex digits.
+        locate: gives the URL (http, https or file); asked only when it is needed.
+        offline: refuse to ask any network.
+        progress: called with (bytes here, bytes in all or None); None shows a line of its own.
+
+    Raises:
+        FetchError: offline and not in the store, or the network failed again and again; what
+            has arrived stays, and the next run goes on from there.
+        IntegrityError: the file that arrived is not the pinned one.
+    """
+    final = store.download_path(sha256, name)
+    if final.exists():
+        return final
+    with store.lock(f"download-{sha256[:32]}"):
+        if final.exists():  # another build fetched it while this one waited
+            return final
+        if offline:
+            msg = f"{name}: not in the store, and --offline forbids fetching it"
+            raise FetchError(msg, "run once without --offline on a machine with network")
+        url = locate()
+        partial = store.partial_path(sha256)
+        if urlsplit(url).scheme == "file":
+            _copy(Path(unquote(urlsplit(url).path)), partial, name)
+        else:
+            show = progress or (lambda done, total: log.progress(name, done, total))
+            _download(url, partial, name, show)
+        return store.accept_download(partial, sha256, name)
+
+
+def _copy(source: Path, partial: Path, name: str) -> None:
+    if not source.is_file():
+        raise FetchError(f"{name}: {source} is not there", "check the index or mirror it is on")
+    with disk_errors(partial):
+        shutil.copyfile(source, partial)
+
+
+_Progress = Callable[[int, int | None], None]
+
+
+def _download(url: str, partial: Path, name: str, progress: _Progress) -> None:
+    import requests
+
+    with requests.Session() as session:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                _stream(session, url, partial, name, progress)
+                return
+            except requests.RequestException as error:
+                status = error.response.status_code if error.response is not None else None
+                final_no = status is not None and 400 <= status < 500 and status not in (408, 429)
+                if attempt == _ATTEMPTS or final_no:
+                    have = partial.stat().st_size if partial.exists() else 0
+                    msg = f"{name}: download failed after {attempt} attempt(s): {error}"
+                    remedy = "check the network, proxy and certificates, then run again"
+                    if have:
+                        remedy += f"; it goes on after the {human_bytes(have)} that have arrived"
+                    raise FetchError(msg, remedy) from error
+                wait = 2.0 ** (attempt - 1)
+                log.warning(f"{name}: {error}; trying again in {wait:.0f} s")
+                time.sleep(wait)
+
+
+def _stream(
+    session: requests.Session, url: str, partial: Path, name: str, progress: _Progress
+) -> None:
+    """One attempt: ask for what is missing and append it.
+
+    Raises:
+        requests.RequestException: the connection or the server failed, or the body was short.
+    """
+    import requests
+
+    have = partial.stat().st_size if partial.exists() else 0
+    # no transfer compression: byte positions must be those of the file, for the resume
+    headers = {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    with session.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
+        if have and reply.status_code == requests.codes.requested_range_not_satisfiable:
+            return  # all of it is here already (or too much: the hash will tell)
+        reply.raise_for_status()
+        resumed = reply.status_code == requests.codes.partial_content
+        if have and not resumed:
+            have = 0  # the server ignored the range: start over
+        length = reply.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        if have:
+            log.info(f"{name}: going on at {human_bytes(have)}")
+        done = have
+        with disk_errors(partial), partial.open("ab" if resumed else "wb") as file:
+            for chunk in reply.iter_content(_CHUNK):
+                file.write(chunk)
+                done += len(chunk)
+                progress(done, total)
+        if total is not None and done < total:
+            msg = f"the connection ended after {done} of {total} bytes"
+            raise requests.ConnectionError(msg)

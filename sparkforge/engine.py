@@ -1,0 +1,142 @@
+"""The container engine: docker-py for containers and images, the CLI's buildx for builds."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkforge.errors import CommandError, EngineError
+from sparkforge.run import call, have
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+# named build contexts and `RUN --mount=type=bind,from=` need the BuildKit of this engine
+_OLDEST_ENGINE = 23
+_INSTALL = "install Docker Engine 23 or newer with buildx, or build without one: --engine none"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A reachable engine that is new enough."""
+
+    client: DockerClient
+    version: str
+
+    def identity(self, ref: str) -> str:
+        """Return what an image reference stands for: its digest, or the id of a local image.
+
+        Raises:
+            EngineError: a name without a digest that the engine does not hold.
+        """
+        if "@sha256:" in ref:
+            return ref.partition("@")[2]
+        from docker.errors import ImageNotFound
+
+        try:
+            return str(self.client.images.get(ref).id)
+        except ImageNotFound:
+            msg = f"--base {ref}: the engine holds no such image"
+            remedy = (
+                "make or load it first (scripts/make-base.sh NAME makes one without a registry),"
+                " or give a reference with its digest: NAME@sha256:…"
+            )
+            raise EngineError(msg, remedy) from None
+
+    def has_image(self, image_id: str) -> bool:
+        """Tell whether the engine still holds an image."""
+        from docker.errors import ImageNotFound
+
+        try:
+            self.client.images.get(image_id)
+        except ImageNotFound:
+            return False
+        return True
+
+    def image_label(self, image: str, label: str) -> str:
+        """Return a label of an image; the Dockerfile sets those that sparkforge reads."""
+        value: str = self.client.images.get(image).labels[label]
+        return value
+
+
+def connect() -> Engine:
+    """Connect to the engine that the docker CLI would use.
+
+    Raises:
+        EngineError: there is none, it does not answer, it is too old, or buildx is missing.
+    """
+    if not have("docker"):
+        raise EngineError("no container engine: the docker program is not on the PATH", _INSTALL)
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=600)
+        version = str(client.version()["Version"])
+    except DockerException as error:
+        where = os.environ.get("DOCKER_HOST", "its usual socket")
+        msg = f"no container engine answers at {where}: {_reason(error)}"
+        raise EngineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
+    check_version(version)
+    try:
+        call("docker", "buildx", "version")
+    except CommandError:
+        msg = f"engine {version} answers, but the docker CLI has no buildx plugin"
+        raise EngineError(msg, "install the package docker-buildx (or docker-buildx-plugin)") from None
+    return Engine(client, version)
+
+
+def check_version(version: str) -> None:
+    """Refuse an engine that is too old.
+
+    Raises:
+        EngineError: it is.
+    """
+    match = re.match(r"(\d+)\.", version)
+    if match is None or int(match[1]) < _OLDEST_ENGINE:
+        msg = f"container engine {version} is too old: {_OLDEST_ENGINE} or newer is needed"
+        raise EngineError(msg, _INSTALL)
+
+
+def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine | None, str]:
+    """Decide what bakes: an engine, or a plain environment.
+
+    Args:
+        wish: ``auto``, ``docker`` or ``none``.
+        base: what ``--base`` names, or None.
+        image_base: the base image that pins.yaml has for the target, or None.
+
+    Returns:
+        The engine or None, and one sentence that says why.
+
+    Raises:
+        EngineError: ``docker`` (or ``--base``) was asked for and can't be had.
+    """
+    if wish == "none":
+        return None, "a plain environment, as asked for with --engine none"
+    try:
+        engine = connect()
+    except EngineError as error:
+        if wish == "docker" or base is not None:
+            raise
+        return None, f"a plain environment: {error.what}"
+    if base is None and image_base is None:
+        if wish == "docker":
+            msg = "pins.yaml has no base image for this target"
+            raise EngineError(msg, "name one: --base IMAGE (scripts/make-base.sh makes one)")
+        return None, "a plain environment: no base image is pinned for this target (--base names one)"
+    return engine, f"an image, with engine {engine.version} on base {base or image_base}"
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]
+
+
+def container_state(container: Any) -> dict[str, Any]:
+    """Return a container's fresh state, as the engine reports it."""
+    container.reload()
+    state: dict[str, Any] = container.attrs["State"]
+    return state
+

@@ -1,0 +1,94 @@
+"""Wheels → a plain environment: what is baked where there is no container engine.
+
+The same wheels from the same wheelhouse as the image, in a virtual environment in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparkforge.errors import CommandError, ImageError
+from sparkforge.log import log
+from sparkforge.run import call
+from sparkforge.store import Store
+
+
+def uv_program() -> Path:
+    """Return the uv that is locked with the driver."""
+    from uv import find_uv_bin
+
+    return Path(find_uv_bin())
+
+
+def python_path(folder: Path) -> Path:
+    """Return the interpreter of an environment made by ``bake``."""
+    return folder / "venv" / "bin" / "python"
+
+
+def bake(
+    store: Store, *, python: str, lock: Path, wheelhouse: Path, wheels: Sequence[Path],
+    epoch: int, offline: bool, folder: Path,
+) -> Path:  # fmt: skip
+    """Make a virtual environment in ``folder/venv`` from local files alone.
+
+    Args:
+        python: e.g. ``3.11``; uv finds that interpreter, or fetches one where it may.
+        wheelhouse: folder that satisfies ``lock``.
+        wheels: ours, installed over it.
+
+    Raises:
+        ImageError: no such interpreter, or the wheels do not fit together.
+    """
+    uv = uv_program()
+    venv = folder / "venv"
+    env = {
+        "UV_CACHE_DIR": str(store.cache_path("uv")),
+        "UV_NO_CONFIG": "1",  # a user's uv.toml must not add indexes or overrides
+        "UV_LINK_MODE": "hardlink",  # unpacked once into the cache, linked from there
+        "SOURCE_DATE_EPOCH": str(epoch),  # byte code without times in it
+        "VIRTUAL_ENV": "",
+    }
+    arguments = ["--offline"] if offline else []
+    try:
+        # relocatable: the folder is renamed when it is complete
+        call(uv, "venv", "--quiet", "--relocatable", "--python", python, *arguments, venv, env=env)
+    except CommandError as error:
+        msg = f"no Python {python} for the environment:\n{error}"
+        raise ImageError(msg, f"install Python {python}, or build an image with --base") from error
+    install = [uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", "--offline",
+               "--no-index", "--no-deps"]  # fmt: skip
+    log.info("installing third-party wheels")
+    try:
+        call(*install, "--require-hashes", "--find-links", wheelhouse, "-r", lock, env=env)
+        log.info("installing " + ", ".join(wheel.name for wheel in wheels))
+        call(*install, *wheels, env=env)
+        call(uv, "pip", "check", "--quiet", "--python", venv / "bin" / "python", env=env)
+    except CommandError as error:
+        msg = f"the wheels do not install together:\n{error}"
+        raise ImageError(msg, "check requirements and drop_requires of the target") from error
+    return venv
+
+
+def server_env(cache: Path, byte_code: Path) -> dict[str, str]:
+    """Return the variables that a server from a plain environment runs with.
+
+    Args:
+        cache: folder for everything that vLLM and torch write at run time.
+        byte_code: folder for Python's byte code, kept between runs.
+    """
+    return {
+        "PYTHONPATH": "",  # a user's own modules must not stand in for the baked ones
+        # byte code of thousands of modules halves the start; it is kept out of the artefact
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(byte_code),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(cache / "hf"),
+        "VLLM_CACHE_ROOT": str(cache / "vllm"),
+        "VLLM_CONFIG_ROOT": str(cache / "vllm-config"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "XDG_CACHE_HOME": str(cache / "xdg"),
+        # the counting of users is for upstream; a build machine is none
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }

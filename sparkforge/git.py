@@ -1,0 +1,226 @@
+"""git, as plain functions on bare repositories; each flag with its reason.
+
+Users' settings change what git does (``diff.noprefix``, ``format.signOff``, hooks …), so every
+call but a network fetch runs without user and system configuration. A fetch keeps them: proxies,
+certificates and ``url.insteadOf`` mirrors are configured there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.run import call, piped
+
+COMMITTER = "sparkforge"
+COMMITTER_EMAIL = "sparkforge@localhost"
+ABSENT = "0" * 40
+"""How a diff writes the blob of a file that is not there."""
+
+_BINDING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_PREFIX")  # fmt: skip
+
+
+def clean_env(**extra: str) -> dict[str, str]:
+    """Return the variables under which git gives the same bytes for every user."""
+    return {
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_COUNT": "0",  # settings handed in through GIT_CONFIG_KEY_n
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",  # fail instead of asking for a password
+        "LC_ALL": "C",
+        "TZ": "UTC",
+        "GIT_COMMITTER_NAME": COMMITTER,
+        "GIT_COMMITTER_EMAIL": COMMITTER_EMAIL,
+        **extra,
+    }
+
+
+def unbind() -> None:
+    """Forget variables that tie git to another repository (set when run from a git hook)."""
+    for name in _BINDING:
+        os.environ.pop(name, None)
+
+
+def git(
+    repo: Path, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None
+) -> str:
+    """Run git on a repository, isolated; return its output without the last newline.
+
+    Raises:
+        CommandError: git ended with an error.
+    """
+    result = call("git", "-C", repo, *args, stdin=stdin, env={**clean_env(), **(env or {})})
+    return result.stdout.decode(errors="surrogateescape").rstrip("\n")
+
+
+def git_bytes(repo: Path, *args: str, stdin: bytes | None = None) -> bytes:
+    """As ``git``, with the output as it is."""
+    return call("git", "-C", repo, *args, stdin=stdin, env=clean_env()).stdout
+
+
+def git_ok(repo: Path, *args: str) -> bool:
+    """Tell whether a git command succeeds; for questions, not for work."""
+    return call("git", "-C", repo, *args, env=clean_env(), check=False).returncode == 0
+
+
+def init_bare(repo: Path) -> None:
+    """Make a bare repository where there is none."""
+    if not (repo / "HEAD").exists():
+        repo.parent.mkdir(parents=True, exist_ok=True)
+        # no template: it would copy sample hooks into every repository
+        call("git", "init", "--quiet", "--bare", "--template=", "--initial-branch=main", repo,
+             env=clean_env())  # fmt: skip
+
+
+def has_commit(repo: Path, commit: str) -> bool:
+    """Tell whether a commit is in the repository, with its tree."""
+    return (repo / "HEAD").exists() and git_ok(repo, "cat-file", "-e", f"{commit}^{{tree}}")
+
+
+def ref_commit(repo: Path, ref: str) -> str | None:
+    """Return the commit a ref points at, or None."""
+    if not (repo / "HEAD").exists():
+        return None
+    result = call("git", "-C", repo, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}",
+                  env=clean_env(), check=False)  # fmt: skip
+    return result.stdout.decode().strip() if result.returncode == 0 else None
+
+
+def remote_tag(url: str, tag: str) -> str | None:
+    """Return the commit that a tag of a remote names (peeled), or None where it has no such tag.
+
+    Raises:
+        CommandError: the remote can't be read.
+    """
+    listing = call("git", "ls-remote", url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}",
+                   env={"GIT_TERMINAL_PROMPT": "0"}).stdout.decode()  # fmt: skip
+    found = dict(reversed(line.split("\t", 1)) for line in listing.splitlines())
+    return found.get(f"refs/tags/{tag}^{{}}") or found.get(f"refs/tags/{tag}")
+
+
+def fetch_commit(repo: Path, url: str, commit: str) -> None:
+    """Fetch one commit and its tree, nothing of its history.
+
+    Raises:
+        CommandError: the remote lacks it or can't be reached.
+    """
+    # --no-tags: tags may move, only the commit counts; --progress: long work must be seen
+    call("git", "-C", repo, "fetch", "--depth=1", "--no-tags", "--progress", url, commit,
+         env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TreeFile:
+    """One file of a tree to be imported: path with forward slashes, git mode, content."""
+
+    path: str
+    mode: str
+    data: bytes
+
+
+def import_tree(
+    repo: Path, files: Iterable[TreeFile], *, ref: str, message: str, author: str, epoch: int
+) -> str:
+    """Make a parentless commit of files and point a ref at it; returns the commit.
+
+    The commit depends on the arguments alone: the same on every machine, at every hour.
+    """
+    stamp = f"{author} {epoch} +0000"
+    with piped("git", "-C", repo, "fast-import", "--quiet", "--done", env=clean_env()) as child:
+        assert child.stdin is not None
+        out = child.stdin
+        text = message.encode()
+        out.write(
+            f"commit {ref}\nauthor {stamp}\ncommitter {stamp}\ndata {len(text)}\n".encode()
+            + text
+            + b"\ndeleteall\n"
+        )
+        for file in files:
+            path = file.path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            out.write(f'M {file.mode} inline "{path}"\ndata {len(file.data)}\n'.encode())
+            out.write(file.data + b"\n")
+        out.write(b"done\n")
+        out.close()
+        child.stdin = None  # communicate() must not write to the closed pipe
+    commit = ref_commit(repo, ref)
+    assert commit is not None
+    return commit
+
+
+@contextmanager
+def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) -> Iterator[Path]:
+    """Check out only the named paths of a commit; the index still knows the whole tree.
+
+    ``git am`` needs no more than the files that the patches touch: milliseconds instead of
+    seconds for a tree of thousands of files.
+    """
+    git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(where), commit)
+    try:
+        # --no-cone: patterns are single files; a leading slash anchors them at the top
+        patterns = "".join(f"/{_escape_pattern(path)}\n" for path in sorted(set(paths)))
+        git(where, "sparse-checkout", "set", "--no-cone", "--stdin", stdin=patterns.encode())
+        git(where, "read-tree", "-mu", "HEAD")
+        yield where
+    finally:
+        git(repo, "worktree", "remove", "--force", str(where))
+
+
+def _escape_pattern(path: str) -> str:
+    return "".join("\\" + c if c in "*?[]!\\# " else c for c in path)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One changed file between two trees; a blob is ABSENT on the side that lacks the file."""
+
+    status: str
+    path: str
+    old_blob: str
+    new_blob: str
+    new_mode: str
+
+
+def changes(repo: Path, old: str, new: str) -> list[Change]:
+    """Return what differs between two commits or trees, without rename detection."""
+    # --no-renames: an overlay needs "removed" and "added", not git's guess that it is a move
+    raw = git(repo, "diff-tree", "-r", "-z", "--no-renames", "--full-index", old, new)
+    fields = raw.split("\0")
+    result = []
+    for meta, path in zip(fields[0::2], fields[1::2], strict=False):
+        _, new_mode, old_blob, new_blob, status = meta.lstrip(":").split(" ")
+        result.append(Change(status, path, old_blob, new_blob, new_mode))
+    return result
+
+
+def blob(repo: Path, blob_id: str) -> bytes:
+    """Return a blob's content."""
+    return git_bytes(repo, "cat-file", "blob", blob_id)
+
+
+def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
+    """Return the blob id of each path in a commit; paths that are not there are left out."""
+    wanted = sorted(set(paths))
+    if not wanted:
+        return {}
+    listing = git(repo, "--literal-pathspecs", "ls-tree", "-r", "-z", commit, "--", *wanted)
+    result = {}
+    for entry in filter(None, listing.split("\0")):
+        meta, path = entry.split("\t", 1)
+        result[path] = meta.split(" ")[2]
+    return result
+
+
+def clone_at(repo: Path, where: Path, commit: str) -> None:
+    """Make a working clone with a commit checked out, on a branch of its own."""
+    where.parent.mkdir(parents=True, exist_ok=True)
+    # --no-hardlinks: the user may do what he likes with the clone, the store must not notice
+    call("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=", repo, where,
+         env=clean_env())  # fmt: skip
+    # a clone takes branches and tags only; the series' commit hangs on a ref of our own
+    git(where, "fetch", "--quiet", str(repo), commit)
+    git(where, "checkout", "--quiet", "-B", "sparkforge", commit)

@@ -1,0 +1,98 @@
+"""Runs the items of a target in their order, and tells beforehand what would run and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparkforge.log import human_bytes, log
+from sparkforge.receipt import Line, differences
+from sparkforge.stages import Context, Item
+from sparkforge.store import Artefact
+
+
+@dataclass(frozen=True)
+class Step:
+    """One item of a plan.
+
+    Attributes:
+        state: ``in the store``, ``to make`` or ``to make again`` (asked for with --force).
+        why: what differs from the newest build of this target; empty for what stands.
+        download: bytes that it has to fetch at most.
+    """
+
+    stage: str
+    label: str
+    key: str
+    state: str
+    why: tuple[str, ...]
+    download: int
+
+
+def plan(context: Context, items: Sequence[Item]) -> list[Step]:
+    """Return what a build would do, without doing any of it."""
+    steps = []
+    for item in items:
+        found = _standing(context, item)
+        missing = [
+            file.size for file in item.download
+            if not context.store.download_path(file.sha256, file.file).exists()
+        ]  # fmt: skip
+        state = "in the store" if found else "to make"
+        if item.stage in context.force:
+            found, state = None, "to make again"
+        steps.append(
+            Step(item.stage, item.label, item.key, state,
+                 () if found else tuple(_why(context, item)), 0 if found else sum(missing))
+        )  # fmt: skip
+    return steps
+
+
+def _standing(context: Context, item: Item) -> Artefact | None:
+    found = context.store.find(item.stage, item.inputs)
+    return found if found is not None and item.valid(found) else None
+
+
+def _why(context: Context, item: Item) -> list[str]:
+    """Say in what an item differs from the newest one of its name in the store."""
+    last = context.store.last(context.target_name, item.label)
+    if last is None:
+        return ["never made for this target"]
+    changed = differences(last["inputs"], item.inputs)
+    if changed:
+        return changed
+    return ["asked for"] if item.stage in context.force else ["its result is gone from the store"]
+
+
+def run(context: Context, items: Sequence[Item]) -> list[Line]:
+    """Make what the store lacks, in order; returns every item with its artefact.
+
+    A failure stops the build; what is finished by then stays and is not made again.
+    """
+    results: dict[str, Artefact] = {}
+    lines: list[Line] = []
+    for item in items:
+        found = _standing(context, item)
+        if found is None or item.stage in context.force:
+            stale = context.store.find(item.stage, item.inputs)
+            if stale is not None:
+                context.store.forget(stale)
+            with log.step(item.label):
+                found = context.store.build(
+                    item.stage, item.inputs, lambda folder, item=item: item.make(folder, results)
+                )
+            lines.append(Line(item.label, found, made_now=True))
+        else:
+            lines.append(Line(item.label, found, made_now=False))
+        results[item.label] = found
+        context.store.remember(context.target_name, item.label, found)
+    return lines
+
+
+def show(steps: Sequence[Step]) -> None:
+    """Print a plan as a table, with the reasons below each item that would be made."""
+    for step in steps:
+        size = f"  (fetches {human_bytes(step.download)})" if step.download else ""
+        log.info(f"{step.label:28} {step.key[:12]}  {step.state}{size}")
+        for reason in step.why:
+            log.info(f"    {reason}")

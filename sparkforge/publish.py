@@ -1,0 +1,139 @@
+"""What a build gives to the user: dist/<target>/ with wheels, checksums and receipt, and .env.
+
+Everything in dist/ is a link to or a copy of the store's; deleting it loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkforge.environment import python_path, server_env
+from sparkforge.log import human_bytes, log
+from sparkforge.receipt import Line
+from sparkforge.run import replace_process
+from sparkforge.servers import LOOPBACK, MODEL_NAME, free_port
+from sparkforge.stages import SMOKE_VARIABLES, Context, wheel_path
+from sparkforge.store import Artefact, disk_errors
+from sparkforge.tiny import make_tiny_gpt_oss
+
+
+def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]) -> Path:
+    """Put wheels, SHA256SUMS and receipt.json into dist/<target>/; returns the folder.
+
+    Untouched where nothing was made and all of it is there.
+    """
+    folder = context.root / "dist" / context.target_name
+    receipt_path = folder / "receipt.json"
+    wheels = [
+        wheel_path(line.artefact) for line in lines
+        if line.artefact.stage == "wheels"
+    ]  # fmt: skip
+    if (
+        not any(line.made_now for line in lines)
+        and receipt_path.exists()
+        and all((folder / wheel.name).exists() for wheel in wheels)
+    ):
+        return folder
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.whl"):
+            old.unlink()
+        sums = []
+        for line in lines:
+            if line.artefact.stage == "wheels":
+                wheel = wheel_path(line.artefact)
+                _link(wheel, folder / wheel.name)
+                sums.append(f"{line.artefact.outputs['sha256']}  {wheel.name}\n")
+        (folder / "SHA256SUMS").write_text("".join(sorted(sums)))
+        if context.target.smoke is not None:
+            tiny_model(folder)
+        baked = next((ln.artefact for ln in lines if ln.artefact.stage == "image"), None)
+        if baked is not None and baked.outputs["kind"] == "image":
+            _write_env(context, baked, folder)
+        fresh = receipt_path.with_name(".receipt.json.new")
+        fresh.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+        fresh.rename(receipt_path)
+    return folder
+
+
+def tiny_model(folder: Path) -> Path:
+    """Return the tiny checkpoint below a folder, making it where it is missing."""
+    model = folder / "tiny-model"
+    if not model.exists():
+        make_tiny_gpt_oss(model)
+    return model
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)
+
+
+def _write_env(context: Context, image: Artefact, folder: Path) -> None:
+    """Write .env, from which `docker compose up` learns what was built last.
+
+    Lines that the user added under other names are kept.
+    """
+    ours = {
+        "COMPOSE_PROFILES": context.target_name,
+        "SPARKFORGE_IMAGE": str(image.outputs["tag"]),
+        "SPARKFORGE_MODEL_DIR": str(tiny_model(folder)) if context.target.smoke else "",
+    }
+    path = context.root / ".env"
+    kept = []
+    if path.exists():
+        kept = [ln for ln in path.read_text().splitlines() if ln.partition("=")[0] not in ours]
+    text = [f"{name}={value}" for name, value in ours.items() if value]
+    fresh = path.with_name(".env.new")
+    fresh.write_text("\n".join([*kept, *text]) + "\n")
+    fresh.rename(path)
+
+
+def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: float) -> None:
+    """Print what there is now and how to use it."""
+    made = sum(line.made_now for line in lines)
+    log.heading(f"done in {seconds:.1f} s: {made} made, {len(lines) - made} as they were")
+    for line in lines:
+        if line.artefact.stage == "wheels":
+            path = wheel_path(line.artefact)
+            log.info(f"wheel    {path.name}  {human_bytes(path.stat().st_size)}")
+    baked = next((line.artefact for line in lines if line.artefact.stage == "image"), None)
+    if baked is not None and baked.outputs["kind"] == "image":
+        log.info(f"image    {baked.outputs['tag']}")
+    report = lines[-1].artefact if lines and lines[-1].label == "smoke" else None
+    if report is not None:
+        out = report.outputs
+        log.info(f"smoke    ready in {out['ready_s']} s, {out['tokens']} tokens in"
+                 f" {out['completion_s']} s, stopped in {out['stop_s']} s")  # fmt: skip
+    log.info(f"receipt  {os.path.relpath(folder / 'receipt.json')}")
+    if report is not None:
+        log.info(f"serve it: python build.py serve --target {context.target_name}")
+
+
+def serve(context: Context, baked: Artefact, model: Path | None) -> None:
+    """Become the server: Compose for an image, vllm itself for a plain environment."""
+    folder = context.root / "dist" / context.target_name
+    if baked.outputs["kind"] == "image":
+        _write_env(context, baked, folder)
+        log.info("docker compose up; Ctrl-C ends it")
+        replace_process("docker", "compose", "--project-directory", context.root, "up")
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port(context.port or 8000)
+    chosen = model.resolve() if model is not None else tiny_model(folder)
+    environment = server_env(
+        context.store.cache_path("serve"), context.store.cache_path("pycache")
+    )
+    os.environ.update({**environment, **(SMOKE_VARIABLES if model is None else {})})
+    log.info(f"http://{LOOPBACK}:{port}/v1 serves {chosen}; Ctrl-C ends it")
+    replace_process(
+        python_path(baked.path), "-m", "vllm.entrypoints.cli.main", "serve", chosen,
+        "--host", LOOPBACK, "--port", str(port), "--served-model-name",
+        MODEL_NAME if model is None else chosen.name, *context.target.serve,
+    )  # fmt: skip

@@ -1,0 +1,215 @@
+"""The only module that starts processes.
+
+Everything started here is in its own process group and is ended, by id, when sparkforge ends:
+Ctrl-C or an error leaves no server or compiler behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from sparkforge.errors import CommandError, MachineError
+from sparkforge.log import log
+
+_TAIL_LINES = 40
+_INSTALL_HINTS = {
+    "git": "install git 2.34 or newer with the system's package manager",
+    "docker": "install Docker Engine, or build without one: --engine none",
+}
+
+
+def call(
+    *args: str | os.PathLike[str],
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    stream: bool = False,
+    check: bool = True,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program to its end and return its output.
+
+    Args:
+        args: program and arguments; echoed with ``--verbose``.
+        env: variables added to the present environment.
+        stdin: bytes for its standard input; none given: an empty input.
+        stream: show its output line by line while it runs (stdout and stderr together).
+        check: raise when it ends with an error.
+        timeout: seconds; None waits for ever.
+
+    Raises:
+        MachineError: the program is not on this machine.
+        CommandError: it ended with an error (only with ``check``) or ran out of time.
+    """
+    command = _resolve(args)
+    log.detail("+ " + shlex.join(command))
+    full_env = {**os.environ, **env} if env is not None else None
+    with _child(
+        command,
+        cwd=cwd,
+        env=full_env,
+        stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if stream else subprocess.PIPE,
+    ) as child:
+        if stream:
+            assert child.stdout is not None
+            lines: list[bytes] = []
+            for line in child.stdout:
+                lines.append(line)
+                log.raw(line.decode(errors="replace").rstrip())
+            child.wait()
+            out, err = b"".join(lines), b""
+        else:
+            try:
+                out, err = child.communicate(stdin, timeout=timeout)
+            except subprocess.TimeoutExpired:
+                msg = f"{shlex.join(command)} did not end within {timeout:.0f} s"
+                raise CommandError(msg) from None
+    result = subprocess.CompletedProcess(command, child.returncode, out, err)
+    if check and result.returncode:
+        raise CommandError(failure_text(result))
+    return result
+
+
+def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
+    """Return what a failed command was and the end of what it said."""
+    said = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
+    tail = "\n".join(f"    {line}" for line in said[-_TAIL_LINES:])
+    return f"{shlex.join(result.args)} ended with exit code {result.returncode}\n{tail}"
+
+
+def have(program: str) -> bool:
+    """Tell whether a program is on the PATH."""
+    return shutil.which(program) is not None
+
+
+@contextmanager
+def piped(
+    *args: str | os.PathLike[str],
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program that is fed through its standard input while it runs.
+
+    Raises:
+        MachineError, CommandError: as ``call``; CommandError at the end of the block.
+    """
+    command = _resolve(args)
+    log.detail("+ " + shlex.join(command))
+    full_env = {**os.environ, **env} if env is not None else None
+    with _child(
+        command, cwd=cwd, env=full_env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as child:  # fmt: skip
+        try:
+            yield child
+        except BrokenPipeError:
+            pass  # the child has ended early; its own words below say why
+        out, _ = child.communicate()
+    if child.returncode:
+        raise CommandError(
+            failure_text(subprocess.CompletedProcess(command, child.returncode, out, b""))
+        )
+
+
+@contextmanager
+def background(
+    *args: str | os.PathLike[str],
+    output: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    grace_s: float = 20.0,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server for the length of the block; its output goes to a file.
+
+    At the end it gets SIGTERM and ``grace_s`` seconds, then its whole process group is killed.
+    """
+    command = _resolve(args)
+    log.detail("+ " + shlex.join(command) + f"  > {output}")
+    full_env = {**os.environ, **env} if env is not None else None
+    with output.open("wb") as sink, _child(
+        command, cwd=cwd, env=full_env, stdin=subprocess.DEVNULL, stdout=sink,
+        stderr=subprocess.STDOUT, grace_s=grace_s,
+    ) as child:  # fmt: skip
+        yield child
+
+
+def replace_process(*args: str | os.PathLike[str]) -> None:
+    """Become another program (what ``serve`` does, so that signals reach the server)."""
+    command = _resolve(args)
+    log.detail("+ exec " + shlex.join(command))
+    os.execv(command[0], command)
+
+
+@contextmanager
+def _child(
+    command: Sequence[str],
+    *,
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    stdin: int,
+    stdout: int | IO[bytes],
+    stderr: int,
+    grace_s: float = 5.0,
+) -> Iterator[subprocess.Popen[bytes]]:
+    # a group of its own, so that what the child starts can be ended with it
+    child = subprocess.Popen(
+        command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield child
+    finally:
+        stop(child, grace_s)
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End a child and all it started: politely first, then for good."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            log.warning(f"process {child.pid} did not stop within {grace_s:.0f} s: killed")
+    # stragglers of the group: the group id stays valid while any member lives
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+def group_alive(pid: int, wait_s: float = 5.0) -> bool:
+    """Tell whether anything of a child's process group is still there after ``wait_s``."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            os.killpg(pid, 0)
+        except ProcessLookupError:
+            return False
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.1)
+
+
+def _resolve(args: Sequence[str | os.PathLike[str]]) -> list[str]:
+    command = [os.fspath(arg) for arg in args]
+    program = shutil.which(command[0])
+    if program is None:
+        hint = _INSTALL_HINTS.get(command[0], f"install {command[0]} and put it on the PATH")
+        msg = f"{command[0]}: no such program on this machine"
+        raise MachineError(msg, hint)
+    return [program, *command[1:]]

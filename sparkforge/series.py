@@ -1,0 +1,393 @@
+"""Series ↔ commits: read, lint, check in memory, apply, export.
+
+A patch is exact or it is refused: the blob that each of its files had before (which
+``--full-index`` writes into the patch) must be the blob in the tree, so neither fuzz nor offset
+can happen, and the blob after must be the one that the patch promises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparkforge import git
+from sparkforge.errors import CommandError, IntegrityError, SeriesError
+from sparkforge.pins import Recorded
+from sparkforge.sources import Source
+from sparkforge.store import Store
+
+STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate")
+RISKS = ("build", "dispatch", "numerics")
+_TRAILERS = ("Upstream-Status", "Drop-when", "Risk", "Test")
+_NEEDS_REF = ("Submitted", "Backport", "Inappropriate")
+
+# What makes `git format-patch` give the same bytes on every machine, with clean_env():
+EXPORT_FLAGS = (
+    "--zero-commit",  # no commit SHA in the first line: it changes with every rebase
+    "--no-signature",  # no git version at the end
+    "--full-index",  # whole blob ids: the exactness check reads them
+    "--no-stat",  # a summary that changes with the terminal's width
+    "--no-numbered",  # [PATCH 3/7] changes with every insertion
+    "--keep-subject",  # no [PATCH] at all
+    "--binary",  # binary files as data, not as "files differ"
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file that a patch changes; blobs are git.ABSENT where it is not there."""
+
+    path: str
+    old_blob: str
+    new_blob: str
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patch file.
+
+    Attributes:
+        path: the file; its name is the slug of ``subject``.
+        body: the message below the subject, trailers included.
+        trailers: by key, e.g. ``Risk``.
+        entries: the files it changes, in the patch's order.
+        sha256: of the file's bytes.
+    """
+
+    path: Path
+    subject: str
+    author: str
+    body: str
+    trailers: Mapping[str, str]
+    entries: tuple[Entry, ...]
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+@dataclass(frozen=True)
+class Series:
+    """The ordered patches of one upstream."""
+
+    upstream: str
+    folder: Path
+    patches: tuple[Patch, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """One digest over names and contents in order."""
+        text = "".join(f"{patch.sha256}  {patch.name}\n" for patch in self.patches)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def without(self, names: Sequence[str]) -> Series:
+        """Return the series with some patches left out (the unpatched release: all of them)."""
+        kept = tuple(patch for patch in self.patches if patch.name not in names)
+        return Series(self.upstream, self.folder, kept)
+
+
+@dataclass(frozen=True)
+class Patched:
+    """A source with its series applied.
+
+    Attributes:
+        commit, tree: full SHAs, the same on every machine.
+        touched: paths that differ from the source, each with its patch's name (the last one).
+    """
+
+    source: Source
+    commit: str
+    tree: str
+    touched: Mapping[str, str] = field(default_factory=dict)
+
+
+def slug(subject: str) -> str:
+    """Return the file name of a subject: lower case words joined by hyphens, ``.patch``."""
+    words = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
+    return f"{words[:64].rstrip('-')}.patch"
+
+
+# -- reading -------------------------------------------------------------------
+
+
+def read(folder: Path) -> Series:
+    """Read ``folder/series`` and the patches it names; no such file: an empty series.
+
+    Raises:
+        SeriesError: series and files disagree, or a patch can't be read.
+    """
+    listing = folder / "series"
+    names = []
+    if listing.exists():
+        lines = listing.read_text(encoding="utf-8").splitlines()
+        names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    files = {path.name for path in folder.glob("*.patch")}
+    problems = [f"{listing}: {name} is named twice: keep one line" for name in twice]
+    problems += [f"{listing}: {n}: no such file: add it or remove the line"
+                 for n in names if n not in files]  # fmt: skip
+    problems += [f"{folder / n}: not named in series: add a line or remove the file"
+                 for n in sorted(files - set(names))]  # fmt: skip
+    if problems:
+        raise SeriesError("\n".join(problems))
+    return Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
+
+
+_SUBJECT = re.compile(r"^Subject: (.*(?:\n[ \t].*)*)", re.MULTILINE)
+_AUTHOR = re.compile(r"^From: (.*)$", re.MULTILINE)
+_FILE = re.compile(r'^diff --git "?a/(.*?)"? "?b/(.*?)"?$', re.MULTILINE)
+_INDEX = re.compile(r"^index ([0-9a-f]+)\.\.([0-9a-f]+)(?: \d+)?$", re.MULTILINE)
+
+
+def read_patch(path: Path) -> Patch:
+    """Read one patch file.
+
+    Raises:
+        SeriesError: it is not a mail-format patch with full blob ids.
+    """
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        msg = f"{path}: not UTF-8 text: {error}"
+        raise SeriesError(msg, "export it again") from None
+    head, _, rest = text.partition("\n\n")
+    # with --no-stat nothing but an empty line stands between message and diff
+    message, separator, diff = rest.partition("\ndiff --git ")
+    message, diff = message.removesuffix("\n---\n"), f"diff --git {diff}"
+    subject = _SUBJECT.search(head)
+    author = _AUTHOR.search(head)
+    if not (subject and author and separator):
+        msg = f"{path}: not a mail-format patch (From:, Subject:, message, diff)"
+        raise SeriesError(msg, "make it with git format-patch, see docs/patches-howto.md")
+    entries = []
+    starts = [match.start() for match in _FILE.finditer(diff)] + [len(diff)]
+    for start, end in zip(starts, starts[1:], strict=False):
+        part = diff[start:end]
+        names, index = _FILE.match(part), _INDEX.search(part)
+        assert names is not None
+        if "\nrename from " in part:
+            msg = f"{path}: {names[2]}: written as a rename"
+            raise SeriesError(msg, "export with --no-renames, so that blobs can be compared")
+        if index is None or len(index[1]) != 40:
+            msg = f"{path}: {names[2]}: no full blob ids on its index line"
+            raise SeriesError(msg, "export with --full-index")
+        entries.append(Entry(names[2], index[1], index[2]))
+    return Patch(
+        path=path,
+        subject=re.sub(r"\n[ \t]", " ", subject[1]),
+        author=author[1],
+        body=message,
+        trailers=_trailers(message),
+        entries=tuple(entries),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def _trailers(message: str) -> dict[str, str]:
+    """Return the trailers: the ``Key: value`` lines of the last paragraph; values may be folded."""
+    last = message.strip().split("\n\n")[-1]
+    found: dict[str, str] = {}
+    key = ""
+    for line in last.splitlines():
+        match = re.match(r"^([A-Z][A-Za-z-]+): (.*)$", line)
+        if match:
+            key = match[1]
+            found[key] = match[2].strip()
+        elif key and line.startswith((" ", "\t")):
+            found[key] += " " + line.strip()
+        else:
+            return {}  # prose, not a block of trailers
+    return found
+
+
+# -- lint ------------------------------------------------------------------------
+
+
+def lint(series: Series, root: Path) -> list[str]:
+    """Return every problem of form; an empty list is a clean series.
+
+    Args:
+        root: the checkout, where the tests that patches name are looked for.
+    """
+    return [
+        f"{patch.path}: {problem}" for patch in series.patches for problem in _lint(patch, root)
+    ]
+
+
+def _lint(patch: Patch, root: Path) -> list[str]:
+    problems = []
+    if patch.subject.startswith("[PATCH"):
+        problems.append("subject starts with [PATCH: export with --keep-subject")
+    if patch.name != slug(patch.subject):
+        problems.append(f"file name does not follow the subject: rename to {slug(patch.subject)}")
+    text = patch.path.read_text(encoding="utf-8")
+    if not text.startswith(f"From {git.ABSENT} "):
+        problems.append("first line carries a commit SHA: export with --zero-commit")
+    prose = patch.body.strip().rsplit("\n\n", 1)[0] if patch.trailers else patch.body
+    if len(prose.split()) < 10:
+        problems.append("body says too little: why it exists, what it costs, how it was checked")
+    if not patch.entries:
+        problems.append("changes no file")
+    for key in _TRAILERS:
+        if not patch.trailers.get(key):
+            problems.append(f"trailer {key}: missing: add it to the last paragraph")
+    for key in patch.trailers:
+        if key not in _TRAILERS:
+            problems.append(f"trailer {key}: unknown: use {', '.join(_TRAILERS)}")
+    status, _, ref = patch.trailers.get("Upstream-Status", "Pending").partition(" ")
+    if status not in STATUSES:
+        problems.append(f"Upstream-Status: {status!r}: use {', '.join(STATUSES)}")
+    elif status in _NEEDS_REF and not ref:
+        problems.append(f"Upstream-Status: {status} needs a reference or reason behind it")
+    if (risk := patch.trailers.get("Risk", RISKS[0])) not in RISKS:
+        problems.append(f"Risk: {risk!r}: use {', '.join(RISKS)}")
+    if test := patch.trailers.get("Test"):
+        file, _, function = test.partition("::")
+        if not (root / file).is_file():
+            problems.append(f"Test: {file} is not there")
+        elif not function:
+            problems.append("Test: name the test function too, FILE::FUNCTION")
+        elif f"def {function.split('::')[-1].split('[')[0]}(" not in (root / file).read_text():
+            problems.append(f"Test: {file} has no {function}")
+    return problems
+
+
+# -- check and apply ---------------------------------------------------------------
+
+
+def _check_exact(series: Series, source: Source) -> None:
+    """Hold every patch's "before" blobs against the tree that it meets.
+
+    Raises:
+        SeriesError: a patch was made on another content.
+    """
+    paths = [entry.path for patch in series.patches for entry in patch.entries]
+    now = git.blobs_at(source.repo, source.commit, paths)
+    for patch in series.patches:
+        for entry in patch.entries:
+            met = now.get(entry.path, git.ABSENT)
+            if met != entry.old_blob:
+                state = "is not there" if met == git.ABSENT else f"is blob {met[:12]}"
+                wanted = "no such file" if entry.old_blob == git.ABSENT else entry.old_blob[:12]
+                msg = (
+                    f"{patch.path}: does not apply exactly: {entry.path} {state}"
+                    f" in {source.upstream} ({source.origin}), the patch was made on {wanted}"
+                )
+                remedy = "no fuzz and no offset are allowed: remake the patch on the pinned tree"
+                raise SeriesError(msg, remedy)
+            now[entry.path] = entry.new_blob
+
+
+def patched_tree(store: Store, series: Series, source: Source) -> str:
+    """Apply the series in memory, with no checkout; returns the tree.
+
+    Raises:
+        SeriesError: a patch does not apply exactly.
+    """
+    _check_exact(series, source)
+    with store.temporary("check") as work:
+        env = {"GIT_INDEX_FILE": str(work / "index")}
+        git.git(source.repo, "read-tree", source.commit, env=env)
+        for patch in series.patches:
+            try:
+                git.git(source.repo, "apply", "--cached", "--whitespace=nowarn", str(patch.path),
+                        env=env)  # fmt: skip
+            except CommandError as error:
+                msg = f"{patch.path}: does not apply:\n{error}"
+                raise SeriesError(msg, "remake the patch on the pinned tree") from error
+            for entry in patch.entries:
+                listing = git.git(source.repo, "--literal-pathspecs", "ls-files", "-s", "--",
+                                  entry.path, env=env)  # fmt: skip
+                met = listing.split(" ")[1] if listing else git.ABSENT
+                if met != entry.new_blob:
+                    msg = f"{patch.path}: {entry.path} becomes {met[:12]}, not {entry.new_blob[:12]}"
+                    raise SeriesError(msg, "its diff was edited by hand: export it again")
+        return git.git(source.repo, "write-tree", env=env)
+
+
+def apply(store: Store, series: Series, source: Source) -> Patched:
+    """Apply the series as commits on the source, in the store's repository.
+
+    Raises:
+        SeriesError: a patch does not apply exactly, or is not in canonical form.
+    """
+    if not series.patches:
+        return Patched(source, source.commit, source.tree)
+    _check_exact(series, source)
+    paths = [entry.path for patch in series.patches for entry in patch.entries]
+    with (
+        store.temporary("series") as work,
+        git.sparse_worktree(source.repo, work / "tree", source.commit, paths) as tree,
+    ):
+        try:
+            git.git(
+                tree, "am", "--quiet",
+                "--keep-non-patch",  # subjects may start with [something]
+                "--keep-cr",  # files with CRLF line ends stay as they are
+                "--no-3way",  # an exact patch needs no merge
+                "--committer-date-is-author-date",  # no clock in the commit
+                "--no-gpg-sign",
+                *(str(patch.path.resolve()) for patch in series.patches),
+            )  # fmt: skip
+        except CommandError as error:
+            msg = f"{series.folder}: git am stopped:\n{error}"
+            raise SeriesError(msg, "remake that patch on the pinned tree") from error
+        commit = git.git(tree, "rev-parse", "HEAD")
+        # a worktree's commits are only kept while something points at them
+        git.git(source.repo, "update-ref", f"refs/patched/{series.sha256[:16]}-{source.commit[:16]}",
+                commit)  # fmt: skip
+    _check_canonical(series, source, commit)
+    touched = {}
+    for patch in series.patches:
+        touched.update({entry.path: patch.name for entry in patch.entries})
+    final = git.git(source.repo, "rev-parse", f"{commit}^{{tree}}")
+    return Patched(source, commit, final, touched)
+
+
+def export(repo: Path, base: str, commit: str) -> list[tuple[str, bytes]]:
+    """Return (file name, bytes) of each commit's patch in canonical form, oldest first."""
+    result = []
+    for one in git.git(repo, "rev-list", "--reverse", f"{base}..{commit}").splitlines():
+        data = git.git_bytes(repo, "format-patch", *EXPORT_FLAGS, "--no-renames", "--stdout", "-1",
+                             one)  # fmt: skip
+        subject = git.git(repo, "show", "-s", "--format=%s", one)
+        result.append((slug(subject), data))
+    return result
+
+
+def _check_canonical(series: Series, source: Source, commit: str) -> None:
+    for patch, (_, data) in zip(
+        series.patches, export(source.repo, source.commit, commit), strict=True
+    ):
+        if patch.path.read_bytes() != data:
+            msg = f"{patch.path}: not in canonical form: exporting it again changes its bytes"
+            flags = " ".join(EXPORT_FLAGS)
+            raise SeriesError(msg, f"export it with git format-patch {flags}")
+
+
+def check_record(
+    upstream: str, source: Source, commit: str | None, tree: str, recorded: Recorded | None
+) -> None:
+    """Hold a patched tree (and commit, where one was made) against the record in pins.yaml.
+
+    Raises:
+        IntegrityError: they differ.
+    """
+    if recorded is None:
+        return
+    if recorded.tree != tree or (commit is not None and recorded.commit != commit):
+        msg = (
+            f"upstreams.{upstream}.patched.{source.provider}: the patched tree is {tree}"
+            f" (commit {commit or 'not made'}), recorded is {recorded.tree}"
+            f" (commit {recorded.commit})"
+        )
+        remedy = (
+            "if a patch was changed on purpose, record it: build.py pins record; if not, the"
+            " series or the source is not what was reviewed"
+        )
+        raise IntegrityError(msg, remedy)

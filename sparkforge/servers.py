@@ -1,0 +1,212 @@
+"""Start what was baked as an OpenAI server on loopback, and stop it cleanly.
+
+A plain environment and an image give the same ``Server``, so whatever checks one checks both.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import requests
+
+from sparkforge.engine import Engine, container_state
+from sparkforge.environment import python_path, server_env
+from sparkforge.errors import SmokeError
+from sparkforge.log import log
+from sparkforge.run import background, group_alive, stop
+
+LOOPBACK = "127.0.0.1"
+MODEL_NAME = "tiny"
+SITE_PACKAGES_LABEL = "org.sparkforge.site-packages"
+_STOP_GRACE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How a server ended: its exit code, how long it took, what it left behind."""
+
+    exit_code: int
+    seconds: float
+    stragglers: bool
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to serve.
+
+    Attributes:
+        model: folder of the checkpoint on this machine.
+        arguments: of ``vllm serve``, behind the model.
+        variables: environment variables on top of the usual ones.
+        port: on loopback; 0 picks a free one.
+    """
+
+    model: Path
+    arguments: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
+
+
+class Server(Protocol):
+    """A started server, which may still be loading."""
+
+    url: str
+
+    def exited(self) -> int | None:
+        """Return the exit code if it has ended, else None."""
+
+    def output(self) -> str:
+        """Return all that it has printed."""
+
+    def stop(self) -> Stopped:
+        """Ask it to end, wait, and say how it went."""
+
+
+def free_port(wanted: int) -> int:
+    """Return ``wanted`` if it is free on loopback, or a free port for 0.
+
+    Raises:
+        SmokeError: the port is taken.
+    """
+    with socket.socket() as probe:
+        # as servers do, so that a port in TIME_WAIT counts as free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, wanted))
+        except OSError as error:
+            msg = f"port {wanted} on {LOOPBACK} is taken: {error.strerror}"
+            raise SmokeError(msg, "choose another with --port N, or end what listens there") from None
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@dataclass(frozen=True)
+class _EnvironmentServer:
+    url: str
+    child: subprocess.Popen[bytes]
+    output_path: Path
+
+    def exited(self) -> int | None:
+        return self.child.poll()
+
+    def output(self) -> str:
+        return self.output_path.read_text(errors="replace")
+
+    def stop(self) -> Stopped:
+        start = time.monotonic()
+        self.child.terminate()
+        try:
+            code = self.child.wait(_STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            stop(self.child, 0)
+            return Stopped(self.child.returncode, time.monotonic() - start, stragglers=True)
+        took = time.monotonic() - start
+        return Stopped(code, took, stragglers=group_alive(self.child.pid))
+
+
+@contextmanager
+def from_environment(
+    folder: Path, launch: Launch, work: Path, byte_code: Path
+) -> Iterator[Server]:
+    """Serve from a plain environment for the length of the block.
+
+    Args:
+        folder: what ``environment.bake`` made.
+        work: an empty folder for the server's output and caches.
+        byte_code: folder for Python's byte code, kept between runs.
+    """
+    port = free_port(launch.port)
+    output = work / "server.log"
+    command = [
+        str(python_path(folder)), "-m", "vllm.entrypoints.cli.main", "serve", str(launch.model),
+        "--host", LOOPBACK, "--port", str(port), "--served-model-name", MODEL_NAME,
+        *launch.arguments,
+    ]  # fmt: skip
+    variables = {**server_env(work / "cache", byte_code), **launch.variables}
+    with background(*command, output=output, env=variables, cwd=work) as child:
+        yield _EnvironmentServer(f"http://{LOOPBACK}:{port}", child, output)
+
+
+@dataclass(frozen=True)
+class _ImageServer:
+    url: str
+    container: Any
+
+    def exited(self) -> int | None:
+        state = container_state(self.container)
+        return int(state["ExitCode"]) if state["Status"] in ("exited", "dead") else None
+
+    def output(self) -> str:
+        text: bytes = self.container.logs()
+        return text.decode(errors="replace")
+
+    def stop(self) -> Stopped:
+        start = time.monotonic()
+        self.container.stop(timeout=int(_STOP_GRACE_S))
+        took = time.monotonic() - start
+        # whatever is left in a container dies with its first process
+        return Stopped(int(container_state(self.container)["ExitCode"]), took, stragglers=False)
+
+
+@contextmanager
+def from_image(
+    engine: Engine, image: str, launch: Launch, restored: Mapping[str, Path]
+) -> Iterator[Server]:
+    """Serve from an image for the length of the block, as Compose would: read-only, no rights.
+
+    Args:
+        restored: files of this machine mounted over the image's own, by their path below
+            site-packages (the unpatched release, made of the patched image).
+    """
+    port = free_port(launch.port)
+    packages = f"{engine.image_label(image, SITE_PACKAGES_LABEL)}/"
+    volumes = {str(launch.model.resolve()): {"bind": "/model", "mode": "ro"}}
+    for member, file in restored.items():
+        volumes[str(file.resolve())] = {"bind": packages + member, "mode": "ro"}
+    container = engine.client.containers.create(
+        image, command=["/model", *launch.arguments], volumes=volumes,
+        environment={**launch.variables, "SPARKFORGE_MODEL_NAME": MODEL_NAME},
+        ports={"8000/tcp": (LOOPBACK, port)}, read_only=True, cap_drop=["ALL"],
+        security_opt=["no-new-privileges"], tmpfs={"/tmp": "exec"},
+        labels={"org.sparkforge.smoke": "1"},
+    )  # fmt: skip
+    try:
+        container.start()
+        yield _ImageServer(f"http://{LOOPBACK}:{port}", container)
+    finally:
+        container.remove(force=True, v=True)
+
+
+def wait_ready(server: Server, timeout_s: float) -> float:
+    """Wait until ``/health`` answers 200; returns the seconds it took.
+
+    Raises:
+        SmokeError: the server ended, or was not ready in time; the end of its output is shown.
+    """
+    start = time.monotonic()
+    while (waited := time.monotonic() - start) < timeout_s:
+        code = server.exited()
+        if code is not None:
+            msg = f"the server ended with exit code {code} before it was ready:\n{tail(server)}"
+            raise SmokeError(msg, "its own words above say why")
+        try:
+            if requests.get(f"{server.url}/health", timeout=2).status_code == requests.codes.ok:
+                return waited
+        except requests.RequestException:
+            pass  # not listening yet
+        log.progress("loading", waited, None, "s")
+        time.sleep(0.25)
+    msg = f"the server was not ready within {timeout_s:.0f} s:\n{tail(server)}"
+    raise SmokeError(msg, "give it longer with --ready-timeout SECONDS")
+
+
+def tail(server: Server, lines: int = 30) -> str:
+    """Return the last lines of a server's output, indented."""
+    return "\n".join(f"    {line}" for line in server.output().splitlines()[-lines:])

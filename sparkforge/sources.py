@@ -1,0 +1,217 @@
+"""Pin → commit in the store's bare repository. Two providers, one result.
+
+``git`` fetches the one pinned commit and checks that the pinned tag names it. ``release`` takes
+the release file of the same version and turns it into a commit with a fixed author and date, so
+that a series applies to it and the patched tree has one hash everywhere.
+"""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sparkforge import git
+from sparkforge.download import fetch
+from sparkforge.errors import CommandError, FetchError, IntegrityError, PinsError
+from sparkforge.index import Index
+from sparkforge.log import human_bytes, log
+from sparkforge.pins import ReleaseFile, SourcePlan, Upstream
+from sparkforge.store import Store
+
+_IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
+# a change of how archives become commits needs a new name, or old stores would keep old commits
+_IMPORT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """An upstream's pinned tree as a commit in ``repo``.
+
+    Attributes:
+        provider: ``git`` or ``release``: which record of ``patched`` applies.
+        commit, tree: full SHAs. The release provider's commit is made here, not upstream's.
+        origin: for people: where it came from.
+    """
+
+    upstream: str
+    provider: str
+    repo: Path
+    commit: str
+    tree: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Access:
+    """How sources may be reached.
+
+    Attributes:
+        index: the package index.
+        mirrors: per upstream, a URL or path to use in place of the pinned git URL.
+        offline: use only what the store holds (a mirror given as a path still counts as here).
+    """
+
+    index: Index
+    mirrors: Mapping[str, str]
+    offline: bool
+
+
+def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access: Access) -> Source:
+    """Return the upstream's source, fetching it where the store lacks it.
+
+    Raises:
+        FetchError: it can't be had.
+        IntegrityError: the tag names another commit, or a file has another hash.
+    """
+    # an explicitly named mirror is a wish for git, whatever the target prefers
+    provider = "git" if name in access.mirrors else plan.provider
+    if provider == "release":
+        return _release(store, name, upstream, access)
+    try:
+        return _git(store, name, upstream, access)
+    except FetchError as error:
+        if plan.fallback is None or name in access.mirrors or upstream.source_file is None:
+            raise
+        log.warning(f"{name}: {error.what}")
+        log.warning(f"{name}: falling back from git to the release file, as pins.yaml allows")
+        return _release(store, name, upstream, access)
+
+
+def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
+    """Return a pinned release file, downloading it where the store lacks it."""
+    return fetch(
+        store, name=file.file, sha256=file.sha256, offline=access.offline,
+        locate=lambda: access.index.url_of(file.project, file.file),
+    )  # fmt: skip
+
+
+# -- git ---------------------------------------------------------------------
+
+
+def _git(store: Store, name: str, upstream: Upstream, access: Access) -> Source:
+    repo = store.git_path(name)
+    url = access.mirrors.get(name, upstream.git)
+    # the ref is set only after the tag was checked, so it stands for "fetched and checked"
+    ref = f"refs/pins/{upstream.tag}/{upstream.commit}"
+    if git.ref_commit(repo, ref) != upstream.commit:
+        with store.lock(f"git-{name}"):
+            if git.ref_commit(repo, ref) != upstream.commit:
+                _fetch_git(repo, name, url, upstream, ref, access)
+    else:
+        log.info(f"{name}: git commit {upstream.commit[:12]} ({upstream.tag}), in the store")
+    tree = git.git(repo, "rev-parse", f"{upstream.commit}^{{tree}}")
+    return Source(name, "git", repo, upstream.commit, tree, f"git {upstream.git}")
+
+
+def _fetch_git(
+    repo: Path, name: str, url: str, upstream: Upstream, ref: str, access: Access
+) -> None:
+    is_local = "://" not in url and Path(url).exists()
+    if access.offline and not is_local:
+        msg = f"{name}: commit {upstream.commit[:12]} is not in the store, and --offline is given"
+        raise FetchError(msg, f"run once with network, or give --mirror {name}=PATH of a clone")
+    where = str(Path(url).resolve()) if is_local else url
+    log.info(f"{name}: fetching {upstream.commit[:12]} ({upstream.tag}) from {where}")
+    try:
+        tagged = git.remote_tag(where, upstream.tag)
+        if tagged is None:
+            msg = f"{name}: {where} has no tag {upstream.tag}"
+            raise IntegrityError(msg, "correct the tag in pins.yaml, or use a mirror that has tags")
+        if tagged != upstream.commit:
+            msg = f"{name}: tag {upstream.tag} names {tagged}, pinned is {upstream.commit}"
+            remedy = (
+                "the tag was moved or the pin is wrong: compare with the release page before"
+                " changing pins.yaml"
+            )
+            raise IntegrityError(msg, remedy)
+        git.init_bare(repo)
+        git.fetch_commit(repo, where, upstream.commit)
+    except CommandError as error:
+        msg = f"{name}: git could not fetch from {where}:\n{error}"
+        raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
+    git.git(repo, "update-ref", ref, upstream.commit)
+
+
+# -- release files -----------------------------------------------------------
+
+
+def _release(store: Store, name: str, upstream: Upstream, access: Access) -> Source:
+    if upstream.source_file is None:
+        msg = f"upstreams.{name}: no release file stands in for its git commit"
+        raise PinsError(msg, f"give --mirror {name}=URL-or-path of a git repository")
+    file = upstream.files[upstream.source_file]
+    repo = store.git_path(name)
+    ref = f"refs/release/{_IMPORT_VERSION}/{file.sha256}"
+    commit = git.ref_commit(repo, ref)
+    if commit is None:
+        with store.lock(f"git-{name}"):
+            commit = git.ref_commit(repo, ref)
+            if commit is None:
+                path = fetch_release_file(store, file, access)
+                log.info(f"{name}: turning {file.file} ({human_bytes(file.size)}) into a commit")
+                git.init_bare(repo)
+                commit = _import(repo, ref, name, upstream, path)
+    log.info(f"{name}: release file {file.file}, commit {commit[:12]} made of it")
+    tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
+    return Source(name, "release", repo, commit, tree, f"release file {file.file}")
+
+
+def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> str:
+    message = f"{name} {upstream.version}, release file {path.name}\n"
+    files = _wheel_files(path) if path.suffix == ".whl" else _sdist_files(path)
+    # a ref of its own until all is in: a killed import must not look finished
+    pending = ref.replace("refs/release/", "refs/importing/")
+    try:
+        # 2000-01-01: fixed, and not meant to look like a date of upstream's
+        commit = git.import_tree(
+            repo, files, ref=pending, message=message, author=_IMPORT_AUTHOR, epoch=946684800
+        )
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        msg = f"{path.name}: can't be read as an archive: {error}"
+        raise IntegrityError(msg, "the pinned file is damaged: correct pins.yaml") from error
+    git.git(repo, "update-ref", ref, commit)
+    git.git(repo, "update-ref", "-d", pending)
+    return commit
+
+
+def _safe(path: str, archive: Path) -> str:
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or ".git" in pure.parts:
+        msg = f"{archive.name}: member {path!r} would leave the tree"
+        raise IntegrityError(msg, "do not use this file")
+    return str(pure)
+
+
+def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
+    """Give an sdist's files without their top folder, in the archive's order."""
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            _, _, path = member.name.partition("/")
+            if not path or member.isdir():
+                continue
+            path = _safe(path, archive)
+            if member.issym():
+                yield git.TreeFile(path, "120000", member.linkname.encode())
+            elif member.isreg():
+                content = tar.extractfile(member)
+                assert content is not None
+                mode = "100755" if member.mode & stat.S_IXUSR else "100644"
+                yield git.TreeFile(path, mode, content.read())
+            else:
+                msg = f"{archive.name}: member {member.name!r} is neither file nor link"
+                raise IntegrityError(msg, "do not use this file")
+
+
+def _wheel_files(archive: Path) -> Iterator[git.TreeFile]:
+    with zipfile.ZipFile(archive) as wheel:
+        for info in wheel.infolist():
+            if not info.is_dir():
+                executable = (info.external_attr >> 16) & stat.S_IXUSR
+                mode = "100755" if executable else "100644"
+                yield git.TreeFile(_safe(info.filename, archive), mode, wheel.read(info))
+
+

@@ -1,0 +1,462 @@
+"""What each stage of a target is made from, and how: pins and options → items.
+
+Every item's inputs are known before anything runs, because pins.yaml and the patch files say
+what the earlier stages will give. So a plan, ``explain`` and a build in which nothing changed
+cost only hashing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sparkforge import environment, series, sources
+from sparkforge.engine import Engine
+from sparkforge.errors import StoreError
+from sparkforge.log import log
+from sparkforge.pins import Pins, Platform, ReleaseFile, Target, Upstream
+from sparkforge.series import Patched, Series
+from sparkforge.sources import Access, Source
+from sparkforge.store import Artefact, Store, code_digest, key_of, sha256_file
+
+STAGES = ("sources", "series", "wheels", "wheelhouse", "image", "smoke")
+UNPATCHED = "unpatched"
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Context:
+    """One build: what was asked for, and the means to do it.
+
+    Attributes:
+        root: the checkout; ``patches/``, ``requirements/`` and ``Dockerfile`` lie in it.
+        engine: container engine that bakes an image; None bakes a plain environment.
+        base: base image for the engine.
+        offline: ask no network.
+        force: stages that run again although the store has their result.
+    """
+
+    root: Path
+    pins: Pins
+    pins_path: Path
+    store: Store
+    target_name: str
+    target: Target
+    platform: Platform
+    access: Access
+    engine: Engine | None = None
+    base: str | None = None
+    ca_bundle: Path | None = None
+    port: int = 0
+    ready_timeout_s: float = 300.0
+    force: frozenset[str] = frozenset()
+
+    @property
+    def epoch(self) -> int:
+        return self.pins.release.source_date_epoch
+
+    @property
+    def lock(self) -> Path:
+        return self.root / self.target.requirements[self.platform]
+
+    def series_of(self, upstream: str) -> Series:
+        return series.read(self.root / "patches" / upstream)
+
+
+Results = Mapping[str, Artefact]
+Make = Callable[[Path, Results], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to make.
+
+    Attributes:
+        stage: one of ``STAGES``.
+        label: unique in a build, e.g. ``wheel vllm``.
+        inputs: everything that determines the result, as JSON values.
+        make: fills a folder and returns the outputs; earlier results come by label.
+        valid: whether a result in the store still stands (its other half may be gone).
+        download: release files that it may have to fetch.
+    """
+
+    stage: str
+    label: str
+    inputs: Mapping[str, Any]
+    make: Make
+    valid: Callable[[Artefact], bool] = field(default=lambda artefact: True)
+    download: tuple[ReleaseFile, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return key_of(self.inputs)
+
+
+def items(context: Context, until: str) -> list[Item]:
+    """Return what a build consists of, in order, up to and with the stage ``until``."""
+    result: list[Item] = []
+    wheels: list[Item] = []
+    for name, plan in context.target.wheels.items():
+        patches = context.series_of(name)
+        upstream = context.pins.upstream(name)
+        if patches.patches:
+            source = _source_item(context, name, upstream)
+            result += [source, _series_item(context, name, upstream, patches, source)]
+        wheels.append(_wheel_item(context, name, upstream, patches, patched=True))
+    result += wheels
+    house = _wheelhouse_item(context)
+    result.append(house)
+    if context.engine is not None:
+        baked = _image_item(context, wheels, house)
+        extra: list[Item] = []
+    else:
+        baked = _environment_item(context, wheels, house, "environment")
+        extra = _unpatched_items(context, house)
+    result.append(baked)
+    if context.target.smoke is not None:
+        result += [*extra, _smoke_item(context, baked, extra)]
+    last = STAGES.index(until)
+    # the sort keeps the order within a stage; sources of all upstreams come first
+    ordered = sorted(result, key=lambda item: STAGES.index(item.stage))
+    return [item for item in ordered if STAGES.index(item.stage) <= last]
+
+
+# -- sources and series ------------------------------------------------------------
+
+
+def _source_item(context: Context, name: str, upstream: Upstream) -> Item:
+    plan = context.target.source
+    file = upstream.files[upstream.source_file] if upstream.source_file else None
+    inputs = {
+        "commit": upstream.commit,
+        "tag": upstream.tag,
+        "provider": "git" if name in context.access.mirrors else plan.provider,
+        "fallback": plan.fallback,
+        "release_file": file.sha256 if file else None,
+        "code": code_digest(_HERE / "sources.py"),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        source = sources.ensure(context.store, name, upstream, plan, context.access)
+        return {"provider": source.provider, "commit": source.commit, "tree": source.tree,
+                "origin": source.origin}  # fmt: skip
+
+    repo = context.store.git_path(name)
+    return Item(
+        "sources", f"source {name}", inputs, make,
+        valid=lambda artefact: (repo / "HEAD").exists(),
+        download=(file,) if file and inputs["provider"] == "release" else (),
+    )  # fmt: skip
+
+
+def _series_item(
+    context: Context, name: str, upstream: Upstream, patches: Series, source_item: Item
+) -> Item:
+    inputs = {
+        "source": dict(source_item.inputs),
+        "series": patches.sha256,
+        "patches": {patch.name: patch.sha256 for patch in patches.patches},
+        "recorded": {kind: record.tree for kind, record in upstream.patched.items()},
+        "code": code_digest(_HERE / "series.py", _HERE / "git.py"),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        source = source_of(context.store, name, results[source_item.label])
+        patched = series.apply(context.store, patches, source)
+        recorded = upstream.patched.get(source.provider)  # type: ignore[call-overload]
+        series.check_record(name, source, patched.commit, patched.tree, recorded)
+        if recorded is None:
+            log.warning(
+                f"{name}: pins.yaml records no patched tree for sources from {source.provider};"
+                f" this one is {patched.tree} (build.py pins record)"
+            )
+        log.info(f"{name}: {len(patches.patches)} patch(es), tree {patched.tree[:12]}")
+        return {"commit": patched.commit, "tree": patched.tree, "touched": dict(patched.touched)}
+
+    repo = context.store.git_path(name)
+    return Item(
+        "series", f"series {name}", inputs, make,
+        valid=lambda artefact: (repo / "HEAD").exists(),
+    )  # fmt: skip
+
+
+def source_of(store: Store, name: str, artefact: Artefact) -> Source:
+    """Return the source that a ``source`` artefact stands for."""
+    out = artefact.outputs
+    return Source(name, out["provider"], store.git_path(name), out["commit"], out["tree"],
+                  out["origin"])  # fmt: skip
+
+
+# -- wheels ---------------------------------------------------------------------------
+
+
+def _wheel_item(
+    context: Context, name: str, upstream: Upstream, patches: Series, *, patched: bool
+) -> Item:
+    from sparkforge.wheels import overlay
+
+    plan = context.target.wheels[name]
+    file = upstream.files[plan.files[context.platform]]
+    has_patches = patched and bool(patches.patches)
+    local = f"{plan.local}.{context.pins.release.counter}"
+    if not patched:
+        local = f"{plan.local.split('.')[0]}.{UNPATCHED}"
+    inputs = {
+        "release_wheel": file.sha256,
+        "file": file.file,
+        "upstream_commit": upstream.commit,
+        "series": patches.sha256 if has_patches else None,
+        "name": plan.name,
+        "local": local,
+        "drop_requires": list(plan.drop_requires),
+        "paths": [rule.model_dump() for rule in upstream.paths],
+        "version_file": upstream.version_file,
+        "epoch": context.epoch,
+        "code": code_digest(*(_HERE / "wheels").glob("*.py")),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        wheel = sources.fetch_release_file(context.store, file, context.access)
+        if not has_patches and plan.name is None and not plan.drop_requires:
+            log.info(f"{name}: nothing to change: the release wheel as it is")
+            os.link(wheel, folder / wheel.name)
+            return {"file": wheel.name, "sha256": file.sha256, "version": upstream.version,
+                    "replaced": [], "added": [], "removed": [], "left_out": []}  # fmt: skip
+        request = overlay.Request(
+            wheel=wheel, name=plan.name, local=local, drop_requires=plan.drop_requires,
+            paths=upstream.paths, version_file=upstream.version_file, epoch=context.epoch,
+        )  # fmt: skip
+        tree = None
+        if has_patches:
+            out = results[f"series {name}"].outputs
+            source = source_of(context.store, name, results[f"source {name}"])
+            tree = Patched(source, out["commit"], out["tree"], out["touched"])
+        made = overlay.build(request, tree, folder)
+        sha256 = sha256_file(made.path)
+        log.info(f"{made.path.name}: {len(made.replaced)} file(s) replaced, {len(made.added)} added")
+        log.info(f"sha256 {sha256}")
+        return {
+            "file": made.path.name, "sha256": sha256, "version": made.version,
+            "replaced": list(made.replaced), "added": list(made.added),
+            "removed": list(made.removed), "left_out": list(made.left_out),
+        }  # fmt: skip
+
+    label = f"wheel {name}" if patched else f"wheel {name} ({UNPATCHED})"
+    # the unpatched wheel is only needed by the smoke test, and built just before it
+    stage = "wheels" if patched else "smoke"
+    return Item(stage, label, inputs, make, download=(file,))
+
+
+def wheel_path(artefact: Artefact) -> Path:
+    """Return the wheel that a ``wheel`` artefact holds."""
+    path = artefact.path / str(artefact.outputs["file"])
+    if not path.is_file():
+        msg = f"{path}: gone from the store"
+        raise StoreError(msg, "run build.py clean, then build again")
+    return path
+
+
+def _wheelhouse_item(context: Context) -> Item:
+    inputs = {
+        "lock": sha256_file(context.lock),
+        "python": context.target.python,
+        "platform": context.platform,
+        "code": code_digest(_HERE / "wheelhouse.py"),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        from sparkforge import wheelhouse
+
+        wanted = wheelhouse.Wanted(
+            context.lock, context.target.python, context.platform, context.target.torch_backend
+        )
+        count = wheelhouse.fill(
+            context.store, wanted, context.access.index, environment.uv_program(),
+            offline=context.access.offline, into=folder,
+        )  # fmt: skip
+        log.info(f"{count} third-party wheels, each with its locked sha256")
+        return {"files": count}
+
+    return Item("wheelhouse", "wheelhouse", inputs, make)
+
+
+# -- environment and image -----------------------------------------------------------
+
+
+def _environment_item(
+    context: Context, wheels: list[Item], house: Item, label: str, stage: str = "image"
+) -> Item:
+    inputs = {
+        "wheels": {item.label: item.key for item in wheels},
+        "wheelhouse": house.key,
+        "python": context.target.python,
+        "epoch": context.epoch,
+        "code": code_digest(_HERE / "environment.py"),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        environment.bake(
+            context.store, python=context.target.python, lock=context.lock,
+            wheelhouse=results[house.label].path,
+            wheels=[wheel_path(results[item.label]) for item in wheels],
+            epoch=context.epoch, offline=context.access.offline, folder=folder,
+        )  # fmt: skip
+        return {"kind": "environment"}
+
+    return Item(stage, label, inputs, make)
+
+
+def _unpatched_items(context: Context, house: Item) -> list[Item]:
+    """The release without our series, for the proof that it fails."""
+    wheels = [
+        _wheel_item(context, name, context.pins.upstream(name), context.series_of(name),
+                    patched=False)
+        for name in context.target.wheels
+    ]  # fmt: skip
+    label = f"environment ({UNPATCHED})"
+    return [*wheels, _environment_item(context, wheels, house, label, stage="smoke")]
+
+
+def _image_item(context: Context, wheels: list[Item], house: Item) -> Item:
+    from sparkforge import image
+
+    assert context.engine is not None and context.base is not None
+    engine = context.engine
+    request = image.Request(
+        root=context.root, target=context.target_name, base=context.base,
+        python=context.target.python, platform=context.platform, epoch=context.epoch,
+        serve=context.target.serve, ca_bundle=context.ca_bundle,
+        release=context.pins.upstream("vllm").version + f"-spark.{context.pins.release.counter}",
+        lock=context.lock,
+    )  # fmt: skip
+    inputs = {
+        "wheels": {item.label: item.key for item in wheels},
+        "wheelhouse": house.key,
+        "base": engine.identity(context.base),
+        "python": context.target.python,
+        "platform": context.platform,
+        "serve": list(context.target.serve),
+        "epoch": context.epoch,
+        "release": request.release,
+        "recipe": image.recipe_digest(context.root),
+        "code": code_digest(_HERE / "image.py"),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        ours = [wheel_path(results[item.label]) for item in wheels]
+        labels = {
+            f"org.sparkforge.{name}.commit": context.pins.upstream(name).commit
+            for name in context.target.wheels
+        }
+        labels |= {
+            f"org.sparkforge.{name}.series": context.series_of(name).sha256
+            for name in context.target.wheels
+        }
+        return image.bake(engine, request, ours, results[house.label].path, labels, folder)
+
+    return Item(
+        "image", "image", inputs, make,
+        valid=lambda artefact: engine.has_image(str(artefact.outputs["image_id"])),
+    )  # fmt: skip
+
+
+# -- smoke -------------------------------------------------------------------------------
+
+
+def _smoke_item(context: Context, baked: Item, extra: list[Item]) -> Item:
+    inputs = {
+        "baked": baked.key,
+        "kind": "image" if context.engine is not None else "environment",
+        "unpatched": {item.label: item.key for item in extra},
+        "serve": list(context.target.serve),
+        "code": code_digest(*(_HERE / f"{n}.py" for n in ("smoke", "servers", "tiny"))),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        from sparkforge import smoke
+
+        launcher = Launcher(context, results, baked.label, folder)
+        report = smoke.exercise(launcher.patched, context.ready_timeout_s)
+        refusal = smoke.prove_stock_fails(launcher.unpatched, context.ready_timeout_s)
+        return replace(report, stock_error=refusal).as_json()
+
+    return Item("smoke", "smoke", inputs, make)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Starts servers of what a build baked, with the tiny checkpoint, in a work folder."""
+
+    context: Context
+    results: Results
+    baked: str
+    work: Path
+
+    @contextmanager
+    def patched(self) -> Iterator[Any]:
+        """Serve what was baked, with the target's own arguments."""
+        with self._server(self.baked, self.context.target.serve, unpatched=False) as server:
+            yield server
+
+    @contextmanager
+    def unpatched(self) -> Iterator[Any]:
+        """Serve the release without our patches; our option is not among its arguments."""
+        options = list(self.context.target.serve)
+        at = options.index("--moe-backend")
+        del options[at : at + 2]
+        label = f"environment ({UNPATCHED})"
+        with self._server(label, options, unpatched=True) as server:
+            yield server
+
+    def _server(
+        self, label: str, options: list[str] | tuple[str, ...], *, unpatched: bool
+    ) -> AbstractContextManager[Any]:
+        from sparkforge import servers
+        from sparkforge.tiny import make_tiny_gpt_oss
+
+        model = self.work / "model"
+        if not model.exists():
+            make_tiny_gpt_oss(model)
+        work = self.work / ("unpatched" if unpatched else "patched")
+        work.mkdir()
+        launch = servers.Launch(model, [*options, *SMOKE_ARGUMENTS], SMOKE_VARIABLES,
+                                self.context.port)  # fmt: skip
+        if self.context.engine is None:
+            byte_code = self.context.store.cache_path("pycache")
+            return servers.from_environment(self.results[label].path, launch, work, byte_code)
+        restored = self._originals(work) if unpatched else {}
+        image = str(self.results[self.baked].outputs["image_id"])
+        return servers.from_image(self.context.engine, image, launch, restored)
+
+    def _originals(self, work: Path) -> dict[str, Path]:
+        """Write the files that our series replaces as they were, by their path in the wheel.
+
+        Mounted over an image's own, they make the unpatched release of it.
+        """
+        from sparkforge import git
+
+        restored = {}
+        for name in self.context.target.wheels:
+            wheel = self.results[f"wheel {name}"].outputs
+            if not wheel["replaced"]:
+                continue
+            upstream = self.context.pins.upstream(name)
+            source = source_of(self.context.store, name, self.results[f"source {name}"])
+            for member in wheel["replaced"]:
+                rule = next(r for r in upstream.paths if r.wheel and member.startswith(r.wheel))
+                path = rule.repo + member[len(rule.wheel or "") :]
+                blob = git.blobs_at(source.repo, source.commit, [path])[path]
+                file = work / member.replace("/", "%")
+                file.write_bytes(git.blob(source.repo, blob))
+                restored[member] = file
+        return restored
+
+
+# The tiny model needs little: a quarter of a GiB of cache and a context of its own length.
+SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
+SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1"}

@@ -1,0 +1,314 @@
+"""The store: downloads, git mirrors and finished artefacts; the only module that touches it.
+
+Layout under the root::
+
+    CACHEDIR.TAG
+    downloads/<sha256>/<file name>     verified release files; read-only once named
+    partial/<sha256>                   a download under way; the next run goes on with it
+    git/<upstream>.git                 bare repositories
+    artefacts/<stage>/<key>/           finished results, each with its artefact.json
+    last/<target>/<label>.json         what the newest build of a target was made from
+    tmp/                               work in progress; swept when nobody holds its lock
+    locks/                             one file a resource, held with flock: gone with its holder
+
+Nothing gets its final name before it is complete and checked, so ``kill -9`` at any point
+leaves only files under ``partial`` and ``tmp``.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkforge.errors import IntegrityError, StoreError
+from sparkforge.log import human_bytes, log
+
+_CACHEDIR_TAG = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# This folder is sparkforge's store; it can be deleted, the next build fills it again.\n"
+)
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A finished result in the store.
+
+    Attributes:
+        stage: which stage made it.
+        key: sha256 of ``inputs`` in canonical JSON.
+        inputs: everything that went in, by name.
+        outputs: what the stage wants to tell later stages and the receipt.
+        path: its folder.
+        seconds: how long making it took.
+    """
+
+    stage: str
+    key: str
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    path: Path
+    seconds: float
+
+
+def key_of(inputs: Mapping[str, Any]) -> str:
+    """Return the sha256 of the inputs in canonical JSON."""
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def code_digest(*modules: Path) -> str:
+    """Return one digest of the source files that make an artefact.
+
+    It is part of the artefact's inputs, so that a change of the code makes it anew.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(modules, key=lambda p: p.name):
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def disk_errors(where: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to write into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(_existing(where)).free
+            msg = f"{where}: the disk is full ({human_bytes(free)} free)"
+            remedy = (
+                "make room (build.py clean empties the store's artefacts), or put the store on"
+                " a larger disk with --store DIR or SPARKFORGE_STORE; the next run goes on"
+            )
+            raise StoreError(msg, remedy) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            msg = f"{error.filename or where}: {error.strerror}"
+            raise StoreError(msg, "give the user write access, or choose --store DIR") from error
+        raise
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+class Store:
+    """Access to one store folder; made on first use."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with disk_errors(root):
+            for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
+                (root / name).mkdir(parents=True, exist_ok=True)
+            tag = root / "CACHEDIR.TAG"
+            if not tag.exists():
+                tag.write_text(_CACHEDIR_TAG)
+
+    # -- locks and temporary folders ---------------------------------------
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold a named lock; says so when another build has it.
+
+        The operating system drops the lock with its holder, also after ``kill -9``.
+        """
+        from filelock import FileLock, Timeout  # not needed by a build in which nothing changed
+
+        lock = FileLock(self.root / "locks" / f"{name}.lock")
+        with disk_errors(self.root):
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                log.info(f"waiting: another build is at work on {name}")
+                lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def temporary(self, hint: str) -> Iterator[Path]:
+        """Give a fresh folder in the store (so that renames out of it are atomic)."""
+        with disk_errors(self.root):
+            path = Path(tempfile.mkdtemp(prefix=f"{hint}-{os.getpid()}-", dir=self.root / "tmp"))
+            path.chmod(0o755)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def sweep(self) -> int:
+        """Remove what killed runs left under tmp; returns how many folders went."""
+        gone = 0
+        for path in (self.root / "tmp").iterdir():
+            pid = path.name.rsplit("-", 2)[-2] if path.name.count("-") >= 2 else ""
+            if pid.isdigit() and not _alive(int(pid)):
+                shutil.rmtree(path, ignore_errors=True)
+                gone += 1
+        return gone
+
+    # -- places --------------------------------------------------------------
+
+    def download_path(self, sha256: str, name: str) -> Path:
+        return self.root / "downloads" / sha256 / name
+
+    def partial_path(self, sha256: str) -> Path:
+        return self.root / "partial" / sha256
+
+    def git_path(self, upstream: str) -> Path:
+        return self.root / "git" / f"{upstream}.git"
+
+    def cache_path(self, name: str) -> Path:
+        """A folder that a tool (uv) uses as its own cache."""
+        path = self.root / name
+        path.mkdir(exist_ok=True)
+        return path
+
+    def accept_download(self, partial: Path, sha256: str, name: str) -> Path:
+        """Check a finished download and give it its name.
+
+        Raises:
+            IntegrityError: its hash is not the one pinned; the file is removed.
+        """
+        found = sha256_file(partial)
+        if found != sha256:
+            partial.unlink()
+            msg = f"{name}: sha256 is {found}, pinned is {sha256}"
+            remedy = (
+                "the index or a proxy gave another file than the pinned one: check where it"
+                " comes from; if upstream really changed it, update the hash in pins.yaml"
+            )
+            raise IntegrityError(msg, remedy)
+        final = self.download_path(sha256, name)
+        with disk_errors(final):
+            final.parent.mkdir(exist_ok=True)
+            partial.chmod(0o444)
+            partial.rename(final)
+        return final
+
+    # -- artefacts -----------------------------------------------------------
+
+    def find(self, stage: str, inputs: Mapping[str, Any]) -> Artefact | None:
+        """Return the finished artefact for these inputs, or None."""
+        return self._load(self.root / "artefacts" / stage / key_of(inputs)[:32])
+
+    def build(
+        self, stage: str, inputs: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]
+    ) -> Artefact:
+        """Return the artefact for these inputs, making it where the store lacks it.
+
+        Args:
+            stage: name of the stage.
+            inputs: everything that determines the result; JSON values.
+            make: fills the folder it is given and returns the outputs.
+
+        Two builds that want the same artefact at once: the second waits, then finds it.
+        """
+        key = key_of(inputs)
+        final = self.root / "artefacts" / stage / key[:32]
+        if found := self._load(final):
+            return found
+        with self.lock(f"{stage}-{key[:32]}"):
+            if found := self._load(final):
+                return found
+            with self.temporary(stage) as work, disk_errors(self.root):
+                start = time.monotonic()
+                outputs = make(work)
+                meta = {
+                    "stage": stage, "key": key, "inputs": inputs, "outputs": outputs,
+                    "seconds": round(time.monotonic() - start, 3),
+                }  # fmt: skip
+                (work / "artefact.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
+                final.parent.mkdir(exist_ok=True)
+                work.rename(final)
+        made = self._load(final)
+        assert made is not None
+        return made
+
+    def forget(self, artefact: Artefact) -> None:
+        """Remove an artefact whose outside half (an image in the engine) is gone."""
+        doomed = self.root / "tmp" / f"forgotten-{os.getpid()}-{artefact.key[:12]}"
+        artefact.path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _load(self, path: Path) -> Artefact | None:
+        try:
+            meta = json.loads((path / "artefact.json").read_text())
+        except FileNotFoundError:
+            return None
+        return Artefact(
+            meta["stage"], meta["key"], meta["inputs"], meta["outputs"], path, meta["seconds"]
+        )
+
+    # -- what the last build was made from ------------------------------------
+
+    def remember(self, target: str, label: str, artefact: Artefact) -> None:
+        """Note an artefact as the newest of its label for a target (``explain`` reads it)."""
+        record = {"key": artefact.key, "inputs": artefact.inputs}
+        self.write_json(self.root / "last" / target / f"{label}.json", record)
+
+    def last(self, target: str, label: str) -> Mapping[str, Any] | None:
+        """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
+        try:
+            found: dict[str, Any] = json.loads(
+                (self.root / "last" / target / f"{label}.json").read_text()
+            )
+        except FileNotFoundError:
+            return None
+        return found
+
+    def write_json(self, path: Path, value: Any) -> None:
+        """Write a small JSON file atomically; untouched where it already says the same."""
+        text = json.dumps(value, indent=1, sort_keys=True) + "\n"
+        with disk_errors(path):
+            if path.exists() and path.read_text() == text:
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_name(f".{path.name}.{os.getpid()}")
+            fresh.write_text(text)
+            fresh.rename(path)
+
+    def clean(self, *, everything: bool) -> int:
+        """Remove artefacts (and, with ``everything``, downloads and mirrors too).
+
+        Returns:
+            The bytes freed.
+        """
+        names = ["artefacts", "last", "tmp"] + (
+            ["downloads", "partial", "git", "uv", "pycache", "serve"] if everything else []
+        )
+        freed = 0
+        for name in names:
+            folder = self.root / name
+            if folder.is_dir():
+                freed += sum(f.lstat().st_blocks * 512 for f in folder.rglob("*"))
+                shutil.rmtree(folder)
+        return freed
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

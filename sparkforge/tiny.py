@@ -1,0 +1,383 @@
+"""A tiny gpt-oss checkpoint in native MXFP4, made on the spot from a seed.
+
+It has everything of the real one that a serving stack can get wrong (packed experts with
+interleaved gate and up rows, attention sinks, alternating sliding windows, YaRN, grouped queries,
+biases) in about half a megabyte, with a tokenizer whose token ids are bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# The architecture. Every number is the smallest that still exercises the thing it stands for:
+# three MXFP4 blocks in the intermediate size do not divide by two ranks, the window and the
+# original YaRN context are shorter than a test prompt, and every expert is reached.
+NUM_LAYERS = 4
+HIDDEN_SIZE = 128
+INTERMEDIATE_SIZE = 96
+NUM_EXPERTS = 8
+EXPERTS_PER_TOKEN = 2
+NUM_HEADS = 4
+NUM_KV_HEADS = 2
+HEAD_DIM = 32
+SLIDING_WINDOW = 32
+ORIGINAL_CONTEXT = 64
+YARN_FACTOR = 8
+MAX_CONTEXT = ORIGINAL_CONTEXT * YARN_FACTOR
+
+MX_BLOCK = 32
+"""Elements under one E8M0 scale."""
+
+_SPECIAL_TOKENS = (
+    "<|startoftext|>",
+    "<|endoftext|>",
+    "<|return|>",
+    "<|call|>",
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|end|>",
+)
+VOCAB_SIZE = 256 + len(_SPECIAL_TOKENS)
+
+_SAFETENSORS_DTYPES = {np.dtype(np.uint8): "U8", np.dtype(np.uint16): "BF16"}
+
+
+@dataclass(frozen=True)
+class TinyCheckpoint:
+    """A checkpoint on disk and the sizes that tests hold a server against.
+
+    Attributes:
+        path: Folder with config.json, model.safetensors and the tokenizer.
+        num_layers: Transformer layers; each has experts.
+        num_experts: Experts in each layer.
+        hidden_size: Width of the residual stream, in elements.
+        intermediate_size: Width inside an expert, in elements.
+        vocab_size: Token ids; the first 256 are the bytes, in order.
+        sliding_window: Tokens that the even layers see, the current one included.
+        original_context: Context that YaRN extends from, in tokens.
+        packed_expert_bytes: Blocks and scales of all experts, biases left out.
+        bf16_expert_bytes: The same weights in BF16.
+        total_bytes: Size of all files.
+    """
+
+    path: Path
+    num_layers: int
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    sliding_window: int
+    original_context: int
+    packed_expert_bytes: int
+    bf16_expert_bytes: int
+    total_bytes: int
+
+
+def make_tiny_gpt_oss(dest: Path, *, seed: int = 0) -> TinyCheckpoint:
+    """Write a tiny random gpt-oss checkpoint to the new folder `dest`.
+
+    The same seed gives the same bytes on every machine. The folder appears complete or not at
+    all: it is written beside `dest` and renamed.
+
+    Args:
+        dest: Folder to make; its parents are made as needed.
+        seed: Any integer from 0 to 2**32 - 1.
+
+    Returns:
+        The checkpoint, with its sizes in bytes.
+
+    Raises:
+        FileExistsError: `dest` exists.
+        ValueError: `seed` is out of range.
+        OSError: The folder cannot be written.
+    """
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must lie between 0 and 2**32 - 1, got {seed}")
+    if dest.exists():
+        raise FileExistsError(f"{dest} exists; a checkpoint is only written to a new folder")
+    dest.parent.mkdir(parents=True, exist_ok=True)
+
+    tensors = _make_tensors(seed)
+    staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
+    try:
+        # mkdtemp makes a private folder, but a server in a container runs as another user.
+        staging.chmod(0o755)
+        _write_safetensors(staging / "model.safetensors", tensors)
+        for name, content in _json_files().items():
+            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            (staging / name).write_text(text, encoding="utf-8")
+        total = sum(file.stat().st_size for file in staging.iterdir())
+        os.rename(staging, dest)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+    packed = sum(
+        tensor.nbytes for name, tensor in tensors.items() if name.endswith(("_blocks", "_scales"))
+    )
+    weights = NUM_LAYERS * NUM_EXPERTS * 3 * HIDDEN_SIZE * INTERMEDIATE_SIZE
+    return TinyCheckpoint(
+        path=dest,
+        num_layers=NUM_LAYERS,
+        num_experts=NUM_EXPERTS,
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=INTERMEDIATE_SIZE,
+        vocab_size=VOCAB_SIZE,
+        sliding_window=SLIDING_WINDOW,
+        original_context=ORIGINAL_CONTEXT,
+        packed_expert_bytes=packed,
+        bf16_expert_bytes=2 * weights,
+        total_bytes=total,
+    )
+
+
+class _Random:
+    """Random weights from integers only: neither numpy's float streams nor the C library's
+    logarithm can then change a byte of the checkpoint."""
+
+    def __init__(self, seed: int) -> None:
+        # The legacy generator's stream is frozen; the new one's may change between releases.
+        self._state = np.random.RandomState(seed)
+
+    def bf16(self, *shape: int, scale: float, mean: float = 0.0) -> npt.NDArray[np.uint16]:
+        """BF16 bits, near normal, standard deviation about `scale`."""
+        dice = self._state.randint(-64, 65, size=(4, *shape)).sum(axis=0)
+        # A die of 129 faces has a standard deviation of 37.24, four have twice that.
+        return to_bf16(np.float32(mean) + dice.astype(np.float32) * np.float32(scale / 74.48))
+
+    def codes(self, *shape: int) -> npt.NDArray[np.uint8]:
+        """Packed E2M1 pairs, every code as likely as any other."""
+        return self._state.randint(0, 256, size=shape).astype(np.uint8)
+
+    def scales(self, *shape: int, low: int, high: int) -> npt.NDArray[np.uint8]:
+        """E8M0 scales of 2**low to 2**high."""
+        return (self._state.randint(low, high + 1, size=shape) + 127).astype(np.uint8)
+
+
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Round finite float32 to the nearest BF16, ties to even; the bits as uint16, same shape."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def _make_tensors(seed: int) -> dict[str, npt.NDArray[Any]]:
+    """All tensors by their names in the checkpoint; BF16 as uint16 bits."""
+    random = _Random(seed)
+    hidden, inter, experts = HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS
+    queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
+    tensors: dict[str, npt.NDArray[Any]] = {
+        "model.embed_tokens.weight": random.bf16(VOCAB_SIZE, hidden, scale=1.0),
+    }
+    for layer in range(NUM_LAYERS):
+        base = f"model.layers.{layer}"
+        attn = f"{base}.self_attn"
+        mlp = f"{base}.mlp"
+        tensors |= {
+            f"{base}.input_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
+            # Wide enough that attention prefers some keys, and small enough beside the
+            # embedding that rounding does not grow from layer to layer.
+            f"{attn}.q_proj.weight": random.bf16(queries, hidden, scale=0.084),
+            f"{attn}.q_proj.bias": random.bf16(queries, scale=0.2),
+            f"{attn}.k_proj.weight": random.bf16(keys, hidden, scale=0.084),
+            f"{attn}.k_proj.bias": random.bf16(keys, scale=0.2),
+            f"{attn}.v_proj.weight": random.bf16(keys, hidden, scale=0.12),
+            f"{attn}.v_proj.bias": random.bf16(keys, scale=0.3),
+            f"{attn}.o_proj.weight": random.bf16(hidden, queries, scale=0.06),
+            f"{attn}.o_proj.bias": random.bf16(hidden, scale=0.05),
+            # High enough to take a good part of the softmax away from the keys.
+            f"{attn}.sinks": random.bf16(NUM_HEADS, scale=1.0, mean=4.0),
+            f"{base}.post_attention_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
+            # Wide router logits: near ties between experts would make any comparison with a
+            # reference a matter of rounding.
+            f"{mlp}.router.weight": random.bf16(experts, hidden, scale=0.3),
+            f"{mlp}.router.bias": random.bf16(experts, scale=0.5),
+            # Gate and up with a deviation of about four, so that some pass the limit of seven.
+            f"{mlp}.experts.gate_up_proj_blocks": random.codes(
+                experts, 2 * inter, hidden // MX_BLOCK, MX_BLOCK // 2
+            ),
+            f"{mlp}.experts.gate_up_proj_scales": random.scales(
+                experts, 2 * inter, hidden // MX_BLOCK, low=-5, high=-2
+            ),
+            f"{mlp}.experts.gate_up_proj_bias": random.bf16(experts, 2 * inter, scale=0.5),
+            f"{mlp}.experts.down_proj_blocks": random.codes(
+                experts, hidden, inter // MX_BLOCK, MX_BLOCK // 2
+            ),
+            f"{mlp}.experts.down_proj_scales": random.scales(
+                experts, hidden, inter // MX_BLOCK, low=-12, high=-9
+            ),
+            f"{mlp}.experts.down_proj_bias": random.bf16(experts, hidden, scale=0.05),
+        }
+    tensors["model.norm.weight"] = random.bf16(hidden, scale=0.15, mean=1.0)
+    tensors["lm_head.weight"] = random.bf16(VOCAB_SIZE, hidden, scale=0.35)
+    return tensors
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write `tensors` in the safetensors format; uint16 stands for BF16."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in sorted(tensors.items()):
+        header[name] = {
+            "dtype": _SAFETENSORS_DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data starts at a multiple of eight
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for _, tensor in sorted(tensors.items()):
+            file.write(tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes())
+
+
+def _json_files() -> dict[str, Any]:
+    """The small files of the checkpoint by name."""
+    special_ids = {token: 256 + i for i, token in enumerate(_SPECIAL_TOKENS)}
+    eos = [special_ids["<|return|>"], special_ids["<|endoftext|>"], special_ids["<|call|>"]]
+    config = {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "torch_dtype": "bfloat16",
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "eos_token_id": special_ids["<|return|>"],
+        "pad_token_id": special_ids["<|endoftext|>"],
+        "experts_per_token": EXPERTS_PER_TOKEN,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN_SIZE,
+        "initial_context_length": ORIGINAL_CONTEXT,
+        "initializer_range": 0.02,
+        "intermediate_size": INTERMEDIATE_SIZE,
+        "layer_types": [
+            "full_attention" if layer % 2 else "sliding_attention" for layer in range(NUM_LAYERS)
+        ],
+        "max_position_embeddings": MAX_CONTEXT,
+        "num_attention_heads": NUM_HEADS,
+        "num_experts_per_tok": EXPERTS_PER_TOKEN,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_key_value_heads": NUM_KV_HEADS,
+        "num_local_experts": NUM_EXPERTS,
+        "output_router_logits": False,
+        "quantization_config": {
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+            "quant_method": "mxfp4",
+        },
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "beta_fast": 8.0,
+            "beta_slow": 1.0,
+            "factor": float(YARN_FACTOR),
+            "original_max_position_embeddings": ORIGINAL_CONTEXT,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": 1000.0,
+        "sliding_window": SLIDING_WINDOW,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": VOCAB_SIZE,
+    }
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": token_id,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for token, token_id in special_ids.items()
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
+        "post_processor": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {char: byte for byte, char in enumerate(_byte_characters())},
+            "merges": [],
+        },
+    }
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|startoftext|>",
+        "eos_token": "<|return|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": MAX_CONTEXT,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": (
+            "{% for message in messages %}"
+            "<|start|>{{ message['role'] }}<|message|>{{ message['content'] }}<|end|>"
+            "{% endfor %}"
+            "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+        ),
+    }
+    generation_config = {
+        "bos_token_id": special_ids["<|startoftext|>"],
+        "do_sample": True,
+        "eos_token_id": eos,
+        "pad_token_id": special_ids["<|endoftext|>"],
+    }
+    return {
+        "config.json": config,
+        "generation_config.json": generation_config,
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": tokenizer_config,
+    }
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that a byte-level tokenizer writes for each of the 256 bytes."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    characters = []
+    moved = 0
+    for byte in range(256):
+        if byte in printable:
+            characters.append(chr(byte))
+        else:
+            characters.append(chr(256 + moved))
+            moved += 1
+    return characters

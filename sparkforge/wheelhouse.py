@@ -1,0 +1,211 @@
+"""Hash-locked requirements → a folder of verified wheels for one Python and platform.
+
+Environment and image install from this folder alone: their builds need no network and no
+registry settings, and every file in it has passed its sha256.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from sparkforge.download import fetch
+from sparkforge.errors import FetchError, PinsError
+from sparkforge.index import Index, torch_link
+from sparkforge.log import log
+from sparkforge.store import Store, sha256_file
+
+if TYPE_CHECKING:
+    from unearth.link import Link
+
+_PARALLEL = 8
+# newest glibc first: Ubuntu 24.04 (the Spark's) has 2.39, Debian 12 has 2.36
+_GLIBC_MINOR = {"linux/amd64": 36, "linux/arm64": 39}
+_MACHINE = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Locked:
+    """One line of a lock: name, version, and the sha256 of every file that may serve it."""
+
+    name: str
+    version: str
+    sha256s: frozenset[str]
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a wheelhouse is for.
+
+    Attributes:
+        lock: the requirements file.
+        python: e.g. ``3.11``.
+        platform: e.g. ``linux/amd64``.
+        torch_backend: uv's name of the PyTorch build, or None.
+    """
+
+    lock: Path
+    python: str
+    platform: str
+    torch_backend: str | None
+
+
+_LINE = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(\[[^\]]*\])?==(?P<version>[^\s;\\]+)")
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+
+def read_lock(path: Path) -> list[Locked]:
+    """Read a requirements file in which every line is pinned and hashed.
+
+    Raises:
+        PinsError: a line is neither.
+    """
+    text = re.sub(r"\\\n", " ", path.read_text(encoding="utf-8"))
+    result = []
+    for number, line in enumerate(text.splitlines(), 1):
+        body = re.sub(r"(^|\s)#.*$", "", line).strip()
+        if not body:
+            continue
+        match, hashes = _LINE.match(body), _HASH.findall(body)
+        if match is None or not hashes:
+            msg = f"{path}: entry {number}: {body[:60]!r} is not NAME==VERSION with --hash=sha256"
+            raise PinsError(msg, "make the lock again with scripts/lock.sh")
+        name = str(canonicalize_name(match["name"]))
+        result.append(Locked(name, match["version"], frozenset(hashes)))
+    return result
+
+
+def platform_tags(python: str, platform: str) -> list[Tag]:
+    """Return the wheel tags that an interpreter on a platform installs, best first."""
+    machine = _MACHINE[platform]
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC_MINOR[platform], 4, -1)]
+    platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}"]
+    platforms.append(f"linux_{machine}")
+    major, minor = (int(part) for part in python.split("."))
+    tags = list(cpython_tags((major, minor), platforms=platforms))
+    tags += compatible_tags((major, minor), interpreter=f"cp{major}{minor}", platforms=platforms)
+    return tags
+
+
+def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool, into: Path) -> int:
+    """Fetch every locked requirement and link the files into a folder.
+
+    Returns:
+        How many files there are.
+
+    Raises:
+        FetchError, IntegrityError: as ``download.fetch``; FetchError also where no listed file
+            is both locked and fit for the platform.
+    """
+    locked = read_lock(wanted.lock)
+    rank = {tag: i for i, tag in enumerate(platform_tags(wanted.python, wanted.platform))}
+    done = 0
+
+    def one(item: Locked) -> Path:
+        return _fetch_one(store, item, wanted, rank, index, uv, offline=offline)
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        futures = [pool.submit(one, item) for item in locked]
+        try:
+            for future in futures:
+                path = future.result()
+                os.link(path, into / path.name)
+                done += 1
+                log.progress("third-party wheels", done, len(locked), "files")
+        except BaseException:
+            pool.shutdown(cancel_futures=True, wait=False)
+            raise
+    return done
+
+
+def _fetch_one(
+    store: Store, item: Locked, wanted: Wanted, rank: dict[Tag, int], index: Index, uv: Path,
+    *, offline: bool,
+) -> Path:  # fmt: skip
+    if path := _in_store(store, item, rank):
+        return path
+    if offline:
+        msg = f"{item.requirement}: no locked file of it is in the store, and --offline is given"
+        raise FetchError(msg, "run once without --offline on a machine with network")
+    found = _best_link(item, index.links(item.name), rank)
+    if found is None and item.name == "torch" and wanted.torch_backend is not None:
+        url, sha256 = torch_link(item.requirement, wanted.python, wanted.torch_backend, uv)
+        if sha256 not in item.sha256s:
+            msg = f"{item.requirement}: PyTorch's index has sha256 {sha256}, which is not locked"
+            raise FetchError(msg, f"compare, then lock it: {wanted.lock.name}")
+        name = url.partition("#")[0].rsplit("/", 1)[-1].replace("%2B", "+")
+        found = (url, name, sha256)
+    if found is None:
+        msg = (
+            f"{item.requirement}: the package index, as pip is configured here, lists no file that"
+            f" is locked in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
+        )
+        remedy = "point pip at an index or folder that has it (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS)"
+        raise FetchError(msg, remedy)
+    url, name, sha256 = found
+    # many files at once: one line counts them all, none draws its own
+    return fetch(store, name=name, sha256=sha256, locate=lambda: url, progress=lambda *_: None)
+
+
+def _fitness(name: str, item: Locked, rank: dict[Tag, int]) -> int | None:
+    try:
+        project, version, _, tags = parse_wheel_filename(name)
+    except (InvalidWheelFilename, InvalidVersion):
+        return None  # an sdist, or a name from before the rules
+    if project != item.name or version != Version(item.version):
+        return None
+    return min((rank[tag] for tag in tags if tag in rank), default=None)
+
+
+def _in_store(store: Store, item: Locked, rank: dict[Tag, int]) -> Path | None:
+    fitting = []
+    for sha256 in item.sha256s:
+        folder = store.download_path(sha256, "")
+        if folder.is_dir():
+            for path in folder.iterdir():
+                if (fitness := _fitness(path.name, item, rank)) is not None:
+                    fitting.append((fitness, path))
+    return min(fitting)[1] if fitting else None
+
+
+def _best_link(
+    item: Locked, links: Sequence[Link], rank: dict[Tag, int]
+) -> tuple[str, str, str] | None:
+    """Return (url, file name, sha256) of the locked file that fits best."""
+    fitting = sorted(_candidates(item, links, rank))
+    return fitting[0][1:] if fitting else None
+
+
+def _candidates(
+    item: Locked, links: Sequence[Link], rank: dict[Tag, int]
+) -> Iterator[tuple[int, str, str, str]]:
+    for link in links:
+        fitness = _fitness(link.filename, item, rank)
+        if fitness is None:
+            continue
+        url = str(link.normalized)
+        parts = urlsplit(url)
+        sha256 = parts.fragment.removeprefix("sha256=").partition("&")[0]
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            if link.hashes and "sha256" in link.hashes:
+                sha256 = link.hashes["sha256"][0]
+            elif parts.scheme == "file":
+                sha256 = sha256_file(link.file_path)
+            else:
+                continue  # an index without hashes can't say which locked file this is
+        if sha256 in item.sha256s:
+            yield fitness, url.partition("#")[0], link.filename, sha256

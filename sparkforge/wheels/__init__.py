@@ -1,0 +1,1 @@
+"""Release wheel + patched tree → overlay wheel."""

@@ -1,0 +1,281 @@
+"""The overlay wheel: a release wheel with the patched files put in place. No compiler."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sparkforge import git
+from sparkforge.errors import WheelError
+from sparkforge.git import Change
+from sparkforge.pins import PathRule
+from sparkforge.series import Patched
+from sparkforge.wheels import archive
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to make of a release wheel.
+
+    Attributes:
+        wheel: the verified release wheel.
+        name: distribution name of the result; None keeps it.
+        local: local version part, e.g. ``cpu.spark.1``.
+        drop_requires: requirements to leave out of METADATA.
+        paths: where files of the repository are found in the wheel.
+        version_file: the module in the wheel that states the version, or None.
+        epoch: date of every member, seconds since 1970.
+    """
+
+    wheel: Path
+    name: str | None
+    local: str
+    drop_requires: tuple[str, ...]
+    paths: tuple[PathRule, ...]
+    version_file: str | None
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Overlaid:
+    """The result: the file, its distribution and version, and which members are ours."""
+
+    path: Path
+    name: str
+    version: str
+    replaced: tuple[str, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def build(request: Request, patched: Patched | None, folder: Path) -> Overlaid:
+    """Write the overlay wheel into ``folder``; no patched tree: only its metadata changes.
+
+    Raises:
+        WheelError: a patch changes what no overlay can carry (native sources), or the release
+            wheel's file is not the one that the patch was made on.
+    """
+    base, tags = _split_file_name(request.wheel.name)
+    old_stem = "-".join(base)
+    with archive.opened(request.wheel) as source:
+        info_dir = f"{old_stem}.dist-info"
+        if f"{info_dir}/METADATA" not in source.members:
+            raise WheelError(f"{request.wheel.name}: has no {info_dir}/METADATA", "use another file")
+        metadata, name, version = _metadata(source.read(f"{info_dir}/METADATA").decode(), request)
+        new_stem = f"{_escape(name)}-{version}"
+        plan = _plan(request, patched, source) if patched else _Plan()
+        fresh = dict(plan.fresh)
+        if request.version_file is not None:
+            fresh[request.version_file] = _version_file(
+                fresh.get(request.version_file) or source.read(request.version_file),
+                base[1], version, request.version_file,
+            )  # fmt: skip
+        fresh[f"{info_dir}/METADATA"] = metadata.encode()
+        fresh[f"{info_dir}/WHEEL"] = _wheel_file(source.read(f"{info_dir}/WHEEL").decode(), tags)
+        fresh[f"{info_dir}/RECORD"] = b""  # made last
+
+        names = (source.members.keys() | fresh.keys()) - set(plan.removed)
+        renamed = {member: _rename(member, old_stem, new_stem) for member in names}
+        record = _record(source.read(f"{info_dir}/RECORD").decode(), fresh, renamed,
+                         request.wheel.name)  # fmt: skip
+        fresh[f"{info_dir}/RECORD"] = record
+        out = folder / f"{new_stem}-{tags}.whl"
+        with out.open("wb", buffering=1 << 20) as file:
+            writer = archive.Writer(file, request.epoch)
+            # metadata last, as the wheel format recommends: readers find it from the end
+            for member in sorted(names, key=lambda m: (m.startswith(info_dir), renamed[m])):
+                if member in fresh:
+                    mode = source.members[member].external_attr >> 16 if (
+                        member in source.members) else 0  # fmt: skip
+                    executable = bool(mode & 0o100) or member in plan.executable
+                    writer.add(renamed[member], fresh[member], executable=executable)
+                else:
+                    writer.copy(source, source.members[member], renamed[member])
+            writer.finish()
+    return Overlaid(
+        path=out, name=name, version=version, replaced=plan.replaced, added=plan.added,
+        removed=plan.removed, left_out=plan.left_out,
+    )  # fmt: skip
+
+
+def output_version(release_version: str, local: str) -> str:
+    """Return the overlay's version: the release's with our local part behind it."""
+    return f"{release_version}{'.' if '+' in release_version else '+'}{local}"
+
+
+# -- which members change --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    fresh: Mapping[str, bytes] = field(default_factory=dict)
+    executable: frozenset[str] = frozenset()
+    replaced: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def _plan(request: Request, patched: Patched, source: archive.Source) -> _Plan:
+    fresh: dict[str, bytes] = {}
+    executable: set[str] = set()
+    replaced: list[str] = []
+    added: list[str] = []
+    removed: list[str] = []
+    left_out: list[str] = []
+    repo = patched.source.repo
+    refused: dict[str, list[str]] = {}
+    for change in git.changes(repo, patched.source.commit, patched.commit):
+        rule = _rule(request.paths, change.path)
+        if rule is None:
+            patch = patched.touched.get(change.path, "the series")
+            refused.setdefault(patch, []).append(change.path)
+            continue
+        if rule.wheel is None:
+            left_out.append(change.path)
+            continue
+        member = rule.wheel + change.path[len(rule.repo) :]
+        _check_before(request, source, change, member)
+        if change.new_blob == git.ABSENT:
+            removed.append(member)
+            continue
+        (added if change.old_blob == git.ABSENT else replaced).append(member)
+        fresh[member] = git.blob(repo, change.new_blob)
+        if change.new_mode == "100755":
+            executable.add(member)
+    if refused:
+        what = "\n".join(f"  {patch}: {', '.join(paths)}" for patch, paths in refused.items())
+        msg = f"{request.wheel.name}: an overlay would lose what these patches change:\n{what}"
+        raise WheelError(msg, "these files do not ship in a wheel: compile it from source")
+    return _Plan(
+        fresh, frozenset(executable), tuple(replaced), tuple(added), tuple(removed),
+        tuple(left_out),
+    )  # fmt: skip
+
+
+def _rule(rules: Sequence[PathRule], path: str) -> PathRule | None:
+    fitting = [rule for rule in rules if path.startswith(rule.repo)]
+    return max(fitting, key=lambda rule: len(rule.repo), default=None)
+
+
+def _check_before(
+    request: Request, source: archive.Source, change: Change, member: str
+) -> None:
+    """Refuse where the wheel's file is not the one that the patch was made on."""
+    data = source.read(member) if member in source.members else None
+    found = git.ABSENT if data is None else _blob_id(data)
+    if found != change.old_blob:
+        state = "is not in it" if data is None else "is another version than the pinned source's"
+        msg = f"{request.wheel.name}: {member} {state}"
+        raise WheelError(msg, "wheel and source in pins.yaml must be of the same release")
+
+
+def _blob_id(data: bytes) -> str:
+    # git's own formula; SHA-1 names the content here, the wheel itself is held by sha256
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+# -- the wheel's own files ---------------------------------------------------------
+
+
+def _split_file_name(file: str) -> tuple[tuple[str, str], str]:
+    parts = file.removesuffix(".whl").split("-")
+    if len(parts) != 5:
+        msg = f"{file}: a wheel is named NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
+        raise WheelError(msg, "pin the file under the name that upstream published")
+    return (parts[0], parts[1]), "-".join(parts[2:])
+
+
+def _escape(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _rename(member: str, old_stem: str, new_stem: str) -> str:
+    for suffix in (".dist-info/", ".data/"):
+        if member.startswith(old_stem + suffix):
+            return new_stem + member[len(old_stem) :]
+    return member
+
+
+def _metadata(text: str, request: Request) -> tuple[str, str, str]:
+    """Return METADATA with name, version and requirements corrected, and the two values."""
+    head, separator, body = text.partition("\n\n")
+    fields = re.split(r"\n(?![ \t])", head)
+    values = dict(line.split(": ", 1) for line in reversed(fields) if ": " in line)
+    name = request.name or values["Name"]
+    version = output_version(values["Version"], request.local)
+    drop = {canonicalize_name(item) for item in request.drop_requires}
+    dropped = set()
+    kept = []
+    for line in fields:
+        key, _, value = line.partition(": ")
+        if key == "Requires-Dist":
+            requirement = canonicalize_name(Requirement(value).name)
+            # requirements of extras stay: they are only installed when asked for
+            if requirement in drop and "extra ==" not in value:
+                dropped.add(requirement)
+                continue
+        kept.append({"Name": f"Name: {name}", "Version": f"Version: {version}"}.get(key, line))
+    if missing := sorted(drop - dropped):
+        msg = f"{request.wheel.name}: does not require {', '.join(missing)}"
+        raise WheelError(msg, "remove the name from drop_requires in pins.yaml")
+    return "\n".join(kept) + separator + body, name, version
+
+
+def _wheel_file(text: str, tags: str) -> bytes:
+    """Return WHEEL with the tags of the file name, which is what installers go by."""
+    kept = [line for line in text.strip().splitlines() if not line.startswith("Tag: ")]
+    pythons, abis, platforms = (part.split(".") for part in tags.split("-"))
+    kept += [f"Tag: {'-'.join(tag)}" for tag in itertools.product(pythons, abis, platforms)]
+    return ("\n".join(kept) + "\n").encode()
+
+
+def _version_file(data: bytes, old: str, new: str, path: str) -> bytes:
+    text = data.decode()
+    pattern = re.compile(rf"""(=\s*)(['"]){re.escape(old)}\2""")
+    changed, count = pattern.subn(rf"\g<1>\g<2>{new}\g<2>", text)
+    if count == 0:
+        msg = f"{path}: does not state the version {old}"
+        raise WheelError(msg, "correct version_file in pins.yaml")
+    return changed.encode()
+
+
+def _record(
+    old: str, fresh: Mapping[str, bytes], renamed: Mapping[str, str], wheel: str
+) -> bytes:
+    """Return RECORD: known lines of untouched members, new ones for ours, sorted."""
+    known = {row[0]: row[1:] for row in csv.reader(io.StringIO(old)) if row}
+    rows = []
+    for member, name in renamed.items():
+        if member.endswith(".dist-info/RECORD"):
+            rows.append((name, "", ""))
+        elif member in fresh:
+            rows.append((name, _record_hash(fresh[member]), str(len(fresh[member]))))
+        elif member in known and known[member][0]:
+            rows.append((name, known[member][0], known[member][1]))
+        elif member.endswith((".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")):
+            rows.append((name, "", ""))
+        else:
+            msg = f"{wheel}: {member} has no hash in its RECORD"
+            raise WheelError(msg, "the release wheel is malformed: do not use it")
+    out = io.StringIO()
+    # files first, RECORD itself last, as every builder does
+    order = sorted(rows, key=lambda row: (row[0].endswith(".dist-info/RECORD"), row[0]))
+    csv.writer(out, lineterminator="\n").writerows(order)
+    return out.getvalue().encode()
+
+
+def _record_hash(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"sha256={digest}"
