@@ -25,7 +25,7 @@ def ensure_environment(venv: Path, lock: Path) -> Path:
     wanted = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
-    with open(venv.with_name(f"{venv.name}.lock"), "w") as lock_file:
+    with venv.with_name(f"{venv.name}.lock").open("w") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)  # gone with its holder; two builds take turns
         if not (stamp.is_file() and stamp.read_text() == wanted):
             make_environment(venv, lock, wanted)
@@ -34,7 +34,8 @@ def ensure_environment(venv: Path, lock: Path) -> Path:
 
 def make_environment(venv: Path, lock: Path, wanted: str) -> None:
     """Build the environment beside its place and move it there when it is complete."""
-    print(f"build.py: setting up {venv.name} from {lock.name} (once, hashes checked)", file=sys.stderr)
+    note = f"build.py: setting up {venv.name} from {lock.name} (once, hashes checked)"
+    print(note, file=sys.stderr)
     fresh = venv.with_name(f"{venv.name}.new-{os.getpid()}")
     try:
         subprocess.run([sys.executable, "-m", "venv", "--clear", fresh], check=True)
@@ -64,11 +65,11 @@ def fail(what: str, remedy: str) -> None:
 
 def main() -> None:
     """Run ``python -m sparkforge`` with this command line in sparkforge's environment."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this is the check that says so
         fail(f"Python {sys.version.split()[0]} is too old", "use Python 3.11 or newer")
     python = ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
     os.environ["PYTHONPATH"] = str(ROOT)
-    os.execv(python, [python, "-m", "sparkforge", *sys.argv[1:]])
+    os.execv(python, [str(python), "-m", "sparkforge", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from sparkforge import engine, git, pins, pipeline, publish, receipt, series, sources, wheelhouse
+from sparkforge import engine, git, pins, pipeline, publish, receipt, series, sources
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.index import Index
 from sparkforge.log import human_bytes, log
@@ -79,7 +79,7 @@ def _context(
         base = options.base or reference
         if _MACHINES.get(platform.machine()) != wanted:
             msg = f"target {options.target} is for {wanted}, this machine is {platform.machine()}"
-            raise UsageError(msg, "build its wheels here (--until wheelhouse), bake and serve there")
+            raise UsageError(msg, "build its wheels here (--until wheelhouse), bake them there")
         log.info(f"bakes {why}")
     context = Context(
         root=path.parent, pins=all_pins, pins_path=path, store=_store(options),
@@ -165,6 +165,8 @@ def serve(options: argparse.Namespace) -> int:
 
 def pins_check(options: argparse.Namespace) -> int:
     """Check pins.yaml and all that it names."""
+    from sparkforge import wheelhouse
+
     path = _pins_path(options)
     loaded = pins.load(path)
     for target in loaded.targets.values():
@@ -221,7 +223,8 @@ def patches_list(options: argparse.Namespace) -> int:
     for one in chosen:
         log.heading(f"{one.upstream}: {len(one.patches)} patch(es)")
         for patch in one.patches:
-            risk, status = patch.trailers.get("Risk", "?"), patch.trailers.get("Upstream-Status", "?")
+            risk = patch.trailers.get("Risk", "?")
+            status = patch.trailers.get("Upstream-Status", "?")
             log.info(f"{patch.name}  [{risk}, {status}]")
             log.info(f"    {patch.subject}")
     return 0

@@ -84,7 +84,8 @@ def connect() -> Engine:
         call("docker", "buildx", "version")
     except CommandError:
         msg = f"engine {version} answers, but the docker CLI has no buildx plugin"
-        raise EngineError(msg, "install the package docker-buildx (or docker-buildx-plugin)") from None
+        remedy = "install the package docker-buildx (or docker-buildx-plugin)"
+        raise EngineError(msg, remedy) from None
     return Engine(client, version)
 
 
@@ -116,6 +117,9 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
     """
     if wish == "none":
         return None, "a plain environment, as asked for with --engine none"
+    if wish == "auto" and base is None and image_base is None:
+        why = "no base image is pinned for this target (--base names one)"
+        return None, f"a plain environment: {why}"
     try:
         engine = connect()
     except EngineError as error:
@@ -123,10 +127,8 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
             raise
         return None, f"a plain environment: {error.what}"
     if base is None and image_base is None:
-        if wish == "docker":
-            msg = "pins.yaml has no base image for this target"
-            raise EngineError(msg, "name one: --base IMAGE (scripts/make-base.sh makes one)")
-        return None, "a plain environment: no base image is pinned for this target (--base names one)"
+        msg = "pins.yaml has no base image for this target"
+        raise EngineError(msg, "name one: --base IMAGE (scripts/make-base.sh makes one)")
     return engine, f"an image, with engine {engine.version} on base {base or image_base}"
 
 

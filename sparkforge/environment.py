@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkforge.errors import CommandError, ImageError
 from sparkforge.log import log
-from sparkforge.run import call
+from sparkforge.run import call, have
 from sparkforge.store import Store
 
 
@@ -56,8 +56,10 @@ def bake(
     except CommandError as error:
         msg = f"no Python {python} for the environment:\n{error}"
         raise ImageError(msg, f"install Python {python}, or build an image with --base") from error
-    install = [uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", "--offline",
-               "--no-index", "--no-deps"]  # fmt: skip
+    install: list[str | Path] = [
+        uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", "--offline",
+        "--no-index", "--no-deps",
+    ]  # fmt: skip
     log.info("installing third-party wheels")
     try:
         call(*install, "--require-hashes", "--find-links", wheelhouse, "-r", lock, env=env)
@@ -77,7 +79,11 @@ def server_env(cache: Path, byte_code: Path) -> dict[str, str]:
         cache: folder for everything that vLLM and torch write at run time.
         byte_code: folder for Python's byte code, kept between runs.
     """
+    # without a C++ compiler torch.compile, which vLLM's CPU sampler calls even in eager mode,
+    # would end the engine at its first token
+    compiled = {} if have("c++") or have("g++") else {"TORCH_COMPILE_DISABLE": "1"}
     return {
+        **compiled,
         "PYTHONPATH": "",  # a user's own modules must not stand in for the baked ones
         # byte code of thousands of modules halves the start; it is kept out of the artefact
         "PYTHONDONTWRITEBYTECODE": "",

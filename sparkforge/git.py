@@ -99,7 +99,10 @@ def remote_tag(url: str, tag: str) -> str | None:
     """
     listing = call("git", "ls-remote", url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}",
                    env={"GIT_TERMINAL_PROMPT": "0"}).stdout.decode()  # fmt: skip
-    found = dict(reversed(line.split("\t", 1)) for line in listing.splitlines())
+    found: dict[str, str] = {}
+    for line in listing.splitlines():
+        commit, _, ref = line.partition("\t")
+        found[ref] = commit
     return found.get(f"refs/tags/{tag}^{{}}") or found.get(f"refs/tags/{tag}")
 
 

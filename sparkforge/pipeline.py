@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from sparkforge.log import human_bytes, log
 from sparkforge.receipt import Line, differences
@@ -78,15 +80,19 @@ def run(context: Context, items: Sequence[Item]) -> list[Line]:
             if stale is not None:
                 context.store.forget(stale)
             with log.step(item.label):
-                found = context.store.build(
-                    item.stage, item.inputs, lambda folder, item=item: item.make(folder, results)
-                )
+                found = context.store.build(item.stage, item.inputs, _maker(item, results))
             lines.append(Line(item.label, found, made_now=True))
         else:
             lines.append(Line(item.label, found, made_now=False))
         results[item.label] = found
         context.store.remember(context.target_name, item.label, found)
     return lines
+
+
+def _maker(
+    item: Item, results: Mapping[str, Artefact]
+) -> Callable[[Path], Mapping[str, Any]]:
+    return lambda folder: item.make(folder, results)
 
 
 def show(steps: Sequence[Step]) -> None:

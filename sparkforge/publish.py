@@ -16,10 +16,8 @@ from sparkforge.environment import python_path, server_env
 from sparkforge.log import human_bytes, log
 from sparkforge.receipt import Line
 from sparkforge.run import replace_process
-from sparkforge.servers import LOOPBACK, MODEL_NAME, free_port
 from sparkforge.stages import SMOKE_VARIABLES, Context, wheel_path
 from sparkforge.store import Artefact, disk_errors
-from sparkforge.tiny import make_tiny_gpt_oss
 
 
 def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]) -> Path:
@@ -63,6 +61,8 @@ def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]
 
 def tiny_model(folder: Path) -> Path:
     """Return the tiny checkpoint below a folder, making it where it is missing."""
+    from sparkforge.tiny import make_tiny_gpt_oss
+
     model = folder / "tiny-model"
     if not model.exists():
         make_tiny_gpt_oss(model)
@@ -119,6 +119,8 @@ def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: floa
 
 def serve(context: Context, baked: Artefact, model: Path | None) -> None:
     """Become the server: Compose for an image, vllm itself for a plain environment."""
+    from sparkforge.servers import LOOPBACK, MODEL_NAME, free_port
+
     folder = context.root / "dist" / context.target_name
     if baked.outputs["kind"] == "image":
         _write_env(context, baked, folder)

@@ -8,6 +8,7 @@ can happen, and the blob after must be the one that the patch promises.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ def read_patch(path: Path) -> Patch:
         raise SeriesError(msg, "make it with git format-patch, see docs/patches-howto.md")
     entries = []
     starts = [match.start() for match in _FILE.finditer(diff)] + [len(diff)]
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in itertools.pairwise(starts):
         part = diff[start:end]
         names, index = _FILE.match(part), _INDEX.search(part)
         assert names is not None
@@ -305,7 +306,8 @@ def patched_tree(store: Store, series: Series, source: Source) -> str:
                                   entry.path, env=env)  # fmt: skip
                 met = listing.split(" ")[1] if listing else git.ABSENT
                 if met != entry.new_blob:
-                    msg = f"{patch.path}: {entry.path} becomes {met[:12]}, not {entry.new_blob[:12]}"
+                    wanted = entry.new_blob[:12]
+                    msg = f"{patch.path}: {entry.path} becomes {met[:12]}, not {wanted}"
                     raise SeriesError(msg, "its diff was edited by hand: export it again")
         return git.git(source.repo, "write-tree", env=env)
 
@@ -339,8 +341,8 @@ def apply(store: Store, series: Series, source: Source) -> Patched:
             raise SeriesError(msg, "remake that patch on the pinned tree") from error
         commit = git.git(tree, "rev-parse", "HEAD")
         # a worktree's commits are only kept while something points at them
-        git.git(source.repo, "update-ref", f"refs/patched/{series.sha256[:16]}-{source.commit[:16]}",
-                commit)  # fmt: skip
+        ref = f"refs/patched/{series.sha256[:16]}-{source.commit[:16]}"
+        git.git(source.repo, "update-ref", ref, commit)
     _check_canonical(series, source, commit)
     touched = {}
     for patch in series.patches:

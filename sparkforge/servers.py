@@ -57,7 +57,9 @@ class Launch:
 class Server(Protocol):
     """A started server, which may still be loading."""
 
-    url: str
+    @property
+    def url(self) -> str:
+        """Where it listens, without a slash at the end."""
 
     def exited(self) -> int | None:
         """Return the exit code if it has ended, else None."""
@@ -82,7 +84,8 @@ def free_port(wanted: int) -> int:
             probe.bind((LOOPBACK, wanted))
         except OSError as error:
             msg = f"port {wanted} on {LOOPBACK} is taken: {error.strerror}"
-            raise SmokeError(msg, "choose another with --port N, or end what listens there") from None
+            remedy = "choose another with --port N, or end what listens there"
+            raise SmokeError(msg, remedy) from None
         port: int = probe.getsockname()[1]
     return port
 

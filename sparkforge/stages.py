@@ -101,7 +101,7 @@ def items(context: Context, until: str) -> list[Item]:
     """Return what a build consists of, in order, up to and with the stage ``until``."""
     result: list[Item] = []
     wheels: list[Item] = []
-    for name, plan in context.target.wheels.items():
+    for name in context.target.wheels:
         patches = context.series_of(name)
         upstream = context.pins.upstream(name)
         if patches.patches:
@@ -198,8 +198,6 @@ def source_of(store: Store, name: str, artefact: Artefact) -> Source:
 def _wheel_item(
     context: Context, name: str, upstream: Upstream, patches: Series, *, patched: bool
 ) -> Item:
-    from sparkforge.wheels import overlay
-
     plan = context.target.wheels[name]
     file = upstream.files[plan.files[context.platform]]
     has_patches = patched and bool(patches.patches)
@@ -221,6 +219,8 @@ def _wheel_item(
     }
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        from sparkforge.wheels import overlay
+
         wheel = sources.fetch_release_file(context.store, file, context.access)
         if not has_patches and plan.name is None and not plan.drop_requires:
             log.info(f"{name}: nothing to change: the release wheel as it is")
@@ -238,7 +238,8 @@ def _wheel_item(
             tree = Patched(source, out["commit"], out["tree"], out["touched"])
         made = overlay.build(request, tree, folder)
         sha256 = sha256_file(made.path)
-        log.info(f"{made.path.name}: {len(made.replaced)} file(s) replaced, {len(made.added)} added")
+        counts = f"{len(made.replaced)} file(s) replaced, {len(made.added)} added"
+        log.info(f"{made.path.name}: {counts}")
         log.info(f"sha256 {sha256}")
         return {
             "file": made.path.name, "sha256": sha256, "version": made.version,

@@ -7,13 +7,14 @@ Dates, modes and order are fixed, so equal inputs give equal archives.
 
 from __future__ import annotations
 
-import mmap
+import itertools
+import os
 import stat
 import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ _UNIX = 3
 _VERSION_NEEDED = 20  # deflate and folders; what every reader knows
 _LIMIT = 0xFFFFFFFF  # beyond it a zip64 archive would be needed; no wheel of ours comes near
 _LEVEL = 6
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,24 +55,30 @@ class Source:
             raise WheelError(msg, "remove it from the store and run again") from error
         self.path = path
         self.members = {i.filename: i for i in self._zip.infolist() if not i.is_dir()}
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = path.open("rb")
 
     def read(self, name: str) -> bytes:
         return self._zip.read(name)
 
-    def packed(self, info: zipfile.ZipInfo) -> memoryview:
-        """Return a member's bytes as they lie in the archive, compressed or not."""
+    def packed(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
+        """Give a member's bytes as they lie in the archive, compressed or not, in pieces."""
         if info.flag_bits & 1:
             raise WheelError(f"{self.path.name}: {info.filename} is encrypted", "use another file")
-        start = info.header_offset
-        fields = _LOCAL.unpack_from(self._map, start)
-        start += _LOCAL.size + fields[9] + fields[10]
-        return memoryview(self._map)[start : start + info.compress_size]
+        self._file.seek(info.header_offset)
+        fields = _LOCAL.unpack(self._file.read(_LOCAL.size))
+        self._file.seek(fields[9] + fields[10], os.SEEK_CUR)  # the name and extra fields
+        left = info.compress_size
+        while left:
+            piece = self._file.read(min(left, _PIECE))
+            if not piece:
+                msg = f"{self.path.name}: ends inside {info.filename}"
+                raise WheelError(msg, "remove it from the store and run again")
+            left -= len(piece)
+            yield piece
 
     def close(self) -> None:
         self._zip.close()
-        self._map.close()
+        self._file.close()
 
 
 @contextmanager
@@ -101,30 +109,32 @@ class Writer:
 
     def copy(self, source: Source, info: zipfile.ZipInfo, name: str) -> None:
         """Add a member of another archive, under a name, without touching its bytes."""
-        with source.packed(info) as data:
-            self._add(
-                name, data, info.compress_type, info.CRC, info.file_size,
-                _mode(info.external_attr >> 16),
-            )  # fmt: skip
+        self._add(
+            name, source.packed(info), info.compress_size, info.compress_type, info.CRC,
+            info.file_size, _mode(info.external_attr >> 16),
+        )  # fmt: skip
 
     def add(self, name: str, data: bytes, *, executable: bool = False) -> None:
         """Add new content, compressed."""
         squeeze = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
         packed = squeeze.compress(data) + squeeze.flush()
         mode = 0o755 if executable else 0o644
-        self._add(name, packed, zipfile.ZIP_DEFLATED, zlib.crc32(data), len(data), mode)
+        self._add(
+            name, [packed], len(packed), zipfile.ZIP_DEFLATED, zlib.crc32(data), len(data), mode
+        )
 
     def _add(
-        self, name: str, data: bytes | memoryview, method: int, crc: int, size: int, mode: int
-    ) -> None:
+        self, name: str, pieces: Iterable[bytes], packed: int, method: int, crc: int, size: int,
+        mode: int,
+    ) -> None:  # fmt: skip
         raw = name.encode()
         flags = 0 if raw.isascii() else _UTF8_NAME
-        entry = _Entry(name, method, crc, len(data), size, mode, self._offset)
+        entry = _Entry(name, method, crc, packed, size, mode, self._offset)
         header = _LOCAL.pack(
             b"PK\3\4", _VERSION_NEEDED, flags, method, self._time, self._date, crc,
-            entry.packed, size, len(raw), 0,
+            packed, size, len(raw), 0,
         )  # fmt: skip
-        for part in (header, raw, data):
+        for part in itertools.chain((header, raw), pieces):
             self._file.write(part)
             self._offset += len(part)
         if self._offset > _LIMIT:

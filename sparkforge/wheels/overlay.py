@@ -71,7 +71,8 @@ def build(request: Request, patched: Patched | None, folder: Path) -> Overlaid:
     with archive.opened(request.wheel) as source:
         info_dir = f"{old_stem}.dist-info"
         if f"{info_dir}/METADATA" not in source.members:
-            raise WheelError(f"{request.wheel.name}: has no {info_dir}/METADATA", "use another file")
+            msg = f"{request.wheel.name}: has no {info_dir}/METADATA"
+            raise WheelError(msg, "pin a wheel as upstream published it")
         metadata, name, version = _metadata(source.read(f"{info_dir}/METADATA").decode(), request)
         new_stem = f"{_escape(name)}-{version}"
         plan = _plan(request, patched, source) if patched else _Plan()

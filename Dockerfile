@@ -1,0 +1,142 @@
+# The serving image of one target. `python build.py --target X` calls it; by hand:
+#
+#   docker buildx build --target serve --build-arg BASE=IMAGE@DIGEST --build-arg PYTHON_VERSION=3.11 \
+#     --build-arg SOURCE_DATE_EPOCH=SECONDS --build-context wheels=DIR --build-context wheelhouse=DIR .
+#
+# wheels      what sparkforge built: *.whl, requirements.txt (everything else, with hashes), and
+#             optionally share/ (data files, e.g. encodings/ with the Harmony vocabulary)
+# wheelhouse  the wheels that requirements.txt names, and uv for the target's platform
+#
+# No `# syntax=` line: it would fetch a frontend from a registry, unpinned, before anything else.
+ARG BASE
+
+# Stand-ins that the two --build-context options replace. Without them a forgotten option would make the
+# builder look for images of these names in a public registry.
+FROM scratch AS wheels
+FROM scratch AS wheelhouse
+
+
+# ---- system: Python and the shared libraries, where the base lacks them ------------------------------
+# The base is given by digest, or is a local image; there is no default that could drift.
+# hadolint ignore=DL3006
+FROM ${BASE} AS system
+ARG PYTHON_VERSION
+# Extra packages of a target. Triton compiles its launchers at run time, so a GPU target on a base
+# without a compiler names gcc, libc6-dev and the Python headers here.
+ARG SYSTEM_PACKAGES=""
+ARG SOURCE_DATE_EPOCH
+SHELL ["/bin/sh", "-euc"]
+# libnuma1, libstdc++6: what vLLM's and torch's extensions link to and no wheel brings. tini: see the end.
+# Versions are the base's business: it is pinned, and a version written here would break on its next update.
+# Logs, caches and lists are what differs between two builds of one day; .pyc checked by date would all be
+# stale once the exporter rewrites the dates. The secret is the CA bundle of a machine behind a proxy.
+# SC2086: the packages are words of a list.
+# hadolint ignore=DL3008,SC2086
+RUN --mount=type=secret,id=ca,target=/run/ca.crt \
+    packages="libnuma1 libstdc++6 tini ${SYSTEM_PACKAGES}"; \
+    fresh_python=; \
+    if ! command -v "python${PYTHON_VERSION}" >/dev/null; then \
+      packages="${packages} python${PYTHON_VERSION}"; fresh_python=1; \
+    fi; \
+    if [ -s /run/ca.crt ]; then set -- -o Acquire::https::CAInfo=/run/ca.crt; else set --; fi; \
+    apt-get "$@" -q update; \
+    DEBIAN_FRONTEND=noninteractive apt-get "$@" -qy install --no-install-recommends ${packages}; \
+    if [ -n "${fresh_python}" ]; then \
+      "python${PYTHON_VERSION}" -m compileall -qf --invalidation-mode unchecked-hash "/usr/lib/python${PYTHON_VERSION}"; \
+    fi; \
+    apt-get clean; \
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt \
+      /var/log/dpkg.log /var/log/alternatives.log /var/lib/dpkg/*-old /var/cache/debconf/*-old
+
+
+# ---- tools: mounted where they are needed and in no layer of the image --------------------------------
+FROM system AS tools
+ARG PYTHON_VERSION
+RUN --network=none --mount=type=bind,from=wheelhouse,target=/run/wheelhouse \
+    "python${PYTHON_VERSION}" -m zipfile -e /run/wheelhouse/uv-[0-9]*.whl /uv; \
+    install -D -m 0755 /uv/uv-*.data/scripts/uv /tools/uv
+# install DIR REQUIREMENTS: nothing but exactly these wheels out of DIR, by their hashes, from no network.
+# SOURCE_DATE_EPOCH would make .pyc that are checked against their source by hash at every import; nothing
+# changes in an image, so they need no check. uv's note on each wheel holds the date of the wheel's file,
+# which differs between machines, and serves only uv's next install.
+COPY --chmod=0555 <<'EOS' /tools/install
+#!/bin/sh
+set -eu
+export UV_NO_CACHE=1 UV_NO_CONFIG=1 UV_OFFLINE=1 UV_LINK_MODE=hardlink PYC_INVALIDATION_MODE=UNCHECKED_HASH
+/run/tools/uv pip install --quiet --python /opt/sparkforge/venv --no-index --find-links "$1" \
+  --only-binary :all: --require-hashes --no-deps --compile-bytecode -r "$2"
+find /opt/sparkforge/venv -name uv_cache.json | while read -r note; do
+  rm "${note}"
+  sed -i '/\/uv_cache\.json,/d' "${note%/*}/RECORD"
+done
+EOS
+
+
+# ---- packages: third-party packages; a change of our patches leaves this layer as it is ----------------
+FROM system AS packages
+ARG PYTHON_VERSION
+RUN --network=none \
+    --mount=type=bind,from=tools,source=/tools,target=/run/tools \
+    --mount=type=bind,from=wheelhouse,target=/run/wheelhouse \
+    --mount=type=bind,from=wheels,source=requirements.txt,target=/run/requirements.txt \
+    /run/tools/uv venv --quiet --no-cache --no-config --offline --python "/usr/bin/python${PYTHON_VERSION}" \
+      /opt/sparkforge/venv; \
+    /run/tools/install /run/wheelhouse /run/requirements.txt
+
+
+# ---- serve: the image ----------------------------------------------------------------------------------
+FROM packages AS serve
+# Our wheels through the same door, then the declared requirements of all that is installed are checked.
+# The user is written by hand because useradd notes the day in /etc/shadow.
+RUN --network=none \
+    --mount=type=bind,from=tools,source=/tools,target=/run/tools \
+    --mount=type=bind,from=wheels,target=/run/wheels \
+    --mount=type=tmpfs,target=/run/list \
+    for wheel in /run/wheels/*.whl; do \
+      file="${wheel##*/}"; rest="${file#*-}"; sum="$(sha256sum "${wheel}")"; \
+      echo "${file%%-*}==${rest%%-*} --hash=sha256:${sum%% *}"; \
+    done >/run/list/ours.txt; \
+    /run/tools/install /run/wheels /run/list/ours.txt; \
+    /run/tools/uv pip check --no-cache --no-config --python /opt/sparkforge/venv; \
+    if [ -d /run/wheels/share ]; then cp -r /run/wheels/share /opt/sparkforge/share; fi; \
+    echo 'sparkforge:x:10001:10001:sparkforge:/var/cache/sparkforge:/usr/sbin/nologin' >>/etc/passwd; \
+    echo 'sparkforge:x:10001:' >>/etc/group; \
+    install -d -o 10001 -g 10001 /var/cache/sparkforge /var/cache/sparkforge/huggingface; \
+    install -d /model
+COPY --chmod=0555 scripts/entrypoint.py scripts/healthcheck.py /opt/sparkforge/bin/
+
+# Everything that is written at run time lies under one folder, so that the root can be read-only and one
+# volume keeps compiled kernels over restarts.
+ENV PATH=/opt/sparkforge/venv/bin:${PATH} \
+    HOME=/var/cache/sparkforge \
+    XDG_CACHE_HOME=/var/cache/sparkforge \
+    XDG_CONFIG_HOME=/var/cache/sparkforge/config \
+    HF_HOME=/var/cache/sparkforge/huggingface \
+    VLLM_CACHE_ROOT=/var/cache/sparkforge/vllm \
+    VLLM_CONFIG_ROOT=/var/cache/sparkforge/config/vllm \
+    TRITON_HOME=/var/cache/sparkforge \
+    TRITON_CACHE_DIR=/var/cache/sparkforge/triton \
+    TORCHINDUCTOR_CACHE_DIR=/var/cache/sparkforge/torchinductor \
+    FLASHINFER_WORKSPACE_BASE=/var/cache/sparkforge/flashinfer \
+    NUMBA_CACHE_DIR=/var/cache/sparkforge/numba \
+    CUDA_CACHE_PATH=/var/cache/sparkforge/cuda \
+    PYTHONDONTWRITEBYTECODE=1 \
+    VLLM_NO_USAGE_STATS=1
+
+# Last, because they change most often and make no layer. SERVE_ARGS: the target's options of `vllm serve`.
+ARG RELEASE="" SERVE_ARGS=""
+ENV SPARKFORGE_RELEASE=${RELEASE} \
+    SPARKFORGE_SERVE_ARGS=${SERVE_ARGS} \
+    SPARKFORGE_MODEL=/model \
+    SPARKFORGE_LISTEN_PORT=8000
+
+USER 10001:10001
+WORKDIR /var/cache/sparkforge
+VOLUME /var/cache/sparkforge
+EXPOSE 8000
+# Loading takes minutes for a large model; failures count only after the start period.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=20m --start-interval=2s --retries=3 \
+    CMD ["/opt/sparkforge/venv/bin/python", "-I", "/opt/sparkforge/bin/healthcheck.py"]
+# tini is process 1: a process 1 without handlers ignores SIGTERM, which vLLM is while it loads,
+# and vLLM does not collect the children that its workers leave behind.
+ENTRYPOINT ["/usr/bin/tini", "--", "/opt/sparkforge/venv/bin/python", "-I", "/opt/sparkforge/bin/entrypoint.py"]

@@ -1,0 +1,62 @@
+"""How long sparkforge itself takes, on this machine, with the downloads in the store.
+
+    python build.py --target cpu                  # fills the store
+    python build.py --target spark --until wheels
+    python benchmarks/speed.py                    # prints the figures
+
+A benchmark, not a test: it prints what it measured, and beside it the aim.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STORE = Path(os.environ.get("SPARKFORGE_STORE", Path.home() / ".cache" / "sparkforge"))
+
+
+def measure(*arguments: str, store: Path = STORE, repeat: int = 3) -> tuple[float, float]:
+    """Run build.py and return (best seconds from prompt to prompt, peak MiB of any process)."""
+    best = float("inf")
+    for _ in range(repeat):
+        start = time.monotonic()
+        subprocess.run(
+            [sys.executable, ROOT / "build.py", *arguments, "--store", store],
+            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        best = min(best, time.monotonic() - start)
+    return best, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
+def overlay() -> tuple[float, float]:
+    """Build the arm64 wheel in a store that has the downloads and sources but no wheel."""
+    with tempfile.TemporaryDirectory(dir=STORE, prefix="bench-") as name:
+        store = Path(name)
+        for part in ("downloads", "git"):
+            (store / part).symlink_to(STORE / part)
+        shutil.copytree(STORE / "artefacts" / "sources", store / "artefacts" / "sources")
+        shutil.copytree(STORE / "artefacts" / "series", store / "artefacts" / "series")
+        return measure("--target", "spark", "--until", "wheels", store=store, repeat=1)
+
+
+def main() -> None:
+    """Print one line a figure: what, measured, aim."""
+    rows = [
+        ("overlay wheel, linux/arm64 (315 MB in)", overlay(), 5.0),
+        ("build --target cpu, nothing changed", measure("--target", "cpu"), 1.0),
+        ("patches check, all series", measure("patches", "check"), 3.0),
+    ]
+    print(f"{'what':42} {'seconds':>8} {'aim':>5} {'peak so far':>12}")
+    for what, (seconds, peak), aim in rows:
+        print(f"{what:42} {seconds:8.2f} {aim:5.1f} {peak:8.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

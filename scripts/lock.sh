@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Make the hash-locked requirements anew from the .in files:  scripts/lock.sh
+# Needs .venv (any build.py command makes it). Reads the package index that uv is configured for;
+# where torch's CPU build lies in a folder, name it in UV_FIND_LINKS.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+uv=.venv/bin/uv
+header='# Hash-locked; made by scripts/lock.sh. Do not edit.'
+
+lock() { # lock INPUT OUTPUT OPTION...
+  local input=$1 output=$2 fresh
+  shift 2
+  fresh=$(mktemp)
+  "$uv" pip compile --quiet --generate-hashes --no-header --output-file "$fresh" "$@" \
+    "requirements/$input" >/dev/null
+  { printf '%s\n' "$header"; cat "$fresh"; } >"requirements/$output"
+  rm "$fresh"
+  printf '%s: %s packages\n' "$output" "$(grep -c '^[a-z].*==' "requirements/$output")"
+}
+
+# the driver runs on every Python from 3.11 and on both platforms: universal
+lock driver.in driver.txt --universal --python-version 3.11 --only-binary :all:
+lock dev.in dev.txt --universal --python-version 3.11
+# glibc 2.36: Debian 12, the oldest system that the cpu target is for
+lock cpu.in cpu-linux-amd64.txt --python-version 3.11 --python-platform x86_64-manylinux_2_36 \
+  --only-binary :all:
+# glibc 2.39: Ubuntu 24.04, the Spark's; FlashInfer comes from our wheels, not from the lock
+lock spark.in spark-linux-arm64.txt --python-version 3.12 \
+  --python-platform aarch64-manylinux_2_39 --only-binary :all: --no-emit-package flashinfer-python

@@ -1,0 +1,236 @@
+"""A float32 reference of gpt-oss in numpy, written from the definitions of its parts.
+
+It shares nothing with any serving engine: its own reader of the files, its own decoding of MXFP4
+(OCP Microscaling: E2M1 elements, one E8M0 scale for 32 of them), its own attention. It is slow and
+plain, for models of a few megabytes.
+
+A wrong model, to show that a comparison would notice, is made by changing `Model.tensors` or
+`Model.config` (see `Model.replaced`), not by switches in here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+# E2M1: sign, two bits of exponent with a bias of one, one bit of mantissa.
+_E2M1 = np.array(
+    [sign * value for sign in (1, -1) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)],
+    dtype=np.float32,
+)
+_BLOCK = 32
+
+# Of the activation inside an expert; the limit is in the configuration.
+_SWIGLU_ALPHA = 1.702
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A checkpoint in memory.
+
+    Attributes:
+        config: The content of config.json.
+        tensors: By the names in the file; BF16 widened to float32, uint8 as it is.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, npt.NDArray[Any]]
+
+    def replaced(
+        self,
+        *,
+        config: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> Model:
+        """The same model with some entries of config or tensors changed."""
+        return Model({**self.config, **(config or {})}, {**self.tensors, **(tensors or {})})
+
+
+def load(folder: Path) -> Model:
+    """Read the checkpoint in `folder`.
+
+    Raises:
+        OSError: A file is missing.
+        ValueError: A tensor has a type that is neither BF16 nor U8.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return Model(config, _read_safetensors(folder / "model.safetensors"))
+
+
+def _read_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for name, entry in json.loads(raw[8:start]).items():
+        if name == "__metadata__":
+            continue
+        low, high = entry["data_offsets"]
+        data = raw[start + low : start + high]
+        if entry["dtype"] == "U8":
+            values: npt.NDArray[Any] = np.frombuffer(data, dtype=np.uint8)
+        elif entry["dtype"] == "BF16":
+            # BF16 is the upper half of a float32.
+            bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << np.uint32(16)
+            values = bits.view(np.float32)
+        else:
+            raise ValueError(f"{name} has type {entry['dtype']}, only BF16 and U8 are known")
+        tensors[name] = values.reshape(entry["shape"])
+    return tensors
+
+
+def dequantize(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> Floats:
+    """Decode MXFP4: blocks [..., K/32, 16] and scales [..., K/32] to float32 [..., K].
+
+    The low nibble comes first. Scale 255 is NaN.
+    """
+    codes = np.stack((blocks & 0x0F, blocks >> 4), axis=-1).reshape(*scales.shape, _BLOCK)
+    factors = np.where(scales == 255, np.nan, np.exp2(scales.astype(np.float64) - 127))
+    values = _E2M1[codes].astype(np.float64) * factors[..., None]
+    return values.reshape(*scales.shape[:-1], -1).astype(np.float32)
+
+
+def logits(model: Model, tokens: Sequence[int]) -> Floats:
+    """Logits [len(tokens), vocab]: row i predicts the token after position i."""
+    config, tensors = model.config, model.tensors
+    eps = float(config["rms_norm_eps"])
+    x: Floats = tensors["model.embed_tokens.weight"][np.asarray(tokens)]
+    cos, sin = _rotary(config, len(tokens))
+    for layer in range(config["num_hidden_layers"]):
+        base = f"model.layers.{layer}"
+        normed = _rms_norm(x, tensors[f"{base}.input_layernorm.weight"], eps)
+        x = x + _attention(model, layer, normed, cos, sin)
+        normed = _rms_norm(x, tensors[f"{base}.post_attention_layernorm.weight"], eps)
+        x = x + _experts(model, layer, normed)
+    x = _rms_norm(x, tensors["model.norm.weight"], eps)
+    out: Floats = x @ tensors["lm_head.weight"].T
+    return out
+
+
+def greedy(model: Model, tokens: Sequence[int], count: int) -> tuple[list[int], list[float]]:
+    """`count` most likely next tokens one after the other, and for each the margin in logits
+    between it and the runner-up."""
+    sequence = list(tokens)
+    margins = []
+    for _ in range(count):
+        row = logits(model, sequence)[-1]
+        second, first = np.argsort(row)[-2:]
+        sequence.append(int(first))
+        margins.append(float(row[first] - row[second]))
+    return sequence[len(tokens) :], margins
+
+
+def _rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    scale = 1 / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + eps)
+    out: Floats = x * scale * weight
+    return out
+
+
+def _linear(model: Model, name: str, x: Floats) -> Floats:
+    out: Floats = x @ model.tensors[f"{name}.weight"].T + model.tensors[f"{name}.bias"]
+    return out
+
+
+def _rotary(config: Mapping[str, Any], length: int) -> tuple[Floats, Floats]:
+    """Cosines and sines [length, head_dim / 2] of rotary embedding extended by YaRN.
+
+    Frequencies that turn often within the original context stay, those that turn seldom are
+    slowed by the factor, in between is a ramp whose ends are not rounded to whole dimensions.
+    Cosines and sines carry YaRN's concentration, so that a score carries its square.
+    """
+    scaling = config["rope_scaling"]
+    theta, dim = float(config["rope_theta"]), int(config["head_dim"])
+    factor, context = float(scaling["factor"]), int(scaling["original_max_position_embeddings"])
+    half = dim // 2
+    frequencies = theta ** (-np.arange(half, dtype=np.float64) / half)
+
+    def dimension_of(turns: float) -> float:
+        return half * math.log(context / (turns * 2 * math.pi)) / math.log(theta)
+
+    low = max(dimension_of(scaling["beta_fast"]), 0)
+    high = min(dimension_of(scaling["beta_slow"]), dim - 1)
+    slowed = np.clip((np.arange(half) - low) / (high - low), 0, 1)
+    frequencies = frequencies * (1 - slowed) + frequencies / factor * slowed
+    concentration = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    angles = np.arange(length)[:, None] * frequencies
+    return (
+        (np.cos(angles) * concentration).astype(np.float32),
+        (np.sin(angles) * concentration).astype(np.float32),
+    )
+
+
+def _rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
+    """Rotate x [length, heads, head_dim]; element i pairs with i + head_dim / 2."""
+    first, second = np.split(x, 2, axis=-1)
+    c, s = cos[:, None, :], sin[:, None, :]
+    return np.concatenate((first * c - second * s, second * c + first * s), axis=-1)
+
+
+def _attention(model: Model, layer: int, x: Floats, cos: Floats, sin: Floats) -> Floats:
+    config = model.config
+    base = f"model.layers.{layer}.self_attn"
+    length, dim = len(x), int(config["head_dim"])
+    kv_heads = int(config["num_key_value_heads"])
+    group = int(config["num_attention_heads"]) // kv_heads
+
+    queries = _rotate(_linear(model, f"{base}.q_proj", x).reshape(length, -1, dim), cos, sin)
+    keys = _rotate(_linear(model, f"{base}.k_proj", x).reshape(length, -1, dim), cos, sin)
+    values = _linear(model, f"{base}.v_proj", x).reshape(length, -1, dim)
+    # Consecutive query heads share a key head.
+    keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
+
+    scores = np.einsum("qhd,khd->hqk", queries, keys) / math.sqrt(dim)
+    distance = np.arange(length)[:, None] - np.arange(length)[None, :]
+    visible = distance >= 0
+    if config["layer_types"][layer] == "sliding_attention":
+        visible &= distance < config["sliding_window"]
+    scores = np.where(visible, scores, -np.inf)
+    # The sink is one more column of the softmax that attends to nothing.
+    sinks = np.broadcast_to(
+        model.tensors[f"{base}.sinks"][:, None, None], (scores.shape[0], length, 1)
+    )
+    scores = np.concatenate((scores, sinks), axis=-1)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = (weights / weights.sum(axis=-1, keepdims=True))[..., :-1]
+    mixed = np.einsum("hqk,khd->qhd", weights, values).reshape(length, -1)
+    return _linear(model, f"{base}.o_proj", mixed.astype(np.float32))
+
+
+def _experts(model: Model, layer: int, x: Floats) -> Floats:
+    config, tensors = model.config, model.tensors
+    base = f"model.layers.{layer}.mlp"
+    limit = float(config["swiglu_limit"])
+    gate_up = dequantize(
+        tensors[f"{base}.experts.gate_up_proj_blocks"],
+        tensors[f"{base}.experts.gate_up_proj_scales"],
+    )
+    down = dequantize(
+        tensors[f"{base}.experts.down_proj_blocks"], tensors[f"{base}.experts.down_proj_scales"]
+    )
+    gate_up_bias = tensors[f"{base}.experts.gate_up_proj_bias"]
+    down_bias = tensors[f"{base}.experts.down_proj_bias"]
+
+    router = _linear(model, f"{base}.router", x)
+    chosen = np.argsort(-router, axis=-1, kind="stable")[:, : config["num_experts_per_tok"]]
+    # The softmax runs over the chosen experts alone.
+    shares = np.take_along_axis(router, chosen, axis=-1)
+    shares = np.exp(shares - shares.max(axis=-1, keepdims=True))
+    shares = shares / shares.sum(axis=-1, keepdims=True)
+
+    out = np.zeros_like(x)
+    for position, (experts, weights) in enumerate(zip(chosen, shares, strict=True)):
+        for expert, weight in zip(experts, weights, strict=True):
+            hidden = gate_up[expert] @ x[position] + gate_up_bias[expert]
+            gate = np.minimum(hidden[0::2], limit)
+            up = np.clip(hidden[1::2], -limit, limit)
+            activated = gate / (1 + np.exp(-_SWIGLU_ALPHA * gate)) * (up + 1)
+            out[position] += weight * (down[expert] @ activated + down_bias[expert])
+    return out

@@ -1,0 +1,371 @@
+"""The patch that expands MXFP4 experts to BF16, tried in the interpreters it is for.
+
+Needs two session fixtures, `patched_python` and `stock_python`: the interpreters (pathlib.Path) of
+environments that have vLLM's CPU wheel with and without the patches. The engine never runs in the
+test process; `probe_logits.py` runs in theirs, three times in all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gpt_oss_reference as reference
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sparkforge.tiny import TinyCheckpoint, make_tiny_gpt_oss
+
+PROBE = Path(__file__).with_name("probe_logits.py")
+TIMEOUT_S = 300
+
+# Longer than the sliding window (32) and than the context that YaRN starts from (64).
+PROMPT = (b"sparkforge builds patched forks, and checks them. " * 4)[:160]
+# Twelve tokens after this prompt the reference is never in doubt by less than MARGIN logits.
+GREEDY_PROMPT = b"flame and " * 10
+GREEDY_COUNT = 12
+MARGIN = 0.3
+
+# Distance at one position: RMS of the difference over RMS of the reference, over the vocabulary.
+# Its median is what rounding to BF16 does to every position (measured: 0.008); a near tie between
+# two experts, turned round by rounding, moves single positions further (measured: 0.058 at one of
+# 160). The mildest of the wrong models below, a window of one token more, has a median of 0.035 and
+# a third of the positions FAR; the others have 0.2 to 0.7 and two thirds to all.
+MEDIAN_TOLERANCE = 0.015
+FAR = 0.05
+FAR_SHARE = 0.10
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    return make_tiny_gpt_oss(tmp_path_factory.mktemp("checkpoints") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def model(tiny: TinyCheckpoint) -> reference.Model:
+    return reference.load(tiny.path)
+
+
+@pytest.fixture(scope="module")
+def expected(model: reference.Model) -> npt.NDArray[np.float32]:
+    return reference.logits(model, list(PROMPT))
+
+
+@pytest.fixture(scope="module")
+def probe(
+    tiny: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Path, str], Path]:
+    """Run steps of the probe in an interpreter; the folder with what it wrote."""
+    folder = tmp_path_factory.mktemp("probe")
+    request = {
+        "checkpoint": str(tiny.path),
+        "streamed": str(_split_experts(tiny.path, folder / "streamed")),
+        "damaged": {
+            "nan": str(_with_scale(tiny.path, folder / "nan", 0xFF)),
+            "overflow": str(_with_scale(tiny.path, folder / "overflow", 0xFE)),
+        },
+        "prompt": list(PROMPT),
+        "greedy_prompt": list(GREEDY_PROMPT),
+        "greedy_count": GREEDY_COUNT,
+        "available": _too_little(tiny),
+    }
+    request_path = folder / "request.json"
+    request_path.write_text(json.dumps(request), encoding="utf-8")
+    # One cache for both interpreters: the engine inspects each model class in a process of its
+    # own, once for the same source.
+    env = {**os.environ, "VLLM_CACHE_ROOT": str(folder / "cache")}
+    env.pop("PYTHONPATH", None)
+
+    def run(python: Path, steps: str) -> Path:
+        out = Path(folder / steps.partition(",")[0] / python.parent.parent.name)
+        out.mkdir(parents=True)
+        done = subprocess.run(
+            [python, PROBE, steps, request_path, out],
+            env=env,
+            cwd=out,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        (out / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        return out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def patched(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
+    return probe(patched_python, "auto,starved,damaged,by_name,streamed,every_value,amx,shapes")
+
+
+@pytest.fixture(scope="module")
+def seen(patched: Path) -> dict[str, Any]:
+    return _result(patched)
+
+
+@pytest.fixture(scope="module")
+def stock(probe: Callable[[Path, str], Path], stock_python: Path) -> dict[str, Any]:
+    return _result(probe(stock_python, "auto"))
+
+
+@pytest.fixture(scope="module")
+def on_cuda(probe: Callable[[Path, str], Path], patched_python: Path) -> dict[str, Any]:
+    answers: dict[str, Any] = _result(probe(patched_python, "cuda"))["cuda"]
+    return answers
+
+
+# -- numerics ------------------------------------------------------------------
+
+
+def test_every_value_is_exact(patched: Path) -> None:
+    bits = np.load(patched / "values.npy")
+    actual = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = np.concatenate((magnitudes, -magnitudes))
+    byte = np.arange(256)
+    pairs = values[np.stack((byte & 15, byte >> 4), axis=-1)]
+    exact = pairs * np.exp2(np.arange(255.0) - 127)[:, None, None]
+    largest = (2 - 2.0**-7) * 2.0**127
+    beyond = np.abs(exact) > largest
+    assert beyond.any(axis=(1, 2)).nonzero()[0].tolist() == [253, 254]
+
+    np.testing.assert_array_equal(actual[:255][~beyond], exact[~beyond])
+    np.testing.assert_array_equal(np.signbit(actual[:255]), np.signbit(exact))
+    assert np.isinf(actual[:255][beyond]).all()
+    assert np.isnan(actual[255]).all()
+
+
+def test_logits_equal_the_reference(patched: Path, expected: npt.NDArray[np.float32]) -> None:
+    distance = _distance(np.load(patched / "logits.npy"), expected)
+    assert np.median(distance) < MEDIAN_TOLERANCE
+    assert np.mean(distance > FAR) < FAR_SHARE
+
+
+WRONG_MODELS: dict[str, Callable[[reference.Model], reference.Model]] = {
+    "no sinks": lambda m: _change(m, "sinks", lambda t: np.full_like(t, -1e9)),
+    "window of one more": lambda m: m.replaced(config={"sliding_window": 33}),
+    "no window": lambda m: m.replaced(config={"sliding_window": 10**6}),
+    "no YaRN": lambda m: m.replaced(
+        config={"rope_scaling": {**m.config["rope_scaling"], "factor": 1.0}}
+    ),
+    "nibbles swapped": lambda m: _change(m, "_blocks", lambda t: (t >> 4) | (t << 4)),
+    "gate and up in halves": lambda m: _change(m, "gate_up_proj", _halves),
+    "no limit": lambda m: m.replaced(config={"swiglu_limit": 1e9}),
+    "one layer's scales doubled": lambda m: _change(
+        m, "3.mlp.experts.down_proj_scales", lambda t: t + 1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MODELS)
+def test_a_wrong_model_is_noticed(
+    name: str, model: reference.Model, expected: npt.NDArray[np.float32]
+) -> None:
+    """The control of the test above: what it would say of models that are a little wrong."""
+    wrong = reference.logits(WRONG_MODELS[name](model), list(PROMPT))
+    assert np.median(_distance(wrong, expected)) > 2 * MEDIAN_TOLERANCE
+
+
+def test_greedy_tokens_agree(seen: dict[str, Any], model: reference.Model) -> None:
+    tokens, margins = reference.greedy(model, GREEDY_PROMPT, GREEDY_COUNT)
+    assert min(margins) > MARGIN, "choose another prompt: rounding could decide here"
+    assert seen["by_name"]["tokens"] == tokens
+
+
+def test_a_checkpoint_with_single_experts_gives_the_same_logits(patched: Path) -> None:
+    np.testing.assert_array_equal(
+        np.load(patched / "streamed.npy"), np.load(patched / "logits.npy")
+    )
+
+
+@pytest.mark.parametrize("damage", ["nan", "overflow"])
+def test_scales_beyond_bf16_are_an_error(seen: dict[str, Any], damage: str) -> None:
+    failure = seen["damaged"][damage]
+    assert failure["type"] == "ValueError"
+    assert "model.layers.2.mlp.experts" in failure["message"]
+    assert "expert 5 of w2_weight" in failure["message"]
+
+
+# -- memory --------------------------------------------------------------------
+
+
+def test_one_warning_tells_the_cost(patched: Path, tiny: TinyCheckpoint) -> None:
+    lines = (patched / "log").read_text(encoding="utf-8").splitlines()
+    # One in the whole process, in which four engines got as far as loading.
+    (warning,) = [line for line in lines if "expands the MXFP4 experts" in line]
+    assert "WARNING" in warning
+    assert f"({tiny.packed_expert_bytes} bytes)" in warning
+    assert f"({tiny.bf16_expert_bytes} bytes)" in warning
+    assert f"{tiny.num_layers} layers x {tiny.num_experts} experts" in warning
+
+
+def test_packed_weights_are_gone(seen: dict[str, Any], tiny: TinyCheckpoint) -> None:
+    parameters = seen["by_name"]["parameters"]
+    assert {p["dtype"] for p in parameters} == {"torch.bfloat16"}
+    weights = sum(p["bytes"] for p in parameters if p["name"].endswith("_weight"))
+    assert weights == tiny.bf16_expert_bytes
+    # By the time a layer is done, not at the end of all.
+    assert seen["by_name"]["freed"] == [True] * tiny.num_layers
+
+
+def test_refused_before_loading_where_it_cannot_fit(
+    seen: dict[str, Any], tiny: TinyCheckpoint
+) -> None:
+    for available in _too_little(tiny):
+        failure = seen["starved"][str(available)]
+        assert failure["type"] == "ValueError"
+        assert f"({available} bytes) are available" in failure["message"]
+        assert f"({tiny.bf16_expert_bytes} bytes)" in failure["message"]
+        assert not failure["loaded"]
+
+
+def test_the_cost_is_counted_by_rank(seen: dict[str, Any]) -> None:
+    weights = 24 * 32 * 3 * 2880 * 2880
+    assert seen["shapes"]["whole"]["cost"] == {
+        "packed": weights // 2 + weights // 32,
+        "bf16": 2 * weights,
+        "peak": 2 * weights + 32 * 2 * 2880 * 2880 * 2,
+    }
+    assert seen["shapes"]["two ranks"]["cost"]["bf16"] == weights
+    # 720 is no multiple of the MXFP4 block; ranks hold 23 blocks each, the last one 21 and zeros.
+    assert seen["shapes"]["four ranks"]["cost"]["bf16"] == 2 * weights * 736 // 2880
+
+
+# -- dispatch ------------------------------------------------------------------
+
+
+def test_stock_has_no_way_to_run_it(stock: dict[str, Any]) -> None:
+    assert stock["auto"]["type"] == "NotImplementedError"
+    assert "No MXFP4 MoE backend supports the deployment" in stock["auto"]["message"]
+    assert "bf16_dequant" not in stock["auto"]["message"]
+
+
+def test_without_the_option_the_error_names_it(seen: dict[str, Any], tiny: TinyCheckpoint) -> None:
+    failure = seen["auto"]
+    assert failure["type"] == "NotImplementedError"
+    assert failure["message"].startswith(
+        "No MXFP4 MoE backend supports the deployment configuration"
+    )
+    assert "--moe-backend bf16_dequant" in failure["message"]
+    assert f"({tiny.bf16_expert_bytes} bytes)" in failure["message"]
+    assert not failure["loaded"]
+
+
+def test_refused_where_mxfp4_runs_as_it_is(seen: dict[str, Any], on_cuda: dict[str, Any]) -> None:
+    assert seen["amx"]["auto"]["backend"] == "CPU"
+    assert on_cuda["auto"]["backend"] == on_cuda["marlin"]["backend"] == "MARLIN"
+    for answers, backend in ((seen["amx"], "CPU"), (on_cuda, "MARLIN")):
+        assert answers["bf16_dequant"]["type"] == "ValueError"
+        assert f"'{backend}' is usable here" in answers["bf16_dequant"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("expert parallel", "expert parallelism"),
+        ("odd intermediate", "multiples of the MXFP4 block"),
+        ("lora", "does not support LoRA"),
+    ],
+)
+def test_refused_with_the_reason(seen: dict[str, Any], case: str, reason: str) -> None:
+    assert seen["shapes"][case]["type"] == "ValueError"
+    assert reason in seen["shapes"][case]["message"]
+
+
+def test_taken_by_name_only(seen: dict[str, Any]) -> None:
+    assert seen["shapes"]["auto"]["type"] == "NotImplementedError"
+    for case in ("whole", "two ranks", "four ranks"):
+        assert seen["shapes"][case]["backend"] == "BF16_DEQUANT"
+
+
+# -- helpers -------------------------------------------------------------------
+
+
+def _result(out: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+def _too_little(tiny: TinyCheckpoint) -> list[int]:
+    """Bytes of memory: less than the experts, and one less than experts and KV cache together."""
+    return [tiny.bf16_expert_bytes - 1, tiny.bf16_expert_bytes + (1 << 30) - 1]
+
+
+def _distance(
+    actual: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    assert actual.shape == expected.shape
+    difference = np.sqrt(np.mean(np.square(actual - expected), axis=-1))
+    out: npt.NDArray[np.float32] = difference / np.sqrt(np.mean(np.square(expected), axis=-1))
+    return out
+
+
+def _change(
+    model: reference.Model,
+    suffix: str,
+    change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+) -> reference.Model:
+    changed = {name: change(t) for name, t in model.tensors.items() if suffix in name}
+    assert changed
+    return model.replaced(tensors=changed)
+
+
+def _halves(tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Rows read as if gate and up came one after the other."""
+    experts, rows, *rest = tensor.shape
+    return tensor.reshape(experts, 2, rows // 2, *rest).swapaxes(1, 2).reshape(tensor.shape)
+
+
+def _read_raw(folder: Path) -> tuple[dict[str, Any], bytes]:
+    raw = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8:start]), raw[start:]
+
+
+def _write_raw(source: Path, dest: Path, header: dict[str, Any], data: bytes) -> Path:
+    """A copy of the checkpoint `source` with other weights."""
+    dest.mkdir()
+    for file in source.glob("*.json"):
+        (dest / file.name).write_bytes(file.read_bytes())
+    text = json.dumps(header).encode()
+    (dest / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return dest
+
+
+def _with_scale(source: Path, dest: Path, scale: int) -> Path:
+    """A copy in which one block of a down projection has another scale."""
+    header, data = _read_raw(source)
+    entry = header["model.layers.2.mlp.experts.down_proj_scales"]
+    start, end = entry["data_offsets"]
+    position = start + 5 * (end - start) // entry["shape"][0]  # the first scale of expert 5
+    return _write_raw(source, dest, header, data[:position] + bytes([scale]) + data[position + 1 :])
+
+
+def _split_experts(source: Path, dest: Path) -> Path:
+    """A copy with one tensor an expert, its number before the name of the projection."""
+    header, data = _read_raw(source)
+    split: dict[str, Any] = {}
+    for name, entry in header.items():
+        prefix, found, projection = name.partition(".mlp.experts.")
+        if not found:
+            split[name] = entry
+            continue
+        start, end = entry["data_offsets"]
+        count, *shape = entry["shape"]
+        size = (end - start) // count
+        for expert in range(count):
+            offset = start + expert * size
+            split[f"{prefix}.mlp.experts.{expert}.{projection}"] = {
+                "dtype": entry["dtype"],
+                "shape": shape,
+                "data_offsets": [offset, offset + size],
+            }
+    return _write_raw(source, dest, split, data)
