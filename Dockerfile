@@ -42,7 +42,8 @@ RUN --mount=type=secret,id=ca,target=/run/ca.crt \
     apt-get "$@" -q update; \
     DEBIAN_FRONTEND=noninteractive apt-get "$@" -qy install --no-install-recommends ${packages}; \
     if [ -n "${fresh_python}" ]; then \
-      "python${PYTHON_VERSION}" -m compileall -qf --invalidation-mode unchecked-hash "/usr/lib/python${PYTHON_VERSION}"; \
+      "python${PYTHON_VERSION}" -m compileall -qf --invalidation-mode unchecked-hash \
+        -x '(lib2to3|/test)/' "/usr/lib/python${PYTHON_VERSION}"; \
     fi; \
     apt-get clean; \
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt \
@@ -56,13 +57,14 @@ RUN --network=none --mount=type=bind,from=wheelhouse,target=/run/wheelhouse \
     "python${PYTHON_VERSION}" -m zipfile -e /run/wheelhouse/uv-[0-9]*.whl /uv; \
     install -D -m 0755 /uv/uv-*.data/scripts/uv /tools/uv
 # install DIR REQUIREMENTS: nothing but exactly these wheels out of DIR, by their hashes, from no network.
-# SOURCE_DATE_EPOCH would make .pyc that are checked against their source by hash at every import; nothing
-# changes in an image, so they need no check. uv's note on each wheel holds the date of the wheel's file,
-# which differs between machines, and serves only uv's next install.
+# The .pyc are held against the hash of their source, not its date, which the exporter rewrites. Unchecked
+# ones would be as good for serving, but a source file mounted over one of the image would then be ignored
+# in silence. uv's note on each wheel holds the date of the wheel's file, which differs between machines,
+# and serves only uv's next install.
 COPY --chmod=0555 <<'EOS' /tools/install
 #!/bin/sh
 set -eu
-export UV_NO_CACHE=1 UV_NO_CONFIG=1 UV_OFFLINE=1 UV_LINK_MODE=hardlink PYC_INVALIDATION_MODE=UNCHECKED_HASH
+export UV_NO_CACHE=1 UV_NO_CONFIG=1 UV_OFFLINE=1 UV_LINK_MODE=hardlink PYC_INVALIDATION_MODE=CHECKED_HASH
 /run/tools/uv pip install --quiet --python /opt/sparkforge/venv --no-index --find-links "$1" \
   --only-binary :all: --require-hashes --no-deps --compile-bytecode -r "$2"
 find /opt/sparkforge/venv -name uv_cache.json | while read -r note; do

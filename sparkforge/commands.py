@@ -75,11 +75,11 @@ def _context(
         if pinned is not None:
             digest = pinned.platforms.get(wanted, pinned.index)
             reference = f"{pinned.repository}@{digest}"
-        chosen, why = engine.choose(options.engine, options.base, reference)
-        base = options.base or reference
         if _MACHINES.get(platform.machine()) != wanted:
             msg = f"target {options.target} is for {wanted}, this machine is {platform.machine()}"
             raise UsageError(msg, "build its wheels here (--until wheelhouse), bake them there")
+        chosen, why = engine.choose(options.engine, options.base, reference)
+        base = options.base or reference
         log.info(f"bakes {why}")
     context = Context(
         root=path.parent, pins=all_pins, pins_path=path, store=_store(options),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
 _ATTEMPTS = 5
+_FIRST_WAIT_S = 1.0  # doubled with every attempt
 
 
 def fetch(
@@ -84,6 +85,7 @@ def _download(url: str, partial: Path, name: str, progress: _Progress) -> None:
             except requests.RequestException as error:
                 status = error.response.status_code if error.response is not None else None
                 final_no = status is not None and 400 <= status < 500 and status not in (408, 429)
+                final_no |= isinstance(error, ValueError)  # requests' way to say: that is no URL
                 if attempt == _ATTEMPTS or final_no:
                     have = partial.stat().st_size if partial.exists() else 0
                     msg = f"{name}: download failed after {attempt} attempt(s): {error}"
@@ -91,7 +93,7 @@ def _download(url: str, partial: Path, name: str, progress: _Progress) -> None:
                     if have:
                         remedy += f"; it goes on after the {human_bytes(have)} that have arrived"
                     raise FetchError(msg, remedy) from error
-                wait = 2.0 ** (attempt - 1)
+                wait = _FIRST_WAIT_S * 2 ** (attempt - 1)
                 log.warning(f"{name}: {error}; trying again in {wait:.0f} s")
                 time.sleep(wait)
 
@@ -124,10 +126,27 @@ def _stream(
             log.info(f"{name}: going on at {human_bytes(have)}")
         done = have
         with disk_errors(partial), partial.open("ab" if resumed else "wb") as file:
-            for chunk in reply.iter_content(_CHUNK):
+            for chunk in _as_sent(reply):
                 file.write(chunk)
                 done += len(chunk)
                 progress(done, total)
         if total is not None and done < total:
             msg = f"the connection ended after {done} of {total} bytes"
             raise requests.ConnectionError(msg)
+
+
+def _as_sent(reply: requests.Response) -> Iterator[bytes]:
+    """Give the body's bytes as they came.
+
+    ``iter_content`` would unpack what a server calls gzip-encoded, and some call a .tar.gz that.
+
+    Raises:
+        requests.ConnectionError: the connection failed.
+    """
+    import requests
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield from reply.raw.stream(_CHUNK, decode_content=False)
+    except HTTPError as error:
+        raise requests.ConnectionError(error) from error

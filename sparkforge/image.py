@@ -28,6 +28,7 @@ class Request:
         base: reference of the base image, with its digest or of a local image.
         python: version whose wheels are installed, e.g. ``3.11``.
         epoch: date of all files, seconds since 1970.
+        system_packages: distribution packages installed into the image.
         serve: default arguments of ``vllm serve``.
         ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
         release: version of the result; the image's tag.
@@ -40,6 +41,7 @@ class Request:
     python: str
     platform: str
     epoch: int
+    system_packages: tuple[str, ...]
     serve: tuple[str, ...]
     ca_bundle: Path | None
     release: str
@@ -82,6 +84,7 @@ def bake(
         "PYTHON_VERSION": request.python,
         "SOURCE_DATE_EPOCH": str(request.epoch),
         "RELEASE": request.release,
+        "SYSTEM_PACKAGES": " ".join(request.system_packages),
         "SERVE_ARGS": shlex.join(request.serve),
     }
     command: list[str | Path] = [

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
 
+from sparkforge import yamlfile
 from sparkforge.errors import PinsError, UsageError
+from sparkforge.yamlfile import Document, NotYamlError, Where, dotted
 
 _T = TypeVar("_T")
 
+
+def _number(value: Any) -> Any:
+    """Turn a plain decimal number into an int; 010, 0x10, 1e3 and yes stay text, and refused."""
+    plain = isinstance(value, str) and re.fullmatch(r"0|[1-9][0-9]{0,17}", value)
+    return int(value) if plain else value
+
+
+Count = Annotated[int, BeforeValidator(_number), Field(gt=0, strict=True)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -35,7 +52,7 @@ _SHAPE_REMEDIES = {
 class Model(BaseModel):
     """Base of all parts: frozen, and unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ReleaseFile(Model):
@@ -44,7 +61,7 @@ class ReleaseFile(Model):
     project: Name
     file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]+\.(whl|tar\.gz)$")]
     sha256: Sha256
-    size: int = Field(gt=0)
+    size: Count
     """Bytes; a dry run adds them up."""
 
 
@@ -139,8 +156,8 @@ class Target(Model):
     """What is built for whom."""
 
     summary: str
-    platforms: tuple[Platform, ...]
-    python: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")]
+    platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
+    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]+$")]
     cuda_arch: str | None = None
     source: SourcePlan
     wheels: Mapping[Name, WheelPlan]
@@ -150,6 +167,8 @@ class Target(Model):
     """Which PyTorch build the lock wants, in uv's words (``cpu``, ``cu130``)."""
     base: Name | None = None
     """Base image among ``images``; null: none is pinned, ``--base`` names one."""
+    system_packages: tuple[str, ...] = ()
+    """Distribution packages that the image needs beside Python and the wheels."""
     serve: tuple[str, ...]
     """Arguments of ``vllm serve`` for this target's model."""
     smoke: Literal["tiny-mxfp4"] | None = None
@@ -159,14 +178,14 @@ class Target(Model):
 class Release(Model):
     """What this project calls the result."""
 
-    counter: int = Field(gt=0)
-    source_date_epoch: int = Field(gt=0)
+    counter: Count
+    source_date_epoch: Count
 
 
 class Pins(Model):
     """The whole of pins.yaml."""
 
-    version: Literal[1] = Field(alias="schema")
+    version: Annotated[Literal[1], BeforeValidator(_number)] = Field(alias="schema")
     release: Release
     upstreams: Mapping[Name, Upstream]
     images: Mapping[Name, BaseImage]
@@ -218,120 +237,66 @@ def load(path: Path) -> Pins:
     except (OSError, UnicodeDecodeError) as error:
         raise PinsError(f"{path}: {error}", "make it readable UTF-8 text") from None
     try:
-        node = yaml.compose(text, Loader=_loader())
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        msg = f"{path.name}:{line}: not valid YAML: {error.problem}"
+        document = yamlfile.read(text)
+    except NotYamlError as error:
+        msg = f"{path.name}:{error.line}: not valid YAML: {error}"
         raise PinsError(msg, "correct the syntax of that line") from None
-    except yaml.YAMLError as error:
-        raise PinsError(f"{path.name}:1: not valid YAML: {error}", "make it UTF-8 text") from None
-    lines: dict[tuple[str | int, ...], int] = {(): 1}
-    problems: list[tuple[int, str]] = []
-    data = _value(node, (), lines, problems)
-    if not problems:
-        try:
-            pins = Pins.model_validate(data)
-        except ValidationError as error:
-            problems = [_problem(lines, detail) for detail in error.errors()]
-        else:
-            problems = _cross_check(pins, lines, path.parent)
+    problems = list(document.problems)
+    try:
+        pins = Pins.model_validate(document.data)
+    except ValidationError as error:
+        problems += [_problem(document, detail) for detail in error.errors()]
+    else:
+        problems += _cross_check(pins, document, path.parent)
     if problems:
-        shown = [f"{path.name}:{line}: {text}" for line, text in sorted(problems)]
+        shown = [f"{path.name}:{line}: {text}" for line, text in sorted(set(problems))]
         raise PinsError("\n".join(shown))
     return pins
 
 
-def _loader() -> type[yaml.SafeLoader]:
-    # the C parser is five times as fast; a build of PyYAML without libyaml lacks it
-    loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return loader
-
-
-def _value(
-    node: yaml.Node | None,
-    where: tuple[str | int, ...],
-    lines: dict[tuple[str | int, ...], int],
-    problems: list[tuple[int, str]],
-) -> Any:
-    """Turn a YAML node into plain values, noting the line of each and keys given twice."""
-    if node is None:
-        return None
-    lines[where] = node.start_mark.line + 1
-    if isinstance(node, yaml.MappingNode):
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = str(key_node.value)
-            line = key_node.start_mark.line + 1
-            if key in result:
-                problems.append((line, f"{_dotted((*where, key))}: given twice: keep one of them"))
-            result[key] = _value(value_node, (*where, key), lines, problems)
-            lines[(*where, key)] = line  # the key's line is the better place to point at
-        return result
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(item, (*where, i), lines, problems) for i, item in enumerate(node.value)]
-    scalar = node.value
-    if node.tag == "tag:yaml.org,2002:null":
-        return None
-    if node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"\d+", scalar):
-        # 3.11 and 0123 must not lose digits: everything else stays the text that was written;
-        # an all-digit SHA would be taken for a number, so long ones stay text too
-        return int(scalar) if len(scalar) < 20 else scalar
-    if node.tag == "tag:yaml.org,2002:bool":
-        return scalar.lower() in ("true", "yes", "on")
-    return scalar
-
-
-def _dotted(where: tuple[str | int, ...]) -> str:
-    text = ""
-    for part in where:
-        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
-    return text or "top level"
-
-
-def _problem(lines: Mapping[tuple[str | int, ...], int], detail: Any) -> tuple[int, str]:
+def _problem(document: Document, detail: Any) -> tuple[int, str]:
     where = tuple(part for part in detail["loc"] if part != "[key]")
-    line_at = where
-    while line_at not in lines:
-        line_at = line_at[:-1]
     kind = detail["type"]
     context = detail.get("ctx", {})
+    given = repr(detail["input"])
+    given = given if len(given) <= 60 else f"{given[:57]}..."
     if kind == "extra_forbidden":
         what, remedy = "unknown key", "remove it, or correct its spelling"
     elif kind == "missing":
         what, remedy = "missing", "add it"
     elif kind == "string_pattern_mismatch":
         pattern = context["pattern"]
-        what = f"{detail['input']!r} has not the form asked for"
+        what = f"{given} has not the form asked for"
         remedy = _SHAPE_REMEDIES.get(pattern, f"it must match {pattern}")
     elif kind == "literal_error":
-        what, remedy = f"{detail['input']!r} is not allowed", f"use {context['expected']}"
+        what, remedy = f"{given} is not allowed", f"use {context['expected']}"
+    elif kind in ("model_type", "mapping_type", "dict_type"):
+        what, remedy = f"{given} is no mapping", "write KEY: VALUE lines below it"
     else:
-        what, remedy = f"{detail['input']!r}: {detail['msg']}", "correct the value"
-    return lines[line_at], f"{_dotted(where)}: {what}: {remedy}"
+        what, remedy = f"{given}: {detail['msg']}", "correct the value"
+    return document.line(where), f"{dotted(where)}: {what}: {remedy}"
 
 
-def _cross_check(
-    pins: Pins, lines: Mapping[tuple[str | int, ...], int], root: Path
-) -> list[tuple[int, str]]:
+def _cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, str]]:
     """Find names that point at nothing, and files that are not there."""
     problems: list[tuple[int, str]] = []
 
-    def report(where: tuple[str | int, ...], what: str, remedy: str) -> None:
-        line_at = where
-        while line_at not in lines:
-            line_at = line_at[:-1]
-        problems.append((lines[line_at], f"{_dotted(where)}: {what}: {remedy}"))
+    def report(where: Where, what: str, remedy: str) -> None:
+        problems.append((document.line(where), f"{dotted(where)}: {what}: {remedy}"))
 
     for name, upstream in pins.upstreams.items():
-        here: tuple[str | int, ...] = ("upstreams", name)
+        here: Where = ("upstreams", name)
         if upstream.source_file is not None and upstream.source_file not in upstream.files:
             report(
                 (*here, "source_file"), f"{upstream.source_file!r} is not among files",
                 f"use one of {', '.join(sorted(upstream.files))}",
             )  # fmt: skip
         for i, rule in enumerate(upstream.paths):
-            if not rule.repo:
-                report((*here, "paths", i, "repo"), "empty", "name a folder or file")
+            for side, prefix in (("repo", rule.repo), ("wheel", rule.wheel)):
+                # without the slash, vllm would fit vllm-tests/ too
+                if prefix is not None and not prefix.endswith("/"):
+                    what = f"{prefix!r} does not end with a slash"
+                    report((*here, "paths", i, side), what, "name a folder: NAME/")
     for name, target in pins.targets.items():
         here = ("targets", name)
         if target.base is not None and target.base not in pins.images:
@@ -364,32 +329,30 @@ def _cross_check(
 def record(path: Path, upstream: str, provider: str, recorded: Recorded) -> None:
     """Write what a series gives into pins.yaml, leaving every other line as it is.
 
+    The file is read anew: it may have changed since.
+
     Raises:
-        PinsError: the file has no such upstream (it is read anew: it may have changed).
+        UsageError: the file has no such upstream.
+        PinsError: its upstream is not written one key a line.
     """
-    text = path.read_text(encoding="utf-8")
-    present = dict(load(path).upstreams[upstream].patched) | {provider: recorded}
-    lines = text.splitlines(keepends=True)
-    block = ["    patched:\n"] + [
-        f"      {kind}: {{commit: {value.commit}, tree: {value.tree}}}\n"
+    present = dict(load(path).upstream(upstream).patched) | {provider: recorded}
+    block = ["patched:"] + [
+        f"  {kind}: {{commit: {value.commit}, tree: {value.tree}}}"
         for kind, value in sorted(present.items())
     ]
-    start = lines.index(f"  {upstream}:\n", lines.index("upstreams:\n")) + 1
-    end = next(
-        (i for i in range(start, len(lines)) if re.match(r" {0,2}[^ #\n]", lines[i])), len(lines)
+    text = path.read_bytes().decode()  # read_text() would change the line ends
+    # right behind the source file, which is what the tree was made from
+    text_now = yamlfile.replace_block(
+        text, ("upstreams", upstream), "patched", block, behind="source_file"
     )
-    section = lines[start:end]
-    if "    patched:\n" in section:
-        first = section.index("    patched:\n")
-        last = first + 1
-        while last < len(section) and section[last].startswith("      "):
-            last += 1
-    else:
-        # right behind the source file, which is what the tree was made from
-        marks = [i for i, line in enumerate(section) if line.startswith("    source_file:")]
-        first = last = (marks[0] + 1) if marks else 0
-    section[first:last] = block
+    if text_now is None:
+        msg = f"{path.name}: upstreams.{upstream}: stands on one line"
+        raise PinsError(msg, "write it one key a line, so that the record gets lines of its own")
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text("".join([*lines[:start], *section, *lines[end:]]), encoding="utf-8")
-    fresh.rename(path)
-    load(path)
+    try:
+        fresh.write_bytes(text_now.encode())
+        load(fresh)
+        shutil.copymode(path, fresh)
+        fresh.rename(path)
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -116,13 +116,14 @@ class _EnvironmentServer:
 
 @contextmanager
 def from_environment(
-    folder: Path, launch: Launch, work: Path, byte_code: Path
+    folder: Path, launch: Launch, work: Path, cache: Path, byte_code: Path
 ) -> Iterator[Server]:
     """Serve from a plain environment for the length of the block.
 
     Args:
         folder: what ``environment.bake`` made.
-        work: an empty folder for the server's output and caches.
+        work: an empty folder for the server's output.
+        cache: folder for what vLLM and torch write at run time.
         byte_code: folder for Python's byte code, kept between runs.
     """
     port = free_port(launch.port)
@@ -132,7 +133,7 @@ def from_environment(
         "--host", LOOPBACK, "--port", str(port), "--served-model-name", MODEL_NAME,
         *launch.arguments,
     ]  # fmt: skip
-    variables = {**server_env(work / "cache", byte_code), **launch.variables}
+    variables = {**server_env(cache, byte_code), **launch.variables}
     with background(*command, output=output, env=variables, cwd=work) as child:
         yield _EnvironmentServer(f"http://{LOOPBACK}:{port}", child, output)
 

@@ -8,7 +8,8 @@ Layout under the root::
     git/<upstream>.git                 bare repositories
     artefacts/<stage>/<key>/           finished results, each with its artefact.json
     last/<target>/<label>.json         what the newest build of a target was made from
-    tmp/                               work in progress; swept when nobody holds its lock
+    tmp/                               work in progress; each folder locked by its maker, swept
+                                       when nobody holds that lock
     locks/                             one file a resource, held with flock: gone with its holder
 
 Nothing gets its final name before it is complete and checked, so ``kill -9`` at any point
@@ -18,6 +19,7 @@ leaves only files under ``partial`` and ``tmp``.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -37,7 +39,7 @@ _CACHEDIR_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This folder is sparkforge's store; it can be deleted, the next build fills it again.\n"
 )
-_CHUNK = 1 << 20
+_FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,23 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        with disk_errors(root):
-            for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
-                (root / name).mkdir(parents=True, exist_ok=True)
-            tag = root / "CACHEDIR.TAG"
+        self._prepared = False
+
+    def _prepare(self) -> None:
+        """Make the folders; called by whatever writes, so that a dry run leaves no trace."""
+        if self._prepared:
+            return
+        with disk_errors(self.root):
+            try:
+                for name in _FOLDERS:
+                    (self.root / name).mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                msg = f"{error.filename}: is no folder, so the store can't be made in it"
+                raise StoreError(msg, "choose another place with --store DIR") from error
+            tag = self.root / "CACHEDIR.TAG"
             if not tag.exists():
                 tag.write_text(_CACHEDIR_TAG)
+        self._prepared = True
 
     # -- locks and temporary folders ---------------------------------------
 
@@ -132,6 +145,7 @@ class Store:
         """
         from filelock import FileLock, Timeout  # not needed by a build in which nothing changed
 
+        self._prepare()
         lock = FileLock(self.root / "locks" / f"{name}.lock")
         with disk_errors(self.root):
             try:
@@ -147,22 +161,31 @@ class Store:
     @contextmanager
     def temporary(self, hint: str) -> Iterator[Path]:
         """Give a fresh folder in the store (so that renames out of it are atomic)."""
-        with disk_errors(self.root):
-            path = Path(tempfile.mkdtemp(prefix=f"{hint}-{os.getpid()}-", dir=self.root / "tmp"))
+        self._prepare()
+        parent = self.root / "tmp"
+        with disk_errors(self.root), _flocked(parent, fcntl.LOCK_SH):
+            path = Path(tempfile.mkdtemp(prefix=f"{hint}-", dir=parent))
             path.chmod(0o755)
+            # dropped by the operating system with this process, whatever ends it
+            held = os.open(path, os.O_RDONLY)
+            fcntl.flock(held, fcntl.LOCK_EX)
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            os.close(held)
 
     def sweep(self) -> int:
         """Remove what killed runs left under tmp; returns how many folders went."""
+        parent = self.root / "tmp"
         gone = 0
-        for path in (self.root / "tmp").iterdir():
-            pid = path.name.rsplit("-", 2)[-2] if path.name.count("-") >= 2 else ""
-            if pid.isdigit() and not _alive(int(pid)):
-                shutil.rmtree(path, ignore_errors=True)
-                gone += 1
+        # the exclusive lock: no other process is between making a folder and locking it
+        with disk_errors(self.root), _flocked(parent, fcntl.LOCK_EX) as here:
+            for path in parent.iterdir() if here else ():
+                with _flocked(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as abandoned:
+                    if abandoned:
+                        shutil.rmtree(path, ignore_errors=True)
+                        gone += 1
         return gone
 
     # -- places --------------------------------------------------------------
@@ -178,8 +201,10 @@ class Store:
 
     def cache_path(self, name: str) -> Path:
         """A folder that a tool (uv) uses as its own cache."""
+        self._prepare()
         path = self.root / name
-        path.mkdir(exist_ok=True)
+        with disk_errors(path):
+            path.mkdir(exist_ok=True)
         return path
 
     def accept_download(self, partial: Path, sha256: str, name: str) -> Path:
@@ -200,8 +225,8 @@ class Store:
         final = self.download_path(sha256, name)
         with disk_errors(final):
             final.parent.mkdir(exist_ok=True)
-            partial.chmod(0o444)
             partial.rename(final)
+            final.chmod(0o444)  # not before: the next run must be able to go on with a partial file
         return final
 
     # -- artefacts -----------------------------------------------------------
@@ -238,6 +263,8 @@ class Store:
                 }  # fmt: skip
                 (work / "artefact.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
                 final.parent.mkdir(exist_ok=True)
+                if final.exists():  # without a readable artefact.json: nothing to build on
+                    self._discard(final)
                 work.rename(final)
         made = self._load(final)
         assert made is not None
@@ -245,14 +272,19 @@ class Store:
 
     def forget(self, artefact: Artefact) -> None:
         """Remove an artefact whose outside half (an image in the engine) is gone."""
-        doomed = self.root / "tmp" / f"forgotten-{os.getpid()}-{artefact.key[:12]}"
-        artefact.path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        self._discard(artefact.path)
+
+    def _discard(self, path: Path) -> None:
+        # renamed first: nobody must find half of it
+        with self.temporary("discarded") as work, disk_errors(path):
+            try:
+                path.rename(work / "it")
+            except FileNotFoundError:
+                pass  # another build was quicker
 
     def _load(self, path: Path) -> Artefact | None:
-        try:
-            meta = json.loads((path / "artefact.json").read_text())
-        except FileNotFoundError:
+        meta = _read_json(path / "artefact.json")
+        if meta is None:
             return None
         return Artefact(
             meta["stage"], meta["key"], meta["inputs"], meta["outputs"], path, meta["seconds"]
@@ -267,13 +299,7 @@ class Store:
 
     def last(self, target: str, label: str) -> Mapping[str, Any] | None:
         """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
-        try:
-            found: dict[str, Any] = json.loads(
-                (self.root / "last" / target / f"{label}.json").read_text()
-            )
-        except FileNotFoundError:
-            return None
-        return found
+        return _read_json(self.root / "last" / target / f"{label}.json")
 
     def write_json(self, path: Path, value: Any) -> None:
         """Write a small JSON file atomically; untouched where it already says the same."""
@@ -282,9 +308,9 @@ class Store:
             if path.exists() and path.read_text() == text:
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_name(f".{path.name}.{os.getpid()}")
-            fresh.write_text(text)
-            fresh.rename(path)
+            with self.temporary("json") as work:
+                (work / path.name).write_text(text)
+                (work / path.name).rename(path)
 
     def clean(self, *, everything: bool) -> int:
         """Remove artefacts (and, with ``everything``, downloads and mirrors too).
@@ -292,23 +318,43 @@ class Store:
         Returns:
             The bytes freed.
         """
-        names = ["artefacts", "last", "tmp"] + (
-            ["downloads", "partial", "git", "uv", "pycache", "serve"] if everything else []
-        )
+        self.sweep()
+        names = ["artefacts", "last"]
+        if everything:
+            names += ["downloads", "partial", "git", "uv", "pycache", "serve"]
         freed = 0
         for name in names:
             folder = self.root / name
             if folder.is_dir():
                 freed += sum(f.lstat().st_blocks * 512 for f in folder.rglob("*"))
-                shutil.rmtree(folder)
+                self._discard(folder)
+        self._prepared = False
         return freed
 
 
-def _alive(pid: int) -> bool:
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON file's value; None where it is missing or was cut off by a power failure."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        value: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return value
+
+
+@contextmanager
+def _flocked(folder: Path, how: int) -> Iterator[bool]:
+    """Lock a folder itself; False where it is not there, or another process has it (LOCK_NB)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(handle, how)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)

@@ -8,7 +8,6 @@ biases) in about half a megabyte, with a tokenizer whose token ids are bytes.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -118,7 +117,7 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0) -> TinyCheckpoint:
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             (staging / name).write_text(text, encoding="utf-8")
         total = sum(file.stat().st_size for file in staging.iterdir())
-        os.rename(staging, dest)
+        staging.rename(dest)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise

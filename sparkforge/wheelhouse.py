@@ -53,12 +53,14 @@ class Wanted:
 
     Attributes:
         lock: the requirements file.
+        tools: locked wheels beside it that the image's build itself runs (uv).
         python: e.g. ``3.11``.
         platform: e.g. ``linux/amd64``.
         torch_backend: uv's name of the PyTorch build, or None.
     """
 
     lock: Path
+    tools: tuple[Locked, ...]
     python: str
     platform: str
     torch_backend: str | None
@@ -111,7 +113,7 @@ def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool,
         FetchError, IntegrityError: as ``download.fetch``; FetchError also where no listed file
             is both locked and fit for the platform.
     """
-    locked = read_lock(wanted.lock)
+    locked = [*read_lock(wanted.lock), *wanted.tools]
     rank = {tag: i for i, tag in enumerate(platform_tags(wanted.python, wanted.platform))}
     done = 0
 

@@ -206,21 +206,21 @@ def moe_config(moe_backend: str, **changes: Any) -> Any:
     for name in ("tp_size", "ep_size", "use_ep"):
         if name in changes:
             setattr(parallel, name, changes.pop(name))
-    arguments = dict(
-        num_experts=32,
-        experts_per_token=4,
-        hidden_dim=2880,
-        intermediate_size=2880,
-        num_local_experts=32,
-        num_logical_experts=32,
-        activation=MoEActivation.SWIGLUOAI,
-        device="cpu",
-        routing_method=RoutingMethodType.Renormalize,
-        moe_parallel_config=parallel,
-        in_dtype=torch.bfloat16,
-        has_bias=True,
-        moe_backend=moe_backend,
-    )
+    arguments = {
+        "num_experts": 32,
+        "experts_per_token": 4,
+        "hidden_dim": 2880,
+        "intermediate_size": 2880,
+        "num_local_experts": 32,
+        "num_logical_experts": 32,
+        "activation": MoEActivation.SWIGLUOAI,
+        "device": "cpu",
+        "routing_method": RoutingMethodType.Renormalize,
+        "moe_parallel_config": parallel,
+        "in_dtype": torch.bfloat16,
+        "has_bias": True,
+        "moe_backend": moe_backend,
+    }
     return FusedMoEConfig(**{**arguments, **changes})
 
 
@@ -279,6 +279,40 @@ def shapes(request: dict[str, Any], out: Path) -> Any:
         }
     finally:
         torch.cpu._is_amx_tile_supported = original
+
+
+def memory(request: dict[str, Any], out: Path) -> Any:
+    """What a rank may take, on made-up machines: node memory in bytes, cgroup limit, page cache."""
+    import vllm.model_executor.layers.fused_moe.oracle.mxfp4 as oracle
+    from vllm.utils.cpu_resource_utils import MemoryNodeInfo
+
+    names = ("get_memory_node_info", "get_cgroup_memory_limit", "get_cgroup_reclaimable_memory")
+    originals = {name: getattr(oracle, name) for name in (*names, "get_visible_memory_node")}
+
+    def available(total: int, free: int, limit: int | None, *, ranks: int, nodes: int) -> int:
+        info = MemoryNodeInfo(total_memory=total, available_memory=free)
+        oracle.get_memory_node_info = lambda node_id=0: info
+        oracle.get_cgroup_memory_limit = lambda: limit
+        oracle.get_cgroup_reclaimable_memory = lambda: 50
+        oracle.get_visible_memory_node = lambda: list(range(nodes))
+        parallel = types.SimpleNamespace(local_world_size=ranks, data_parallel_size_local=1)
+        answer: int = oracle._available_memory_per_rank(
+            types.SimpleNamespace(parallel_config=parallel)
+        )
+        return answer
+
+    try:
+        return {
+            "bare": available(100, 10, None, ranks=1, nodes=1),
+            "wide cgroup": available(100, 10, 200, ranks=1, nodes=1),
+            "tight cgroup": available(100, 10, 100, ranks=1, nodes=1),
+            "two ranks, one node": available(100, 10, None, ranks=2, nodes=1),
+            "two ranks, two nodes": available(100, 10, None, ranks=2, nodes=2),
+            "three ranks, two nodes": available(100, 10, None, ranks=3, nodes=2),
+        }
+    finally:
+        for name, original in originals.items():
+            setattr(oracle, name, original)
 
 
 def cuda(request: dict[str, Any], out: Path) -> Any:

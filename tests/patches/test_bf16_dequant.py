@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gpt_oss_reference as reference
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from sparkforge.tiny import TinyCheckpoint, make_tiny_gpt_oss
+from tests.patches import gpt_oss_reference as reference
 
 PROBE = Path(__file__).with_name("probe_logits.py")
 TIMEOUT_S = 300
@@ -82,8 +83,7 @@ def probe(
     env.pop("PYTHONPATH", None)
 
     def run(python: Path, steps: str) -> Path:
-        out = Path(folder / steps.partition(",")[0] / python.parent.parent.name)
-        out.mkdir(parents=True)
+        out = Path(tempfile.mkdtemp(prefix=f"{steps.partition(',')[0]}-", dir=folder))
         done = subprocess.run(
             [python, PROBE, steps, request_path, out],
             env=env,
@@ -102,7 +102,8 @@ def probe(
 
 @pytest.fixture(scope="module")
 def patched(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
-    return probe(patched_python, "auto,starved,damaged,by_name,streamed,every_value,amx,shapes")
+    steps = "by_name,streamed,auto,starved,damaged,every_value,amx,shapes,memory"
+    return probe(patched_python, steps)
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +238,17 @@ def test_the_cost_is_counted_by_rank(seen: dict[str, Any]) -> None:
     assert seen["shapes"]["two ranks"]["cost"]["bf16"] == weights
     # 720 is no multiple of the MXFP4 block; ranks hold 23 blocks each, the last one 21 and zeros.
     assert seen["shapes"]["four ranks"]["cost"]["bf16"] == 2 * weights * 736 // 2880
+
+
+def test_ranks_share_the_memory_of_their_node(seen: dict[str, Any]) -> None:
+    assert seen["memory"] == {
+        "bare": 10,
+        "wide cgroup": 10,
+        "tight cgroup": 60,  # page cache counts as used there, and can be given back
+        "two ranks, one node": 5,
+        "two ranks, two nodes": 10,
+        "three ranks, two nodes": 5,
+    }
 
 
 # -- dispatch ------------------------------------------------------------------

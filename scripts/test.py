@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Run all checks: lint, types, unit, integration, patches, the whole build.
+
+    python3 scripts/test.py                  # all that this machine can
+    python3 scripts/test.py --fast           # lint, types, unit, integration: a minute or two
+    python3 scripts/test.py --with-engine    # as root: a private container engine, too
+
+Makes its own environment (.venv-dev, hash-locked). Runs every step even after a failure, and ends
+with an error if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from build import ensure_environment  # noqa: E402
+
+_BASE_IMAGE = "local/debian:bookworm"
+_SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
+
+
+class Steps:
+    """Runs steps, remembers which failed and how long each took."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.env = env
+        self.rows: list[tuple[str, bool, float]] = []
+
+    def run(self, name: str, *command: str | Path) -> bool:
+        """Run one step; returns whether it succeeded."""
+        print(f"\n== {name}", flush=True)
+        start = time.monotonic()
+        code = subprocess.run(command, cwd=ROOT, env=self.env, check=False).returncode
+        self.rows.append((name, code == 0, time.monotonic() - start))
+        return code == 0
+
+    def finish(self) -> int:
+        """Print the table; returns the exit code."""
+        print("\n== summary")
+        for name, ok, seconds in self.rows:
+            print(f"{'ok    ' if ok else 'FAILED'} {seconds:7.1f} s  {name}")
+        return 0 if all(ok for _, ok, _ in self.rows) else 1
+
+
+def lint(steps: Steps, bin_: Path) -> None:
+    """Every linter; each is clean or the step fails."""
+    steps.run("ruff", bin_ / "ruff", "check", ".")
+    steps.run("ruff format", bin_ / "ruff", "format", "--check", ".")
+    steps.run("mypy", bin_ / "mypy")
+    steps.run("shellcheck", bin_ / "shellcheck", *_SHELL_SCRIPTS)
+    steps.run("hadolint", bin_ / "hadolint", "Dockerfile")
+    steps.run("pins check", sys.executable, "build.py", "pins", "check")
+
+
+def main() -> int:
+    """Run what was asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--fast", action="store_true", help="no download, no server")
+    parser.add_argument("--with-engine", action="store_true", help="start a private engine (root)")
+    options = parser.parse_args()
+    python = ensure_environment(ROOT / ".venv-dev", ROOT / "requirements" / "dev.txt")
+    bin_ = python.parent
+    steps = Steps({**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
+    lint(steps, bin_)
+    steps.run("unit and integration", python, "-m", "pytest", "tests/unit", "tests/integration")
+    if options.fast:
+        return steps.finish()
+    steps.run("patch lint and exact application", sys.executable, "build.py", "patches", "check")
+    steps.run("patches", python, "-m", "pytest", "tests/patches")
+    if not options.with_engine:
+        steps.run("whole build", python, "-m", "pytest", "tests/e2e")
+        return steps.finish()
+    with tempfile.TemporaryDirectory(prefix="engine-") as folder:
+        engine = ROOT / "scripts" / "engine.sh"
+        started = subprocess.run(
+            [engine, "start", folder], stdout=subprocess.PIPE, text=True, check=True
+        )
+        try:
+            for line in started.stdout.splitlines():
+                name, _, value = line.removeprefix("export ").partition("=")
+                steps.env[name] = value
+            steps.env["SPARKFORGE_TEST_BASE"] = _BASE_IMAGE
+            if steps.run("base image", ROOT / "scripts" / "make-base.sh", _BASE_IMAGE):
+                steps.run("whole build, with image", python, "-m", "pytest", "tests/e2e")
+        finally:
+            subprocess.run([engine, "stop", folder], check=True)
+    return steps.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""The whole build, as a user runs it: a fresh clone, build.py in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+Build = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh clone of this checkout's commit; what is not committed is not in it."""
+    folder = tmp_path_factory.mktemp("clone") / "sparkforge"
+    subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def build(checkout: Path) -> Build:
+    """Run build.py of the clone with --json; returns its document."""
+
+    def run(*arguments: str, store: Path | None = None, **variables: str) -> Any:
+        env = {**os.environ, **variables}
+        if store is not None:
+            env["SPARKFORGE_STORE"] = str(store)
+        done = subprocess.run(
+            [sys.executable, checkout / "build.py", *arguments, "--json"],
+            cwd=checkout, env=env, stdout=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"build.py {' '.join(arguments)}: exit {done.returncode}"
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def base_image() -> str:
+    """The base image that scripts/test.py --with-engine made; without an engine: skip."""
+    name = os.environ.get("SPARKFORGE_TEST_BASE")
+    if name is None:
+        pytest.skip("no engine: scripts/test.py --with-engine (root) starts one")
+    return name

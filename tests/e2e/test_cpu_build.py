@@ -1,0 +1,84 @@
+"""`python3 build.py --target cpu` without an engine: the README's first command."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Build
+
+
+@pytest.fixture(scope="module")
+def receipt(build: Build) -> Any:
+    return build("--target", "cpu", "--engine", "none", "--force", "smoke")
+
+
+def item(receipt: Any, label: str) -> Any:
+    return next(one for one in receipt["items"] if one["label"] == label)
+
+
+def test_the_served_model_answers_and_the_unpatched_release_refuses(receipt: Any) -> None:
+    smoke = item(receipt, "smoke")["outputs"]
+    assert smoke["tokens"] > 0
+    assert "No MXFP4 MoE backend" in smoke["stock_error"]
+
+
+def test_the_wheel_is_published_with_its_checksum(receipt: Any, checkout: Path) -> None:
+    out = item(receipt, "wheel vllm")["outputs"]
+    wheel = checkout / "dist" / "cpu" / out["file"]
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == out["sha256"]
+    assert f"{out['sha256']}  {out['file']}" in (wheel.parent / "SHA256SUMS").read_text()
+
+
+def test_the_wheel_unpacks_and_every_hash_in_its_record_holds(
+    receipt: Any, checkout: Path, tmp_path: Path
+) -> None:
+    wheel = checkout / "dist" / "cpu" / item(receipt, "wheel vllm")["outputs"]["file"]
+    # `wheel unpack` compares every member with RECORD and ends with an error on a difference
+    subprocess.run([sys.executable, "-m", "wheel", "unpack", wheel, "-d", tmp_path], check=True)
+    with zipfile.ZipFile(wheel) as archive:
+        info = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        metadata = archive.read(info).decode()
+    assert "\nName: vllm\n" in metadata
+    assert f"\nVersion: {item(receipt, 'wheel vllm')['outputs']['version']}\n" in metadata
+    assert "torchvision" not in metadata
+
+
+def test_a_second_build_makes_nothing(receipt: Any, build: Build) -> None:
+    again = build("--target", "cpu", "--engine", "none")
+    assert {state["state"] for state in again["run"]["items"].values()} == {"in the store"}
+    assert again["items"] == receipt["items"]
+
+
+def test_a_wheel_built_elsewhere_is_the_same_to_the_byte(
+    receipt: Any, build: Build, checkout: Path, tmp_path: Path
+) -> None:
+    # another store (so nothing but the downloads is shared) and another umask
+    default = os.environ.get("SPARKFORGE_STORE", str(Path.home() / ".cache" / "sparkforge"))
+    store = tmp_path / "other-store"
+    store.mkdir()
+    shutil.copytree(Path(default) / "downloads", store / "downloads", copy_function=os.link)
+    before = os.umask(0o077)
+    try:
+        again = build("--target", "cpu", "--engine", "none", "--until", "wheels", store=store)
+    finally:
+        os.umask(before)
+    assert item(again, "wheel vllm")["outputs"] == item(receipt, "wheel vllm")["outputs"]
+    assert item(again, "series vllm")["outputs"] == item(receipt, "series vllm")["outputs"]
+
+
+def test_the_environment_has_exactly_one_vllm(receipt: Any, checkout: Path) -> None:
+    store = Path(os.environ.get("SPARKFORGE_STORE", str(Path.home() / ".cache" / "sparkforge")))
+    key = item(receipt, "environment")["key"]
+    python = store / "artefacts" / "image" / key[:32] / "venv" / "bin" / "python"
+    code = "import importlib.metadata as m; print(m.version('vllm')); import vllm"
+    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == item(receipt, "wheel vllm")["outputs"]["version"]

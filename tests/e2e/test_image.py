@@ -1,0 +1,97 @@
+"""The image and Compose, on a real engine with a base made from Debian's packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from .conftest import Build
+
+_READY_S = 300
+
+
+def docker(*arguments: str, check: bool = True) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not check, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def image(build: Build, base_image: str) -> Any:
+    arguments = ["--target", "cpu", "--engine", "docker", "--base", base_image]
+    if ca := os.environ.get("SPARKFORGE_TEST_CA"):
+        arguments += ["--ca-bundle", ca]
+    receipt = build(*arguments, "--force", "smoke")
+    return {one["label"]: one["outputs"] for one in receipt["items"]}
+
+
+def test_the_image_serves_and_without_the_patch_refuses(image: Any) -> None:
+    assert image["smoke"]["tokens"] > 0
+    assert "No MXFP4 MoE backend" in image["smoke"]["stock_error"]
+
+
+def test_no_build_tools_and_no_root_in_the_image(image: Any) -> None:
+    tag = image["image"]["tag"]
+    look = "id -u; for p in gcc g++ cc make pip pip3 uv git; do command -v $p || true; done"
+    said = docker("run", "--rm", "--entrypoint", "/bin/sh", tag, "-c", look)
+    assert said == "10001"
+
+
+def test_the_image_has_our_vllm_under_its_name(image: Any) -> None:
+    code = "import importlib.metadata as m; print(m.version('vllm'))"
+    said = docker("run", "--rm", "--entrypoint", "python", image["image"]["tag"], "-c", code)
+    assert said == image["wheel vllm"]["version"]
+
+
+def test_labels_name_upstream_commit_and_series(image: Any) -> None:
+    labels = json.loads(docker("inspect", "--format", "{{json .Config.Labels}}",
+                               image["image"]["image_id"]))  # fmt: skip
+    assert len(labels["org.sparkforge.vllm.commit"]) == 40
+    assert len(labels["org.sparkforge.vllm.series"]) == 64
+
+
+def test_a_missing_base_is_one_clear_error(checkout: Path, base_image: str) -> None:
+    done = subprocess.run(
+        ["python3", "build.py", "--target", "cpu", "--base", "no/such:image"],
+        cwd=checkout, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 8
+    assert "holds no such image" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def composed(image: Any, checkout: Path) -> Iterator[str]:
+    """`docker compose up` as the README says, with what build.py wrote into .env."""
+    port = "18471"
+    env = {**os.environ, "SPARKFORGE_PORT": port}
+    command = ["docker", "compose", "--project-directory", str(checkout)]
+    subprocess.run([*command, "up", "--detach"], env=env, check=True)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        subprocess.run([*command, "down", "--volumes"], env=env, check=True)
+
+
+def test_compose_turns_healthy_and_serves_on_loopback(composed: str, checkout: Path) -> None:
+    container = docker("compose", "--project-directory", str(checkout), "ps", "--quiet")
+    deadline = time.monotonic() + _READY_S
+    health = ""
+    while health != "healthy" and time.monotonic() < deadline:
+        health = docker("inspect", "--format", "{{.State.Health.Status}}", container)
+        time.sleep(1)
+    assert health == "healthy", docker("logs", "--tail", "40", container)
+    listed = requests.get(f"{composed}/v1/models", timeout=10).json()
+    body = {"model": listed["data"][0]["id"], "prompt": "spark", "max_tokens": 4}
+    reply = requests.post(f"{composed}/v1/completions", json=body, timeout=60).json()
+    assert reply["usage"]["completion_tokens"] == 4
+    ports = json.loads(docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", container))
+    assert {bind["HostIp"] for bind in ports["8000/tcp"]} == {"127.0.0.1"}

@@ -1,0 +1,43 @@
+"""The interpreters that patch tests run in: what build.py bakes for the cpu target."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparkforge import pins, pipeline
+from sparkforge.environment import python_path
+from sparkforge.index import Index
+from sparkforge.sources import Access
+from sparkforge.stages import UNPATCHED, Context, items
+from sparkforge.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def baked() -> dict[str, Path]:
+    """Folders of the patched and the unpatched environment, by label; made where missing."""
+    loaded = pins.load(ROOT / "pins.yaml")
+    store = os.environ.get("SPARKFORGE_STORE", str(Path.home() / ".cache" / "sparkforge"))
+    context = Context(
+        root=ROOT, pins=loaded, pins_path=ROOT / "pins.yaml", store=Store(Path(store)),
+        target_name="cpu", target=loaded.target("cpu"), platform="linux/amd64",
+        access=Access(Index(), {}, offline=False),
+    )  # fmt: skip
+    todo = [item for item in items(context, "smoke") if item.label != "smoke"]
+    return {line.label: line.artefact.path for line in pipeline.run(context, todo)}
+
+
+@pytest.fixture(scope="session")
+def patched_python(baked: dict[str, Path]) -> Path:
+    """Interpreter of the environment that has the patched wheel."""
+    return python_path(baked["environment"])
+
+
+@pytest.fixture(scope="session")
+def stock_python(baked: dict[str, Path]) -> Path:
+    """Interpreter of the environment that has the release as upstream made it."""
+    return python_path(baked[f"environment ({UNPATCHED})"])
