@@ -126,7 +126,9 @@ ENV PATH=/opt/sparkforge/venv/bin:${PATH} \
     VLLM_NO_USAGE_STATS=1
 
 # Last, because they change most often and make no layer. SERVE_ARGS: the target's options of `vllm serve`.
-ARG RELEASE="" SERVE_ARGS=""
+ARG RELEASE="" SERVE_ARGS="" PYTHON_VERSION
+# Where vllm lies: the smoke test mounts the original files there, to show what the release does unpatched.
+LABEL org.sparkforge.site-packages=/opt/sparkforge/venv/lib/python${PYTHON_VERSION}/site-packages
 ENV SPARKFORGE_RELEASE=${RELEASE} \
     SPARKFORGE_SERVE_ARGS=${SERVE_ARGS} \
     SPARKFORGE_MODEL=/model \

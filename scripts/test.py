@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from build import ensure_environment  # noqa: E402
 
-_BASE_IMAGE = "local/debian:bookworm"
+_BASE_IMAGE = "localhost/sparkforge/base:bookworm"
 _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
 
 

@@ -33,26 +33,50 @@ def _parser() -> argparse.ArgumentParser:
     codes = "\n".join(f"  {code:3}  {meaning}" for code, meaning in errors.exit_codes())
     shared = _Parser(add_help=False)
     shared.add_argument("--pins", type=Path, default=None, metavar="FILE", help=argparse.SUPPRESS)
-    shared.add_argument("--store", type=Path, default=None, metavar="DIR",
-                        help="cache folder (SPARKFORGE_STORE, else ~/.cache/sparkforge)")
+    shared.add_argument(
+        "--store",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="cache folder (SPARKFORGE_STORE, else ~/.cache/sparkforge)",
+    )
     shared.add_argument("--json", action="store_true", help="one JSON document on stdout")
     shared.add_argument("-v", "--verbose", action="store_true", help="echo every command")
 
     sources = _Parser(add_help=False)
     sources.add_argument("--offline", action="store_true", help="use only what the store holds")
-    sources.add_argument("--mirror", action="append", default=[], metavar="UPSTREAM=URL-or-path",
-                         help="take an upstream's git commit from here")
+    sources.add_argument(
+        "--mirror",
+        action="append",
+        default=[],
+        metavar="UPSTREAM=URL-or-path",
+        help="take an upstream's git commit from here",
+    )
 
     target = _Parser(add_help=False)
     target.add_argument("--target", required=True, metavar="NAME", help="what to build for whom")
-    target.add_argument("--engine", choices=("auto", "docker", "none"), default="auto",
-                        help="container engine; none: a plain environment (default: auto)")
+    target.add_argument(
+        "--engine",
+        choices=("auto", "docker", "none"),
+        default="auto",
+        help="container engine; none: a plain environment (default: auto)",
+    )
     target.add_argument("--base", metavar="IMAGE", help="base image: NAME@sha256:… or a local one")
-    target.add_argument("--ca-bundle", type=Path, metavar="FILE", default=None,
-                        help="certificates of a company proxy, for the image's build steps")
+    target.add_argument(
+        "--ca-bundle",
+        type=Path,
+        metavar="FILE",
+        default=None,
+        help="certificates of a company proxy, for the image's build steps",
+    )
     target.add_argument("--port", type=int, default=0, help="loopback port (default: a free one)")
-    target.add_argument("--ready-timeout", type=float, default=300.0, metavar="SECONDS",
-                        help="how long a server may load (default: 300)")
+    target.add_argument(
+        "--ready-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long a server may load (default: 300)",
+    )
 
     parser = _Parser(
         prog="build.py",
@@ -66,23 +90,42 @@ def _parser() -> argparse.ArgumentParser:
     build = commands_.add_parser("build", parents=[shared, sources, target],
                                  help="the default: sources to a proved image")  # fmt: skip
     build.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
-    build.add_argument("--force", action="append", choices=STAGES, default=[],
-                       help="run a stage again although its result is in the store")
+    build.add_argument(
+        "--force",
+        action="append",
+        choices=STAGES,
+        default=[],
+        help="run a stage again although its result is in the store",
+    )
     build.add_argument("--dry-run", action="store_true", help="show the plan, do nothing")
     build.set_defaults(run=commands.build)
 
-    explain = commands_.add_parser("explain", parents=[shared, sources, target],
-                                   help="what would be made again, and which input changed")
+    explain = commands_.add_parser(
+        "explain",
+        parents=[shared, sources, target],
+        help="what would be made again, and which input changed",
+    )
     explain.set_defaults(run=commands.explain)
 
-    smoke = commands_.add_parser("smoke", parents=[shared, sources, target],
-                                 help="run the smoke test again on what was built")
+    smoke = commands_.add_parser(
+        "smoke",
+        parents=[shared, sources, target],
+        help="run the smoke test again on what was built",
+    )
     smoke.set_defaults(run=commands.smoke)
 
-    serve = commands_.add_parser("serve", parents=[shared, sources, target],
-                                 help="serve what was built, on loopback, until Ctrl-C")
-    serve.add_argument("--model", type=Path, default=None, metavar="DIR",
-                       help="checkpoint to serve (default: the tiny one)")
+    serve = commands_.add_parser(
+        "serve",
+        parents=[shared, sources, target],
+        help="serve what was built, on loopback, until Ctrl-C",
+    )
+    serve.add_argument(
+        "--model",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="checkpoint to serve (default: the tiny one)",
+    )
     serve.set_defaults(run=commands.serve)
 
     pins = commands_.add_parser("pins", help="check pins.yaml, record patched trees")
@@ -90,8 +133,9 @@ def _parser() -> argparse.ArgumentParser:
                                         parser_class=_Parser)  # fmt: skip
     check = pins_commands.add_parser("check", parents=[shared], help="is pins.yaml well formed?")
     check.set_defaults(run=commands.pins_check)
-    record = pins_commands.add_parser("record", parents=[shared, sources],
-                                      help="write what the series give into pins.yaml")
+    record = pins_commands.add_parser(
+        "record", parents=[shared, sources], help="write what the series give into pins.yaml"
+    )
     record.set_defaults(run=commands.pins_record)
 
     patches = commands_.add_parser("patches", help="list, check or apply the patch series")
@@ -100,12 +144,14 @@ def _parser() -> argparse.ArgumentParser:
     listing = patches_commands.add_parser("list", parents=[shared], help="every patch, in order")
     listing.add_argument("upstream", nargs="?", help="only this upstream's series")
     listing.set_defaults(run=commands.patches_list)
-    check = patches_commands.add_parser("check", parents=[shared, sources],
-                                        help="lint, and apply in memory against the record")
+    check = patches_commands.add_parser(
+        "check", parents=[shared, sources], help="lint, and apply in memory against the record"
+    )
     check.add_argument("upstream", nargs="?", help="only this upstream's series")
     check.set_defaults(run=commands.patches_check)
-    apply = patches_commands.add_parser("apply", parents=[shared, sources],
-                                        help="give a folder with the patched tree")
+    apply = patches_commands.add_parser(
+        "apply", parents=[shared, sources], help="give a folder with the patched tree"
+    )
     apply.add_argument("upstream")
     apply.add_argument("folder", type=Path, help="where; must not exist yet")
     apply.set_defaults(run=commands.patches_apply)

@@ -61,9 +61,7 @@ def _platform(target: Target) -> Platform:
     return here if here in target.platforms else target.platforms[0]
 
 
-def _context(
-    options: argparse.Namespace, until: str, force: Sequence[str] = ()
-) -> Context:
+def _context(options: argparse.Namespace, until: str, force: Sequence[str] = ()) -> Context:
     path = _pins_path(options)
     all_pins = pins.load(path)
     target = all_pins.target(options.target)

@@ -20,10 +20,15 @@ _INSTALL = "install Docker Engine 23 or newer with buildx, or build without one:
 
 @dataclass(frozen=True)
 class Engine:
-    """A reachable engine that is new enough."""
+    """A reachable engine that is new enough.
+
+    Attributes:
+        containerd_store: images lie in containerd's store, which holds zstd layers.
+    """
 
     client: DockerClient
     version: str
+    containerd_store: bool
 
     def identity(self, ref: str) -> str:
         """Return what an image reference stands for: its digest, or the id of a local image.
@@ -75,6 +80,7 @@ def connect() -> Engine:
     try:
         client = docker.from_env(timeout=600)
         version = str(client.version()["Version"])
+        status = client.info().get("DriverStatus") or []
     except DockerException as error:
         where = os.environ.get("DOCKER_HOST", "its usual socket")
         msg = f"no container engine answers at {where}: {_reason(error)}"
@@ -86,7 +92,8 @@ def connect() -> Engine:
         msg = f"engine {version} answers, but the docker CLI has no buildx plugin"
         remedy = "install the package docker-buildx (or docker-buildx-plugin)"
         raise EngineError(msg, remedy) from None
-    return Engine(client, version)
+    store = any("io.containerd.snapshotter" in str(value) for value in status)
+    return Engine(client, version, store)
 
 
 def check_version(version: str) -> None:
@@ -141,4 +148,3 @@ def container_state(container: Any) -> dict[str, Any]:
     container.reload()
     state: dict[str, Any] = container.attrs["State"]
     return state
-

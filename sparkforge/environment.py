@@ -28,7 +28,7 @@ def python_path(folder: Path) -> Path:
 
 def bake(
     store: Store, *, python: str, lock: Path, wheelhouse: Path, wheels: Sequence[Path],
-    epoch: int, offline: bool, folder: Path,
+    offline: bool, folder: Path,
 ) -> Path:  # fmt: skip
     """Make a virtual environment in ``folder/venv`` from local files alone.
 
@@ -46,7 +46,6 @@ def bake(
         "UV_CACHE_DIR": str(store.cache_path("uv")),
         "UV_NO_CONFIG": "1",  # a user's uv.toml must not add indexes or overrides
         "UV_LINK_MODE": "hardlink",  # unpacked once into the cache, linked from there
-        "SOURCE_DATE_EPOCH": str(epoch),  # byte code without times in it
         "VIRTUAL_ENV": "",
     }
     arguments = ["--offline"] if offline else []
@@ -72,22 +71,21 @@ def bake(
     return venv
 
 
-def server_env(cache: Path, byte_code: Path) -> dict[str, str]:
+def server_env(cache: Path) -> dict[str, str]:
     """Return the variables that a server from a plain environment runs with.
 
     Args:
         cache: folder for everything that vLLM and torch write at run time.
-        byte_code: folder for Python's byte code, kept between runs.
     """
     # without a C++ compiler torch.compile, which vLLM's CPU sampler calls even in eager mode,
     # would end the engine at its first token
     compiled = {} if have("c++") or have("g++") else {"TORCH_COMPILE_DISABLE": "1"}
     return {
         **compiled,
-        "PYTHONPATH": "",  # a user's own modules must not stand in for the baked ones
-        # byte code of thousands of modules halves the start; it is kept out of the artefact
+        # the first start writes the byte code of what it imports, later ones are 30 s faster;
+        # compiling all 20,000 modules beforehand costs more than it gives (measured: 80 s)
         "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": str(byte_code),
+        "PYTHONPATH": "",  # a user's own modules must not stand in for the baked ones
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(cache / "hf"),
         "VLLM_CACHE_ROOT": str(cache / "vllm"),

@@ -8,6 +8,7 @@ certificates and ``url.insteadOf`` mirrors are configured there.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +21,12 @@ COMMITTER_EMAIL = "sparkforge@localhost"
 ABSENT = "0" * 40
 """How a diff writes the blob of a file that is not there."""
 
-_BINDING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_PREFIX")  # fmt: skip
+# what a network fetch may need of the user's variables; the rest ties git to another repository
+# (set when run from a hook) or changes what it writes (GIT_DIFF_OPTS, GIT_CONFIG_PARAMETERS …)
+_KEPT = ("GIT_SSH", "GIT_SSL_", "GIT_HTTP_", "GIT_PROXY_", "GIT_ASKPASS", "GIT_ALLOW_PROTOCOL",
+         "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_", "GIT_CONFIG_GLOBAL",
+         "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_TRACE", "GIT_CURL_",
+         "GIT_EXEC_PATH")  # fmt: skip
 
 
 def clean_env(**extra: str) -> dict[str, str]:
@@ -29,8 +34,17 @@ def clean_env(**extra: str) -> dict[str, str]:
     return {
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_COUNT": "0",  # settings handed in through GIT_CONFIG_KEY_n
+        "GIT_CONFIG_PARAMETERS": "",  # settings handed in by `git -c` around us
+        "GIT_CONFIG_COUNT": "2",  # these two, in place of any that the user hands in so
+        # read from the home folder even without a global configuration
+        "GIT_CONFIG_KEY_0": "core.attributesFile",
+        "GIT_CONFIG_VALUE_0": os.devnull,
+        # a store mounted into a container belongs to another user; it is ours all the same
+        "GIT_CONFIG_KEY_1": "safe.directory",
+        "GIT_CONFIG_VALUE_1": "*",
         "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_DIFF_OPTS": "",
+        "GIT_DEFAULT_HASH": "sha1",
         "GIT_TERMINAL_PROMPT": "0",  # fail instead of asking for a password
         "LC_ALL": "C",
         "TZ": "UTC",
@@ -41,9 +55,10 @@ def clean_env(**extra: str) -> dict[str, str]:
 
 
 def unbind() -> None:
-    """Forget variables that tie git to another repository (set when run from a git hook)."""
-    for name in _BINDING:
-        os.environ.pop(name, None)
+    """Forget the user's GIT_* variables, but for those that a network fetch may need."""
+    for name in list(os.environ):
+        if name.startswith("GIT_") and not name.startswith(_KEPT):
+            del os.environ[name]
 
 
 def git(
@@ -77,6 +92,17 @@ def init_bare(repo: Path) -> None:
              env=clean_env())  # fmt: skip
 
 
+def tidy(repo: Path) -> None:
+    """Remove what a killed git left in a repository; the caller holds its lock.
+
+    A lock file of a killed fetch would make every later fetch fail.
+    """
+    left = ["*.lock", "refs/**/*.lock", "objects/pack/tmp_*", "fast_import_crash_*"]
+    for pattern in left if repo.is_dir() else ():
+        for path in repo.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
 def has_commit(repo: Path, commit: str) -> bool:
     """Tell whether a commit is in the repository, with its tree."""
     return (repo / "HEAD").exists() and git_ok(repo, "cat-file", "-e", f"{commit}^{{tree}}")
@@ -97,7 +123,7 @@ def remote_tag(url: str, tag: str) -> str | None:
     Raises:
         CommandError: the remote can't be read.
     """
-    listing = call("git", "ls-remote", url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}",
+    listing = call("git", "ls-remote", "--", url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}",
                    env={"GIT_TERMINAL_PROMPT": "0"}).stdout.decode()  # fmt: skip
     found: dict[str, str] = {}
     for line in listing.splitlines():
@@ -112,9 +138,18 @@ def fetch_commit(repo: Path, url: str, commit: str) -> None:
     Raises:
         CommandError: the remote lacks it or can't be reached.
     """
-    # --no-tags: tags may move, only the commit counts; --progress: long work must be seen
-    call("git", "-C", repo, "fetch", "--depth=1", "--no-tags", "--progress", url, commit,
-         env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)  # fmt: skip
+    call(
+        "git", "-C", repo,
+        "-c", "protocol.version=2",  # older ones give advertised commits only
+        "-c", f"core.hooksPath={os.devnull}",  # a user's hooks are for the user's repositories
+        "fetch", "--depth=1",
+        "--no-tags",  # tags may move, only the commit counts
+        "--no-auto-maintenance",  # it would go on in the background
+        "--no-recurse-submodules",
+        "--progress",  # long work must be seen
+        "--", url, commit,
+        env={"GIT_TERMINAL_PROMPT": "0"}, stream=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -145,7 +180,8 @@ def import_tree(
         )
         for file in files:
             path = file.path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-            out.write(f'M {file.mode} inline "{path}"\ndata {len(file.data)}\n'.encode())
+            head = f'M {file.mode} inline "{path}"\ndata {len(file.data)}\n'
+            out.write(head.encode(errors="surrogateescape"))  # names need not be UTF-8
             out.write(file.data + b"\n")
         out.write(b"done\n")
         out.close()
@@ -162,11 +198,13 @@ def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) 
     ``git am`` needs no more than the files that the patches touch: milliseconds instead of
     seconds for a tree of thousands of files.
     """
+    git(repo, "worktree", "prune")  # entries of killed runs, whose folders were swept
     git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(where), commit)
     try:
         # --no-cone: patterns are single files; a leading slash anchors them at the top
         patterns = "".join(f"/{_escape_pattern(path)}\n" for path in sorted(set(paths)))
-        git(where, "sparse-checkout", "set", "--no-cone", "--stdin", stdin=patterns.encode())
+        git(where, "sparse-checkout", "set", "--no-cone", "--stdin",
+            stdin=patterns.encode(errors="surrogateescape"))  # fmt: skip
         git(where, "read-tree", "-mu", "HEAD")
         yield where
     finally:
@@ -185,6 +223,7 @@ class Change:
     path: str
     old_blob: str
     new_blob: str
+    old_mode: str
     new_mode: str
 
 
@@ -195,9 +234,26 @@ def changes(repo: Path, old: str, new: str) -> list[Change]:
     fields = raw.split("\0")
     result = []
     for meta, path in zip(fields[0::2], fields[1::2], strict=False):
-        _, new_mode, old_blob, new_blob, status = meta.lstrip(":").split(" ")
-        result.append(Change(status, path, old_blob, new_blob, new_mode))
+        old_mode, new_mode, old_blob, new_blob, status = meta.lstrip(":").split(" ")
+        result.append(Change(status, path, old_blob, new_blob, old_mode, new_mode))
     return result
+
+
+def unquoted(name: str) -> str:
+    """Return a path as git's diff writes it: in C's way, quotes and all, where it is not plain."""
+    if not name.startswith('"'):
+        return name
+
+    def byte(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return bytes([int(code, 8)]) if code[:1].isdigit() else _ESCAPES[code]
+
+    raw = name[1:-1].encode(errors="surrogateescape")
+    return re.sub(rb"\\([0-7]{3}|.)", byte, raw).decode(errors="surrogateescape")
+
+
+_ESCAPES = {b"a": b"\a", b"b": b"\b", b"t": b"\t", b"n": b"\n", b"v": b"\v", b"f": b"\f",
+            b"r": b"\r", b'"': b'"', b"\\": b"\\"}  # fmt: skip
 
 
 def blob(repo: Path, blob_id: str) -> bytes:

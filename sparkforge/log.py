@@ -7,8 +7,10 @@ and redrawn progress lines appear on a terminal only; CI systems get foldable gr
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -18,14 +20,15 @@ from typing import IO, Any
 _PROGRESS_EVERY_S = 0.1
 _PROGRESS_EVERY_S_PLAIN = 5.0  # without a terminal each report is a line of its own
 _WIDTH = 78
+_SECRET = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 class Log:
-    """Steps, progress and messages. State: the output stream and what is open on it."""
+    """Steps, progress and messages. State: where they go and what is open there."""
 
     def __init__(self) -> None:
-        self.stream: IO[str] = sys.stdout
         self.verbose = False
+        self._to_stderr = False
         self._started = time.monotonic()
         self._progress_at = 0.0
         self._progress_open = False
@@ -33,27 +36,33 @@ class Log:
 
     def configure(self, *, to_stderr: bool, verbose: bool) -> None:
         """Choose the stream (stderr where stdout carries JSON) and how much is said."""
-        self.stream = sys.stderr if to_stderr else sys.stdout
+        self._to_stderr = to_stderr
         self.verbose = verbose
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # a locale without ✓, or a file name that is no text, must not end the build
+                stream.reconfigure(errors="replace")
 
     # -- what it looks like -------------------------------------------------
 
     @property
-    def tty(self) -> bool:
-        return self.stream.isatty() and os.environ.get("TERM") != "dumb"
+    def stream(self) -> IO[str]:
+        return sys.stderr if self._to_stderr else sys.stdout
 
-    def _paint(self, code: str, text: str) -> str:
+    @property
+    def tty(self) -> bool:
+        return _is_terminal(self.stream)
+
+    def _paint(self, code: str, text: str, stream: IO[str] | None = None) -> str:
         # https://no-color.org: any non-empty value switches colour off
-        if not self.tty or os.environ.get("NO_COLOR"):
+        if not _is_terminal(stream or self.stream) or os.environ.get("NO_COLOR"):
             return text
         return f"\033[{code}m{text}\033[0m"
 
     def _line(self, text: str = "") -> None:
-        if self._progress_open:
-            self.stream.write("\r\033[K")
-            self._progress_open = False
-        self.stream.write(text + "\n")
-        self.stream.flush()
+        clear = "\r\033[K" if self._progress_open else ""
+        self._progress_open = False
+        _write(self.stream, f"{clear}{_without_secrets(text)}\n")
 
     # -- messages -----------------------------------------------------------
 
@@ -68,15 +77,16 @@ class Log:
     def warning(self, text: str) -> None:
         self._line(self._paint("33", "  warning: ") + text)
         if os.environ.get("GITHUB_ACTIONS"):
-            self._line("::warning::" + text.replace("\n", "%0A"))
+            escaped = _without_secrets(text).replace("%", "%25").replace("\n", "%0A")
+            self._line("::warning::" + escaped)
 
     def error(self, text: str) -> None:
         # errors go to stderr whatever stdout is for
         if self._progress_open:
             self._line()
         self.end_group()
-        sys.stderr.write(self._paint("31;1", "error: ") + text + "\n")
-        sys.stderr.flush()
+        head = self._paint("31;1", "error: ", sys.stderr)
+        _write(sys.stderr, f"{head}{_without_secrets(text)}\n")
 
     def heading(self, text: str) -> None:
         self._line(self._paint("1", text))
@@ -92,12 +102,20 @@ class Log:
 
     def json(self, value: Any) -> None:
         """Write one JSON document to stdout, whatever the human text goes to."""
-        sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
-        sys.stdout.flush()
+        _write(sys.stdout, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
     def raw(self, text: str) -> None:
         """Pass a child's line through as it came."""
         self._line(self._paint("2", "  | ") + text)
+
+    def raw_progress(self, text: str) -> None:
+        """Pass on a line that the child will draw over; now and then, without a terminal."""
+        if self._too_early():
+            return
+        if self.tty:
+            self._redraw(self._paint("2", "  | ") + text)
+        else:
+            self.raw(text)
 
     # -- steps and progress -------------------------------------------------
 
@@ -122,8 +140,8 @@ class Log:
 
     def end_group(self) -> None:
         if self._group_open:
-            self.stream.write("::endgroup::\n")
             self._group_open = False
+            _write(self.stream, "::endgroup::\n")
 
     def progress(self, what: str, done: float, total: float | None, unit: str = "B") -> None:
         """Report progress; called as often as convenient, drawn a few times a second.
@@ -133,20 +151,47 @@ class Log:
             done, total: amounts in ``unit``; total None where it is not known.
             unit: "B" prints binary sizes, "s" seconds, else a count.
         """
-        now = time.monotonic()
         finished = total is not None and done >= total
-        wait = _PROGRESS_EVERY_S if self.tty else _PROGRESS_EVERY_S_PLAIN
-        if now - self._progress_at < wait and not (finished and self._progress_open):
+        if self._too_early() and not (finished and self._progress_open):
             return
-        self._progress_at = now
         amount = _amount(done, unit) + (f" of {_amount(total, unit)}" if total else "")
         share = f" {100 * done / total:3.0f}%" if total else ""
         if self.tty:
-            self.stream.write(f"\r\033[K  {what}: {amount}{share}")
-            self.stream.flush()
-            self._progress_open = True
+            self._redraw(f"  {what}: {amount}{share}")
         else:
             self._line(f"  {what}: {amount}{share}")
+
+    def _too_early(self) -> bool:
+        now = time.monotonic()
+        wait = _PROGRESS_EVERY_S if self.tty else _PROGRESS_EVERY_S_PLAIN
+        if now - self._progress_at < wait:
+            return True
+        self._progress_at = now
+        return False
+
+    def _redraw(self, text: str) -> None:
+        _write(self.stream, f"\r\033[K{text}")
+        self._progress_open = True
+
+
+def _is_terminal(stream: IO[str]) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _write(stream: IO[str], text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        # whoever read this has gone (head, less): the build goes on, unheard
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text without the user names and passwords of the addresses in it."""
+    return _SECRET.sub("", text)
 
 
 def _amount(value: float, unit: str) -> str:

@@ -89,9 +89,7 @@ def run(context: Context, items: Sequence[Item]) -> list[Line]:
     return lines
 
 
-def _maker(
-    item: Item, results: Mapping[str, Artefact]
-) -> Callable[[Path], Mapping[str, Any]]:
+def _maker(item: Item, results: Mapping[str, Artefact]) -> Callable[[Path], Mapping[str, Any]]:
     return lambda folder: item.make(folder, results)
 
 

@@ -83,7 +83,7 @@ def _write_env(context: Context, image: Artefact, folder: Path) -> None:
     """
     ours = {
         "COMPOSE_PROFILES": context.target_name,
-        "SPARKFORGE_IMAGE": str(image.outputs["tag"]),
+        f"SPARKFORGE_IMAGE_{context.target_name.upper()}": str(image.outputs["tag"]),
         "SPARKFORGE_MODEL_DIR": str(tiny_model(folder)) if context.target.smoke else "",
     }
     path = context.root / ".env"
@@ -129,9 +129,7 @@ def serve(context: Context, baked: Artefact, model: Path | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port(context.port or 8000)
     chosen = model.resolve() if model is not None else tiny_model(folder)
-    environment = server_env(
-        context.store.cache_path("serve"), context.store.cache_path("pycache")
-    )
+    environment = server_env(context.store.cache_path("serve"))
     os.environ.update({**environment, **(SMOKE_VARIABLES if model is None else {})})
     log.info(f"http://{LOOPBACK}:{port}/v1 serves {chosen}; Ctrl-C ends it")
     replace_process(

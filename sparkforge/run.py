@@ -6,18 +6,21 @@ Ctrl-C or an error leaves no server or compiler behind.
 
 from __future__ import annotations
 
+import atexit
+import errno
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from sparkforge.errors import CommandError, MachineError
+from sparkforge.errors import CommandError, MachineError, SparkforgeError, StoreError
 from sparkforge.log import log
 
 _TAIL_LINES = 40
@@ -63,12 +66,8 @@ def call(
     ) as child:
         if stream:
             assert child.stdout is not None
-            lines: list[bytes] = []
-            for line in child.stdout:
-                lines.append(line)
-                log.raw(line.decode(errors="replace").rstrip())
+            out, err = _shown(child.stdout), b""
             child.wait()
-            out, err = b"".join(lines), b""
         else:
             try:
                 out, err = child.communicate(stdin, timeout=timeout)
@@ -77,8 +76,28 @@ def call(
                 raise CommandError(msg) from None
     result = subprocess.CompletedProcess(command, child.returncode, out, err)
     if check and result.returncode:
-        raise CommandError(failure_text(result))
+        raise _failure(result)
     return result
+
+
+def _shown(stream: IO[bytes]) -> bytes:
+    """Show what a child says while it says it; return what it meant to leave standing."""
+    kept = []
+    rest = b""
+    while piece := os.read(stream.fileno(), 1 << 16):
+        *lines, rest = re.split(rb"(?<=[\r\n])", rest + piece)
+        for line in lines:
+            text = line.decode(errors="replace").rstrip()
+            # progress of git and others: ended by \r, so that the next one is drawn over it
+            if line.endswith(b"\r"):
+                if text:
+                    log.raw_progress(text)
+            else:
+                log.raw(text)
+                kept.append(line)
+    if rest:
+        log.raw(rest.decode(errors="replace").rstrip())
+    return b"".join([*kept, rest])
 
 
 def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
@@ -86,6 +105,14 @@ def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
     said = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
     tail = "\n".join(f"    {line}" for line in said[-_TAIL_LINES:])
     return f"{shlex.join(result.args)} ended with exit code {result.returncode}\n{tail}"
+
+
+def _failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
+    text = failure_text(result)
+    if os.strerror(errno.ENOSPC) in text:
+        remedy = "make room, or put the store on a larger disk with --store DIR"
+        return StoreError(f"the disk is full:\n{text}", remedy)
+    return CommandError(text)
 
 
 def have(program: str) -> bool:
@@ -117,9 +144,7 @@ def piped(
             pass  # the child has ended early; its own words below say why
         out, _ = child.communicate()
     if child.returncode:
-        raise CommandError(
-            failure_text(subprocess.CompletedProcess(command, child.returncode, out, b""))
-        )
+        raise _failure(subprocess.CompletedProcess(command, child.returncode, out, b""))
 
 
 @contextmanager
@@ -133,13 +158,14 @@ def background(
     """Run a server for the length of the block; its output goes to a file.
 
     At the end it gets SIGTERM and ``grace_s`` seconds, then its whole process group is killed.
+    It also gets SIGTERM from the kernel when this process is killed and can't do that itself.
     """
     command = _resolve(args)
     log.detail("+ " + shlex.join(command) + f"  > {output}")
     full_env = {**os.environ, **env} if env is not None else None
     with output.open("wb") as sink, _child(
         command, cwd=cwd, env=full_env, stdin=subprocess.DEVNULL, stdout=sink,
-        stderr=subprocess.STDOUT, grace_s=grace_s,
+        stderr=subprocess.STDOUT, grace_s=grace_s, ends_with_us=True,
     ) as child:  # fmt: skip
         yield child
 
@@ -161,35 +187,79 @@ def _child(
     stdout: int | IO[bytes],
     stderr: int,
     grace_s: float = 5.0,
+    ends_with_us: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
     # a group of its own, so that what the child starts can be ended with it
     child = subprocess.Popen(
         command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
         start_new_session=True,
+        # the function makes one system call and takes no lock, so threads can't block it
+        preexec_fn=_end_with_parent() if ends_with_us else None,  # noqa: PLW1509
     )  # fmt: skip
+    _living.add(child)
     try:
         yield child
     finally:
         stop(child, grace_s)
+        _living.discard(child)
         for pipe in (child.stdin, child.stdout, child.stderr):
             if pipe is not None:
-                pipe.close()
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass  # unsent input; the child that should have read it has gone
+
+
+_living: set[subprocess.Popen[bytes]] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End children whose thread was still waiting for them when the program ended."""
+    for child in list(_living):
+        stop(child, grace_s=0)
 
 
 def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
     """End a child and all it started: politely first, then for good."""
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            log.warning(f"process {child.pid} did not stop within {grace_s:.0f} s: killed")
-    # stragglers of the group: the group id stays valid while any member lives
     try:
-        os.killpg(child.pid, signal.SIGKILL)
+        if child.poll() is None:
+            child.terminate()
+            try:
+                child.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                log.warning(f"process {child.pid} did not stop within {grace_s:.0f} s: killed")
+    finally:  # also when a second Ctrl-C ends the waiting
+        # stragglers of the group: the group id stays valid while any member lives
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+
+
+def _end_with_parent() -> Callable[[], None]:
+    """Return what asks the kernel, in the child, for SIGTERM when the parent dies."""
+    import ctypes  # before the fork: the child must not wait for an import's lock
+
+    prctl = ctypes.CDLL(None).prctl
+    pr_set_pdeathsig = 1  # linux/prctl.h
+
+    def ask() -> None:
+        prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+    return ask
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process of this number is there."""
+    try:
+        os.kill(pid, 0)
     except ProcessLookupError:
-        pass
-    child.wait()
+        return False
+    except PermissionError:
+        return True  # another user's
+    return True
 
 
 def group_alive(pid: int, wait_s: float = 5.0) -> bool:

@@ -8,14 +8,13 @@ can happen, and the blob after must be the one that the patch promises.
 from __future__ import annotations
 
 import hashlib
-import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkforge import git
 from sparkforge.errors import CommandError, IntegrityError, SeriesError
+from sparkforge.patchfile import Patch, read_patch, slug
 from sparkforge.pins import Recorded
 from sparkforge.sources import Source
 from sparkforge.store import Store
@@ -35,40 +34,6 @@ EXPORT_FLAGS = (
     "--keep-subject",  # no [PATCH] at all
     "--binary",  # binary files as data, not as "files differ"
 )
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One file that a patch changes; blobs are git.ABSENT where it is not there."""
-
-    path: str
-    old_blob: str
-    new_blob: str
-
-
-@dataclass(frozen=True)
-class Patch:
-    """One patch file.
-
-    Attributes:
-        path: the file; its name is the slug of ``subject``.
-        body: the message below the subject, trailers included.
-        trailers: by key, e.g. ``Risk``.
-        entries: the files it changes, in the patch's order.
-        sha256: of the file's bytes.
-    """
-
-    path: Path
-    subject: str
-    author: str
-    body: str
-    trailers: Mapping[str, str]
-    entries: tuple[Entry, ...]
-    sha256: str
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
 
 @dataclass(frozen=True)
@@ -106,12 +71,6 @@ class Patched:
     touched: Mapping[str, str] = field(default_factory=dict)
 
 
-def slug(subject: str) -> str:
-    """Return the file name of a subject: lower case words joined by hyphens, ``.patch``."""
-    words = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
-    return f"{words[:64].rstrip('-')}.patch"
-
-
 # -- reading -------------------------------------------------------------------
 
 
@@ -124,7 +83,10 @@ def read(folder: Path) -> Series:
     listing = folder / "series"
     names = []
     if listing.exists():
-        lines = listing.read_text(encoding="utf-8").splitlines()
+        try:
+            lines = listing.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise SeriesError(f"{listing}: not UTF-8 text: {error}", "write it anew") from None
         names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     twice = sorted({name for name in names if names.count(name) > 1})
     files = {path.name for path in folder.glob("*.patch")}
@@ -136,74 +98,6 @@ def read(folder: Path) -> Series:
     if problems:
         raise SeriesError("\n".join(problems))
     return Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
-
-
-_SUBJECT = re.compile(r"^Subject: (.*(?:\n[ \t].*)*)", re.MULTILINE)
-_AUTHOR = re.compile(r"^From: (.*)$", re.MULTILINE)
-_FILE = re.compile(r'^diff --git "?a/(.*?)"? "?b/(.*?)"?$', re.MULTILINE)
-_INDEX = re.compile(r"^index ([0-9a-f]+)\.\.([0-9a-f]+)(?: \d+)?$", re.MULTILINE)
-
-
-def read_patch(path: Path) -> Patch:
-    """Read one patch file.
-
-    Raises:
-        SeriesError: it is not a mail-format patch with full blob ids.
-    """
-    data = path.read_bytes()
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        msg = f"{path}: not UTF-8 text: {error}"
-        raise SeriesError(msg, "export it again") from None
-    head, _, rest = text.partition("\n\n")
-    # with --no-stat nothing but an empty line stands between message and diff
-    message, separator, diff = rest.partition("\ndiff --git ")
-    message, diff = message.removesuffix("\n---\n"), f"diff --git {diff}"
-    subject = _SUBJECT.search(head)
-    author = _AUTHOR.search(head)
-    if not (subject and author and separator):
-        msg = f"{path}: not a mail-format patch (From:, Subject:, message, diff)"
-        raise SeriesError(msg, "make it with git format-patch, see docs/patches-howto.md")
-    entries = []
-    starts = [match.start() for match in _FILE.finditer(diff)] + [len(diff)]
-    for start, end in itertools.pairwise(starts):
-        part = diff[start:end]
-        names, index = _FILE.match(part), _INDEX.search(part)
-        assert names is not None
-        if "\nrename from " in part:
-            msg = f"{path}: {names[2]}: written as a rename"
-            raise SeriesError(msg, "export with --no-renames, so that blobs can be compared")
-        if index is None or len(index[1]) != 40:
-            msg = f"{path}: {names[2]}: no full blob ids on its index line"
-            raise SeriesError(msg, "export with --full-index")
-        entries.append(Entry(names[2], index[1], index[2]))
-    return Patch(
-        path=path,
-        subject=re.sub(r"\n[ \t]", " ", subject[1]),
-        author=author[1],
-        body=message,
-        trailers=_trailers(message),
-        entries=tuple(entries),
-        sha256=hashlib.sha256(data).hexdigest(),
-    )
-
-
-def _trailers(message: str) -> dict[str, str]:
-    """Return the trailers: the ``Key: value`` lines of the last paragraph; values may be folded."""
-    last = message.strip().split("\n\n")[-1]
-    found: dict[str, str] = {}
-    key = ""
-    for line in last.splitlines():
-        match = re.match(r"^([A-Z][A-Za-z-]+): (.*)$", line)
-        if match:
-            key = match[1]
-            found[key] = match[2].strip()
-        elif key and line.startswith((" ", "\t")):
-            found[key] += " " + line.strip()
-        else:
-            return {}  # prose, not a block of trailers
-    return found
 
 
 # -- lint ------------------------------------------------------------------------
@@ -272,16 +166,18 @@ def _check_exact(series: Series, source: Source) -> None:
     for patch in series.patches:
         for entry in patch.entries:
             met = now.get(entry.path, git.ABSENT)
-            if met != entry.old_blob:
+            exact = met != git.ABSENT if entry.old_blob is None else met == entry.old_blob
+            if not exact:
                 state = "is not there" if met == git.ABSENT else f"is blob {met[:12]}"
-                wanted = "no such file" if entry.old_blob == git.ABSENT else entry.old_blob[:12]
+                before = entry.old_blob or "another mode of it"
+                wanted = "no such file" if before == git.ABSENT else before[:12]
                 msg = (
                     f"{patch.path}: does not apply exactly: {entry.path} {state}"
                     f" in {source.upstream} ({source.origin}), the patch was made on {wanted}"
                 )
                 remedy = "no fuzz and no offset are allowed: remake the patch on the pinned tree"
                 raise SeriesError(msg, remedy)
-            now[entry.path] = entry.new_blob
+            now[entry.path] = entry.new_blob or met
 
 
 def patched_tree(store: Store, series: Series, source: Source) -> str:
@@ -301,11 +197,12 @@ def patched_tree(store: Store, series: Series, source: Source) -> str:
             except CommandError as error:
                 msg = f"{patch.path}: does not apply:\n{error}"
                 raise SeriesError(msg, "remake the patch on the pinned tree") from error
-            for entry in patch.entries:
+            # the last entry of a path counts: a file that becomes a link is deleted, then new
+            for entry in {entry.path: entry for entry in patch.entries}.values():
                 listing = git.git(source.repo, "--literal-pathspecs", "ls-files", "-s", "--",
                                   entry.path, env=env)  # fmt: skip
                 met = listing.split(" ")[1] if listing else git.ABSENT
-                if met != entry.new_blob:
+                if entry.new_blob is not None and met != entry.new_blob:
                     wanted = entry.new_blob[:12]
                     msg = f"{patch.path}: {entry.path} becomes {met[:12]}, not {wanted}"
                     raise SeriesError(msg, "its diff was edited by hand: export it again")

@@ -5,6 +5,8 @@ A plain environment and an image give the same ``Server``, so whatever checks on
 
 from __future__ import annotations
 
+import os
+import shlex
 import socket
 import subprocess
 import time
@@ -20,11 +22,12 @@ from sparkforge.engine import Engine, container_state
 from sparkforge.environment import python_path, server_env
 from sparkforge.errors import SmokeError
 from sparkforge.log import log
-from sparkforge.run import background, group_alive, stop
+from sparkforge.run import alive, background, group_alive, stop
 
 LOOPBACK = "127.0.0.1"
 MODEL_NAME = "tiny"
 SITE_PACKAGES_LABEL = "org.sparkforge.site-packages"
+_MAKER_LABEL = "org.sparkforge.smoke-of-pid"
 _STOP_GRACE_S = 30.0
 
 
@@ -43,12 +46,14 @@ class Launch:
 
     Attributes:
         model: folder of the checkpoint on this machine.
-        arguments: of ``vllm serve``, behind the model.
+        options: the target's own arguments of ``vllm serve``; an image has them built in.
+        arguments: further ones.
         variables: environment variables on top of the usual ones.
         port: on loopback; 0 picks a free one.
     """
 
     model: Path
+    options: Sequence[str]
     arguments: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
@@ -115,25 +120,22 @@ class _EnvironmentServer:
 
 
 @contextmanager
-def from_environment(
-    folder: Path, launch: Launch, work: Path, cache: Path, byte_code: Path
-) -> Iterator[Server]:
+def from_environment(folder: Path, launch: Launch, work: Path, cache: Path) -> Iterator[Server]:
     """Serve from a plain environment for the length of the block.
 
     Args:
         folder: what ``environment.bake`` made.
         work: an empty folder for the server's output.
         cache: folder for what vLLM and torch write at run time.
-        byte_code: folder for Python's byte code, kept between runs.
     """
     port = free_port(launch.port)
     output = work / "server.log"
     command = [
         str(python_path(folder)), "-m", "vllm.entrypoints.cli.main", "serve", str(launch.model),
         "--host", LOOPBACK, "--port", str(port), "--served-model-name", MODEL_NAME,
-        *launch.arguments,
+        *launch.options, *launch.arguments,
     ]  # fmt: skip
-    variables = {**server_env(cache, byte_code), **launch.variables}
+    variables = {**server_env(cache), **launch.variables}
     with background(*command, output=output, env=variables, cwd=work) as child:
         yield _EnvironmentServer(f"http://{LOOPBACK}:{port}", child, output)
 
@@ -169,23 +171,33 @@ def from_image(
         restored: files of this machine mounted over the image's own, by their path below
             site-packages (the unpatched release, made of the patched image).
     """
+    _sweep(engine)
     port = free_port(launch.port)
     packages = f"{engine.image_label(image, SITE_PACKAGES_LABEL)}/"
     volumes = {str(launch.model.resolve()): {"bind": "/model", "mode": "ro"}}
     for member, file in restored.items():
         volumes[str(file.resolve())] = {"bind": packages + member, "mode": "ro"}
+    variables = {**launch.variables, "SPARKFORGE_MODEL_NAME": MODEL_NAME}
+    if restored:  # the image's own options are for what is patched
+        variables["SPARKFORGE_SERVE_ARGS"] = shlex.join(launch.options)
     container = engine.client.containers.create(
-        image, command=["/model", *launch.arguments], volumes=volumes,
-        environment={**launch.variables, "SPARKFORGE_MODEL_NAME": MODEL_NAME},
+        image, command=["/model", *launch.arguments], volumes=volumes, environment=variables,
         ports={"8000/tcp": (LOOPBACK, port)}, read_only=True, cap_drop=["ALL"],
-        security_opt=["no-new-privileges"], tmpfs={"/tmp": "exec"},
-        labels={"org.sparkforge.smoke": "1"},
+        security_opt=["no-new-privileges"], tmpfs={"/tmp": ""}, shm_size="1g",
+        labels={_MAKER_LABEL: str(os.getpid())},
     )  # fmt: skip
     try:
         container.start()
         yield _ImageServer(f"http://{LOOPBACK}:{port}", container)
     finally:
         container.remove(force=True, v=True)
+
+
+def _sweep(engine: Engine) -> None:
+    """Remove the containers of runs that were killed before they could."""
+    for container in engine.client.containers.list(all=True, filters={"label": _MAKER_LABEL}):
+        if not alive(int(container.labels[_MAKER_LABEL])):
+            container.remove(force=True, v=True)
 
 
 def wait_ready(server: Server, timeout_s: float) -> float:

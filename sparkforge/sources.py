@@ -7,9 +7,11 @@ that a series applies to it and the patched tree has one hash everywhere.
 
 from __future__ import annotations
 
+import gzip
 import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -129,6 +131,7 @@ def _fetch_git(
             )
             raise IntegrityError(msg, remedy)
         git.init_bare(repo)
+        git.tidy(repo)
         git.fetch_commit(repo, where, upstream.commit)
     except CommandError as error:
         msg = f"{name}: git could not fetch from {where}:\n{error}"
@@ -154,6 +157,7 @@ def _release(store: Store, name: str, upstream: Upstream, access: Access) -> Sou
                 path = fetch_release_file(store, file, access)
                 log.info(f"{name}: turning {file.file} ({human_bytes(file.size)}) into a commit")
                 git.init_bare(repo)
+                git.tidy(repo)
                 commit = _import(repo, ref, name, upstream, path)
     log.info(f"{name}: release file {file.file}, commit {commit[:12]} made of it")
     tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
@@ -170,7 +174,7 @@ def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> 
         commit = git.import_tree(
             repo, files, ref=pending, message=message, author=_IMPORT_AUTHOR, epoch=946684800
         )
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
         msg = f"{path.name}: can't be read as an archive: {error}"
         raise IntegrityError(msg, "the pinned file is damaged: correct pins.yaml") from error
     git.git(repo, "update-ref", ref, commit)
@@ -180,7 +184,8 @@ def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> 
 
 def _safe(path: str, archive: Path) -> str:
     pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or ".git" in pure.parts:
+    inside = pure.parts and not pure.is_absolute() and ".." not in pure.parts
+    if not inside or any(part.lower() == ".git" for part in pure.parts):
         msg = f"{archive.name}: member {path!r} would leave the tree"
         raise IntegrityError(msg, "do not use this file")
     return str(pure)
@@ -188,22 +193,38 @@ def _safe(path: str, archive: Path) -> str:
 
 def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
     """Give an sdist's files without their top folder, in the archive's order."""
+    tops = set()
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
-            _, _, path = member.name.partition("/")
-            if not path or member.isdir():
+            top, _, path = _safe(member.name, archive).partition("/")
+            tops.add(top)
+            if len(tops) > 1 or not (path or member.isdir()):
+                msg = f"{archive.name}: member {member.name!r} is not in the one top folder"
+                raise IntegrityError(msg, "this is no sdist: do not use this file")
+            if member.isdir():
                 continue
-            path = _safe(path, archive)
             if member.issym():
-                yield git.TreeFile(path, "120000", member.linkname.encode())
-            elif member.isreg():
-                content = tar.extractfile(member)
-                assert content is not None
+                target = member.linkname.encode(errors="surrogateescape")
+                yield git.TreeFile(path, "120000", target)
+            elif member.isreg() or member.islnk():
                 mode = "100755" if member.mode & stat.S_IXUSR else "100644"
-                yield git.TreeFile(path, mode, content.read())
+                yield git.TreeFile(path, mode, _content(tar, member, archive))
             else:
                 msg = f"{archive.name}: member {member.name!r} is neither file nor link"
                 raise IntegrityError(msg, "do not use this file")
+    if not tops:
+        raise IntegrityError(f"{archive.name}: holds no file", "do not use this file")
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> bytes:
+    try:
+        content = tar.extractfile(member)  # of a hard link: the file that it is a link to
+    except KeyError:
+        content = None
+    if content is None:
+        msg = f"{archive.name}: member {member.name!r} is a link to nothing in it"
+        raise IntegrityError(msg, "do not use this file")
+    return content.read()
 
 
 def _wheel_files(archive: Path) -> Iterator[git.TreeFile]:
@@ -213,5 +234,3 @@ def _wheel_files(archive: Path) -> Iterator[git.TreeFile]:
                 executable = (info.external_attr >> 16) & stat.S_IXUSR
                 mode = "100755" if executable else "100644"
                 yield git.TreeFile(_safe(info.filename, archive), mode, wheel.read(info))
-
-

@@ -16,7 +16,7 @@ from typing import Any
 
 from sparkforge import environment, series, sources
 from sparkforge.engine import Engine
-from sparkforge.errors import StoreError
+from sparkforge.errors import SmokeError, StoreError
 from sparkforge.log import log
 from sparkforge.pins import Pins, Platform, ReleaseFile, Target, Upstream
 from sparkforge.series import Patched, Series
@@ -301,7 +301,6 @@ def _environment_item(
         "wheels": {item.label: item.key for item in wheels},
         "wheelhouse": house.key,
         "python": context.target.python,
-        "epoch": context.epoch,
         "code": code_digest(_HERE / "environment.py"),
     }
 
@@ -310,7 +309,7 @@ def _environment_item(
             context.store, python=context.target.python, lock=context.lock,
             wheelhouse=results[house.label].path,
             wheels=[wheel_path(results[item.label]) for item in wheels],
-            epoch=context.epoch, offline=context.access.offline, folder=folder,
+            offline=context.access.offline, folder=folder,
         )  # fmt: skip
         return {"kind": "environment"}
 
@@ -407,9 +406,16 @@ class Launcher:
 
     @contextmanager
     def patched(self) -> Iterator[Any]:
-        """Serve what was baked, with the target's own arguments."""
+        """Serve what was baked, with the target's own arguments; keeps its words on a failure."""
         with self._server(self.baked, self.context.target.serve, unpatched=False) as server:
-            yield server
+            try:
+                yield server
+            except SmokeError as error:
+                kept = self.context.root / "dist" / self.context.target_name / "server.log"
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(server.output())
+                remedy = f"all that the server said is in {kept}; {error.remedy}"
+                raise SmokeError(error.what, remedy) from error
 
     @contextmanager
     def unpatched(self) -> Iterator[Any]:
@@ -432,13 +438,10 @@ class Launcher:
             make_tiny_gpt_oss(model)
         work = self.work / ("unpatched" if unpatched else "patched")
         work.mkdir()
-        launch = servers.Launch(model, [*options, *SMOKE_ARGUMENTS], SMOKE_VARIABLES,
-                                self.context.port)  # fmt: skip
+        launch = servers.Launch(model, options, SMOKE_ARGUMENTS, SMOKE_VARIABLES, self.context.port)
         if self.context.engine is None:
-            return servers.from_environment(
-                self.results[label].path, launch, work, cache=self.work / "cache",
-                byte_code=self.context.store.cache_path("pycache"),
-            )  # fmt: skip
+            folder = self.results[label].path
+            return servers.from_environment(folder, launch, work, self.work / "cache")
         restored = self._originals(work) if unpatched else {}
         image = str(self.results[self.baked].outputs["image_id"])
         return servers.from_image(self.context.engine, image, launch, restored)

@@ -224,7 +224,7 @@ class Store:
             raise IntegrityError(msg, remedy)
         final = self.download_path(sha256, name)
         with disk_errors(final):
-            final.parent.mkdir(exist_ok=True)
+            final.parent.mkdir(parents=True, exist_ok=True)
             partial.rename(final)
             final.chmod(0o444)  # not before: the next run must be able to go on with a partial file
         return final
@@ -262,7 +262,7 @@ class Store:
                     "seconds": round(time.monotonic() - start, 3),
                 }  # fmt: skip
                 (work / "artefact.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
-                final.parent.mkdir(exist_ok=True)
+                final.parent.mkdir(parents=True, exist_ok=True)
                 if final.exists():  # without a readable artefact.json: nothing to build on
                     self._discard(final)
                 work.rename(final)
@@ -321,7 +321,7 @@ class Store:
         self.sweep()
         names = ["artefacts", "last"]
         if everything:
-            names += ["downloads", "partial", "git", "uv", "pycache", "serve"]
+            names += ["downloads", "partial", "git", "uv", "serve"]
         freed = 0
         for name in names:
             folder = self.root / name
@@ -329,6 +329,7 @@ class Store:
                 freed += sum(f.lstat().st_blocks * 512 for f in folder.rglob("*"))
                 self._discard(folder)
         self._prepared = False
+        self._prepare()
         return freed
 
 

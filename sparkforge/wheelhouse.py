@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
+from packaging.markers import Marker
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from unearth.link import Link
 
 _PARALLEL = 8
+_STOP_S = 1.0  # how long a failed build waits for its other downloads to notice
 # newest glibc first: Ubuntu 24.04 (the Spark's) has 2.39, Debian 12 has 2.36
 _GLIBC_MINOR = {"linux/amd64": 36, "linux/arm64": 39}
 _MACHINE = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -36,11 +41,15 @@ _MACHINE = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class Locked:
-    """One line of a lock: name, version, and the sha256 of every file that may serve it."""
+    """One line of a lock: name, version, and the sha256 of every file that may serve it.
+
+    ``marker``: the condition behind a semicolon, e.g. ``python_full_version < '3.12'``.
+    """
 
     name: str
     version: str
     sha256s: frozenset[str]
+    marker: str | None = None
 
     @property
     def requirement(self) -> str:
@@ -66,7 +75,9 @@ class Wanted:
     torch_backend: str | None
 
 
-_LINE = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(\[[^\]]*\])?==(?P<version>[^\s;\\]+)")
+_LINE = re.compile(
+    r"^(?P<name>[A-Za-z0-9._-]+)(\[[^\]]*\])?==(?P<version>[^\s;\\]+)(\s*;(?P<marker>.*?)(?= --))?"
+)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
@@ -76,19 +87,35 @@ def read_lock(path: Path) -> list[Locked]:
     Raises:
         PinsError: a line is neither.
     """
-    text = re.sub(r"\\\n", " ", path.read_text(encoding="utf-8"))
     result = []
-    for number, line in enumerate(text.splitlines(), 1):
-        body = re.sub(r"(^|\s)#.*$", "", line).strip()
-        if not body:
+    body, first = "", 0
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate([*lines, ""], 1):
+        text = re.sub(r"(^|\s)#.*$", "", line).strip()
+        first = first if body else number
+        body = f"{body} {text.removesuffix(chr(92))}".strip()
+        if text.endswith("\\") or not body:
             continue
         match, hashes = _LINE.match(body), _HASH.findall(body)
         if match is None or not hashes:
-            msg = f"{path}: entry {number}: {body[:60]!r} is not NAME==VERSION with --hash=sha256"
+            msg = f"{path}:{first}: {body[:60]!r} is not NAME==VERSION with --hash=sha256"
             raise PinsError(msg, "make the lock again with scripts/lock.sh")
         name = str(canonicalize_name(match["name"]))
-        result.append(Locked(name, match["version"], frozenset(hashes)))
+        marker = (match["marker"] or "").strip() or None
+        result.append(Locked(name, match["version"], frozenset(hashes), marker))
+        body = ""
     return result
+
+
+def _applies(item: Locked, python: str, platform: str) -> bool:
+    """Tell whether a line is for this Python and platform at all."""
+    environment = {
+        "python_version": python, "python_full_version": f"{python}.0", "os_name": "posix",
+        "sys_platform": "linux", "platform_system": "Linux", "implementation_name": "cpython",
+        "platform_machine": _MACHINE[platform], "platform_python_implementation": "CPython",
+        "extra": "",
+    }  # fmt: skip
+    return item.marker is None or Marker(item.marker).evaluate(environment)
 
 
 def platform_tags(python: str, platform: str) -> list[Tag]:
@@ -98,7 +125,8 @@ def platform_tags(python: str, platform: str) -> list[Tag]:
     platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}"]
     platforms.append(f"linux_{machine}")
     major, minor = (int(part) for part in python.split("."))
-    tags = list(cpython_tags((major, minor), platforms=platforms))
+    # abis are named: the default looks at the interpreter that runs this
+    tags = list(cpython_tags((major, minor), abis=[f"cp{major}{minor}"], platforms=platforms))
     tags += compatible_tags((major, minor), interpreter=f"cp{major}{minor}", platforms=platforms)
     return tags
 
@@ -113,30 +141,72 @@ def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool,
         FetchError, IntegrityError: as ``download.fetch``; FetchError also where no listed file
             is both locked and fit for the platform.
     """
-    locked = [*read_lock(wanted.lock), *wanted.tools]
+    # by name: the lock may hold a tool too
+    every = {item.requirement: item for item in [*wanted.tools, *read_lock(wanted.lock)]}
+    locked = [item for item in every.values() if _applies(item, wanted.python, wanted.platform)]
     rank = {tag: i for i, tag in enumerate(platform_tags(wanted.python, wanted.platform))}
     done = 0
 
-    def one(item: Locked) -> Path:
-        return _fetch_one(store, item, wanted, rank, index, uv, offline=offline)
+    def one(item: Locked, stopping: Event) -> Path:
+        return _fetch_one(store, item, wanted, rank, index, uv, offline=offline, stopping=stopping)
 
-    with ThreadPoolExecutor(_PARALLEL) as pool:
-        futures = [pool.submit(one, item) for item in locked]
-        try:
-            for future in futures:
-                path = future.result()
-                os.link(path, into / path.name)
-                done += 1
-                log.progress("third-party wheels", done, len(locked), "files")
-        except BaseException:
-            pool.shutdown(cancel_futures=True, wait=False)
-            raise
+    for path in _in_parallel(one, locked):
+        os.link(path, into / path.name)
+        done += 1
+        log.progress("third-party wheels", done, len(locked), "files")
     return done
+
+
+def _in_parallel(
+    work: Callable[[Locked, Event], Path], items: Sequence[Locked]
+) -> Iterator[Path]:
+    """Give the results in order.
+
+    A thread pool would wait for every download under way when one of them fails or the user
+    presses Ctrl-C. These threads are told to stop, and die with the program where they can't.
+    """
+    waiting: SimpleQueue[tuple[Locked, Future[Path]]] = SimpleQueue()
+    futures: list[Future[Path]] = []
+    stopping = Event()
+
+    def worker() -> None:
+        while True:
+            try:
+                item, future = waiting.get_nowait()
+            except Empty:
+                return
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(item, stopping))
+                except BaseException as error:
+                    future.set_exception(error)
+
+    for item in items:
+        futures.append(Future())
+        waiting.put((item, futures[-1]))
+    threads = [Thread(target=worker, daemon=True) for _ in range(_PARALLEL)]
+    try:
+        for thread in threads:
+            thread.start()
+        for future in futures:
+            yield future.result()
+    finally:
+        stopping.set()
+        for future in futures:
+            future.cancel()
+        deadline = time.monotonic() + _STOP_S
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Stopped(Exception):  # noqa: N818 - no error: another one, or the user, ended the build
+    """Ends a download that nobody waits for any more."""
 
 
 def _fetch_one(
     store: Store, item: Locked, wanted: Wanted, rank: dict[Tag, int], index: Index, uv: Path,
-    *, offline: bool,
+    *, offline: bool, stopping: Event,
 ) -> Path:  # fmt: skip
     if path := _in_store(store, item, rank):
         return path
@@ -145,11 +215,13 @@ def _fetch_one(
         raise FetchError(msg, "run once without --offline on a machine with network")
     found = _best_link(item, index.links(item.name), rank)
     if found is None and item.name == "torch" and wanted.torch_backend is not None:
-        url, sha256 = torch_link(item.requirement, wanted.python, wanted.torch_backend, uv)
+        url, sha256 = torch_link(
+            item.requirement, wanted.python, _MACHINE[wanted.platform], wanted.torch_backend, uv
+        )
         if sha256 not in item.sha256s:
             msg = f"{item.requirement}: PyTorch's index has sha256 {sha256}, which is not locked"
             raise FetchError(msg, f"compare, then lock it: {wanted.lock.name}")
-        name = url.partition("#")[0].rsplit("/", 1)[-1].replace("%2B", "+")
+        name = unquote(urlsplit(url).path.rpartition("/")[2])
         found = (url, name, sha256)
     if found is None:
         msg = (
@@ -159,8 +231,13 @@ def _fetch_one(
         remedy = "point pip at an index or folder that has it (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS)"
         raise FetchError(msg, remedy)
     url, name, sha256 = found
+
     # many files at once: one line counts them all, none draws its own
-    return fetch(store, name=name, sha256=sha256, locate=lambda: url, progress=lambda *_: None)
+    def unseen(done: int, total: int | None) -> None:
+        if stopping.is_set():
+            raise _Stopped
+
+    return fetch(store, name=name, sha256=sha256, locate=lambda: url, progress=unseen)
 
 
 def _fitness(name: str, item: Locked, rank: dict[Tag, int]) -> int | None:

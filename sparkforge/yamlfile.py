@@ -148,7 +148,7 @@ def _pairs(node: yaml.Node | None) -> Iterator[tuple[str, tuple[yaml.Node, yaml.
 
 def _last_line(node: yaml.Node) -> int:
     """Return the last line that a value stands on; a block's own end mark lies further down."""
-    if isinstance(node, yaml.ScalarNode) or node.flow_style:
+    if not isinstance(node, yaml.CollectionNode) or node.flow_style:
         return int(node.end_mark.line)
     children = [child for item in node.value for child in (item if isinstance(item, tuple) else
                                                            (item,))]  # fmt: skip

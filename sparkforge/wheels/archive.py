@@ -29,7 +29,6 @@ _UTF8_NAME = 0x800
 _UNIX = 3
 _VERSION_NEEDED = 20  # deflate and folders; what every reader knows
 _LIMIT = 0xFFFFFFFF  # beyond it a zip64 archive would be needed; no wheel of ours comes near
-_LEVEL = 6
 _PIECE = 1 << 20
 
 
@@ -58,6 +57,8 @@ class Source:
         self._file = path.open("rb")
 
     def read(self, name: str) -> bytes:
+        if name not in self.members:
+            raise WheelError(f"{self.path.name}: has no {name}", "correct pins.yaml")
         return self._zip.read(name)
 
     def packed(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
@@ -115,18 +116,18 @@ class Writer:
         )  # fmt: skip
 
     def add(self, name: str, data: bytes, *, executable: bool = False) -> None:
-        """Add new content, compressed."""
-        squeeze = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
-        packed = squeeze.compress(data) + squeeze.flush()
+        """Add new content as it is: compressed, it would differ with another zlib."""
         mode = 0o755 if executable else 0o644
         self._add(
-            name, [packed], len(packed), zipfile.ZIP_DEFLATED, zlib.crc32(data), len(data), mode
+            name, [data], len(data), zipfile.ZIP_STORED, zlib.crc32(data), len(data), mode
         )
 
     def _add(
         self, name: str, pieces: Iterable[bytes], packed: int, method: int, crc: int, size: int,
         mode: int,
     ) -> None:  # fmt: skip
+        if self._offset + max(packed, size) > _LIMIT:
+            raise WheelError("the wheel would pass 4 GiB, which its format can't hold here")
         raw = name.encode()
         flags = 0 if raw.isascii() else _UTF8_NAME
         entry = _Entry(name, method, crc, packed, size, mode, self._offset)
@@ -137,8 +138,6 @@ class Writer:
         for part in itertools.chain((header, raw), pieces):
             self._file.write(part)
             self._offset += len(part)
-        if self._offset > _LIMIT:
-            raise WheelError("the wheel would pass 4 GiB, which its format can't hold here")
         self._entries.append(entry)
 
     def finish(self) -> None:
@@ -156,7 +155,7 @@ class Writer:
             self._file.write(record + raw)
             size += len(record) + len(raw)
         count = len(self._entries)
-        if count > 0xFFFF or start + size > _LIMIT:
+        if count >= 0xFFFF or start + size > _LIMIT:
             raise WheelError("the wheel has too many files for its format")
         self._file.write(_END.pack(b"PK\5\6", 0, 0, count, count, size, start, 0))
 

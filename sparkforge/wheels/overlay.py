@@ -73,23 +73,26 @@ def build(request: Request, patched: Patched | None, folder: Path) -> Overlaid:
         if f"{info_dir}/METADATA" not in source.members:
             msg = f"{request.wheel.name}: has no {info_dir}/METADATA"
             raise WheelError(msg, "pin a wheel as upstream published it")
-        metadata, name, version = _metadata(source.read(f"{info_dir}/METADATA").decode(), request)
+        text = source.read(f"{info_dir}/METADATA").decode().replace("\r\n", "\n")
+        metadata, name, version = _metadata(text, request)
         new_stem = f"{_escape(name)}-{version}"
         plan = _plan(request, patched, source) if patched else _Plan()
         fresh = dict(plan.fresh)
         if request.version_file is not None:
+            stated = fresh.get(request.version_file) or source.read(request.version_file)
             fresh[request.version_file] = _version_file(
-                fresh.get(request.version_file) or source.read(request.version_file),
-                base[1], version, request.version_file,
-            )  # fmt: skip
+                stated, base[1], version, request.version_file
+            )
         fresh[f"{info_dir}/METADATA"] = metadata.encode()
         fresh[f"{info_dir}/WHEEL"] = _wheel_file(source.read(f"{info_dir}/WHEEL").decode(), tags)
         fresh[f"{info_dir}/RECORD"] = b""  # made last
 
-        names = (source.members.keys() | fresh.keys()) - set(plan.removed)
+        # a signature of the release's RECORD is none of ours
+        signatures = {f"{info_dir}/RECORD{suffix}" for suffix in (".jws", ".p7s")}
+        names = (source.members.keys() | fresh.keys()) - set(plan.removed) - signatures
         renamed = {member: _rename(member, old_stem, new_stem) for member in names}
         record = _record(source.read(f"{info_dir}/RECORD").decode(), fresh, renamed,
-                         request.wheel.name)  # fmt: skip
+                         f"{info_dir}/RECORD", request.wheel.name)  # fmt: skip
         fresh[f"{info_dir}/RECORD"] = record
         out = folder / f"{new_stem}-{tags}.whl"
         with out.open("wb", buffering=1 << 20) as file:
@@ -99,7 +102,7 @@ def build(request: Request, patched: Patched | None, folder: Path) -> Overlaid:
                 if member in fresh:
                     mode = source.members[member].external_attr >> 16 if (
                         member in source.members) else 0  # fmt: skip
-                    executable = bool(mode & 0o100) or member in plan.executable
+                    executable = plan.executable.get(member, bool(mode & 0o100))
                     writer.add(renamed[member], fresh[member], executable=executable)
                 else:
                     writer.copy(source, source.members[member], renamed[member])
@@ -121,7 +124,8 @@ def output_version(release_version: str, local: str) -> str:
 @dataclass(frozen=True)
 class _Plan:
     fresh: Mapping[str, bytes] = field(default_factory=dict)
-    executable: frozenset[str] = frozenset()
+    executable: Mapping[str, bool] = field(default_factory=dict)
+    """Of the members whose mode a patch sets; the others keep theirs."""
     replaced: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -130,7 +134,7 @@ class _Plan:
 
 def _plan(request: Request, patched: Patched, source: archive.Source) -> _Plan:
     fresh: dict[str, bytes] = {}
-    executable: set[str] = set()
+    executable: dict[str, bool] = {}
     replaced: list[str] = []
     added: list[str] = []
     removed: list[str] = []
@@ -153,14 +157,17 @@ def _plan(request: Request, patched: Patched, source: archive.Source) -> _Plan:
             continue
         (added if change.old_blob == git.ABSENT else replaced).append(member)
         fresh[member] = git.blob(repo, change.new_blob)
-        if change.new_mode == "100755":
-            executable.add(member)
+        if change.new_mode not in ("100644", "100755"):
+            msg = f"{request.wheel.name}: {change.path} becomes a link, which no wheel can hold"
+            raise WheelError(msg, "copy the file in the patch")
+        if change.new_mode != change.old_mode:
+            executable[member] = change.new_mode == "100755"
     if refused:
         what = "\n".join(f"  {patch}: {', '.join(paths)}" for patch, paths in refused.items())
         msg = f"{request.wheel.name}: an overlay would lose what these patches change:\n{what}"
         raise WheelError(msg, "these files do not ship in a wheel: compile it from source")
     return _Plan(
-        fresh, frozenset(executable), tuple(replaced), tuple(added), tuple(removed),
+        fresh, executable, tuple(replaced), tuple(added), tuple(removed),
         tuple(left_out),
     )  # fmt: skip
 
@@ -221,11 +228,12 @@ def _metadata(text: str, request: Request) -> tuple[str, str, str]:
     kept = []
     for line in fields:
         key, _, value = line.partition(": ")
-        if key == "Requires-Dist":
-            requirement = canonicalize_name(Requirement(value).name)
+        if drop and key == "Requires-Dist":
+            requirement = Requirement(value)
+            found = canonicalize_name(requirement.name)
             # requirements of extras stay: they are only installed when asked for
-            if requirement in drop and "extra ==" not in value:
-                dropped.add(requirement)
+            if found in drop and "extra ==" not in str(requirement.marker):
+                dropped.add(found)
                 continue
         kept.append({"Name": f"Name: {name}", "Version": f"Version: {version}"}.get(key, line))
     if missing := sorted(drop - dropped):
@@ -253,26 +261,24 @@ def _version_file(data: bytes, old: str, new: str, path: str) -> bytes:
 
 
 def _record(
-    old: str, fresh: Mapping[str, bytes], renamed: Mapping[str, str], wheel: str
+    old: str, fresh: Mapping[str, bytes], renamed: Mapping[str, str], itself: str, wheel: str
 ) -> bytes:
     """Return RECORD: known lines of untouched members, new ones for ours, sorted."""
     known = {row[0]: row[1:] for row in csv.reader(io.StringIO(old)) if row}
     rows = []
     for member, name in renamed.items():
-        if member.endswith(".dist-info/RECORD"):
+        if member == itself:
             rows.append((name, "", ""))
         elif member in fresh:
             rows.append((name, _record_hash(fresh[member]), str(len(fresh[member]))))
         elif member in known and known[member][0]:
             rows.append((name, known[member][0], known[member][1]))
-        elif member.endswith((".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")):
-            rows.append((name, "", ""))
         else:
             msg = f"{wheel}: {member} has no hash in its RECORD"
             raise WheelError(msg, "the release wheel is malformed: do not use it")
     out = io.StringIO()
     # files first, RECORD itself last, as every builder does
-    order = sorted(rows, key=lambda row: (row[0].endswith(".dist-info/RECORD"), row[0]))
+    order = sorted(rows, key=lambda row: (row[0] == renamed[itself], row[0]))
     csv.writer(out, lineterminator="\n").writerows(order)
     return out.getvalue().encode()
 

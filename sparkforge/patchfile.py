@@ -1,0 +1,149 @@
+"""One patch file: git's mail format with full blob ids → a typed ``Patch``."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.header import decode_header, make_header
+from pathlib import Path
+
+from sparkforge import git
+from sparkforge.errors import SeriesError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file that a patch changes; blobs are git.ABSENT where it is not there.
+
+    Both are None where only the mode changes: such a patch names no blobs.
+    """
+
+    path: str
+    old_blob: str | None
+    new_blob: str | None
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patch file.
+
+    Attributes:
+        path: the file; its name is the slug of ``subject``.
+        body: the message below the subject, trailers included.
+        trailers: by key, e.g. ``Risk``.
+        entries: the files it changes, in the patch's order.
+        sha256: of the file's bytes.
+    """
+
+    path: Path
+    subject: str
+    author: str
+    body: str
+    trailers: Mapping[str, str]
+    entries: tuple[Entry, ...]
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def slug(subject: str) -> str:
+    """Return the file name of a subject: lower case words joined by hyphens, ``.patch``."""
+    words = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
+    return f"{words[:64].rstrip('-')}.patch"
+
+
+_SUBJECT = re.compile(r"^Subject: (.*(?:\n[ \t].*)*)", re.MULTILINE)
+_AUTHOR = re.compile(r"^From: (.*)$", re.MULTILINE)
+_FILE = re.compile(r"^diff --git (.*)$", re.MULTILINE)
+_FIRST = re.compile(r"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
+_INDEX = re.compile(r"^index ([0-9a-f]+)\.\.([0-9a-f]+)(?: \d+)?$", re.MULTILINE)
+
+
+def read_patch(path: Path) -> Patch:
+    """Read one patch file.
+
+    Raises:
+        SeriesError: it is not a mail-format patch with full blob ids.
+    """
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        msg = f"{path}: not UTF-8 text: {error}"
+        raise SeriesError(msg, "export it again") from None
+    head, _, rest = text.partition("\n\n")
+    # with --no-stat nothing but an empty line stands between message and diff
+    message, separator, diff = rest.partition("\ndiff --git ")
+    message, diff = message.removesuffix("\n---\n"), f"diff --git {diff}"
+    if len(_FIRST.findall(text)) > 1:
+        raise SeriesError(f"{path}: holds more than one patch", "one file a patch: split it")
+    subject = _SUBJECT.search(head)
+    author = _AUTHOR.search(head)
+    if not (subject and author and separator):
+        msg = f"{path}: not a mail-format patch (From:, Subject:, message, diff)"
+        raise SeriesError(msg, "make it with git format-patch, see docs/patches-howto.md")
+    entries = []
+    starts = [match.start() for match in _FILE.finditer(diff)] + [len(diff)]
+    for start, end in itertools.pairwise(starts):
+        part = diff[start:end]
+        name, index = _file_name(part), _INDEX.search(part)
+        if "\nrename from " in part or "\ncopy from " in part or name is None:
+            msg = f"{path}: {part.partition(chr(10))[0]}: written as a rename or copy"
+            raise SeriesError(msg, "export with --no-renames, so that blobs can be compared")
+        if index is None and "\nold mode " in part:
+            entries.append(Entry(name, None, None))
+            continue
+        if index is None or len(index[1]) != 40 or len(index[2]) != 40:
+            msg = f"{path}: {name}: no full blob ids on its index line"
+            raise SeriesError(msg, "export with --full-index")
+        entries.append(Entry(name, index[1], index[2]))
+    return Patch(
+        path=path,
+        subject=_decoded(subject[1]),
+        author=_decoded(author[1]),
+        body=message,
+        trailers=_trailers(message),
+        entries=tuple(entries),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def _file_name(part: str) -> str | None:
+    """Return the path of a file's diff; None where it has two (a rename or copy).
+
+    The two names on the line are the same but for a/ and b/, so its middle parts them, whatever
+    spaces they hold.
+    """
+    names = part.partition("\n")[0].removeprefix("diff --git ")
+    middle = len(names) // 2
+    old, new = git.unquoted(names[:middle]), git.unquoted(names[middle + 1 :])
+    same = old.startswith("a/") and new.startswith("b/") and old[2:] == new[2:]
+    return new[2:] if same else None
+
+
+def _decoded(header: str) -> str:
+    """Return a mail header's text: unfolded, and without the encoding of what is not ASCII."""
+    unfolded = re.sub(r"\n[ \t]", " ", header)
+    return str(make_header(decode_header(unfolded)))
+
+
+def _trailers(message: str) -> dict[str, str]:
+    """Return the trailers: the ``Key: value`` lines of the last paragraph; values may be folded."""
+    last = message.strip().split("\n\n")[-1]
+    found: dict[str, str] = {}
+    key = ""
+    for line in last.splitlines():
+        match = re.match(r"^([A-Z][A-Za-z-]+): (.*)$", line)
+        if match:
+            key = match[1]
+            found[key] = match[2].strip()
+        elif key and line.startswith((" ", "\t")):
+            found[key] += " " + line.strip()
+        else:
+            return {}  # prose, not a block of trailers
+    return found

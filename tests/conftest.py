@@ -1,0 +1,49 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkforge import index
+from sparkforge.log import log
+from sparkforge.store import Store
+
+from .support import Server
+
+_KEPT = ("PIP_CERT",)
+_DROPPED = ("PIP_", "GIT_", "UV_", "SPARKFORGE_", "XDG_", "GITHUB_")
+
+
+@pytest.fixture
+def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty home folder, and none of this machine's settings of git, pip and terminals."""
+    for name in os.environ:
+        if name.startswith(_DROPPED) and name not in _KEPT:
+            monkeypatch.delenv(name)
+    for name in ("NO_COLOR", "TERM", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY",
+                 "all_proxy", "ALL_PROXY", "SOURCE_DATE_EPOCH", "PYTHONPATH"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)  # pip's word for: read no file
+    index.pip_settings.cache_clear()
+    monkeypatch.setattr(log, "verbose", False)
+    return home
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A web server on loopback."""
+    running = Server()
+    yield running
+    running.close()

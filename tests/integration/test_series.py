@@ -1,0 +1,528 @@
+"""Series ↔ commits on real repositories: exact or refused, and the same for every user."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sparkforge import git, series
+from sparkforge.errors import IntegrityError, SeriesError
+from sparkforge.pins import Recorded
+from sparkforge.series import Series
+from sparkforge.sources import Source
+from sparkforge.store import Store
+from tests.support import BODY, ROOT, Repo
+
+TEXT = "".join(f"line {i}\n" for i in range(1, 41)).encode()
+FILES: Mapping[str, bytes] = {
+    "pkg/mod.py": TEXT, "pkg/crlf.py": TEXT.replace(b"\n", b"\r\n"), "pkg/data.bin": bytes(range(256)),
+    "run.sh": b"#!/bin/sh\n", "pkg/with space.py": TEXT, "pkg/\u00fcn\u00ef.py": TEXT,
+    "b/ b/b": TEXT, 'pkg/"q"\\.py': TEXT,
+}  # fmt: skip
+
+
+@dataclass
+class Workshop:
+    """A pinned source, a working repository to make patches in, and a folder for them."""
+
+    store: Store
+    repo: Repo
+    base: str
+    patches: Path
+
+    @property
+    def source(self) -> Source:
+        tree = self.repo("rev-parse", f"{self.base}^{{tree}}")
+        bare = self.store.git_path("demo")
+        if not git.has_commit(bare, self.base):
+            git.init_bare(bare)
+            git.fetch_commit(bare, str(self.repo.path), self.base)
+            git.git(bare, "update-ref", "refs/pins/x", self.base)
+        return Source("demo", "release", bare, self.base, tree, "a test")
+
+    def patch(self, subject: str, files: Mapping[str, bytes | None], body: str = BODY) -> Path:
+        """Commit a change and export it behind the others; returns the patch file."""
+        self.repo.commit(files, f"{subject}\n\n{body}")
+        return self.exported()
+
+    def exported(self) -> Path:
+        name, data = series.export(self.repo.path, "HEAD~1", "HEAD")[0]
+        (self.patches / name).write_bytes(data)
+        with (self.patches / "series").open("a") as listing:
+            listing.write(f"{name}\n")
+        return self.patches / name
+
+    def read(self) -> Series:
+        return series.read(self.patches)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, store: Store) -> Workshop:
+    repo = Repo(tmp_path / "work")
+    base = repo.commit(dict(FILES))
+    patches = tmp_path / "patches" / "demo"
+    patches.mkdir(parents=True)
+    return Workshop(store, repo, base, patches)
+
+
+def both_ways(shop: Workshop) -> series.Patched:
+    """Check in memory and apply; the trees must agree with each other and with the work."""
+    in_memory = series.patched_tree(shop.store, shop.read(), shop.source)
+    applied = series.apply(shop.store, shop.read(), shop.source)
+    assert in_memory == applied.tree
+    assert applied.tree == shop.repo("rev-parse", "HEAD^{tree}")
+    assert list((shop.store.root / "tmp").glob("*")) == []
+    assert git.git(shop.source.repo, "worktree", "list", "--porcelain").count("worktree ") == 1
+    return applied
+
+
+def refused(shop: Workshop, fragment: str) -> None:
+    """Both ways refuse, with exit code 6."""
+    for way in (series.patched_tree, series.apply):
+        with pytest.raises(SeriesError, match=fragment) as caught:
+            way(shop.store, shop.read(), shop.source)
+        assert caught.value.exit_code == 6
+    assert list((shop.store.root / "tmp").glob("*")) == []
+
+
+def edited(old: bytes, new: bytes, data: bytes = TEXT) -> bytes:
+    assert data.count(old) == 1
+    return data.replace(old, new)
+
+
+# -- what applies ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pkg/mod.py": edited(b"line 20\n", b"line twenty\n")},
+        {"pkg/new.py": b"x = 1\n"},
+        {"pkg/empty.py": b""},
+        {"pkg/mod.py": None},
+        {"pkg/mod.py": None, "pkg/moved.py": TEXT},
+        {"pkg/crlf.py": FILES["pkg/crlf.py"].replace(b"line 3\r\n", b"line three\r\n")},
+        {"pkg/mod.py": TEXT.replace(b"\n", b"\r\n")},
+        {"pkg/data.bin": bytes(reversed(range(256)))},
+        {"pkg/new.bin": b"\0\1\2" * 999},
+        {"pkg/mod.py": TEXT + b"no newline at the end"},
+        {"pkg/mod.py": TEXT + b"trailing space \n\t \n\n\n"},
+        {"pkg/with space.py": b"short\n", "a b/c d.py": b"new\n"},
+        {"pkg/\u00fcn\u00ef.py": b"short\n", "pkg/\u2603.py": b"new\n"},
+        {"b/ b/b": b"short\n"},
+        {'pkg/"q"\\.py': b"short\n", "pkg/tab\t.py": b"new\n"},
+        {"pkg/mod.py": TEXT + b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-- \nFrom me\n"},
+        {"pkg/latin.py": b"caf\xe9\n"},
+    ],
+    ids=["changed", "new", "new-empty", "deleted", "moved", "crlf", "to-crlf", "binary",
+         "new-binary", "no-newline", "white-space", "spaces", "unicode", "ambiguous", "quotes",
+         "looks-like-a-patch", "latin-1"],
+)  # fmt: skip
+def test_a_change_applies_the_same_in_memory_and_as_a_commit(
+    shop: Workshop, files: Mapping[str, bytes | None], request: pytest.FixtureRequest
+) -> None:
+    path = shop.patch("Change some files of the package", files)
+    if request.node.callspec.id == "latin-1":  # a diff is the bytes of its files
+        with pytest.raises(SeriesError, match="not UTF-8"):
+            shop.read()
+        return
+    patched = both_ways(shop)
+    assert patched.touched == dict.fromkeys(files, path.name)
+    assert patched.commit != shop.base
+
+
+def test_a_mode_alone_applies(shop: Workshop) -> None:
+    (shop.repo.path / "run.sh").chmod(0o755)
+    shop.patch("Make the script executable", {})
+    patched = both_ways(shop)
+    assert patched.touched == {"run.sh": "make-the-script-executable.patch"}
+
+
+def test_a_mode_and_content_apply_together(shop: Workshop) -> None:
+    (shop.repo.path / "run.sh").chmod(0o755)
+    shop.patch("Make the script executable", {"run.sh": b"#!/bin/sh\necho\n"})
+    both_ways(shop)
+
+
+def test_a_mode_of_a_file_that_is_not_there_is_refused(shop: Workshop) -> None:
+    path = shop.patch("Add the tool", {"tool": b"x\n"})
+    (shop.repo.path / "tool").chmod(0o755)
+    shop.patch("Make the tool executable", {})
+    path.unlink()
+    (shop.patches / "series").write_text("make-the-tool-executable.patch\n")
+    refused(shop, "tool is not there")
+
+
+def test_a_file_that_becomes_a_link_applies(shop: Workshop) -> None:
+    (shop.repo.path / "run.sh").unlink()
+    (shop.repo.path / "run.sh").symlink_to("pkg/mod.py")
+    shop.patch("Link the script", {})
+    both_ways(shop)
+
+
+def test_patches_that_build_on_each_other_apply_in_order(shop: Workshop) -> None:
+    one = edited(b"line 20\n", b"line twenty\n")
+    shop.patch("Change the twentieth line", {"pkg/mod.py": one})
+    last = shop.patch("Change the next line", {"pkg/mod.py": one.replace(b"line 21", b"next")})
+    patched = both_ways(shop)
+    assert patched.touched == {"pkg/mod.py": last.name}
+    assert git.git(shop.source.repo, "rev-list", "--count", patched.commit) == "3"
+
+
+def test_the_wrong_order_is_refused(shop: Workshop) -> None:
+    one = edited(b"line 20\n", b"line twenty\n")
+    shop.patch("Change the twentieth line", {"pkg/mod.py": one})
+    shop.patch("Change the fortieth line", {"pkg/mod.py": one.replace(b"line 40", b"last")})
+    listing = shop.patches / "series"
+    listing.write_text("".join(reversed(listing.read_text().splitlines(keepends=True))))
+    refused(shop, r"change-the-fortieth-line\.patch: does not apply exactly: pkg/mod\.py is blob")
+
+
+def test_an_empty_series_is_the_source_itself(shop: Workshop) -> None:
+    empty = series.read(shop.patches)
+    assert empty.patches == ()
+    assert series.apply(shop.store, empty, shop.source).commit == shop.base
+    assert series.patched_tree(shop.store, empty, shop.source) == shop.source.tree
+
+
+# -- what is refused -------------------------------------------------------------------
+
+
+def test_a_patch_that_would_need_an_offset_is_refused(shop: Workshop) -> None:
+    shop.patch("Change the twentieth line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    shop.repo("checkout", "--quiet", shop.base)
+    shop.base = shop.repo.commit({"pkg/mod.py": b"a new first line\n" + TEXT})
+    refused(shop, "does not apply exactly: pkg/mod.py is blob .* the patch was made on")
+
+
+def test_a_patch_that_would_need_fuzz_is_refused(shop: Workshop) -> None:
+    shop.patch("Change the twentieth line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    shop.repo("checkout", "--quiet", shop.base)
+    shop.base = shop.repo.commit({"pkg/mod.py": edited(b"line 17\n", b"seventeen\n")})
+    refused(shop, "does not apply exactly")
+
+
+def test_a_new_file_that_is_there_already_is_refused(shop: Workshop) -> None:
+    shop.patch("Add a module to the package", {"pkg/new.py": b"x\n"})
+    shop.repo("checkout", "--quiet", shop.base)
+    shop.base = shop.repo.commit({"pkg/new.py": b"other\n"})
+    refused(shop, r"pkg/new\.py is blob .* made on no such file")
+
+
+def test_a_changed_file_that_is_not_there_is_refused(shop: Workshop) -> None:
+    shop.patch("Change the twentieth line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    shop.repo("checkout", "--quiet", shop.base)
+    shop.base = shop.repo.commit({"pkg/mod.py": None})
+    refused(shop, r"pkg/mod\.py is not there")
+
+
+def test_a_diff_edited_by_hand_is_refused(shop: Workshop) -> None:
+    path = shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    path.write_bytes(path.read_bytes().replace(b"+twenty", b"+hacked"))
+    with pytest.raises(SeriesError, match="edited by hand"):
+        series.patched_tree(shop.store, shop.read(), shop.source)
+    with pytest.raises(SeriesError, match="not in canonical form"):
+        series.apply(shop.store, shop.read(), shop.source)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"@@ -17,7 +17,7 @@ line 16", b"@@ -17,7 +17,7 @@"),
+        (b"Subject: Change", b"Subject: [PATCH] Change"),
+        (b"\n\ndiff --git", b"\n---\n pkg/mod.py | 2 +-\n\ndiff --git"),
+        (b"index ", b"index  "),
+        (b"@@ -17,7 +17,7 @@", b"@@ -18,7 +18,7 @@"),
+    ],
+    ids=["hunk-heading", "prefix", "diffstat", "index", "line-number"],
+)
+def test_a_patch_in_other_than_canonical_form_is_refused(
+    shop: Workshop, old: bytes, new: bytes
+) -> None:
+    path = shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    path.write_bytes(data.replace(old, new))
+    with pytest.raises(SeriesError):
+        series.apply(shop.store, shop.read(), shop.source)
+
+
+def test_two_patches_in_one_file_are_refused(shop: Workshop) -> None:
+    path = shop.patch("Add one module", {"pkg/one.py": b"1\n"})
+    more = shop.patch("Add another module", {"pkg/two.py": b"2\n"})
+    path.write_bytes(path.read_bytes() + more.read_bytes())
+    more.unlink()
+    (shop.patches / "series").write_text(f"{path.name}\n")
+    with pytest.raises(SeriesError, match="more than one patch"):
+        shop.read()
+
+
+# -- the same for every user -------------------------------------------------------------
+
+
+APPLY = """
+import sys
+from pathlib import Path
+from sparkforge import git, series
+from sparkforge.sources import Source
+from sparkforge.store import Store
+store, patches, repo, base = sys.argv[1:]
+git.unbind()
+store = Store(Path(store))
+bare = store.git_path("demo")
+git.init_bare(bare)
+git.fetch_commit(bare, repo, base)
+source = Source("demo", "release", bare, base, git.git(bare, "rev-parse", base + "^{tree}"), "")
+read = series.read(Path(patches))
+tree = series.patched_tree(store, read, source)
+applied = series.apply(store, read, source)
+assert tree == applied.tree
+export = series.export(bare, base, applied.commit)
+assert [data for _, data in export] == [patch.path.read_bytes() for patch in read.patches]
+print(applied.commit, applied.tree)
+"""
+
+
+def as_user(shop: Workshop, name: str, env: Mapping[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", APPLY, shop.store.root.parent / name, shop.patches,
+         shop.repo.path, shop.base],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout.splitlines()[-1]
+
+
+def test_a_hostile_user_gets_the_same_commit_and_tree(shop: Workshop, tmp_path: Path) -> None:
+    source = b"".join(b"def f%d():\n%s\n\n" % (i, b"    x = 1\n" * 9) for i in range(9))
+    shop.base = shop.repo.commit({"pkg/long.py": source})
+    shop.patch("Change some lines of the \u00fcber package", {
+        "pkg/long.py": source.replace(b"def f4():\n    x = 1\n    x = 1\n    x = 1\n    x = 1\n",
+                                      b"def f4():\n    x = 1\n    x = 1\n    x = 1\n    x = 2\n"),
+        "pkg/crlf.py": FILES["pkg/crlf.py"].replace(b"line 3\r\n", b"line three\r\n"),
+        "pkg/data.bin": b"\0" * 99, "pkg/ws.py": b"x \n\t\n",
+    })  # fmt: skip
+    plain = as_user(shop, "plain", {})
+
+    home = tmp_path / "hostile"
+    hooks = home / "hooks"
+    template = home / "template" / "hooks"
+    mark = tmp_path / "hook-ran"
+    for folder in (hooks, template, home / ".config" / "git"):
+        folder.mkdir(parents=True)
+    for folder in (hooks, template):
+        for name in ("applypatch-msg", "pre-applypatch", "post-applypatch", "commit-msg",
+                     "pre-commit", "prepare-commit-msg", "reference-transaction",
+                     "post-checkout", "post-index-change"):  # fmt: skip
+            (folder / name).write_text(f"#!/bin/sh\ntouch '{mark}'\nexit 1\n")
+            (folder / name).chmod(0o755)
+    (home / ".config" / "git" / "attributes").write_text(
+        "* text eol=crlf whitespace=-all\n*.py diff=python filter=evil\n*.bin diff text\n"
+    )
+    (home / ".gitconfig").write_text(f"""\
+[user]
+    name = Mallory
+    email = mallory@example.invalid
+    signingKey = none
+[diff]
+    noprefix = true
+    mnemonicPrefix = true
+    context = 9
+    interHunkContext = 9
+    algorithm = patience
+    renames = copies
+    orderFile = /dev/null
+    indentHeuristic = false
+    external = false
+[diff "python"]
+    xfuncname = "^.*$"
+[filter "evil"]
+    clean = tr a-z A-Z
+    smudge = tr a-z A-Z
+    required = true
+[format]
+    signOff = true
+    numbered = true
+    subjectPrefix = EVIL
+    signature = evil
+    attach = true
+    thread = true
+    from = true
+    coverLetter = true
+    useAutoBase = whenAble
+    notes = true
+    encodeEmailHeaders = false
+[core]
+    autocrlf = true
+    eol = crlf
+    safecrlf = true
+    fileMode = false
+    hooksPath = {hooks}
+    abbrev = 5
+    quotePath = false
+    whitespace = trailing-space,tab-in-indent
+    attributesFile = {home}/.config/git/attributes
+    sparseCheckoutCone = true
+[apply]
+    whitespace = fix
+    ignoreWhitespace = change
+[am]
+    threeWay = true
+    keepcr = false
+    messageId = true
+[mailinfo]
+    scissors = true
+[commit]
+    gpgSign = true
+    cleanup = strip
+[i18n]
+    commitEncoding = latin-1
+    logOutputEncoding = latin-1
+[init]
+    templateDir = {home}/template
+    defaultObjectFormat = sha256
+[protocol]
+    version = 0
+[fetch]
+    fsckObjects = true
+[color]
+    ui = always
+[trailer]
+    ifexists = addIfDifferent
+[log]
+    showSignature = true
+    date = relative
+""")
+    hostile = as_user(shop, "hostile-store", {
+        "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"),
+        "GIT_DIFF_OPTS": "-u9", "GIT_CONFIG_PARAMETERS": "'diff.noprefix'='true'",
+        "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "diff.context",
+        "GIT_CONFIG_VALUE_0": "9", "GIT_DEFAULT_HASH": "sha256",
+        "GIT_TEMPLATE_DIR": str(home / "template"), "GIT_AUTHOR_NAME": "Mallory",
+        "GIT_COMMITTER_NAME": "Mallory", "GIT_COMMITTER_DATE": "1 +0000",
+        "GIT_AUTHOR_DATE": "1 +0000", "GIT_DIR": str(tmp_path / "elsewhere"),
+        "GIT_INDEX_FILE": str(tmp_path / "elsewhere" / "index"), "GIT_EXTERNAL_DIFF": "false",
+        "GIT_ICASE_PATHSPECS": "1", "GIT_PAGER": "false", "GIT_EDITOR": "false",
+        "TZ": "Asia/Kolkata", "LC_ALL": "C", "COLUMNS": "20",
+    })  # fmt: skip
+    assert hostile == plain
+    assert not mark.exists()
+
+
+def test_git_diff_options_of_the_user_do_not_change_an_export(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    before = series.export(shop.repo.path, "HEAD~1", "HEAD")
+    monkeypatch.setenv("GIT_DIFF_OPTS", "-u9")
+    assert series.export(shop.repo.path, "HEAD~1", "HEAD") == before
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_store_of_another_user_can_be_read(shop: Workshop) -> None:
+    shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    bare = shop.source.repo
+    for path in (bare, *bare.rglob("*")):
+        os.chown(path, 12345, 12345)
+    both_ways(shop)
+
+
+def test_the_hour_and_the_time_zone_do_not_count(
+    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    here = series.apply(shop.store, shop.read(), shop.source)
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    other = Workshop(Store(tmp_path / "other"), shop.repo, shop.base, shop.patches)
+    there = series.apply(other.store, other.read(), other.source)
+    assert (there.commit, there.tree) == (here.commit, here.tree)
+
+
+def test_applying_twice_gives_the_same(shop: Workshop) -> None:
+    shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    assert both_ways(shop) == both_ways(shop)
+
+
+def test_what_a_killed_apply_left_does_not_stop_the_next(shop: Workshop) -> None:
+    shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    bare = shop.source.repo
+    with shop.store.temporary("series") as work:
+        git.git(bare, "worktree", "add", "--quiet", "--no-checkout", "--detach",
+                str(work / "tree"), shop.base)  # fmt: skip
+    both_ways(shop)
+
+
+# -- exports and records -------------------------------------------------------------------
+
+
+def test_an_export_is_what_was_read(shop: Workshop) -> None:
+    shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    shop.patch("Add [something] to the \u00fcber package", {"pkg/new.py": b"x\n"})
+    applied = series.apply(shop.store, shop.read(), shop.source)
+    files = series.export(shop.source.repo, shop.base, applied.commit)
+    assert [name for name, _ in files] == [
+        "change-a-line.patch", "add-something-to-the-ber-package.patch",
+    ]  # fmt: skip
+    assert files == [(patch.name, patch.path.read_bytes()) for patch in shop.read().patches]
+
+
+def test_authors_and_dates_are_the_patchs_own(shop: Workshop) -> None:
+    shop.repo.write({"pkg/new.py": b"x\n"})
+    shop.repo("add", "--all")
+    shop.repo(
+        "commit", "--quiet", "--author", "J\u00fcrgen \u00dc <j@example.invalid>",
+        "--date", "1600000000 -0330", "-m", f"Add a module\n\n{BODY}",
+    )  # fmt: skip
+    shop.exported()
+    applied = series.apply(shop.store, shop.read(), shop.source)
+    show = git.git(shop.source.repo, "show", "-s", "--date=raw", "--format=%an|%ae|%ad|%cn|%cd",
+                   applied.commit)  # fmt: skip
+    assert show == (
+        "J\u00fcrgen \u00dc|j@example.invalid|1600000000 -0330|sparkforge|1600000000 -0330"
+    )
+    assert shop.read().patches[0].author == "J\u00fcrgen \u00dc <j@example.invalid>"
+
+
+def test_a_record_that_differs_is_refused(shop: Workshop) -> None:
+    shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    patched = series.apply(shop.store, shop.read(), shop.source)
+    good = Recorded(commit=patched.commit, tree=patched.tree)
+    series.check_record("demo", shop.source, patched.commit, patched.tree, good)
+    series.check_record("demo", shop.source, None, patched.tree, good)
+    series.check_record("demo", shop.source, patched.commit, patched.tree, None)
+    for wrong in (Recorded(commit="1" * 40, tree=patched.tree),
+                  Recorded(commit=patched.commit, tree="2" * 40)):  # fmt: skip
+        with pytest.raises(IntegrityError, match=r"patched\.release.*recorded is") as caught:
+            series.check_record("demo", shop.source, patched.commit, patched.tree, wrong)
+        assert caught.value.exit_code == 5
+        assert "pins record" in caught.value.remedy
+
+
+def test_the_real_series_is_read_and_clean() -> None:
+    for folder in (ROOT / "patches").iterdir():
+        if folder.is_dir():
+            read = series.read(folder)
+            assert series.lint(read, ROOT) == []
+
+
+def test_a_clone_of_the_patched_tree_has_a_commit_a_patch(shop: Workshop, tmp_path: Path) -> None:
+    shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    patched = series.apply(shop.store, shop.read(), shop.source)
+    git.clone_at(shop.source.repo, tmp_path / "clone", patched.commit)
+    clone = tmp_path / "clone"
+    assert b"twenty\n" in (clone / "pkg" / "mod.py").read_bytes()
+    assert git.git(clone, "status", "--porcelain") == ""
+    assert git.git(clone, "symbolic-ref", "--short", "HEAD") == "sparkforge"
+    stored = next(p for p in (shop.source.repo / "objects").rglob("*") if p.is_file())
+    before = hashlib.sha256(stored.read_bytes()).digest()
+    twin = clone / ".git" / "objects" / stored.relative_to(shop.source.repo / "objects")
+    assert not twin.exists() or twin.stat().st_ino != stored.stat().st_ino
+    assert hashlib.sha256(stored.read_bytes()).digest() == before

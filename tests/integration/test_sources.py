@@ -1,0 +1,430 @@
+"""Pin → commit, from throw-away git repositories and from release files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sparkforge import git, index, sources
+from sparkforge.errors import FetchError, IntegrityError, PinsError
+from sparkforge.index import Index
+from sparkforge.pins import SourcePlan, Upstream
+from sparkforge.sources import Access, Source
+from sparkforge.store import Store
+from tests.support import Repo, make_sdist, make_tar, make_wheel, sha256, tar_member
+
+GIT = SourcePlan(provider="git")
+RELEASE = SourcePlan(provider="release")
+EITHER = SourcePlan(provider="git", fallback="release")
+FILES = {"demo/__init__.py": b"x = 1\n", "README": b"words\n"}
+
+
+def upstream(commit: str, *, tag: str = "v1.0", file: Path | None = None) -> Upstream:
+    files = {}
+    if file is not None:
+        data = file.read_bytes()
+        files["it"] = {"project": "demo", "file": file.name, "sha256": sha256(data),
+                       "size": len(data)}  # fmt: skip
+    return Upstream.model_validate({
+        "git": "https://127.0.0.1:9/demo.git", "tag": tag, "commit": commit, "version": "1.0",
+        "files": files, "source_file": "it" if file else None,
+    })  # fmt: skip
+
+
+@dataclass
+class World:
+    store: Store
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    def access(self, *, offline: bool = False, **mirrors: str | Path) -> Access:
+        return Access(Index(), {k: str(v) for k, v in mirrors.items()}, offline)
+
+    def links(self) -> Path:
+        """Give pip a folder as its only source of files."""
+        folder = self.folder / "links"
+        folder.mkdir(exist_ok=True)
+        self.monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+        self.monkeypatch.setenv("PIP_NO_INDEX", "1")
+        index.pip_settings.cache_clear()
+        return folder
+
+    def release(self, file: Path, store: Store | None = None) -> Source:
+        """Import a release file that has been downloaded already."""
+        store = store or self.store
+        store.write_json(store.root / "made", 1)
+        partial = store.partial_path(sha256(file.read_bytes()))
+        shutil.copyfile(file, partial)
+        store.accept_download(partial, partial.name, file.name)
+        pin = upstream("a" * 40, file=file)
+        return sources.ensure(store, "demo", pin, RELEASE, self.access(offline=True))
+
+
+@pytest.fixture
+def world(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(store, tmp_path, monkeypatch)
+
+
+def listing(source: Source) -> dict[str, str]:
+    """Return mode by path."""
+    raw = git.git(source.repo, "ls-tree", "-r", "-z", source.commit)
+    entries = (entry.split("\t", 1) for entry in filter(None, raw.split("\0")))
+    return {path: meta.split()[0] for meta, path in entries}
+
+
+# -- git ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("annotated", [False, True])
+def test_a_tagged_commit_is_fetched_alone(world: World, annotated: bool) -> None:
+    repo = Repo(world.folder / "demo")
+    repo.commit({"old": b"history\n"})
+    commit = repo.commit(dict(FILES))
+    repo("tag", *(["-a", "-m", "a tag"] if annotated else []), "v1.0")
+    source = sources.ensure(
+        world.store, "demo", upstream(commit), GIT, world.access(demo=repo.path)
+    )
+    assert (source.commit, source.provider) == (commit, "git")
+    assert source.tree == repo("rev-parse", "HEAD^{tree}")
+    assert git.git(source.repo, "rev-list", "--count", commit) == "1"
+
+
+def test_what_is_fetched_stays_and_the_mirror_is_not_asked_again(world: World) -> None:
+    repo = Repo(world.folder / "demo")
+    commit = repo.commit(dict(FILES))
+    repo("tag", "v1.0")
+    access = world.access(demo=repo.path)
+    first = sources.ensure(world.store, "demo", upstream(commit), GIT, access)
+    repo.path.rename(world.folder / "gone")
+    assert sources.ensure(world.store, "demo", upstream(commit), GIT, access) == first
+    offline = sources.ensure(world.store, "demo", upstream(commit), GIT, world.access(offline=True))
+    assert offline == first
+
+
+def test_a_moved_tag_is_refused(world: World) -> None:
+    repo = Repo(world.folder / "demo")
+    pinned = repo.commit(dict(FILES))
+    moved = repo.commit({"more": b"more\n"})
+    repo("tag", "v1.0")
+    with pytest.raises(IntegrityError, match=f"tag v1.0 names {moved}, pinned is {pinned}") as e:
+        sources.ensure(world.store, "demo", upstream(pinned), GIT, world.access(demo=repo.path))
+    assert e.value.exit_code == 5
+    assert "before changing pins.yaml" in e.value.remedy
+
+
+def test_a_tag_that_is_not_there_is_refused(world: World) -> None:
+    repo = Repo(world.folder / "demo")
+    commit = repo.commit(dict(FILES))
+    repo("tag", "v1.0.1")
+    with pytest.raises(IntegrityError, match=r"has no tag v1\.0\b"):
+        sources.ensure(world.store, "demo", upstream(commit), GIT, world.access(demo=repo.path))
+
+
+def test_a_tag_of_the_remote_that_only_ends_alike_does_not_count(world: World) -> None:
+    repo = Repo(world.folder / "demo")
+    commit = repo.commit(dict(FILES))
+    repo("tag", "other/refs/tags/v1.0")
+    with pytest.raises(IntegrityError, match="has no tag"):
+        sources.ensure(world.store, "demo", upstream(commit), GIT, world.access(demo=repo.path))
+
+
+def test_a_mirror_that_is_no_repository_is_named(world: World) -> None:
+    (world.folder / "empty").mkdir()
+    with pytest.raises(FetchError, match=r"could not fetch from .*empty[\s\S]*--mirror") as caught:
+        sources.ensure(
+            world.store, "demo", upstream("a" * 40), GIT, world.access(demo=world.folder / "empty")
+        )
+    assert caught.value.exit_code == 4
+
+
+def test_a_mirror_that_looks_like_an_option_is_no_option(world: World) -> None:
+    mark = world.folder / "mark"
+    mirror = f"--upload-pack=touch {mark};"
+    with pytest.raises(FetchError):
+        sources.ensure(world.store, "demo", upstream("a" * 40), GIT, world.access(demo=mirror))
+    assert not mark.exists()
+
+
+def test_a_mirror_path_is_used_offline_and_an_address_is_not(world: World) -> None:
+    repo = Repo(world.folder / "demo")
+    commit = repo.commit(dict(FILES))
+    repo("tag", "v1.0")
+    with pytest.raises(FetchError, match="--offline is given"):
+        sources.ensure(
+            world.store, "demo", upstream(commit), GIT,
+            world.access(offline=True, demo=repo.path.as_uri()),
+        )  # fmt: skip
+    source = sources.ensure(
+        world.store, "demo", upstream(commit), GIT, world.access(offline=True, demo=repo.path)
+    )
+    assert source.commit == commit
+
+
+def test_offline_without_anything_says_so(world: World) -> None:
+    with pytest.raises(FetchError, match=r"not in the store, and --offline is given"):
+        sources.ensure(world.store, "demo", upstream("a" * 40), GIT, world.access(offline=True))
+
+
+def test_a_named_mirror_wins_over_the_release_file(world: World) -> None:
+    repo = Repo(world.folder / "demo")
+    commit = repo.commit(dict(FILES))
+    repo("tag", "v1.0")
+    file = make_sdist(world.links(), "demo", "1.0", FILES)
+    source = sources.ensure(
+        world.store, "demo", upstream(commit, file=file), RELEASE, world.access(demo=repo.path)
+    )
+    assert source.provider == "git"
+
+
+def test_the_fallback_is_taken_only_where_pins_allow_it_and_said_aloud(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = make_sdist(world.links(), "demo", "1.0", FILES)
+    pinned = upstream("a" * 40, file=file)
+    with pytest.raises(FetchError, match="could not fetch"):
+        sources.ensure(world.store, "demo", pinned, GIT, world.access())
+    assert "falling back" not in capsys.readouterr().out
+    source = sources.ensure(world.store, "demo", pinned, EITHER, world.access())
+    assert source.provider == "release"
+    out = capsys.readouterr().out
+    assert "could not fetch" in out
+    assert "falling back from git to the release file, as pins.yaml allows" in out
+
+
+def test_a_moved_tag_never_falls_back(world: World) -> None:
+    repo = Repo(world.folder / "demo")
+    pinned = repo.commit(dict(FILES))
+    repo.commit({"more": b"more\n"})
+    repo("tag", "v1.0")
+    file = make_sdist(world.links(), "demo", "1.0", FILES)
+    plain = upstream(pinned, file=file).model_copy(update={"git": str(repo.path)})
+    with pytest.raises(IntegrityError):
+        sources.ensure(world.store, "demo", plain, EITHER, world.access())
+
+
+def test_an_upstream_without_a_release_file_says_what_else_there_is(world: World) -> None:
+    with pytest.raises(PinsError, match=r"no release file[\s\S]*--mirror demo="):
+        sources.ensure(world.store, "demo", upstream("a" * 40), RELEASE, world.access())
+
+
+def test_the_users_protocol_and_hooks_change_nothing(world: World) -> None:
+    repo = Repo(world.folder / "demo")
+    commit = repo.commit(dict(FILES))
+    repo.commit({"more": b"more\n"})
+    repo("tag", "-a", "-m", "x", "v1.0", commit)
+    mark = world.folder / "mark"
+    hooks = world.folder / "hooks"
+    hooks.mkdir()
+    for name in ("reference-transaction", "post-checkout"):
+        (hooks / name).write_text(f"#!/bin/sh\ntouch '{mark}'\nexit 1\n")
+        (hooks / name).chmod(0o755)
+    config = Path(os.environ["HOME"]) / ".gitconfig"
+    config.write_text(
+        f"[protocol]\nversion = 0\n[core]\nhooksPath = {hooks}\n[fetch]\nprune = true\n"
+        "[init]\ndefaultObjectFormat = sha256\n"
+    )
+    world.monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
+    source = sources.ensure(
+        world.store, "demo", upstream(commit), GIT, world.access(demo=repo.path)
+    )
+    assert source.commit == commit
+    assert not mark.exists()
+
+
+def test_the_users_insteadof_leads_a_fetch_to_his_mirror(world: World) -> None:
+    repo = Repo(world.folder / "demo.git")
+    commit = repo.commit(dict(FILES))
+    repo("tag", "v1.0")
+    (Path(os.environ["HOME"]) / ".gitconfig").write_text(
+        f'[url "{world.folder.as_uri()}/"]\ninsteadOf = https://127.0.0.1:9/\n'
+    )
+    source = sources.ensure(world.store, "demo", upstream(commit), GIT, world.access())
+    assert source.commit == commit
+
+
+@pytest.mark.parametrize("left", ["shallow.lock", "packed-refs.lock", "refs/pins/v1.0/x.lock"])
+def test_locks_of_a_killed_git_do_not_stop_the_next_fetch(world: World, left: str) -> None:
+    repo = Repo(world.folder / "demo")
+    commit = repo.commit(dict(FILES))
+    repo("tag", "v1.0")
+    bare = world.store.git_path("demo")
+    git.init_bare(bare)
+    (bare / left).parent.mkdir(parents=True, exist_ok=True)
+    (bare / left).write_text("")
+    pack = bare / "objects" / "pack" / "tmp_pack_x"
+    pack.parent.mkdir(parents=True, exist_ok=True)
+    pack.write_bytes(b"x" * 1000)
+    source = sources.ensure(
+        world.store, "demo", upstream(commit), GIT, world.access(demo=repo.path)
+    )
+    assert source.commit == commit
+    assert not pack.exists()
+    assert not (bare / left).exists()
+
+
+# -- release files -------------------------------------------------------------------
+
+
+def test_an_sdist_becomes_the_same_commit_twice_and_in_another_store(world: World) -> None:
+    file = make_sdist(world.folder, "demo", "1.0", FILES)
+    first = world.release(file)
+    assert world.release(file) == first
+    other = world.release(file, Store(world.folder / "other"))
+    assert (other.commit, other.tree) == (first.commit, first.tree)
+    # the very SHA: a change of how archives become commits would break every recorded series
+    assert first.tree == "9347069b027a98cd71b5400dc411e2c14232f1e9"
+    assert first.commit == "716a5072e2e41e2ea09e2d41fb41e1d759222a2a"
+    assert listing(first) == {"README": "100644", "demo/__init__.py": "100644"}
+
+
+def test_a_wheel_becomes_a_commit_too(world: World) -> None:
+    file = make_wheel(world.folder, files={"demo/run": b"#!/bin/sh\n"}, executable=["demo/run"])
+    first = world.release(file)
+    other = world.release(file, Store(world.folder / "other"))
+    assert (other.commit, other.tree) == (first.commit, first.tree)
+    assert listing(first)["demo/run"] == "100755"
+    assert listing(first)["demo-1.0.dist-info/METADATA"] == "100644"
+
+
+def test_a_release_file_is_found_as_pip_is_configured_and_then_kept(world: World) -> None:
+    file = make_sdist(world.links(), "demo", "1.0", FILES)
+    pin = upstream("a" * 40, file=file)
+    first = sources.ensure(world.store, "demo", pin, RELEASE, world.access())
+    file.unlink()
+    assert sources.ensure(world.store, "demo", pin, RELEASE, world.access(offline=True)) == first
+
+
+def test_modes_links_and_odd_names_are_kept(world: World) -> None:
+    names = ["with space", 'quo"te', "back\\slash", "new\nline", "tab\t", "ünï", "-dash", "a b/a b",
+             "\udcff\udcfe", "#hash", "$(x)", "trailing "]  # fmt: skip
+    members = [tar_member(f"demo-1.0/d/{name}", name.encode(errors="replace")) for name in names]
+    members += [
+        tar_member("demo-1.0/run", b"#!/bin/sh\n", mode=0o755),
+        tar_member("demo-1.0/group", b"x", mode=0o674),
+        tar_member("demo-1.0/link", kind=tarfile.SYMTYPE, link="/etc/passwd"),
+        tar_member("demo-1.0/hard", kind=tarfile.LNKTYPE, link="demo-1.0/run", mode=0o755),
+        tar_member("demo-1.0/empty", b""),
+        tar_member("demo-1.0/folder", kind=tarfile.DIRTYPE, mode=0o755),
+    ]
+    source = world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
+    modes = listing(source)
+    assert modes == {f"d/{name}": "100644" for name in names} | {
+        "run": "100755", "group": "100644", "link": "120000", "hard": "100755", "empty": "100644",
+    }  # fmt: skip
+    blobs = git.blobs_at(source.repo, source.commit, modes)
+    assert git.blob(source.repo, blobs["link"]) == b"/etc/passwd"
+    assert git.blob(source.repo, blobs["hard"]) == b"#!/bin/sh\n"
+    for name in names:
+        assert git.blob(source.repo, blobs[f"d/{name}"]) == name.encode(errors="replace")
+
+
+def test_the_last_of_two_members_of_a_name_counts(world: World) -> None:
+    members = [tar_member("demo-1.0/x", b"first"), tar_member("demo-1.0/x", b"second")]
+    source = world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
+    (blob,) = git.blobs_at(source.repo, source.commit, ["x"]).values()
+    assert git.blob(source.repo, blob) == b"second"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["demo-1.0/../../evil", "../demo-1.0/evil", "demo-1.0/a/../../../evil", "/demo-1.0/evil",
+     "demo-1.0/.git/config", "demo-1.0/a/.GIT/hooks/x", "demo-1.0//../../evil"],
+)  # fmt: skip
+def test_a_member_that_would_leave_the_tree_is_refused(world: World, name: str) -> None:
+    members = [tar_member("demo-1.0/good", b"good"), tar_member(name, b"evil")]
+    with pytest.raises(IntegrityError, match="would leave the tree") as caught:
+        world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
+    assert caught.value.exit_code == 5
+    assert git.git(world.store.git_path("demo"), "for-each-ref") == ""
+
+
+def test_a_wheel_member_that_would_leave_the_tree_is_refused(world: World) -> None:
+    file = make_wheel(world.folder, files={"../evil": b"x"})
+    with pytest.raises(IntegrityError, match="would leave the tree"):
+        world.release(file)
+
+
+@pytest.mark.parametrize("name", ["other-1.0/file", "file"])
+def test_an_sdist_has_one_top_folder(world: World, name: str) -> None:
+    members = [tar_member("demo-1.0/good", b"good"), tar_member(name, b"x")]
+    with pytest.raises(IntegrityError, match="one top folder"):
+        world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
+
+
+@pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_devices_are_refused(world: World, kind: bytes) -> None:
+    members = [tar_member("demo-1.0/good", b"good"), tar_member("demo-1.0/dev", kind=kind)]
+    with pytest.raises(IntegrityError, match="neither file nor link"):
+        world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
+
+
+def test_a_hard_link_to_nothing_is_refused(world: World) -> None:
+    members = [tar_member("demo-1.0/x", kind=tarfile.LNKTYPE, link="demo-1.0/gone")]
+    with pytest.raises(IntegrityError, match="link to nothing"):
+        world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
+
+
+def damage(file: Path, how: str) -> None:
+    data = bytearray(file.read_bytes())
+    if how == "cut":
+        del data[len(data) // 2 :]
+    elif how == "flipped":
+        data[len(data) // 2] ^= 0xFF
+    else:
+        data[:] = b"<html>no archive</html>" * 20
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [("sdist", "cut"), ("sdist", "html"), ("wheel", "cut"), ("wheel", "flipped"), ("wheel", "html")],
+)
+def test_a_damaged_archive_is_refused_and_the_right_one_works_after_it(
+    world: World, kind: str, how: str
+) -> None:
+    files: Mapping[str, bytes] = {**FILES, "demo/data": os.urandom(50_000)}
+    make = make_sdist if kind == "sdist" else make_wheel
+    file = make(world.folder, "demo", "1.0", files)
+    whole = file.read_bytes()
+    damage(file, how)
+    with pytest.raises(IntegrityError, match="can't be read as an archive"):
+        world.release(file)
+    file.write_bytes(whole)
+    assert world.release(file).commit
+
+
+def test_a_wheel_with_a_wrong_checksum_inside_is_refused(world: World) -> None:
+    file = make_wheel(world.folder, files={"demo/x": b"content" * 9}, stored=["demo/x"])
+    file.write_bytes(file.read_bytes().replace(b"content" * 9, b"c0ntent" + b"content" * 8))
+    with pytest.raises(IntegrityError, match="can't be read as an archive"):
+        world.release(file)
+    assert zipfile.is_zipfile(file)
+
+
+def test_a_killed_import_leaves_no_ref_and_the_next_run_succeeds(world: World) -> None:
+    file = make_sdist(world.folder, "demo", "1.0", {**FILES, "big": os.urandom(200_000)})
+    original = sources._sdist_files
+
+    def interrupted(archive: Path) -> object:
+        yield next(iter(original(archive)))
+        raise KeyboardInterrupt
+
+    world.monkeypatch.setattr(sources, "_sdist_files", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        world.release(file)
+    assert git.git(world.store.git_path("demo"), "for-each-ref", "refs/release") == ""
+    world.monkeypatch.setattr(sources, "_sdist_files", original)
+    assert listing(world.release(file)).keys() == {*FILES, "big"}
+
+
+def test_an_empty_archive_is_refused(world: World) -> None:
+    file = make_tar(world.folder / "demo-1.0.tar.gz", [])
+    with pytest.raises(IntegrityError, match="holds no file"):
+        world.release(file)

@@ -1,0 +1,338 @@
+"""Real things for tests to work on: a loopback server, git repositories, wheels, sdists.
+
+Nothing here reaches beyond this machine, and nothing stands in for code of sparkforge.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EPOCH = 1_700_000_000
+
+
+def sha256(data: bytes) -> str:
+    """Return the sha256 of bytes in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until a condition holds; fail the test where it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def python(code: str, *arguments: str | Path, **popen: object) -> subprocess.Popen[str]:
+    """Start Python code in a process of its own, with this checkout importable."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **popen,  # type: ignore[call-overload]
+    )  # fmt: skip
+
+
+def finished(child: subprocess.Popen[str], seconds: float = 30.0) -> str:
+    """Return a process's output once it ended well."""
+    out, _ = child.communicate(timeout=seconds)
+    assert child.returncode == 0, out
+    return out
+
+
+# -- http ------------------------------------------------------------------------
+
+
+@dataclass
+class Page:
+    """What the server answers on a path.
+
+    Attributes:
+        ranges: honour Range requests.
+        statuses: answers to give first, one a request, before the body.
+        cut: in the first so many requests, end the connection after ``cut_at`` bytes.
+        pause_s: seconds between two pieces of ``piece`` bytes.
+        headers: more headers.
+        length: say how long the body is.
+    """
+
+    body: bytes
+    ranges: bool = True
+    statuses: list[int] = field(default_factory=list)
+    cut: int = 0
+    cut_at: int = 0
+    pause_s: float = 0.0
+    piece: int = 1 << 20
+    headers: Mapping[str, str] = field(default_factory=dict)
+    length: bool = True
+
+
+class Server:
+    """A web server on loopback; pages by path, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, Page] = {}
+        self.requests: list[tuple[str, str | None]] = []
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                owner._answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        class Quiet(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                pass  # clients of these tests are killed in the middle of an answer
+
+        self._http = Quiet(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._http.server_address[1])
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def add(self, path: str, page: Page) -> str:
+        """Put a page on a path; returns its URL."""
+        self.pages[path] = page
+        return self.url(path)
+
+    def ranges(self, path: str) -> list[str | None]:
+        """Return the Range header of every request for a path."""
+        return [header for asked, header in self.requests if asked == path]
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        path = handler.path.partition("?")[0]
+        header = handler.headers.get("Range")
+        self.requests.append((path, header))
+        page = self.pages.get(path)
+        if page is None or page.statuses:
+            handler.send_error(404 if page is None else page.statuses.pop(0))
+            return
+        start = int(header.removeprefix("bytes=").rstrip("-")) if header and page.ranges else 0
+        if start and start >= len(page.body):
+            handler.send_error(416)
+            return
+        body = page.body[start:]
+        handler.send_response(206 if start else 200)
+        if page.length:
+            handler.send_header("Content-Length", str(len(body)))
+        if start:
+            total = len(page.body)
+            handler.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
+        for name, value in {"Content-Type": "text/html", **page.headers}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        if page.cut > 0:
+            page.cut -= 1
+            body = body[: max(0, page.cut_at - start)]
+        for at in range(0, len(body), page.piece):
+            handler.wfile.write(body[at : at + page.piece])
+            handler.wfile.flush()
+            time.sleep(page.pause_s)
+
+
+def add_project(server: Server, project: str, files: Mapping[str, bytes]) -> None:
+    """Put a project's page and files onto a server's simple index."""
+    links = ""
+    for name, data in files.items():
+        server.add(f"/files/{name}", Page(data))
+        links += f'<a href="/files/{name}#sha256={sha256(data)}">{name}</a><br>\n'
+    server.add(f"/simple/{project}/", Page(f"<!doctype html><body>{links}</body>".encode()))
+
+
+# -- git -------------------------------------------------------------------------
+
+
+class Repo:
+    """A throw-away git repository whose commits are the same in every run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+        self("init", "--quiet", "--initial-branch=main", "--template=")
+
+    def __call__(self, *args: str, stdin: bytes | None = None) -> str:
+        env = {
+            **os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_AUTHOR_NAME": "Ada", "GIT_AUTHOR_EMAIL": "ada@example.invalid",
+            "GIT_AUTHOR_DATE": f"{EPOCH} +0200", "GIT_COMMITTER_NAME": "Ada",
+            "GIT_COMMITTER_EMAIL": "ada@example.invalid", "GIT_COMMITTER_DATE": f"{EPOCH} +0200",
+        }  # fmt: skip
+        done = subprocess.run(
+            ["git", "-C", self.path, *args], env=env, input=stdin, check=True,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+        return done.stdout.decode(errors="surrogateescape").strip()
+
+    def write(self, files: Mapping[str, bytes | None]) -> None:
+        """Write files (None removes one) into the working tree."""
+        for name, data in files.items():
+            path = self.path / name
+            if data is None:
+                path.unlink()
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+    def commit(self, files: Mapping[str, bytes | None], message: str = "A change") -> str:
+        """Write files, commit everything, return the commit."""
+        self.write(files)
+        self("add", "--all", "--force")
+        self("commit", "--quiet", "--allow-empty", "-F", "-", stdin=message.encode())
+        return self("rev-parse", "HEAD")
+
+
+BODY = """\
+The release lacks this; a test of ours needs a patch that is well formed
+in every respect, so this body says why it exists and what it costs.
+
+Upstream-Status: Pending
+Drop-when: upstream has it
+Risk: build
+Test: tests/test_it.py::test_it
+"""
+
+
+# -- wheels and sdists -----------------------------------------------------------
+
+
+def record_line(name: str, data: bytes) -> tuple[str, str, str]:
+    """Return a RECORD row."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return name, f"sha256={digest}", str(len(data))
+
+
+def make_wheel(
+    folder: Path,
+    name: str = "demo",
+    version: str = "1.0",
+    files: Mapping[str, bytes] | None = None,
+    *,
+    tag: str = "py3-none-any",
+    requires: Iterable[str] = (),
+    info: Mapping[str, bytes] | None = None,
+    executable: Iterable[str] = (),
+    stored: Iterable[str] = (),
+    descriptors: bool = False,
+    metadata: bytes | None = None,
+) -> Path:
+    """Write a wheel with a right RECORD, packed as asked for.
+
+    Args:
+        info: more files of the .dist-info folder, by their name in it.
+        descriptors: write sizes behind the data, as a packer to a pipe does.
+    """
+    stem = f"{name}-{version}"
+    fields = [f"Requires-Dist: {one}" for one in requires]
+    text = "\n".join(["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *fields])
+    members = {
+        **(files if files is not None else {"demo/__init__.py": b"x = 1\n"}),
+        f"{stem}.dist-info/METADATA": metadata or f"{text}\n\nA demo.\n".encode(),
+        f"{stem}.dist-info/WHEEL": (
+            f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: {tag}\n".encode()
+        ),
+        **{f"{stem}.dist-info/{key}": data for key, data in (info or {}).items()},
+    }
+    record = f"{stem}.dist-info/RECORD"
+    signatures = {f"{record}.jws", f"{record}.p7s"}
+    rows = [
+        (key, "", "") if key in signatures else record_line(key, data)
+        for key, data in members.items()
+    ]
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([*rows, (record, "", "")])
+    members[record] = out.getvalue().encode()
+    path = folder / f"{stem}-{tag}.whl"
+    folder.mkdir(parents=True, exist_ok=True)
+    sink: io.BufferedIOBase = _Pipe() if descriptors else io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as archive:  # type: ignore[call-overload]
+        for key, data in members.items():
+            entry = zipfile.ZipInfo(key, (2020, 2, 2, 2, 2, 2))
+            entry.external_attr = (0o100755 if key in executable else 0o100664) << 16
+            packing = zipfile.ZIP_STORED if key in stored else zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data, packing)
+    path.write_bytes(sink.data if isinstance(sink, _Pipe) else sink.getvalue())  # type: ignore[attr-defined]
+    return path
+
+
+class _Pipe(io.RawIOBase):
+    """A sink that can't seek: zipfile then writes data descriptors."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        piece = bytes(data)  # type: ignore[call-overload]
+        self.data += piece
+        return len(piece)
+
+
+def tar_member(
+    name: str, data: bytes = b"", *, mode: int = 0o644, kind: bytes = tarfile.REGTYPE,
+    link: str = "",
+) -> tuple[tarfile.TarInfo, bytes]:  # fmt: skip
+    """Return a member for ``make_tar``."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.type, member.linkname = len(data), mode, kind, link
+    member.mtime = EPOCH
+    return member, data
+
+
+def make_tar(path: Path, members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    """Write a .tar.gz with the same bytes every time."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for member, data in members:
+            tar.addfile(member, io.BytesIO(data) if member.isreg() else None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(raw.getvalue(), mtime=0))
+    return path
+
+
+def make_sdist(folder: Path, name: str, version: str, files: Mapping[str, bytes]) -> Path:
+    """Write an sdist with its one top folder."""
+    top = f"{name}-{version}"
+    members = [tar_member(f"{top}/{key}", data) for key, data in files.items()]
+    return make_tar(folder / f"{top}.tar.gz", members)

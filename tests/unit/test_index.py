@@ -1,0 +1,212 @@
+"""pip's settings, and files found on a loopback index and in folders."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkforge import index
+from sparkforge.errors import FetchError
+from sparkforge.index import Index, PipSettings, first_wheel, pip_settings
+from tests.support import Page, Server, add_project, make_wheel, sha256
+
+
+@pytest.fixture
+def conf(isolated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one configuration file that pip reads."""
+    path = isolated / "pip.conf"
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(path))
+    return path
+
+
+def settings() -> PipSettings:
+    pip_settings.cache_clear()
+    return pip_settings()
+
+
+def test_a_commands_section_wins_over_global_and_a_variable_over_both(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf.write_text(
+        "[global]\nindex-url = http://127.0.0.1:1/g\nextra-index-url =\n    http://127.0.0.1:1/a\n"
+        "    http://127.0.0.1:1/b\ncert = /g.pem\nproxy = http://127.0.0.1:3128\n"
+        "[install]\nindex-url = http://127.0.0.1:1/i\nfind-links = /one /two\n"
+        "[list]\nindex-url = http://127.0.0.1:1/other-command\n"
+    )
+    found = settings()
+    assert found.index_url == "http://127.0.0.1:1/i"
+    assert found.extra_index_urls == ("http://127.0.0.1:1/a", "http://127.0.0.1:1/b")
+    assert found.find_links == ("/one", "/two")
+    assert found.proxy == "http://127.0.0.1:3128"
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/v")
+    monkeypatch.setenv("PIP_TRUSTED_HOST", "a b")
+    found = settings()
+    assert found.index_url == "http://127.0.0.1:1/v"
+    assert found.trusted_hosts == ("a", "b")
+
+
+def test_an_empty_variable_is_as_if_it_were_not_set(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf.write_text("[global]\nindex-url = http://127.0.0.1:1/g\n")
+    monkeypatch.setenv("PIP_INDEX_URL", "")
+    assert settings().index_url == "http://127.0.0.1:1/g"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("1", True), ("true", True), ("on", True), ("Yes", True), ("0", False)]
+)
+def test_no_index_is_read_as_pip_reads_it(
+    monkeypatch: pytest.MonkeyPatch, word: str, meant: bool
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", word)
+    assert settings().no_index is meant
+
+
+def test_without_settings_pips_own_default_is_asked_of_pip() -> None:
+    assert settings().index_url is None
+    from pip._internal.models.index import PyPI
+
+    assert index._default_index() == PyPI.simple_url
+
+
+@pytest.fixture
+def web(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
+    pip_settings.cache_clear()
+    return server
+
+
+def test_a_file_is_found_by_its_name(web: Server) -> None:
+    add_project(web, "demo-pkg", {"demo_pkg-1.0.tar.gz": b"one", "demo_pkg-1.1.tar.gz": b"two"})
+    url = Index().url_of("demo-pkg", "demo_pkg-1.1.tar.gz")
+    assert url.partition("#")[0] == web.url("/files/demo_pkg-1.1.tar.gz")
+
+
+def test_wheels_for_other_machines_and_yanked_ones_are_found(web: Server) -> None:
+    names = ["demo-1.0-cp312-cp312-manylinux_2_28_aarch64.whl", "demo-1.0-cp39-cp39-win32.whl"]
+    links = "".join(f'<a href="/f/{n}" data-yanked="bad" data-requires-python="&gt;=3.99">{n}</a>'
+                    for n in names)  # fmt: skip
+    web.add("/simple/demo/", Page(links.encode()))
+    for name in names:
+        assert Index().url_of("demo", name) == web.url(f"/f/{name}")
+
+
+def test_json_pages_are_read_too(web: Server) -> None:
+    name = "demo-1.0.tar.gz"
+    body = (
+        '{"meta": {"api-version": "1.0"}, "name": "demo", "files": [{"filename": "%s",'
+        ' "url": "/f/%s", "hashes": {"sha256": "%s"}}]}' % (name, name, "a" * 64)
+    ).encode()
+    kind = {"Content-Type": "application/vnd.pypi.simple.v1+json"}
+    web.add("/simple/demo/", Page(body, headers=kind))
+    (link,) = Index().links("demo")
+    assert link.hashes == {"sha256": ["a" * 64]}
+
+
+def test_extra_indexes_are_asked_too(web: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    web.add("/more/demo/", Page(b'<a href="/f/demo-2.0.tar.gz">demo-2.0.tar.gz</a>'))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", web.url("/more"))
+    pip_settings.cache_clear()
+    assert Index().url_of("demo", "demo-2.0.tar.gz") == web.url("/f/demo-2.0.tar.gz")
+
+
+@pytest.mark.parametrize("as_address", [False, True])
+@pytest.mark.parametrize("folder", ["links", "link\u00fcs%41"])
+def test_a_folder_of_files_is_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_address: bool, folder: str
+) -> None:
+    path = make_wheel(tmp_path / folder)
+    place = path.parent.as_uri() if as_address else str(path.parent)
+    monkeypatch.setenv("PIP_FIND_LINKS", place)
+    monkeypatch.setenv("PIP_NO_INDEX", "true")
+    pip_settings.cache_clear()
+    assert Index().url_of("demo", path.name) == path.as_uri()
+
+
+def test_a_file_that_nobody_lists_says_how_to_point_pip_at_it(web: Server) -> None:
+    add_project(web, "demo", {"demo-1.0.tar.gz": b"one"})
+    with pytest.raises(FetchError, match=r"demo-9\.whl: the package index[\s\S]*PIP_FIND_LINKS") as e:
+        Index().url_of("demo", "demo-9.whl")
+    assert e.value.exit_code == 4
+
+
+def test_a_project_that_nobody_has_is_the_same_refusal(web: Server) -> None:
+    with pytest.raises(FetchError, match="lists no such file"):
+        Index().url_of("nobody", "nobody-1.0.tar.gz")
+
+
+def test_an_index_that_is_not_there_is_a_refusal_not_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    pip_settings.cache_clear()
+    with pytest.raises(FetchError):
+        Index().url_of("demo", "demo-1.0.tar.gz")
+
+
+def test_certificates_and_proxy_of_pip_reach_the_downloads(
+    monkeypatch: pytest.MonkeyPatch, web: Server, tmp_path: Path
+) -> None:
+    import certifi
+
+    for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "x")  # so that what Index sets is undone
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CERT", certifi.where())
+    monkeypatch.setenv("PIP_PROXY", web.url(""))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    pip_settings.cache_clear()
+    add_project(web, "demo", {"demo-1.0.tar.gz": b"one"})
+    assert Index().url_of("demo", "demo-1.0.tar.gz")
+    assert os.environ["REQUESTS_CA_BUNDLE"] == os.environ["SSL_CERT_FILE"] == certifi.where()
+    assert os.environ["https_proxy"] == os.environ["http_proxy"] == web.url("")
+
+
+# -- pylock -------------------------------------------------------------------------------
+
+
+def entry(name: str, sha: str) -> str:
+    return f'{{ url = "http://127.0.0.1/w/{name}", hashes = {{ sha256 = "{sha}" }} }},\n'
+
+
+PYLOCK = (
+    'lock-version = "1.0"\n[[packages]]\nname = "torch"\nversion = "2.0+cpu"\nwheels = [\n'
+    '{ path = "./torch-2.0-cp311-cp311-linux_x86_64.whl", hashes = { sha256 = "p" } },\n'
+    '{ url = "http://127.0.0.1/w/torch-2.0%2Bcpu-cp311-cp311-linux_x86_64.whl" },\n'
+    + entry("torch-2.0%2Bcpu-cp313-cp313t-manylinux_2_28_x86_64.whl", "t")
+    + entry("torch-2.0%2Bcpu-cp313-cp313-manylinux_2_28_x86_64.whl", "3")
+    + entry("torch-2.0%2Bcpu-cp311-cp311-win_amd64.whl", "w")
+    + entry("torch-2.0%2Bcpu-cp311-cp311-manylinux_2_28_aarch64.whl", "a")
+    + entry("torch-2.0%2Bcpu-cp311-cp311-manylinux_2_28_x86_64.whl", "x")
+    + "]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("python", "machine", "sha"),
+    [("3.11", "x86_64", "x"), ("3.11", "aarch64", "a"), ("3.13", "x86_64", "3")],
+)
+def test_the_wheel_of_a_pylock_is_that_of_python_and_machine(
+    python: str, machine: str, sha: str
+) -> None:
+    url, found = first_wheel(PYLOCK, "torch==2.0+cpu", python, machine)
+    assert found == sha
+    assert url.endswith(f"{machine}.whl")
+
+
+def test_a_pylock_without_a_fitting_wheel_says_so() -> None:
+    with pytest.raises(FetchError, match=r"torch==2\.0: no wheel for Python 3\.12 on x86_64"):
+        first_wheel(PYLOCK, "torch==2.0", "3.12", "x86_64")
+    with pytest.raises(FetchError):
+        first_wheel('lock-version = "1.0"\n', "torch==2.0", "3.12", "x86_64")
+
+
+def test_the_finder_reads_hashes_from_the_page(web: Server) -> None:
+    add_project(web, "demo", {"demo-1.0.tar.gz": b"one"})
+    (link,) = Index().links("demo")
+    assert sha256(b"one") in str(link.normalized)
+    assert sys.executable

@@ -1,0 +1,246 @@
+"""What is printed where: terminals, pipes, CI, and a reader that goes away."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkforge import errors
+from sparkforge import log as log_module
+from sparkforge.log import Log, human_bytes
+from tests.support import ROOT
+
+SHOW = """
+import time
+from sparkforge.log import log
+log.configure(to_stderr=False, verbose=True)
+with log.step("work"):
+    for done in range(0, 101, 10):
+        log.progress("file", done, 100)
+        time.sleep(0.02)
+    log.warning("careful")
+    log.detail("in detail")
+log.error("wrong")
+"""
+
+
+def on_terminal(code: str, **env: str) -> str:
+    """Run code whose stdout and stderr are a terminal; return what it showed."""
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=theirs, stderr=theirs,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **env},
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(ours)
+    assert child.wait() == 0
+    return shown.decode()
+
+
+def in_pipe(code: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **env},
+    )  # fmt: skip
+
+
+def test_a_terminal_gets_colour_and_redrawn_progress() -> None:
+    shown = on_terminal(SHOW)
+    assert "\033[1;34mwork\033[0m" in shown
+    assert re.search(r"\r\033\[K  file: \d+ B of 100 B +\d+%", shown)
+    assert "\033[31;1merror: \033[0mwrong" in shown
+
+
+def test_a_pipe_gets_neither_colour_nor_carriage_returns() -> None:
+    done = in_pipe(SHOW)
+    assert done.returncode == 0
+    assert b"\033" not in done.stdout + done.stderr
+    assert b"\r" not in done.stdout + done.stderr
+    assert "✓ work" in done.stdout.decode()
+    assert done.stderr == b"error: wrong\n"
+
+
+def test_no_color_switches_colour_off_on_a_terminal() -> None:
+    shown = on_terminal(SHOW, NO_COLOR="1")
+    assert not re.search(r"\033\[[0-9;]*m", shown)
+
+
+def test_an_empty_no_color_means_nothing() -> None:
+    assert "\033[1;34m" in on_terminal(SHOW, NO_COLOR="")
+
+
+def test_a_dumb_terminal_is_treated_as_a_pipe() -> None:
+    shown = on_terminal(SHOW, TERM="dumb")
+    assert "\033" not in shown
+    assert "\r" not in shown.replace("\r\n", "\n")
+
+
+def test_errors_in_a_file_carry_no_colour_though_stdout_is_a_terminal(tmp_path: Path) -> None:
+    code = f"import sys; sys.stderr = open({str(tmp_path / 'err')!r}, 'w')\n{SHOW}"
+    assert "\033[1;34m" in on_terminal(code)
+    assert (tmp_path / "err").read_text() == "error: wrong\n"
+
+
+def test_a_locale_without_our_signs_is_no_error() -> None:
+    done = in_pipe(SHOW, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert b"? work" in done.stdout
+
+
+def test_a_name_that_is_no_text_is_no_error() -> None:
+    code = "from sparkforge.log import log\nlog.configure(to_stderr=False, verbose=False)\n"
+    done = in_pipe(code + "log.info('a' + chr(0xdcff) + 'b')")
+    assert (done.returncode, done.stdout) == (0, b"  a?b\n")
+
+
+def test_a_reader_that_goes_away_does_not_end_the_work(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from sparkforge.log import log
+for i in range(20000):
+    log.info(f"line {{i}}")
+log.json({{"a": 1}})
+Path({str(tmp_path / 'done')!r}).write_text("yes")
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert child.stdout is not None and child.stderr is not None
+    assert child.stdout.readline() == b"  line 0\n"
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait() == 0
+    assert (tmp_path / "done").read_text() == "yes"
+
+
+def test_json_goes_to_stdout_and_words_to_stderr() -> None:
+    code = SHOW.replace("to_stderr=False", "to_stderr=True") + "log.json({'b': 1, 'a': 'ü'})\n"
+    done = in_pipe(code)
+    assert done.stdout == b'{\n  "a": "\\u00fc",\n  "b": 1\n}\n'
+    assert "✓ work" in done.stderr.decode()
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def test_details_are_for_those_who_asked(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
+    log.detail("hidden")
+    log.verbose = True
+    log.detail("shown")
+    assert capsys.readouterr().out == "  shown\n"
+
+
+def test_a_step_says_how_it_ended(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
+    with log.step("good"):
+        pass
+    with pytest.raises(ValueError, match="no"), log.step("bad"):
+        raise ValueError("no")
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "good"
+    assert re.fullmatch(r"✓ good +0\.\d\ds", out[1])
+    assert re.fullmatch(r"✗ bad +0\.\d\ds", out[3])
+    assert len(out[1]) == len(out[3]) == 76
+
+
+def test_github_gets_groups_and_annotations(
+    log: Log, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    with log.step("work"):
+        log.warning("50% of it\nis gone")
+    out = capsys.readouterr().out
+    assert out.startswith("::group::work\n")
+    assert out.endswith("::endgroup::\n")
+    assert "::warning::50%25 of it%0Ais gone\n" in out
+
+
+def test_an_error_closes_the_open_group(
+    log: Log, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    with log.step("work"):
+        log.error("wrong")
+    assert capsys.readouterr().out.count("::endgroup::") == 1
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(
+    log: Log, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "_PROGRESS_EVERY_S_PLAIN", 1000.0)
+    for done in range(100):
+        log.progress("files", done, 100, "files")
+    assert capsys.readouterr().out.count("\n") <= 1
+    monkeypatch.setattr(log_module, "_PROGRESS_EVERY_S_PLAIN", 0.0)
+    log.progress("files", 50, 100, "files")
+    log.progress("bytes", 2048, None)
+    log.progress("waiting", 3, None, "s")
+    assert capsys.readouterr().out.splitlines() == [
+        "  files: 50 files of 100 files  50%", "  bytes: 2.0 KiB", "  waiting: 3s",
+    ]  # fmt: skip
+
+
+def test_a_table_is_as_wide_as_its_cells(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
+    log.table([("a", "bb"), ("ccc", "d")])
+    log.table([])
+    assert capsys.readouterr().out == "  a    bb\n  ccc  d\n"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://me:hush@host/x", "https://host/x"),
+        ("https://token@host", "https://host"),
+        ("see ssh://git@host/a and http://a:b@c", "see ssh://host/a and http://c"),
+        ("https://host/a@b", "https://host/a@b"),
+        ("mail me@host", "mail me@host"),
+    ],
+)
+def test_names_and_passwords_in_addresses_are_not_shown(
+    log: Log, capsys: pytest.CaptureFixture[str], address: str, shown: str
+) -> None:
+    log.info(address)
+    log.error(address)
+    seen = capsys.readouterr()
+    assert (seen.out, seen.err) == (f"  {shown}\n", f"error: {shown}\n")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 * 1024, "1.5 MiB"),
+     (5 << 30, "5.0 GiB"), (5 << 40, "5120.0 GiB")],
+)  # fmt: skip
+def test_sizes_are_in_binary_units(size: int, text: str) -> None:
+    assert human_bytes(size) == text
+
+
+# -- errors ------------------------------------------------------------------------
+
+
+def test_every_exit_code_stands_for_one_thing() -> None:
+    codes = [code for code, _ in errors.exit_codes()]
+    assert len(codes) == len(set(codes))
+    assert codes == sorted(codes)
+    kinds = errors.SparkforgeError.__subclasses__()
+    assert {0, 1, errors.INTERRUPTED_EXIT_CODE, *(kind.exit_code for kind in kinds)} == set(codes)
+    assert all(meaning.endswith(".") and len(meaning) < 100 for _, meaning in errors.exit_codes())
+
+
+def test_an_error_says_what_and_how_to_mend() -> None:
+    assert str(errors.FetchError("gone", "look")) == "gone\n  how to mend: look"
+    assert str(errors.FetchError("gone")) == "gone"

@@ -1,0 +1,408 @@
+"""pins.yaml: what is refused, where the message points, and that a record changes nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkforge import pins
+from sparkforge.errors import PinsError, UsageError
+from sparkforge.pins import Pins, Recorded
+from tests.support import ROOT
+
+COMMIT = "a" * 40
+TREE = "b" * 40
+HASH = "c" * 64
+
+GOOD = f"""\
+# a comment that must survive
+schema: 1
+release:
+  counter: 1
+  source_date_epoch: 1700000000
+upstreams:
+  demo:   # our upstream
+    git: https://example.invalid/demo.git
+    tag: v1.2.3
+    commit: {COMMIT}
+    version: 1.2.3
+    files:
+      sdist: {{project: demo, file: demo-1.2.3.tar.gz, sha256: {HASH}, size: 10}}
+      wheel:
+        project: demo
+        file: demo-1.2.3-py3-none-any.whl
+        sha256: {HASH}
+        size: 10
+    source_file: sdist
+    paths:
+      - {{repo: demo/, wheel: demo/}}
+      - {{repo: tests/, wheel: null}}
+  other:
+    git: https://example.invalid/other.git
+    tag: 0.7.0.post1
+    commit: {TREE}
+    version: 0.7.0.post1
+    files: {{}}
+images:
+  base:
+    repository: base
+    tag: "1"
+    index: sha256:{HASH}
+models:
+  tiny: {{repository: a/b, revision: {COMMIT}}}
+vocabularies:
+  words: {{file: w.txt, sha256: {HASH}}}
+targets:
+  here:
+    summary: a target
+    platforms: [linux/amd64]
+    python: 3.11
+    source: {{provider: release}}
+    wheels:
+      demo:
+        files: {{linux/amd64: wheel}}
+        local: spark
+    requirements: {{linux/amd64: lock.txt}}
+    serve: [--port, "1"]
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "lock.txt").write_text("")
+    path = folder / "pins.yaml"
+    path.write_bytes(text.encode())
+    return path
+
+
+def changed(old: str, new: str) -> str:
+    assert GOOD.count(old) >= 1, old
+    return GOOD.replace(old, new, 1)
+
+
+def line_of(text: str, fragment: str) -> int:
+    return text[: text.index(fragment)].count("\n") + 1
+
+
+def refusal(folder: Path, text: str) -> list[str]:
+    with pytest.raises(PinsError) as caught:
+        pins.load(write(folder, text))
+    assert caught.value.exit_code == 3
+    return str(caught.value).splitlines()
+
+
+def load(folder: Path, text: str) -> Pins:
+    return pins.load(write(folder, text))
+
+
+def test_the_real_pins_are_well_formed() -> None:
+    loaded = pins.load(ROOT / "pins.yaml")
+    assert {"cpu", "spark"} <= loaded.targets.keys()
+
+
+def test_a_good_file_loads(tmp_path: Path) -> None:
+    loaded = load(tmp_path, GOOD)
+    assert loaded.upstream("demo").commit == COMMIT
+    assert loaded.upstream("other").tag == "0.7.0.post1"
+    assert loaded.version == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "what", "mend"),
+    [
+        ("    tag: v1.2.3", "    tagg: v1.2.3", "upstreams.demo.tagg", "unknown key", "spelling"),
+        (f"commit: {COMMIT}", "commit: abc1234", "upstreams.demo.commit", "'abc1234'", "40-digit"),
+        (f"commit: {COMMIT}", "commit: 1234567", "upstreams.demo.commit", "'1234567'", "40-digit"),
+        (f"commit: {COMMIT}", f"commit: {COMMIT.upper()}", "upstreams.demo.commit", "AAA", "40-d"),
+        ("tag: v1.2.3", "tag: main", "upstreams.demo.tag", "'main'", "branches"),
+        ("tag: v1.2.3", "tag: latest", "upstreams.demo.tag", "'latest'", "'latest' move"),
+        ("tag: v1.2.3", "tag: 1", "upstreams.demo.tag", "'1'", "release tag"),
+        (f"        sha256: {HASH}\n", "", "upstreams.demo.files.wheel.sha256", "missing", "add it"),
+        (f"        sha256: {HASH}", "        sha256: cafe", "upstreams.demo.files.wheel.sha256",
+         "'cafe'", "sha256sum"),
+        (f"index: sha256:{HASH}", "index: latest", "images.base.index", "'latest'", "not a tag"),
+        ("source_file: sdist", "source_file: sdisd", "upstreams.demo.source_file",
+         "'sdisd' is not among files", "sdist, wheel"),
+        ("linux/amd64: wheel", "linux/amd64: whele", "targets.here.wheels.demo.files.linux/amd64",
+         "'whele' is not among", "sdist, wheel"),
+        ("      demo:\n        files: {linux", "      demp:\n        files: {linux",
+         "targets.here.wheels.demp", "no such upstream", "demo, other"),
+        ("{linux/amd64: lock.txt}", "{linux/amd64: locc.txt}",
+         "targets.here.requirements.linux/amd64", "locc.txt is not there", "make the lock"),
+        ("{linux/amd64: lock.txt}", "{}", "targets.here.requirements", "none for linux/amd64",
+         "name a lock"),
+        ("    serve:", "    base: nowhere\n    serve:", "targets.here.base",
+         "'nowhere' is not among images", "pin it"),
+        ("    serve:", "    model: nowhere\n    serve:", "targets.here.model",
+         "'nowhere' is not among models", "pin it"),
+        ("provider: release", "provider: svn", "targets.here.source.provider", "'svn'", "'git'"),
+        ("platforms: [linux/amd64]", "platforms: []", "targets.here.platforms", "at least 1 item",
+         "correct"),
+        ("python: 3.11", "python: 3", "targets.here.python", "'3'", "3"),
+        ("counter: 1", "counter: yes", "release.counter", "'yes'", "integer"),
+        ("counter: 1", "counter: 0", "release.counter", "0", "greater than 0"),
+        ("counter: 1", "counter: 0x10", "release.counter", "'0x10'", "integer"),
+        ("counter: 1", "counter: 010", "release.counter", "'010'", "integer"),
+        ("counter: 1", "counter: 1e3", "release.counter", "'1e3'", "integer"),
+        ("counter: 1", "counter: 1.0", "release.counter", "'1.0'", "integer"),
+        ("counter: 1", "counter: 1_0", "release.counter", "'1_0'", "integer"),
+        ("counter: 1", "counter: null", "release.counter", "None", "integer"),
+        ("schema: 1", "schema: 2", "schema", "2 is not allowed", "use 1"),
+        ("schema: 1", "schema: true", "schema", "'true' is not allowed", "use 1"),
+        ("schema: 1", "version: 1", "version", "unknown key", "spelling"),
+        ("  demo:   # our", "  Demo:   # our", "upstreams.Demo", "'Demo'", "must match"),
+        ("{repo: demo/, wheel: demo/}", "{repo: demo, wheel: demo/}",
+         "upstreams.demo.paths[0].repo", "'demo'", "slash"),
+        ("{repo: demo/, wheel: demo/}", "{repo: demo/, wheel: demo}",
+         "upstreams.demo.paths[0].wheel", "'demo'", "slash"),
+        ("version: 1.2.3", "version: null", "upstreams.demo.version", "None", "string"),
+        ("version: 1.2.3", "version: [1, 2]", "upstreams.demo.version", "['1', '2']", "string"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_with_line_key_and_remedy(
+    tmp_path: Path, old: str, new: str, key: str, what: str, mend: str
+) -> None:
+    text = changed(old, new)
+    messages = refusal(tmp_path, text)
+    at = [m for m in messages if f": {key}: " in m]
+    assert len(at) == 1, messages
+    assert what in at[0]
+    assert mend in at[0]
+    line = int(at[0].split(":")[1])
+    said = text.splitlines()[line - 1]
+    leaf = key.rpartition(".")[2].partition("[")[0]
+    if what == "missing":
+        assert line == line_of(text, "      wheel:")
+    elif what.startswith("none for"):
+        assert leaf in said
+    else:
+        assert new.strip().splitlines()[0].partition(":")[0].strip(" {") in said
+
+
+def test_a_key_given_twice_is_refused_at_its_second_line(tmp_path: Path) -> None:
+    text = changed("    tag: v1.2.3\n", "    tag: v1.2.3\n    tag: v1.2.4\n")
+    (message,) = refusal(tmp_path, text)
+    assert message == (
+        f"pins.yaml:{line_of(text, '    tag: v1.2.4')}: upstreams.demo.tag: given twice:"
+        " keep one of them"
+    )
+
+
+def test_all_problems_are_reported_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
+    text = changed("    tag: v1.2.3\n", "    tag: main\n    tag: main\n").replace(
+        "counter: 1", "countr: 1"
+    )
+    messages = refusal(tmp_path, text)
+    assert [m.split(": ")[1] for m in messages] == [
+        "release.counter", "release.countr", "upstreams.demo.tag", "upstreams.demo.tag",
+    ]  # fmt: skip
+    lines = [int(m.split(":")[1]) for m in messages]
+    assert lines == sorted(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "fragment"),
+    [
+        ("a: 1\n\tb: 2\n", 2, "tab"),
+        ("a: [\nb: 1\n", 3, "not valid YAML"),
+        ("a: 'x\n", 2, "end of stream"),
+        ("a: 1\nb: \x01\n", 2, "control characters"),
+        ("ä: 1\nb: 2\nc: \x02\n", 3, "control characters"),
+        ("a: *nothing\n", 1, "undefined alias"),
+    ],
+)
+def test_broken_yaml_is_refused_with_its_line(
+    tmp_path: Path, text: str, line: int, fragment: str
+) -> None:
+    messages = refusal(tmp_path, text)
+    assert messages[0].startswith(f"pins.yaml:{line}: ")
+    assert fragment in messages[0]
+
+
+def test_two_documents_are_refused(tmp_path: Path) -> None:
+    messages = refusal(tmp_path, GOOD + "---\n" + GOOD)
+    assert "document" in messages[0]
+    assert messages[0].startswith(f"pins.yaml:{GOOD.count(chr(10)) + 1}: ")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "- a\n- b\n", "just words\n", "null\n"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    (message,) = refusal(tmp_path, text)
+    assert message.startswith("pins.yaml:1: top level: ")
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fragment"),
+    [
+        ("schema: 1", "schema: &one 1", "schema"),
+        ("    files: {}", "    files: &loop {a: *loop}", "alias"),
+        ("tag: v1.2.3", "tag: &t v1.2.3\n    version: *t", "alias"),
+        ("release:", "release: &r\n", "release"),
+    ],
+)
+def test_anchors_that_are_used_are_refused_and_never_a_traceback(
+    tmp_path: Path, old: str, new: str, fragment: str
+) -> None:
+    text = changed(old, new)
+    if "*" in new:
+        assert any(fragment in message for message in refusal(tmp_path, text))
+    else:
+        load(tmp_path, text)
+
+
+def test_a_merge_key_is_an_unknown_key(tmp_path: Path) -> None:
+    text = changed("release:\n", "release:\n  <<: {counter: 1}\n")
+    assert any("release.<<: unknown key" in message for message in refusal(tmp_path, text))
+
+
+def test_a_key_that_is_no_word_is_refused_in_short(tmp_path: Path) -> None:
+    messages = refusal(tmp_path, changed("release:\n", "release:\n  ? [a, b]\n  : c\n"))
+    assert any("pins.yaml:4: release" in message for message in messages)
+    assert all(len(message) < 200 for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("3.10", "3.10"), ("3.1", "3.1"), ('"3.10"', "3.10"), ("3.11", "3.11")],
+)
+def test_a_python_version_keeps_its_digits(tmp_path: Path, written: str, read: str) -> None:
+    loaded = load(tmp_path, changed("python: 3.11", f"python: {written}"))
+    assert loaded.target("here").python == read
+
+
+@pytest.mark.parametrize(
+    "sha",
+    ["0" * 39 + "7", "1" * 40, "11e" + "3" * 37, "0123456789" * 4, "07" * 20, "1" * 39 + "e"],
+)
+def test_a_sha_of_digits_stays_as_it_is_written(tmp_path: Path, sha: str) -> None:
+    loaded = load(tmp_path, changed(f"commit: {COMMIT}", f"commit: {sha}"))
+    assert loaded.upstream("demo").commit == sha
+
+
+@pytest.mark.parametrize(
+    "word", ["yes", "no", "on", "off", "true", "1.0", "12", "0o17", "2026-01-01"]
+)
+def test_a_text_value_is_the_text_as_written(tmp_path: Path, word: str) -> None:
+    loaded = load(tmp_path, changed("summary: a target", f"summary: {word}"))
+    assert loaded.target("here").summary == word
+
+
+def test_arguments_may_be_bare_numbers(tmp_path: Path) -> None:
+    loaded = load(tmp_path, changed('serve: [--port, "1"]', "serve: [--port, 8000, 0.8]"))
+    assert loaded.target("here").serve == ("--port", "8000", "0.8")
+
+
+def test_a_missing_file_says_how_to_go_on(tmp_path: Path) -> None:
+    with pytest.raises(PinsError, match=r"no such file[\s\S]*--pins"):
+        pins.load(tmp_path / "pins.yaml")
+
+
+def test_a_folder_or_binary_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PinsError, match="make it readable"):
+        pins.load(tmp_path)
+    (tmp_path / "pins.yaml").write_bytes(b"a: \xff\xfe\n")
+    with pytest.raises(PinsError, match="make it readable UTF-8"):
+        pins.load(tmp_path / "pins.yaml")
+
+
+def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    loaded = load(tmp_path, GOOD)
+    with pytest.raises(UsageError, match="did you mean here") as caught:
+        loaded.target("herr")
+    assert caught.value.exit_code == 2
+    with pytest.raises(UsageError, match="no such upstream"):
+        loaded.upstream("zzz")
+
+
+# -- record --------------------------------------------------------------------
+
+
+RECORDED = Recorded(commit="1" * 40, tree="2" * 40)
+AGAIN = Recorded(commit="3" * 40, tree="4" * 40)
+
+
+def test_a_record_adds_its_lines_and_nothing_else(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    path.chmod(0o640)
+    pins.record(path, "demo", "release", RECORDED)
+    assert path.read_text() == changed(
+        "    source_file: sdist\n",
+        "    source_file: sdist\n    patched:\n"
+        f"      release: {{commit: {RECORDED.commit}, tree: {RECORDED.tree}}}\n",
+    )
+    assert pins.load(path).upstream("demo").patched == {"release": RECORDED}
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lock.txt", "pins.yaml"]
+
+
+def test_a_record_written_twice_is_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    pins.record(path, "demo", "release", RECORDED)
+    once = path.read_bytes()
+    pins.record(path, "demo", "release", RECORDED)
+    assert path.read_bytes() == once
+
+
+def test_a_second_provider_and_a_change_leave_the_rest(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    pins.record(path, "demo", "release", RECORDED)
+    pins.record(path, "demo", "git", RECORDED)
+    pins.record(path, "demo", "release", AGAIN)
+    pins.record(path, "other", "git", AGAIN)
+    loaded = pins.load(path)
+    assert loaded.upstream("demo").patched == {"git": RECORDED, "release": AGAIN}
+    assert loaded.upstream("other").patched == {"git": AGAIN}
+    kept = [ln for ln in path.read_text().splitlines() if "commit: 1" not in ln
+            and "commit: 3" not in ln and ln != "    patched:"]  # fmt: skip
+    assert kept == GOOD.splitlines()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD.replace("\n", "\r\n"),
+        changed("  demo:   # our", '  "demo":   # our'),
+        changed("upstreams:\n", "upstreams:   # all of them\n"),
+        changed("    source_file: sdist\n", "    source_file: sdist   # stands in\n"),
+        GOOD.rstrip("\n"),
+        GOOD.replace("    source_file: sdist\n", "    patched: {}\n    source_file: sdist\n"),
+        GOOD.replace(
+            "    source_file: sdist\n",
+            "    source_file: sdist\n    patched:\n      release:\n"
+            f"        commit: {COMMIT}\n        tree: {TREE}\n    # of paths\n",
+        ),
+    ],
+    ids=["crlf", "quoted", "comment", "comment-behind", "no-last-newline", "empty", "block"],
+)
+def test_a_record_copes_with_other_ways_of_writing(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, text)
+    pins.record(path, "demo", "release", RECORDED)
+    assert pins.load(path).upstream("demo").patched == {"release": RECORDED}
+    left = path.read_bytes().decode().splitlines(keepends=True)
+    wanted = text.splitlines(keepends=True)
+    mine = {"patched", "release:", "commit: " + COMMIT, "tree: "}
+    assert [ln for ln in wanted if not any(m in ln for m in mine)] == [
+        ln for ln in left if not any(m in ln for m in (*mine, "commit: 1"))
+    ]
+
+
+def test_a_record_for_an_unknown_upstream_changes_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    with pytest.raises(UsageError, match="no such upstream"):
+        pins.record(path, "nobody", "git", RECORDED)
+    assert path.read_text() == GOOD
+
+
+def test_a_record_is_refused_where_the_upstream_stands_on_one_line(tmp_path: Path) -> None:
+    start = GOOD.index("  other:")
+    end = GOOD.index("images:")
+    line = (
+        f"  other: {{git: https://example.invalid/o.git, tag: v1.0, commit: {TREE},"
+        " version: 1.0, files: {}}\n"
+    )
+    path = write(tmp_path, GOOD[:start] + line + GOOD[end:])
+    before = path.read_bytes()
+    with pytest.raises(PinsError, match="one key a line"):
+        pins.record(path, "other", "git", RECORDED)
+    assert path.read_bytes() == before

@@ -1,0 +1,223 @@
+"""Child processes: what they say, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparkforge import run
+from sparkforge.errors import CommandError, MachineError, StoreError
+from sparkforge.log import log
+from sparkforge.run import background, call, piped
+from tests.support import alive, finished, python, wait_for
+
+# a child that starts a child of its own, writes both ids and stays
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "60"])
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(60)
+"""
+
+
+def family(note: Path) -> list[int]:
+    wait_for(note.exists)
+    return [int(word) for word in note.read_text().split()]
+
+
+def test_output_and_exit_code_come_back() -> None:
+    result = call("sh", "-c", "echo out; echo err >&2; exit 3", check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
+
+
+def test_input_is_given_and_is_empty_by_default() -> None:
+    assert call("cat", stdin=b"words").stdout == b"words"
+    assert call("cat").stdout == b""
+
+
+def test_variables_are_added_to_the_present_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONE", "1")
+    assert call("sh", "-c", "echo $ONE$TWO", env={"TWO": "2"}).stdout == b"12\n"
+
+
+def test_a_missing_program_says_what_to_install() -> None:
+    with pytest.raises(MachineError, match=r"no-such-program: no such program[\s\S]*PATH") as caught:
+        call("no-such-program", "x")
+    assert caught.value.exit_code == 13
+
+
+def test_a_missing_git_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MachineError, match="package manager"):
+        call("git", "version")
+
+
+def test_a_failure_shows_the_command_and_the_end_of_what_it_said() -> None:
+    with pytest.raises(CommandError) as caught:
+        call("sh", "-c", "seq 1 100; echo 'last words' >&2; exit 7")
+    text = str(caught.value)
+    assert caught.value.exit_code == 12
+    assert "ended with exit code 7" in text
+    assert "    last words" in text
+    assert "\n    62\n" in text
+    assert "\n    61\n" not in text
+
+
+def test_a_full_disk_in_a_child_is_told_as_such() -> None:
+    with pytest.raises(StoreError, match="the disk is full") as caught:
+        call("sh", "-c", "head -c 100000 /dev/zero | cat > /dev/full", env={"LC_ALL": "C"})
+    assert caught.value.exit_code == 11
+
+
+def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    with pytest.raises(CommandError, match="did not end within 1 s"):
+        call(sys.executable, "-c", FAMILY, note, timeout=1)
+    pids = family(note)
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_commands_are_echoed_only_when_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call("echo", "one two")
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(log, "verbose", True)
+    call("echo", "one two")
+    assert "+ " in (said := capsys.readouterr().out)
+    assert "echo 'one two'" in said
+
+
+def test_a_streamed_command_shows_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    result = call("sh", "-c", "echo one; echo two >&2; printf three", stream=True)
+    assert capsys.readouterr().out == "  | one\n  | two\n  | three\n"
+    assert result.stdout == b"one\ntwo\nthree"
+
+
+def test_redrawn_progress_of_a_child_is_thinned_out_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = "i=0; while [ $i -lt 500 ]; do i=$((i+1)); printf \"at $i\\r\"; done; echo 'at 500, done'"
+    result = call("sh", "-c", script, stream=True)
+    out = capsys.readouterr().out
+    assert "\r" not in out
+    assert out.count("\n") <= 2
+    assert out.endswith("  | at 500, done\n")
+    assert result.stdout == b"at 500, done\n"
+
+
+def test_a_streamed_failure_has_its_words_in_the_error() -> None:
+    with pytest.raises(CommandError, match="last words"):
+        call("sh", "-c", "echo last words; exit 1", stream=True)
+
+
+def test_what_a_finished_child_left_behind_is_ended(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    call("sh", "-c", f"sleep 60 >/dev/null 2>&1 & echo $! > {note}")
+    pid = int(note.read_text())
+    wait_for(lambda: not alive(pid))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
+def test_an_error_ends_a_server_and_all_it_started(tmp_path: Path, error: BaseException) -> None:
+    note = tmp_path / "note"
+    with pytest.raises(type(error)):
+        with background(sys.executable, "-c", FAMILY, note, output=tmp_path / "log"):
+            pids = family(note)
+            assert all(alive(pid) for pid in pids)
+            raise error
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_a_server_that_ignores_sigterm_is_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "import signal,time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    sink = tmp_path / "log"
+    start = time.monotonic()
+    with background(sys.executable, "-c", code, output=sink, grace_s=0.2) as child:
+        wait_for(lambda: sink.read_bytes() == b"1\n")
+    assert child.returncode == -signal.SIGKILL
+    assert time.monotonic() - start < 10
+    assert "did not stop within 0 s: killed" in capsys.readouterr().out
+
+
+def test_a_second_interrupt_while_a_server_stops_still_ends_it(tmp_path: Path) -> None:
+    code = """
+import signal, sys, threading, os, time
+from pathlib import Path
+from sparkforge.run import background
+stubborn = "import signal,time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+sink = Path(sys.argv[1])
+def press():
+    while sink.read_bytes() != b"1\\n":
+        time.sleep(0.01)
+    for _ in range(2):
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+try:
+    with background(sys.executable, "-c", stubborn, output=sink, grace_s=60) as child:
+        threading.Thread(target=press, daemon=True).start()
+        time.sleep(60)
+except KeyboardInterrupt:
+    print(child.returncode)
+"""
+    assert finished(python(code, tmp_path / "log")).strip() == "-9"
+
+
+def test_a_fed_program_that_dies_early_says_why() -> None:
+    with pytest.raises(CommandError, match=r"exit code 4[\s\S]*had enough"):
+        with piped("sh", "-c", "echo had enough; exit 4") as child:
+            assert child.stdin is not None
+            for _ in range(100):
+                child.stdin.write(b"x" * 10_000)
+
+
+def test_an_error_while_feeding_a_program_is_the_error_that_is_seen() -> None:
+    with pytest.raises(ValueError, match="mine"), piped("cat") as child:
+        assert child.stdin is not None
+        child.stdin.write(b"still in the buffer")
+        raise ValueError("mine")
+
+
+def test_an_ended_group_is_told_from_a_living_one(tmp_path: Path) -> None:
+    with background("sleep", "60", output=tmp_path / "log") as child:
+        assert run.group_alive(child.pid, wait_s=0)
+    assert not run.group_alive(child.pid)
+
+
+def test_sigkill_of_sparkforge_closes_the_pipes_of_its_children(tmp_path: Path) -> None:
+    # a child that reports progress ends by itself when nobody reads it any more
+    note = tmp_path / "note"
+    code = """
+import sys
+from sparkforge.run import call
+call("sh", "-c", f"echo $$ > {sys.argv[1]}; while sleep 0.01; do echo tick; done", stream=True)
+"""
+    parent = python(code, note)
+    wait_for(lambda: note.exists() and note.read_text().endswith("\n"))
+    parent.kill()
+    parent.communicate()
+    wait_for(lambda: not alive(int(note.read_text())))
+
+
+def test_replacing_the_process_keeps_its_id() -> None:
+    code = """
+import os
+from sparkforge.run import replace_process
+print(os.getpid(), flush=True)
+replace_process("sh", "-c", "echo $$")
+"""
+    first, second = finished(python(code)).split()
+    assert first == second
+
+
+def test_standard_input_of_the_terminal_is_not_read() -> None:
+    assert os.isatty(0) or call("sh", "-c", "read line; echo got $line", check=False).stdout == b"got\n"

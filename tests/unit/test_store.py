@@ -1,0 +1,249 @@
+"""The store: nothing half-made gets a final name, locks go with their holder, leftovers go."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.errors import IntegrityError, StoreError
+from sparkforge.store import Store, code_digest, disk_errors, key_of, sha256_file
+from tests.support import ROOT, sha256
+
+INPUTS = {"a": 1, "b": ["x"]}
+
+
+def put(folder: Path) -> Mapping[str, Any]:
+    (folder / "file").write_text("content")
+    return {"file": "file"}
+
+
+def never(folder: Path) -> Mapping[str, Any]:
+    raise AssertionError("must not be made again")
+
+
+def test_a_store_leaves_no_trace_until_something_is_written(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    assert store.find("wheels", INPUTS) is None
+    assert store.last("cpu", "wheel") is None
+    assert store.sweep() == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_store_marks_itself_as_a_cache(store: Store) -> None:
+    store.build("wheels", INPUTS, put)
+    tag = (store.root / "CACHEDIR.TAG").read_text()
+    assert tag.startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+
+
+def test_an_artefact_is_made_once_and_found_again(store: Store) -> None:
+    made = store.build("wheels", INPUTS, put)
+    found = store.build("wheels", {"b": ["x"], "a": 1}, never)
+    assert found == made
+    assert (made.path / "file").read_text() == "content"
+    assert made.key == key_of(INPUTS)
+    assert Store(store.root).find("wheels", INPUTS) == made
+
+
+def test_other_inputs_or_another_stage_are_another_artefact(store: Store) -> None:
+    one = store.build("wheels", INPUTS, put)
+    assert store.build("wheels", {**INPUTS, "a": 2}, put).path != one.path
+    assert store.build("image", INPUTS, put).path != one.path
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
+def test_a_failed_make_leaves_nothing(store: Store, error: BaseException) -> None:
+    def fail(folder: Path) -> Mapping[str, Any]:
+        put(folder)
+        raise error
+
+    with pytest.raises(type(error)):
+        store.build("wheels", INPUTS, fail)
+    assert store.find("wheels", INPUTS) is None
+    assert list((store.root / "tmp").iterdir()) == []
+    assert store.build("wheels", INPUTS, put).outputs == {"file": "file"}
+
+
+def test_outputs_that_are_no_json_leave_nothing(store: Store) -> None:
+    with pytest.raises(TypeError):
+        store.build("wheels", INPUTS, lambda folder: {"path": folder})
+    assert list((store.root / "tmp").iterdir()) == []
+    assert not (store.root / "artefacts" / "wheels").exists()
+
+
+@pytest.mark.parametrize("left", ["", '{"stage": "whe'])
+def test_an_artefact_cut_off_by_a_power_failure_is_made_again(store: Store, left: str) -> None:
+    made = store.build("wheels", INPUTS, put)
+    (made.path / "artefact.json").write_text(left)
+    assert store.find("wheels", INPUTS) is None
+    assert store.build("wheels", INPUTS, put).outputs == {"file": "file"}
+
+
+def test_a_forgotten_artefact_is_gone_at_once(store: Store) -> None:
+    made = store.build("wheels", INPUTS, put)
+    store.forget(made)
+    store.forget(made)  # another build may have been quicker
+    assert store.find("wheels", INPUTS) is None
+    assert list((store.root / "tmp").iterdir()) == []
+    assert store.build("wheels", INPUTS, put).path.is_dir()
+
+
+def test_sweep_takes_what_nobody_holds_and_leaves_what_somebody_does(store: Store) -> None:
+    with store.temporary("mine") as mine:
+        left = mine.parent / "series-dead_1"
+        (left / "deep").mkdir(parents=True)
+        (left / "deep" / "file").write_text("x")
+        assert Store(store.root).sweep() == 1
+        assert mine.is_dir()
+        assert not left.exists()
+    assert not mine.exists()
+
+
+def test_sweep_leaves_the_folder_of_another_process_whatever_its_number(store: Store) -> None:
+    code = """
+import sys, pathlib
+from sparkforge.store import Store
+with Store(pathlib.Path(sys.argv[1])).temporary("theirs") as path:
+    print(path, flush=True)
+    sys.stdin.read()
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, store.root], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert child.stdout is not None
+    path = Path(child.stdout.readline().strip())
+    assert store.sweep() == 0
+    assert path.is_dir()
+    child.kill()
+    child.communicate()
+    assert path.is_dir()
+    assert store.sweep() == 1
+    assert not path.exists()
+
+
+def test_remember_and_last(store: Store) -> None:
+    assert store.last("cpu", "wheel vllm (unpatched)") is None
+    made = store.build("wheels", INPUTS, put)
+    store.remember("cpu", "wheel vllm (unpatched)", made)
+    assert store.last("cpu", "wheel vllm (unpatched)") == {"key": made.key, "inputs": INPUTS}
+    assert [p.name for p in (store.root / "last" / "cpu").iterdir()] == [
+        "wheel vllm (unpatched).json"
+    ]
+
+
+def test_a_note_cut_off_by_a_power_failure_counts_as_none(store: Store) -> None:
+    store.remember("cpu", "image", store.build("image", INPUTS, put))
+    (store.root / "last" / "cpu" / "image.json").write_text('{"key"')
+    assert store.last("cpu", "image") is None
+
+
+def test_a_note_that_says_the_same_is_not_written_again(store: Store) -> None:
+    path = store.root / "note.json"
+    store.write_json(path, {"a": 1})
+    os.utime(path, (1, 1))
+    store.write_json(path, {"a": 1})
+    assert path.stat().st_mtime == 1
+    store.write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+
+
+# -- downloads ------------------------------------------------------------------
+
+
+def test_an_accepted_download_is_read_only_under_its_name(store: Store) -> None:
+    store.build("wheels", INPUTS, put)
+    partial = store.partial_path(sha256(b"data"))
+    partial.write_bytes(b"data")
+    final = store.accept_download(partial, sha256(b"data"), "data.whl")
+    assert final == store.download_path(sha256(b"data"), "data.whl")
+    assert stat.S_IMODE(final.stat().st_mode) == 0o444
+    assert not partial.exists()
+
+
+def test_a_download_with_another_hash_leaves_nothing(store: Store) -> None:
+    store.build("wheels", INPUTS, put)
+    partial = store.partial_path(sha256(b"data"))
+    partial.write_bytes(b"atad")
+    with pytest.raises(IntegrityError, match="sha256 is .*, pinned is") as caught:
+        store.accept_download(partial, sha256(b"data"), "data.whl")
+    assert caught.value.exit_code == 5
+    assert not partial.exists()
+    assert list((store.root / "downloads").iterdir()) == []
+
+
+# -- cleaning ---------------------------------------------------------------------
+
+
+def test_clean_takes_artefacts_and_leaves_downloads(store: Store) -> None:
+    made = store.build("wheels", INPUTS, put)
+    kept = store.download_path(sha256(b""), "x")
+    kept.parent.mkdir()
+    kept.write_bytes(b"")
+    assert store.clean(everything=False) > 0
+    assert not made.path.exists()
+    assert kept.exists()
+    store.clean(everything=True)
+    assert not kept.exists()
+    assert store.build("wheels", INPUTS, put).path.is_dir()
+
+
+def test_clean_leaves_another_builds_work_in_progress(store: Store) -> None:
+    other = Store(store.root)
+    with other.temporary("series") as work:
+        store.clean(everything=True)
+        assert work.is_dir()
+    assert other.build("wheels", INPUTS, put).path.is_dir()
+
+
+# -- refusals ------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"the disk is full[\s\S]*--store DIR") as caught:
+        with disk_errors(tmp_path / "not" / "there"):
+            Path("/dev/full").write_bytes(b"x" * 100_000)
+    assert caught.value.exit_code == 11
+
+
+def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Input/output"), disk_errors(tmp_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_store_on_a_file_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"is no folder[\s\S]*--store DIR"):
+        Store(tmp_path / "file" / below).build("wheels", INPUTS, put)
+
+
+# -- digests ---------------------------------------------------------------------------
+
+
+def test_keys_do_not_depend_on_the_order_of_inputs() -> None:
+    assert key_of({"a": 1, "b": {"c": 2, "d": 3}}) == key_of({"b": {"d": 3, "c": 2}, "a": 1})
+    assert key_of({"a": 1}) != key_of({"a": "1"})
+
+
+def test_sha256_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "x") == sha256(b"abc")
+
+
+def test_the_code_digest_follows_names_and_contents(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.py", tmp_path / "two.py"
+    one.write_text("1")
+    two.write_text("2")
+    before = code_digest(one, two)
+    assert code_digest(two, one) == before
+    one.write_text("11")
+    assert code_digest(one, two) != before

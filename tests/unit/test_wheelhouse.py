@@ -1,0 +1,270 @@
+"""Locks, the choice of files, and a wheelhouse filled from a loopback index."""
+
+from __future__ import annotations
+
+import shutil
+import string
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.tags import Tag
+
+from sparkforge import download, index, wheelhouse
+from sparkforge.errors import FetchError, PinsError
+from sparkforge.index import Index
+from sparkforge.store import Store
+from sparkforge.wheelhouse import Locked, Wanted, fill, platform_tags, read_lock
+from tests.support import Page, Server, add_project, alive, make_wheel, sha256, wait_for
+
+HASH = "a" * 64
+HASH2 = "b" * 64
+
+
+def lock(folder: Path, text: str) -> Path:
+    path = folder / "lock.txt"
+    path.write_text(text)
+    return path
+
+
+def test_a_lock_is_read(tmp_path: Path) -> None:
+    path = lock(tmp_path, f"""\
+# made by a tool
+Some_Thing.x==1.0 \\
+    --hash=sha256:{HASH} \\
+    --hash=sha256:{HASH2}
+    # via other
+other[extra,more]==2.0+cpu.1 --hash=sha256:{HASH}   # via me
+marked==3 ; python_full_version < '3.12' and sys_platform == "linux" \\
+    --hash=sha256:{HASH}
+""")
+    assert read_lock(path) == [
+        Locked("some-thing-x", "1.0", frozenset({HASH, HASH2})),
+        Locked("other", "2.0+cpu.1", frozenset({HASH})),
+        Locked("marked", "3", frozenset({HASH}),
+               "python_full_version < '3.12' and sys_platform == \"linux\""),
+    ]  # fmt: skip
+    assert read_lock(path)[1].requirement == "other==2.0+cpu.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a==1\n", 1),
+        (f"# x\n\na>=1 --hash=sha256:{HASH}\n", 3),
+        (f"a==1 \\\n  --hash=sha256:{HASH}\nb==2 \\\n  --hash=md5:{HASH}\n", 3),
+        (f"a==1 --hash=sha256:{HASH[:-1]}\n", 1),
+        ("--index-url http://127.0.0.1/\n", 1),
+        ("a @ http://127.0.0.1/a.whl\n", 1),
+        ("-r other.txt\n", 1),
+        ("a==1 \\", 1),
+    ],
+)
+def test_a_line_without_version_or_hash_is_refused(tmp_path: Path, text: str, line: int) -> None:
+    with pytest.raises(PinsError, match=rf"lock\.txt:{line}: .* is not NAME==VERSION") as caught:
+        read_lock(lock(tmp_path, text))
+    assert caught.value.exit_code == 3
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(string.ascii_lowercase, min_size=1),
+            st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}", fullmatch=True),
+            st.lists(st.text("0123456789abcdef", min_size=64, max_size=64), min_size=1, max_size=3),
+            st.booleans(), st.sampled_from(["", "    # via x\n", "\n", "# words \\\n"]),
+        ),
+    )
+)  # fmt: skip
+def test_every_well_formed_lock_is_read(
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: Sequence[tuple[str, str, list[str], bool, str]],
+) -> None:
+    text = ""
+    for name, version, hashes, folded, between in entries:
+        glue = " \\\n    " if folded else " "
+        text += glue.join([f"{name}=={version}", *(f"--hash=sha256:{h}" for h in hashes)])
+        text += f"\n{between}" if between != "# words \\\n" else "\n"
+    folder = tmp_path_factory.mktemp("lock")
+    expected = [Locked(name, version, frozenset(h)) for name, version, h, _, _ in entries]
+    assert read_lock(lock(folder, text)) == expected
+
+
+# -- tags -------------------------------------------------------------------------------
+
+
+def test_tags_are_those_of_the_target_not_of_this_interpreter() -> None:
+    tags = platform_tags("3.12", "linux/arm64")
+    assert tags[0] == Tag("cp312", "cp312", "manylinux_2_39_aarch64")
+    assert Tag("cp312", "abi3", "manylinux_2_28_aarch64") in tags
+    assert Tag("py3", "none", "any") in tags
+    assert not any("x86_64" in tag.platform for tag in tags)
+    assert not any("musl" in tag.platform for tag in tags)
+    assert Tag("cp312", "cp312", "manylinux_2_40_aarch64") not in tags
+    assert len(tags) == len(set(tags))
+
+
+def test_a_debug_interpreter_gets_the_same_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = platform_tags("3.11", "linux/amd64")
+    monkeypatch.setattr("packaging.tags._get_config_var", lambda name, warn=False: 1)
+    assert platform_tags("3.11", "linux/amd64") == before
+
+
+# -- filling ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def web(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A loopback index that pip is configured for."""
+    monkeypatch.setattr(download, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple/"))
+    index.pip_settings.cache_clear()
+    return server
+
+
+def wanted(folder: Path, text: str, *, python: str = "3.11", platform: str = "linux/amd64",
+           tools: tuple[Locked, ...] = ()) -> Wanted:  # fmt: skip
+    return Wanted(lock=lock(folder, text), tools=tools, python=python, platform=platform,
+                  torch_backend=None)  # fmt: skip
+
+
+def filled(store: Store, want: Wanted, *, offline: bool = False) -> list[str]:
+    with store.temporary("house") as house:
+        count = fill(store, want, Index(), Path("uv"), offline=offline, into=house)
+        names = sorted(path.name for path in house.iterdir())
+        assert count == len(names)
+        return names
+
+
+def wheel(folder: Path, name: str, tag: str) -> tuple[str, bytes]:
+    path = make_wheel(folder, name, "1.0", {f"{name}/tag.py": tag.encode()}, tag=tag)
+    return path.name, path.read_bytes()
+
+
+def test_the_best_fitting_locked_file_is_taken(
+    store: Store, web: Server, tmp_path: Path
+) -> None:
+    tags = ["py3-none-any", "cp311-cp311-manylinux_2_17_x86_64", "cp38-abi3-manylinux_2_17_x86_64",
+            "cp311-cp311-manylinux_2_17_aarch64", "cp312-cp312-manylinux_2_17_x86_64",
+            "cp311-cp311-manylinux_2_39_x86_64", "cp311-cp311-musllinux_1_2_x86_64",
+            "cp311-cp311-win_amd64"]  # fmt: skip
+    files = dict(wheel(tmp_path, "demo", tag) for tag in tags)
+    add_project(web, "demo", {**files, "demo-1.0.tar.gz": b"an sdist"})
+    hashes = [sha256(data) for data in files.values()]
+    text = "demo==1.0 " + " ".join(f"--hash=sha256:{h}" for h in hashes)
+    assert filled(store, wanted(tmp_path, text)) == [f"demo-1.0-{tags[1]}.whl"]
+    arm = wanted(tmp_path, text, platform="linux/arm64")
+    assert filled(store, arm) == [f"demo-1.0-{tags[3]}.whl"]
+    assert filled(store, wanted(tmp_path, text, python="3.10")) == [f"demo-1.0-{tags[2]}.whl"]
+    only_any = f"demo==1.0 --hash=sha256:{hashes[0]}"
+    assert filled(store, wanted(tmp_path, only_any)) == [f"demo-1.0-{tags[0]}.whl"]
+
+
+def test_what_the_store_has_needs_no_index(store: Store, web: Server, tmp_path: Path) -> None:
+    name, data = wheel(tmp_path, "demo", "py3-none-any")
+    add_project(web, "demo", {name: data})
+    want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
+    with pytest.raises(FetchError, match=r"demo==1\.0: no locked file .*--offline is given"):
+        filled(store, want, offline=True)
+    assert filled(store, want) == [name]
+    asked = len(web.requests)
+    assert filled(store, want, offline=True) == [name]
+    assert len(web.requests) == asked
+
+
+def test_a_file_whose_hash_is_not_locked_is_not_taken(
+    store: Store, web: Server, tmp_path: Path
+) -> None:
+    name, data = wheel(tmp_path, "demo", "py3-none-any")
+    add_project(web, "demo", {name: data})
+    with pytest.raises(FetchError, match=r"lists no file that is locked in lock\.txt") as caught:
+        filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{HASH}"))
+    assert caught.value.exit_code == 4
+    assert not any(path.startswith("/files") for path, _ in web.requests)
+
+
+def test_no_fitting_file_is_told_with_python_and_platform(
+    store: Store, web: Server, tmp_path: Path
+) -> None:
+    name, data = wheel(tmp_path, "demo", "cp312-cp312-manylinux_2_17_x86_64")
+    add_project(web, "demo", {name: data})
+    with pytest.raises(FetchError, match=r"fits Python 3\.11 on linux/amd64"):
+        filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}"))
+
+
+def test_lines_for_other_machines_are_left_out(store: Store, web: Server, tmp_path: Path) -> None:
+    name, data = wheel(tmp_path, "demo", "py3-none-any")
+    add_project(web, "demo", {name: data})
+    text = (
+        f"demo==1.0 ; python_full_version >= '3.11' --hash=sha256:{sha256(data)}\n"
+        f"demo==0.9 ; python_full_version < '3.11' --hash=sha256:{HASH}\n"
+        f"winonly==1 ; sys_platform == 'win32' --hash=sha256:{HASH}\n"
+        f"arm==1 ; platform_machine == 'aarch64' --hash=sha256:{HASH}\n"
+    )
+    assert filled(store, wanted(tmp_path, text)) == [name]
+
+
+def test_a_tool_that_the_lock_holds_too_is_there_once(
+    store: Store, web: Server, tmp_path: Path
+) -> None:
+    name, data = wheel(tmp_path, "demo", "py3-none-any")
+    add_project(web, "demo", {name: data})
+    tool = Locked("demo", "1.0", frozenset({sha256(data)}))
+    want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}", tools=(tool,))
+    assert filled(store, want) == [name]
+
+
+def test_a_failure_does_not_wait_for_the_other_downloads(
+    store: Store, web: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_CHUNK", 1000)
+    big = Page(bytes(400_000), piece=1000, pause_s=0.05)
+    links = f'<a href="/slow/slow-1.0-py3-none-any.whl#sha256={sha256(big.body)}">'
+    web.add("/slow/slow-1.0-py3-none-any.whl", big)
+    web.add("/simple/slow/", Page(f"{links}slow-1.0-py3-none-any.whl</a>".encode()))
+    text = f"bad==1.0 --hash=sha256:{HASH}\nslow==1.0 --hash=sha256:{sha256(big.body)}\n"
+    start = time.monotonic()
+    with pytest.raises(FetchError, match="bad==1.0"):
+        filled(store, wanted(tmp_path, text))
+    assert time.monotonic() - start < 5
+
+
+def test_a_program_of_a_thread_ends_with_sparkforge(tmp_path: Path) -> None:
+    from tests.support import finished, python
+
+    note = tmp_path / "note"
+    code = """
+import sys, threading, time
+from pathlib import Path
+from sparkforge.run import call
+note = Path(sys.argv[1])
+job = ("sh", "-c", f"echo $$ > {note}.new; mv {note}.new {note}; sleep 60")
+threading.Thread(target=call, args=job, daemon=True).start()
+while not note.exists():
+    time.sleep(0.01)
+"""
+    finished(python(code, note))
+    wait_for(lambda: not alive(int(note.read_text())))
+
+
+def test_an_index_without_hashes_in_a_folder_is_hashed_here(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, data = wheel(tmp_path / "links", "demo", "py3-none-any")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    index.pip_settings.cache_clear()
+    text = f"demo==1.0 --hash=sha256:{sha256(data)}"
+    assert filled(store, wanted(tmp_path, text)) == [name]
+    shutil.rmtree(tmp_path / "links")
+    assert filled(store, wanted(tmp_path, text), offline=True) == [name]
+
+
+def test_more_threads_than_work_is_no_trouble(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheelhouse, "_PARALLEL", 3)
+    assert filled(store, wanted(tmp_path, "")) == []
