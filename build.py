@@ -12,10 +12,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent
 STAMP = "sparkforge.stamp"
 MACHINE_ERROR = 13  # sparkforge.errors.MachineError; nothing of the package is importable yet
+INTERRUPTED = 130
 
 
 def ensure_environment(venv: Path, lock: Path) -> Path:
@@ -23,11 +25,22 @@ def ensure_environment(venv: Path, lock: Path) -> Path:
     python = venv / "bin" / "python"
     stamp = venv / STAMP
     wanted = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
-    if stamp.is_file() and stamp.read_text() == wanted:
+
+    def stands() -> bool:
+        # the interpreter too: it is a link, and the system's Python may have gone
+        return stamp.is_file() and stamp.read_text() == wanted and python.exists()
+
+    if stands():
         return python
-    with venv.with_name(f"{venv.name}.lock").open("w") as lock_file:
+    try:
+        lock_file = venv.with_name(f"{venv.name}.lock").open("w")
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}", "give the user write access to the checkout")
+    with lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)  # gone with its holder; two builds take turns
-        if not (stamp.is_file() and stamp.read_text() == wanted):
+        if not stands():
+            for left in venv.parent.glob(f"{venv.name}.new-*"):  # of runs that were killed
+                shutil.rmtree(left, ignore_errors=True)
             make_environment(venv, lock, wanted)
     return python
 
@@ -57,7 +70,7 @@ def make_environment(venv: Path, lock: Path, wanted: str) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def fail(what: str, remedy: str) -> None:
+def fail(what: str, remedy: str) -> NoReturn:
     """Print one clear error and end."""
     print(f"error: {what}\n  how to mend: {remedy}", file=sys.stderr)
     sys.exit(MACHINE_ERROR)
@@ -67,9 +80,13 @@ def main() -> None:
     """Run ``python -m sparkforge`` with this command line in sparkforge's environment."""
     if sys.version_info < (3, 11):  # noqa: UP036 - this is the check that says so
         fail(f"Python {sys.version.split()[0]} is too old", "use Python 3.11 or newer")
-    python = ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
+    try:
+        python = ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     os.environ["PYTHONPATH"] = str(ROOT)
-    os.execv(python, [str(python), "-m", "sparkforge", *sys.argv[1:]])
+    # -P: a module in the folder that the user is in must not stand in for one of ours
+    os.execv(python, [str(python), "-P", "-m", "sparkforge", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from types import FrameType
 from typing import NoReturn
 
 from sparkforge import commands, errors, git
+from sparkforge.context import STAGES
 from sparkforge.errors import SparkforgeError, UsageError
 from sparkforge.log import log
-from sparkforge.stages import STAGES
 
 _DEFAULT_COMMAND = "build"
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from sparkforge import engine, git, pins, pipeline, publish, receipt, series, sources
+from sparkforge.context import STAGES, Context
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.index import Index
 from sparkforge.log import human_bytes, log
 from sparkforge.pins import Pins, Platform, SourcePlan, Target
 from sparkforge.sources import Access
-from sparkforge.stages import STAGES, Context, items
+from sparkforge.stages import items
 from sparkforge.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkforge.context import Context, Item
 from sparkforge.log import human_bytes, log
 from sparkforge.receipt import Line, differences
-from sparkforge.stages import Context, Item
 from sparkforge.store import Artefact
 
 

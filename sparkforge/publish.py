@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparkforge.context import Context, wheel_path
 from sparkforge.environment import python_path, server_env
 from sparkforge.log import human_bytes, log
 from sparkforge.receipt import Line
 from sparkforge.run import replace_process
-from sparkforge.stages import SMOKE_VARIABLES, Context, wheel_path
 from sparkforge.store import Artefact, disk_errors
 
 
@@ -119,6 +119,7 @@ def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: floa
 
 def serve(context: Context, baked: Artefact, model: Path | None) -> None:
     """Become the server: Compose for an image, vllm itself for a plain environment."""
+    from sparkforge.launcher import SMOKE_VARIABLES
     from sparkforge.servers import LOOPBACK, MODEL_NAME, free_port
 
     folder = context.root / "dist" / context.target_name

@@ -8,93 +8,27 @@ cost only hashing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sparkforge import environment, series, sources
-from sparkforge.engine import Engine
-from sparkforge.errors import SmokeError, StoreError
+from sparkforge.context import (
+    STAGES,
+    UNPATCHED,
+    Context,
+    Item,
+    Results,
+    source_of,
+    wheel_path,
+)
 from sparkforge.log import log
-from sparkforge.pins import Pins, Platform, ReleaseFile, Target, Upstream
+from sparkforge.pins import Upstream
 from sparkforge.series import Patched, Series
-from sparkforge.sources import Access, Source
-from sparkforge.store import Artefact, Store, code_digest, key_of, sha256_file
-
-STAGES = ("sources", "series", "wheels", "wheelhouse", "image", "smoke")
-UNPATCHED = "unpatched"
+from sparkforge.store import code_digest, sha256_file
 
 _HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Context:
-    """One build: what was asked for, and the means to do it.
-
-    Attributes:
-        root: the checkout; ``patches/``, ``requirements/`` and ``Dockerfile`` lie in it.
-        engine: container engine that bakes an image; None bakes a plain environment.
-        base: base image for the engine.
-        offline: ask no network.
-        force: stages that run again although the store has their result.
-    """
-
-    root: Path
-    pins: Pins
-    pins_path: Path
-    store: Store
-    target_name: str
-    target: Target
-    platform: Platform
-    access: Access
-    engine: Engine | None = None
-    base: str | None = None
-    ca_bundle: Path | None = None
-    port: int = 0
-    ready_timeout_s: float = 300.0
-    force: frozenset[str] = frozenset()
-
-    @property
-    def epoch(self) -> int:
-        return self.pins.release.source_date_epoch
-
-    @property
-    def lock(self) -> Path:
-        return self.root / self.target.requirements[self.platform]
-
-    def series_of(self, upstream: str) -> Series:
-        return series.read(self.root / "patches" / upstream)
-
-
-Results = Mapping[str, Artefact]
-Make = Callable[[Path, Results], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Item:
-    """One thing to make.
-
-    Attributes:
-        stage: one of ``STAGES``.
-        label: unique in a build, e.g. ``wheel vllm``.
-        inputs: everything that determines the result, as JSON values.
-        make: fills a folder and returns the outputs; earlier results come by label.
-        valid: whether a result in the store still stands (its other half may be gone).
-        download: release files that it may have to fetch.
-    """
-
-    stage: str
-    label: str
-    inputs: Mapping[str, Any]
-    make: Make
-    valid: Callable[[Artefact], bool] = field(default=lambda artefact: True)
-    download: tuple[ReleaseFile, ...] = ()
-
-    @property
-    def key(self) -> str:
-        return key_of(self.inputs)
 
 
 def items(context: Context, until: str) -> list[Item]:
@@ -185,13 +119,6 @@ def _series_item(
     )  # fmt: skip
 
 
-def source_of(store: Store, name: str, artefact: Artefact) -> Source:
-    """Return the source that a ``source`` artefact stands for."""
-    out = artefact.outputs
-    return Source(name, out["provider"], store.git_path(name), out["commit"], out["tree"],
-                  out["origin"])  # fmt: skip
-
-
 # -- wheels ---------------------------------------------------------------------------
 
 
@@ -251,15 +178,6 @@ def _wheel_item(
     # the unpatched wheel is only needed by the smoke test, and built just before it
     stage = "wheels" if patched else "smoke"
     return Item(stage, label, inputs, make, download=(file,))
-
-
-def wheel_path(artefact: Artefact) -> Path:
-    """Return the wheel that a ``wheel`` artefact holds."""
-    path = artefact.path / str(artefact.outputs["file"])
-    if not path.is_file():
-        msg = f"{path}: gone from the store"
-        raise StoreError(msg, "run build.py clean, then build again")
-    return path
 
 
 def _wheelhouse_item(context: Context) -> Item:
@@ -381,11 +299,12 @@ def _smoke_item(context: Context, baked: Item, extra: list[Item]) -> Item:
         "kind": "image" if context.engine is not None else "environment",
         "unpatched": {item.label: item.key for item in extra},
         "serve": list(context.target.serve),
-        "code": code_digest(*(_HERE / f"{n}.py" for n in ("smoke", "servers", "tiny"))),
+        "code": code_digest(*(_HERE / f"{n}.py" for n in ("smoke", "servers", "launcher", "tiny"))),
     }
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         from sparkforge import smoke
+        from sparkforge.launcher import Launcher
 
         launcher = Launcher(context, results, baked.label, folder)
         report = smoke.exercise(launcher.patched, context.ready_timeout_s)
@@ -393,85 +312,3 @@ def _smoke_item(context: Context, baked: Item, extra: list[Item]) -> Item:
         return replace(report, stock_error=refusal).as_json()
 
     return Item("smoke", "smoke", inputs, make)
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """Starts servers of what a build baked, with the tiny checkpoint, in a work folder."""
-
-    context: Context
-    results: Results
-    baked: str
-    work: Path
-
-    @contextmanager
-    def patched(self) -> Iterator[Any]:
-        """Serve what was baked, with the target's own arguments; keeps its words on a failure."""
-        with self._server(self.baked, self.context.target.serve, unpatched=False) as server:
-            try:
-                yield server
-            except SmokeError as error:
-                kept = self.context.root / "dist" / self.context.target_name / "server.log"
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                kept.write_text(server.output())
-                remedy = f"all that the server said is in {kept}; {error.remedy}"
-                raise SmokeError(error.what, remedy) from error
-
-    @contextmanager
-    def unpatched(self) -> Iterator[Any]:
-        """Serve the release without our patches; our option is not among its arguments."""
-        options = list(self.context.target.serve)
-        at = options.index("--moe-backend")
-        del options[at : at + 2]
-        label = f"environment ({UNPATCHED})"
-        with self._server(label, options, unpatched=True) as server:
-            yield server
-
-    def _server(
-        self, label: str, options: list[str] | tuple[str, ...], *, unpatched: bool
-    ) -> AbstractContextManager[Any]:
-        from sparkforge import servers
-        from sparkforge.tiny import make_tiny_gpt_oss
-
-        model = self.work / "model"
-        if not model.exists():
-            make_tiny_gpt_oss(model)
-        work = self.work / ("unpatched" if unpatched else "patched")
-        work.mkdir()
-        launch = servers.Launch(model, options, SMOKE_ARGUMENTS, SMOKE_VARIABLES, self.context.port)
-        if self.context.engine is None:
-            folder = self.results[label].path
-            return servers.from_environment(folder, launch, work, self.work / "cache")
-        restored = self._originals(work) if unpatched else {}
-        image = str(self.results[self.baked].outputs["image_id"])
-        return servers.from_image(self.context.engine, image, launch, restored)
-
-    def _originals(self, work: Path) -> dict[str, Path]:
-        """Write the files that our series replaces as they were, by their path in the wheel.
-
-        Mounted over an image's own, they make the unpatched release of it.
-        """
-        from sparkforge import git
-
-        restored = {}
-        for name in self.context.target.wheels:
-            wheel = self.results[f"wheel {name}"].outputs
-            if not wheel["replaced"]:
-                continue
-            upstream = self.context.pins.upstream(name)
-            source = source_of(self.context.store, name, self.results[f"source {name}"])
-            for member in wheel["replaced"]:
-                rule = next(r for r in upstream.paths if r.wheel and member.startswith(r.wheel))
-                path = rule.repo + member[len(rule.wheel or "") :]
-                blob = git.blobs_at(source.repo, source.commit, [path])[path]
-                file = work / member.replace("/", "%")
-                file.write_bytes(git.blob(source.repo, blob))
-                restored[member] = file
-        return restored
-
-
-# The tiny model needs little: one GiB of cache is the smallest that vLLM takes. torch.compile is
-# off, as in the image, which has no compiler: the same code runs everywhere, and the start is
-# 20 s shorter (measured: 39 s instead of 59 s on 2 cores).
-SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
-SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}

@@ -200,8 +200,8 @@ def _in_parallel(
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-class _Stopped(Exception):  # noqa: N818 - no error: another one, or the user, ended the build
-    """Ends a download that nobody waits for any more."""
+class _Stopped(Exception):
+    """Ends a download that nobody waits for any more: another one failed, or the user had enough."""
 
 
 def _fetch_one(
@@ -281,7 +281,7 @@ def _candidates(
         sha256 = parts.fragment.removeprefix("sha256=").partition("&")[0]
         if not re.fullmatch(r"[0-9a-f]{64}", sha256):
             if link.hashes and "sha256" in link.hashes:
-                sha256 = link.hashes["sha256"][0]
+                sha256 = link.hashes["sha256"]  # from a page in JSON
             elif parts.scheme == "file":
                 sha256 = sha256_file(link.file_path)
             else:

@@ -103,7 +103,7 @@ class Server:
             def do_GET(self) -> None:
                 owner._answer(self)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            def log_message(self, format: str, *args: object) -> None:
                 pass
 
         class Quiet(ThreadingHTTPServer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import string
 import time
@@ -161,6 +162,18 @@ def test_the_best_fitting_locked_file_is_taken(
     assert filled(store, wanted(tmp_path, text, python="3.10")) == [f"demo-1.0-{tags[2]}.whl"]
     only_any = f"demo==1.0 --hash=sha256:{hashes[0]}"
     assert filled(store, wanted(tmp_path, only_any)) == [f"demo-1.0-{tags[0]}.whl"]
+
+
+def test_an_index_that_speaks_json_is_read_too(
+    store: Store, web: Server, tmp_path: Path
+) -> None:
+    name, data = wheel(tmp_path, "demo", "py3-none-any")
+    file = {"filename": name, "url": f"/files/{name}", "hashes": {"sha256": sha256(data)}}
+    page = {"meta": {"api-version": "1.0"}, "name": "demo", "files": [file]}
+    kind = {"Content-Type": "application/vnd.pypi.simple.v1+json"}
+    web.add("/simple/demo/", Page(json.dumps(page).encode(), headers=kind))
+    web.add(f"/files/{name}", Page(data))
+    assert filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")) == [name]
 
 
 def test_what_the_store_has_needs_no_index(store: Store, web: Server, tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""What the stages share: one build's context, and the items that it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparkforge import series
+from sparkforge.engine import Engine
+from sparkforge.errors import StoreError
+from sparkforge.pins import Pins, Platform, ReleaseFile, Target
+from sparkforge.series import Series
+from sparkforge.sources import Access, Source
+from sparkforge.store import Artefact, Store, key_of
+
+STAGES = ("sources", "series", "wheels", "wheelhouse", "image", "smoke")
+UNPATCHED = "unpatched"
+
+
+@dataclass(frozen=True)
+class Context:
+    """One build: what was asked for, and the means to do it.
+
+    Attributes:
+        root: the checkout; ``patches/``, ``requirements/`` and ``Dockerfile`` lie in it.
+        engine: container engine that bakes an image; None bakes a plain environment.
+        base: base image for the engine.
+        offline: ask no network.
+        force: stages that run again although the store has their result.
+    """
+
+    root: Path
+    pins: Pins
+    pins_path: Path
+    store: Store
+    target_name: str
+    target: Target
+    platform: Platform
+    access: Access
+    engine: Engine | None = None
+    base: str | None = None
+    ca_bundle: Path | None = None
+    port: int = 0
+    ready_timeout_s: float = 300.0
+    force: frozenset[str] = frozenset()
+
+    @property
+    def epoch(self) -> int:
+        return self.pins.release.source_date_epoch
+
+    @property
+    def lock(self) -> Path:
+        return self.root / self.target.requirements[self.platform]
+
+    def series_of(self, upstream: str) -> Series:
+        return series.read(self.root / "patches" / upstream)
+
+
+Results = Mapping[str, Artefact]
+Make = Callable[[Path, Results], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to make.
+
+    Attributes:
+        stage: one of ``STAGES``.
+        label: unique in a build, e.g. ``wheel vllm``.
+        inputs: everything that determines the result, as JSON values.
+        make: fills a folder and returns the outputs; earlier results come by label.
+        valid: whether a result in the store still stands (its other half may be gone).
+        download: release files that it may have to fetch.
+    """
+
+    stage: str
+    label: str
+    inputs: Mapping[str, Any]
+    make: Make
+    valid: Callable[[Artefact], bool] = field(default=lambda artefact: True)
+    download: tuple[ReleaseFile, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return key_of(self.inputs)
+
+
+def source_of(store: Store, name: str, artefact: Artefact) -> Source:
+    """Return the source that a ``source`` artefact stands for."""
+    out = artefact.outputs
+    return Source(name, out["provider"], store.git_path(name), out["commit"], out["tree"],
+                  out["origin"])  # fmt: skip
+
+
+def wheel_path(artefact: Artefact) -> Path:
+    """Return the wheel that a ``wheel`` artefact holds."""
+    path = artefact.path / str(artefact.outputs["file"])
+    if not path.is_file():
+        msg = f"{path}: gone from the store"
+        raise StoreError(msg, "run build.py clean, then build again")
+    return path

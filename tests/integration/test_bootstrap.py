@@ -1,0 +1,210 @@
+"""build.py: the environment is made once, whole or not at all, and left alone afterwards.
+
+A small checkout stands in for the real one: the real build.py, a lock of one tiny wheel, and a
+package that tells how it was called.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT, Page, Server, alive, make_wheel, sha256, wait_for
+
+MAIN = """
+import json, os, sys
+import tiny
+print(json.dumps({"argv": sys.argv[1:], "path0": sys.path[0], "tiny": tiny.__file__,
+                  "prefix": sys.prefix, "pid": os.getpid()}))
+raise SystemExit(tiny.CODE)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout whose environment has been set up once."""
+    folder = tmp_path_factory.mktemp("made") / "check out"
+    new_checkout(folder)
+    run(folder)
+    return folder
+
+
+def new_checkout(folder: Path) -> None:
+    wheel = make_wheel(folder.parent / "links", "tiny", "1.0", {"tiny.py": b"CODE = 0\n"})
+    (folder / "requirements").mkdir(parents=True)
+    (folder / "requirements" / "driver.txt").write_text(
+        f"tiny==1.0 --hash=sha256:{sha256(wheel.read_bytes())}\n"
+    )
+    (folder / "sparkforge").mkdir()
+    (folder / "sparkforge" / "__init__.py").touch()
+    (folder / "sparkforge" / "__main__.py").write_text(MAIN)
+    shutil.copy(ROOT / "build.py", folder)
+
+
+def start(
+    checkout: Path, *arguments: str, cwd: Path | None = None, **env: str
+) -> subprocess.Popen[str]:
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(checkout.parent / "links"),
+                "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, checkout / "build.py", *arguments], cwd=cwd or checkout.parent,
+        env={**os.environ, **settings, **env}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def run(checkout: Path, *arguments: str, cwd: Path | None = None, **env: str) -> Any:
+    child = start(checkout, *arguments, cwd=cwd, **env)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    return {**json.loads(out), "err": err}
+
+
+def snapshot(folder: Path) -> Mapping[str, tuple[int, int]]:
+    return {
+        str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino) for path in folder.rglob("*")
+    }
+
+
+def test_a_warm_start_touches_neither_the_network_nor_the_environment(
+    made: Path, server: Server
+) -> None:
+    server.add("/simple/tiny/", Page(b""))
+    before = snapshot(made)
+    began = time.monotonic()
+    told = run(made, "--target", "x y", "", "--json", PIP_NO_INDEX="0", PIP_INDEX_URL=server.url(
+        "/simple"))  # fmt: skip
+    assert time.monotonic() - began < 2
+    assert told["argv"] == ["--target", "x y", "", "--json"]
+    assert told["prefix"] == str(made / ".venv")
+    assert told["err"] == ""
+    assert snapshot(made) == before
+    assert server.requests == []
+
+
+def test_a_module_in_the_users_folder_does_not_stand_in(made: Path, tmp_path: Path) -> None:
+    for name in ("tiny", "json", "sparkforge"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
+    told = run(made, cwd=tmp_path, PYTHONPATH=str(tmp_path / "elsewhere"))
+    assert told["tiny"].startswith(str(made))
+
+
+def test_the_process_becomes_the_command(made: Path) -> None:
+    child = start(made)
+    out, _ = child.communicate(timeout=30)
+    assert json.loads(out)["pid"] == child.pid
+
+
+def test_the_exit_code_is_the_commands(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text("CODE = 7\n")
+    checkout = tmp_path / "copy"
+    shutil.copytree(made, checkout, symlinks=True)
+    (checkout / "tiny.py").write_text("CODE = 7\n")
+    child = start(checkout)
+    child.communicate(timeout=30)
+    assert child.returncode == 7
+
+
+@pytest.mark.parametrize("harm", ["stamp", "python", "lock", "empty"])
+def test_a_broken_environment_heals(made: Path, tmp_path: Path, harm: str) -> None:
+    checkout = tmp_path / "check out"
+    shutil.copytree(made, checkout, symlinks=True)
+    shutil.copytree(made.parent / "links", tmp_path / "links")
+    venv = checkout / ".venv"
+    if harm == "stamp":
+        (venv / "sparkforge.stamp").unlink()
+    elif harm == "python":  # the system's Python was removed
+        for name in (venv / "bin").glob("python*"):
+            name.unlink()
+            name.symlink_to("/nowhere/python")
+    elif harm == "lock":
+        with (checkout / "requirements" / "driver.txt").open("a") as lock:
+            lock.write("# another lock\n")
+    else:
+        shutil.rmtree(venv)
+        venv.mkdir()
+    (checkout / ".venv.new-1").mkdir()
+    told = run(checkout)
+    assert "setting up .venv" in told["err"]
+    assert told["prefix"] == str(venv)
+    assert sorted(path.name for path in checkout.glob(".venv*")) == [".venv", ".venv.lock"]
+    assert run(checkout)["err"] == ""
+
+
+def test_two_first_starts_at_once_set_up_once(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    new_checkout(checkout)
+    children = [start(checkout) for _ in range(2)]
+    results = [child.communicate(timeout=60) for child in children]
+    assert [child.returncode for child in children] == [0, 0], results
+    assert sum("setting up" in err for _, err in results) == 1
+
+
+def test_a_wrong_hash_is_refused_and_nothing_stays(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    new_checkout(checkout)
+    lock = checkout / "requirements" / "driver.txt"
+    lock.write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
+    child = start(checkout)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 13
+    assert "could not be set up" in err
+    assert "how to mend" in err
+    assert "Traceback" not in err
+    assert [path.name for path in checkout.glob(".venv*")] == [".venv.lock"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_start_that_was_ended_leaves_nothing_that_counts(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    checkout = tmp_path / "checkout"
+    new_checkout(checkout)
+    child = start(checkout)
+    wait_for(lambda: bool(list(checkout.glob(".venv.new-*/bin/python"))))
+    child.send_signal(number)
+    child.communicate(timeout=60)
+    assert child.returncode == code
+    assert not (checkout / ".venv").exists()
+    told = run(checkout)
+    assert "setting up" in told["err"]
+    assert not list(checkout.glob(".venv.new-*"))
+    assert not alive(child.pid)
+
+
+def test_a_checkout_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    new_checkout(checkout)
+    (checkout / ".venv.lock").mkdir()  # as unwritable as a read-only file system, for root too
+    child = start(checkout)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 13
+    assert "write access" in err
+    assert "Traceback" not in err
+
+
+def test_an_old_python_is_told_what_is_needed(made: Path) -> None:
+    code = (
+        "import sys, runpy\n"
+        "sys.version_info = (3, 10, 4)\n"
+        "sys.version = '3.10.4 (old)'\n"
+        "sys.argv = [sys.argv[1]]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, made / "build.py"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 13
+    assert done.stderr == (
+        "error: Python 3.10.4 is too old\n  how to mend: use Python 3.11 or newer\n"
+    )

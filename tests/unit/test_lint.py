@@ -1,0 +1,239 @@
+"""Patch files and series: how they are read, and every rule of form."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkforge import git, series
+from sparkforge.errors import SeriesError
+from sparkforge.patchfile import read_patch, slug
+from tests.support import BODY
+
+GOOD = f"""\
+From {"0" * 40} Mon Sep 17 00:00:00 2001
+From: Ada <ada@example.invalid>
+Date: Tue, 14 Nov 2023 22:13:20 +0000
+Subject: Change the twentieth line
+
+{BODY}
+diff --git a/pkg/mod.py b/pkg/mod.py
+index {"1" * 40}..{"2" * 40} 100644
+--- a/pkg/mod.py
++++ b/pkg/mod.py
+@@ -1 +1 @@
+-x
++y
+"""
+NAME = "change-the-twentieth-line.patch"
+
+
+def write(folder: Path, text: str = GOOD, name: str = NAME) -> Path:
+    """Write a series of one patch, and the test that it names."""
+    patches = folder / "patches" / "demo"
+    patches.mkdir(parents=True, exist_ok=True)
+    (folder / "tests").mkdir(exist_ok=True)
+    (folder / "tests" / "test_it.py").write_text("def test_it() -> None: ...\n")
+    (patches / name).write_text(text, newline="")
+    (patches / "series").write_text(f"{name}\n")
+    return patches
+
+
+def lint(folder: Path, text: str = GOOD, name: str = NAME) -> list[str]:
+    return series.lint(series.read(write(folder, text, name)), folder)
+
+
+def changed(old: str, new: str) -> str:
+    assert GOOD.count(old) == 1, old
+    return GOOD.replace(old, new)
+
+
+def test_a_good_patch_is_clean(tmp_path: Path) -> None:
+    assert lint(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("Subject: Change", "Subject: [PATCH 1/2] Change", "subject starts with [PATCH"),
+        ("Subject: Change the", "Subject: Changed the", "rename to changed-the-twentieth-line"),
+        (f"From {'0' * 40} ", f"From {'a' * 40} ", "--zero-commit"),
+        (BODY.split("\n\n")[0], "Too short.", "body says too little"),
+        ("Upstream-Status: Pending\n", "", "trailer Upstream-Status: missing"),
+        ("Drop-when: upstream has it\n", "", "trailer Drop-when: missing"),
+        ("Risk: build\n", "", "trailer Risk: missing"),
+        ("Test: tests/test_it.py::test_it\n", "", "trailer Test: missing"),
+        ("Risk: build\n", "Risk: build\nSigned-off-by: Ada\n", "trailer Signed-off-by: unknown"),
+        ("Risk: build", "Risk: none", "Risk: 'none': use build, dispatch, numerics"),
+        ("Status: Pending", "Status: Sent", "Upstream-Status: 'Sent': use Pending"),
+        ("Status: Pending", "Status: Submitted", "Submitted needs a reference"),
+        ("Status: Pending", "Status: Inappropriate", "Inappropriate needs a reference or reason"),
+        ("test_it.py::test_it", "gone.py::test_it", "Test: tests/gone.py is not there"),
+        ("test_it.py::test_it", "test_it.py", "name the test function too"),
+        ("test_it.py::test_it", "test_it.py::test_gone", "tests/test_it.py has no test_gone"),
+        ("Risk: build", "Some prose among trailers", "trailer Risk: missing"),
+    ],
+)
+def test_each_fault_of_form_is_named_with_its_file(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    problems = lint(tmp_path, changed(old, new))
+    assert any(problem in one for one in problems), problems
+    assert all(one.startswith(f"{tmp_path}/patches/demo/{NAME}: ") for one in problems)
+
+
+@pytest.mark.parametrize(
+    "status", ["Submitted https://example.invalid/1", "Backport abc", "Inappropriate only ours"]
+)
+def test_a_status_with_its_reference_is_clean(tmp_path: Path, status: str) -> None:
+    assert lint(tmp_path, changed("Status: Pending", f"Status: {status}")) == []
+
+
+@pytest.mark.parametrize("test", ["TestX::test_it", "test_it[a-1]"])
+def test_node_ids_may_name_classes_and_parameters(tmp_path: Path, test: str) -> None:
+    assert lint(tmp_path, changed("test_it.py::test_it", f"test_it.py::{test}")) == []
+
+
+def test_a_trailer_may_be_folded(tmp_path: Path) -> None:
+    patches = write(tmp_path, changed("upstream has it", "upstream\n has it, and\n\tmore"))
+    (patch,) = series.read(patches).patches
+    assert patch.trailers["Drop-when"] == "upstream has it, and more"
+
+
+def test_a_subject_beyond_ascii_gives_the_name_that_an_export_gives(tmp_path: Path) -> None:
+    text = changed("Subject: Change the", "Subject: =?UTF-8?q?=C3=9Cber-change=20the?=")
+    assert lint(tmp_path, text, "ber-change-the-twentieth-line.patch") == []
+
+
+def test_a_long_subject_is_unfolded(tmp_path: Path) -> None:
+    patches = write(tmp_path, changed("Change the twentieth", "Change the\n twentieth"))
+    (patch,) = series.read(patches).patches
+    assert patch.subject == "Change the twentieth line"
+    assert patch.author == "Ada <ada@example.invalid>"
+
+
+# -- reading -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fragment"),
+    [
+        (f"index {'1' * 40}..{'2' * 40} 100644", "index 1111111..2222222 100644", "--full-index"),
+        (f"index {'1' * 40}..{'2' * 40} 100644\n", "", "no full blob ids"),
+        ("From: Ada <ada@example.invalid>\n", "", "not a mail-format patch"),
+        ("diff --git", "diff", "not a mail-format patch"),
+        ("b/pkg/mod.py\nindex", "b/pkg/new.py\nrename from pkg/mod.py\nindex", "as a rename"),
+        ("diff --git a/pkg/mod.py b/", "diff --git a/pkg/old.py b/", "as a rename or copy"),
+        ("pkg/mod.py b", "mod.py b", "as a rename or copy"),
+    ],
+)
+def test_what_is_no_patch_of_ours_is_refused(
+    tmp_path: Path, old: str, new: str, fragment: str
+) -> None:
+    with pytest.raises(SeriesError, match=re.escape(fragment)) as caught:
+        series.read(write(tmp_path, changed(old, new)))
+    assert caught.value.exit_code == 6
+    assert NAME in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff\xfe", b"just words\n", GOOD.replace("\n", "\r\n").encode()]
+)
+def test_any_other_file_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "x.patch"
+    path.write_bytes(data)
+    with pytest.raises(SeriesError):
+        read_patch(path)
+
+
+def test_series_and_files_must_agree_and_all_is_said_at_once(tmp_path: Path) -> None:
+    patches = write(tmp_path)
+    (patches / "extra.patch").write_text(GOOD)
+    (patches / "series").write_text(f"# order\n{NAME}\n\ngone.patch\n{NAME}\n../demo/{NAME}\n")
+    with pytest.raises(SeriesError) as caught:
+        series.read(patches)
+    lines = str(caught.value).splitlines()
+    assert [line.rpartition("/")[2] for line in lines] == [
+        f"series: {NAME} is named twice: keep one line",
+        "series: gone.patch: no such file: add it or remove the line",
+        f"{NAME}: no such file: add it or remove the line",
+        "extra.patch: not named in series: add a line or remove the file",
+    ]  # fmt: skip
+
+
+def test_no_folder_is_an_empty_series(tmp_path: Path) -> None:
+    assert series.read(tmp_path / "nothing").patches == ()
+
+
+def test_a_series_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    patches = write(tmp_path)
+    (patches / "series").write_bytes(b"\xff\n")
+    with pytest.raises(SeriesError, match="not UTF-8"):
+        series.read(patches)
+
+
+def test_the_digest_follows_names_contents_and_order(tmp_path: Path) -> None:
+    patches = write(tmp_path)
+    other = changed("Subject: Change the", "Subject: Change another")
+    (patches / "other.patch").write_text(other)
+    (patches / "series").write_text(f"{NAME}\nother.patch\n")
+    both = series.read(patches)
+    (patches / "series").write_text(f"other.patch\n{NAME}\n")
+    assert series.read(patches).sha256 != both.sha256
+    assert both.without([NAME]).patches == both.patches[1:]
+    (patches / "series").write_text(f"{NAME}\nother.patch\n")
+    (patches / "other.patch").write_text(other + "\n")
+    assert series.read(patches).sha256 != both.sha256
+
+
+# -- names ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("subject", "name"),
+    [
+        ("Fix the thing", "fix-the-thing.patch"),
+        ("[MoE] Add bf16_dequant (CPU)", "moe-add-bf16-dequant-cpu.patch"),
+        ("../../etc/passwd", "etc-passwd.patch"),
+        ("x" * 63 + " y", "x" * 63 + ".patch"),
+        ("\u00dcber", "ber.patch"),
+    ],
+)
+def test_file_names_come_from_subjects(subject: str, name: str) -> None:
+    assert slug(subject) == name
+
+
+@given(st.text())
+def test_every_subject_gives_a_plain_short_name(subject: str) -> None:
+    name = slug(subject)
+    assert re.fullmatch(r"([a-z0-9]+(-[a-z0-9]+)*)?\.patch", name)
+    assert len(name) <= 70
+    assert slug(name.removesuffix(".patch")) == name
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[A-Z][A-Za-z]{1,10}(-[A-Za-z]+)?", fullmatch=True),
+        st.from_regex(r"[!-~]([ -~]{0,30}[!-~])?", fullmatch=True), min_size=1, max_size=6,
+    )
+)  # fmt: skip
+def test_trailers_are_read_back(trailers: dict[str, str]) -> None:
+    from sparkforge.patchfile import _trailers
+
+    body = "\n".join(f"{key}: {value}" for key, value in trailers.items())
+    assert _trailers(f"Prose: of the body\nand more.\n\n{body}\n") == trailers
+
+
+@given(st.binary(min_size=1).filter(lambda raw: b"\0" not in raw))
+def test_a_quoted_name_is_read_back(raw: bytes) -> None:
+    special = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
+    quoted = "".join(
+        f"\\{special[byte]}" if byte in special
+        else chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}"
+        for byte in raw
+    )  # fmt: skip
+    assert git.unquoted(f'"{quoted}"') == raw.decode(errors="surrogateescape")
