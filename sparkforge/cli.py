@@ -157,7 +157,11 @@ def _parser() -> argparse.ArgumentParser:
     apply.set_defaults(run=commands.patches_apply)
 
     clean = commands_.add_parser("clean", parents=[shared], help="empty the store's artefacts")
-    clean.add_argument("--all", action="store_true", help="downloads and git mirrors too")
+    how = clean.add_mutually_exclusive_group()
+    how.add_argument("--all", action="store_true", help="downloads and git mirrors too")
+    how.add_argument(
+        "--superseded", action="store_true", help="only results that no target's newest build uses"
+    )
     clean.set_defaults(run=commands.clean)
     return parser
 

@@ -285,7 +285,11 @@ def patches_apply(options: argparse.Namespace) -> int:
 
 def clean(options: argparse.Namespace) -> int:
     """Empty the store."""
-    freed = _store(options).clean(everything=options.all)
+    store = _store(options)
+    if options.superseded:
+        freed = store.clean_superseded()
+    else:
+        freed = store.clean(everything=options.all)
     log.info(f"freed {human_bytes(freed)}")
     if options.json:
         log.json({"freed_bytes": freed})

@@ -32,13 +32,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.errors import IntegrityError, StoreError
+from sparkforge.errors import IntegrityError, SparkforgeError, StoreError
 from sparkforge.log import human_bytes, log
 
 _CACHEDIR_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This folder is sparkforge's store; it can be deleted, the next build fills it again.\n"
 )
+_FULL = 64 << 10  # a failure with so few bytes free is a failure for want of them
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
 
 
@@ -93,23 +94,31 @@ def disk_errors(where: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(_existing(where)).free
-            msg = f"{where}: the disk is full ({human_bytes(free)} free)"
-            remedy = (
-                "make room (build.py clean empties the store's artefacts), or put the store on"
-                " a larger disk with --store DIR or SPARKFORGE_STORE; the next run goes on"
-            )
-            raise StoreError(msg, remedy) from error
+            raise _disk_full(where) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             msg = f"{error.filename or where}: {error.strerror}"
             raise StoreError(msg, "give the user write access, or choose --store DIR") from error
         raise
+    except SparkforgeError as error:
+        # programs that we run tell of a full disk in words of their own
+        if isinstance(error, StoreError) or _free(where) > _FULL:
+            raise
+        raise _disk_full(where, f":\n{error.what}") from error
 
 
-def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
+def _disk_full(where: Path, more: str = "") -> StoreError:
+    remedy = (
+        "make room (build.py clean empties the store's artefacts), or put the store on"
+        " a larger disk with --store DIR or SPARKFORGE_STORE; the next run goes on"
+    )
+    msg = f"{where}: the disk is full ({human_bytes(_free(where))} free){more}"
+    return StoreError(msg, remedy)
+
+
+def _free(where: Path) -> int:
+    while not where.exists():
+        where = where.parent
+    return shutil.disk_usage(where).free
 
 
 class Store:
@@ -322,14 +331,31 @@ class Store:
         names = ["artefacts", "last"]
         if everything:
             names += ["downloads", "partial", "git", "uv", "serve"]
-        freed = 0
-        for name in names:
-            folder = self.root / name
-            if folder.is_dir():
-                freed += sum(f.lstat().st_blocks * 512 for f in folder.rglob("*"))
-                self._discard(folder)
+        freed = sum(self._remove(self.root / name) for name in names)
         self._prepared = False
         self._prepare()
+        return freed
+
+    def clean_superseded(self) -> int:
+        """Remove the artefacts that are not the newest of their name for any target.
+
+        Returns:
+            The bytes freed.
+        """
+        self.sweep()
+        records = (_read_json(path) for path in (self.root / "last").rglob("*.json"))
+        newest = {record["key"][:32] for record in records if record is not None}
+        doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
+        return sum(self._remove(folder) for folder in doomed)
+
+    def _remove(self, folder: Path) -> int:
+        """Remove a folder with all that is in it; returns the bytes freed, 0 where it is not."""
+        if not folder.is_dir():
+            return 0
+        # what is linked from elsewhere, too (downloads, uv's cache), is not freed
+        found = (file.lstat() for file in folder.rglob("*"))
+        freed = sum(stat.st_blocks * 512 for stat in found if stat.st_nlink == 1)
+        self._discard(folder)
         return freed
 
 
@@ -347,7 +373,7 @@ def _flocked(folder: Path, how: int) -> Iterator[bool]:
     """Lock a folder itself; False where it is not there, or another process has it (LOCK_NB)."""
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         yield False
         return
     try:

@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge import index
+from tests.project import Project, new_project
+from tests.support import Server
+
 
 @pytest.fixture(autouse=True)
 def _isolated(isolated: Path) -> None:
     """Use ``isolated`` everywhere."""
+
+
+@pytest.fixture
+def project(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A small project whose files lie on a loopback index that pip is configured for."""
+    monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple/"))
+    index.pip_settings.cache_clear()
+    return new_project(tmp_path, server)

@@ -196,6 +196,16 @@ def test_clean_takes_artefacts_and_leaves_downloads(store: Store) -> None:
     assert store.build("wheels", INPUTS, put).path.is_dir()
 
 
+def test_clean_superseded_keeps_what_a_newest_build_uses(store: Store) -> None:
+    old = store.build("wheels", {"n": 1}, put)
+    store.remember("cpu", "wheel", old)
+    new = store.build("wheels", {"n": 2}, put)
+    store.remember("cpu", "wheel", new)
+    assert store.clean_superseded() > 0
+    assert not old.path.exists()
+    assert new.path.is_dir()
+
+
 def test_clean_leaves_another_builds_work_in_progress(store: Store) -> None:
     other = Store(store.root)
     with other.temporary("series") as work:

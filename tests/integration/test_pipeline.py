@@ -1,0 +1,496 @@
+"""Whole builds of a small project through the command line, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.project import FILES, PATCH, PATCHED, Project, slow_down
+from tests.support import alive, sha256, wait_for
+
+BUILD = ("build", "--target", "tiny", "--engine", "none", "--until", "wheels")
+SDIST, WHEEL = "/files/demo-1.0.tar.gz", "/files/demo-1.0-py3-none-any.whl"
+
+
+def states(receipt: Any) -> dict[str, str]:
+    return {label: item["state"] for label, item in receipt["run"]["items"].items()}
+
+
+def snapshot(folder: Path) -> Mapping[str, tuple[int, int]]:
+    return {str(p): (p.lstat().st_mtime_ns, p.lstat().st_ino) for p in folder.rglob("*")}
+
+
+def member(wheel: Path, name: str) -> bytes:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(name)
+
+
+def check_result(project: Project) -> None:
+    """Hold dist/ against what the project promises, and the store against leftovers."""
+    assert project.wheel.name == "demo-1.0+spark.3-py3-none-any.whl"
+    assert member(project.wheel, "demo/mod.py") == PATCHED
+    assert member(project.wheel, "demo/__init__.py") == FILES["demo/__init__.py"]
+    sums = (project.root / "dist" / "tiny" / "SHA256SUMS").read_text()
+    assert sums == f"{sha256(project.wheel.read_bytes())}  {project.wheel.name}\n"
+    assert list((project.store / "tmp").iterdir()) == []
+    assert list((project.store / "partial").iterdir()) == []
+
+
+def test_a_build_gives_the_patched_wheel_and_a_receipt(project: Project) -> None:
+    receipt = project.build()
+    check_result(project)
+    assert states(receipt) == dict.fromkeys(["source demo", "series demo", "wheel demo"], "made")
+    assert json.loads((project.root / "dist" / "tiny" / "receipt.json").read_text()) == receipt
+    outputs = {item["label"]: item["outputs"] for item in receipt["items"]}
+    assert outputs["series demo"]["touched"] == {"demo/mod.py": PATCH}
+    assert outputs["wheel demo"]["sha256"] == sha256(project.wheel.read_bytes())
+    assert set(project.requests()) == {"/simple/demo/", SDIST, WHEEL}
+
+
+def test_a_second_build_makes_nothing_asks_nobody_and_is_quick(project: Project) -> None:
+    first = project.build()
+    project.requests()
+    before = snapshot(project.root / "dist"), snapshot(project.store / "artefacts")
+    began = time.monotonic()
+    second = project.build()
+    assert time.monotonic() - began < 2
+    assert set(states(second).values()) == {"in the store"}
+    assert {k: v for k, v in first.items() if k != "run"} == {
+        k: v for k, v in second.items() if k != "run"
+    }
+    assert (snapshot(project.root / "dist"), snapshot(project.store / "artefacts")) == before
+    assert project.requests() == []
+
+
+def test_another_store_gives_the_same_bytes(project: Project, tmp_path: Path) -> None:
+    project.build()
+    first = project.wheel.read_bytes()
+    shutil.rmtree(project.root / "dist")
+    project.store = tmp_path / "another store"
+    project.build()
+    assert project.wheel.read_bytes() == first
+
+
+def test_a_dry_run_makes_nothing_and_asks_nobody(project: Project) -> None:
+    before = snapshot(project.root)
+    out, _ = project.run(*BUILD, "--dry-run", "--json")
+    plan = json.loads(out)["plan"]
+    assert [(step["label"], step["state"]) for step in plan] == [
+        ("source demo", "to make"), ("series demo", "to make"), ("wheel demo", "to make"),
+    ]  # fmt: skip
+    assert sum(step["download"] for step in plan) == 2000
+    assert all(step["why"] == ["never made for this target"] for step in plan)
+    out, _ = project.run(*BUILD, "--dry-run")
+    assert "fetches 1000 B" in out
+    assert not project.store.exists()
+    assert snapshot(project.root) == before
+    assert project.requests() == []
+
+
+def test_json_is_one_document_and_words_go_to_stderr(project: Project) -> None:
+    out, err = project.run(*BUILD, "--json", "--verbose")
+    assert isinstance(json.loads(out), dict)
+    assert "wheel demo" in err
+    assert "fast-import" in err
+    assert "\r" not in out + err
+    assert "\033" not in out + err
+
+
+def test_explain_names_the_input_that_changed(project: Project) -> None:
+    project.build()
+    old = sha256((project.patches / PATCH).read_bytes())
+    project.patch({"demo/mod.py": PATCHED + b"more = 1\n"})
+    new = sha256((project.patches / PATCH).read_bytes())
+    words = ("explain", "--target", "tiny", "--engine", "none")
+    out, _ = project.run(*words, "--json")
+    steps = {step["label"]: step for step in json.loads(out)["explain"]}
+    assert steps["source demo"]["state"] == "in the store"
+    assert steps["series demo"]["state"] == "to make"
+    changed = [line for line in steps["series demo"]["why"] if line.startswith(f"patches.{PATCH}")]
+    assert changed == [f"patches.{PATCH}: {old[:20]}…{old[-12:]} → {new[:20]}…{new[-12:]}"]
+    assert any(line.startswith("series: ") for line in steps["wheel demo"]["why"])
+    out, _ = project.run(*words)
+    assert f"patches.{PATCH}: " in out
+    project.build()
+    out, _ = project.run(*words, "--json")
+    assert {step["label"]: step["state"] for step in json.loads(out)["explain"]}[
+        "wheel demo"] == "in the store"  # fmt: skip
+
+
+def test_a_change_that_is_taken_back_takes_its_wheel_back(project: Project) -> None:
+    first = project.build()
+    wheel = project.wheel.read_bytes()
+    project.patch({"demo/mod.py": PATCHED + b"more = 1\n"})
+    project.build()
+    assert project.wheel.read_bytes() != wheel
+    project.patch({"demo/mod.py": PATCHED})
+    again = project.build()
+    assert again["items"] == first["items"]
+    assert project.wheel.read_bytes() == wheel
+    check_result(project)
+
+
+def test_a_wheel_missing_in_dist_is_put_back(project: Project) -> None:
+    project.build()
+    project.wheel.unlink()
+    project.build()
+    check_result(project)
+
+
+def test_an_empty_series_gives_the_release_wheel_itself(project: Project) -> None:
+    shutil.rmtree(project.patches)
+    receipt = project.build()
+    assert list(states(receipt)) == ["wheel demo"]
+    assert project.wheel.name == "demo-1.0-py3-none-any.whl"
+    assert project.wheel.read_bytes() == project.server.pages[WHEEL].body
+
+
+def test_force_makes_a_stage_again(project: Project) -> None:
+    project.build()
+    again = project.build("--force", "wheels")
+    assert states(again) == {
+        "source demo": "in the store", "series demo": "in the store", "wheel demo": "made",
+    }  # fmt: skip
+    check_result(project)
+
+
+@pytest.mark.parametrize("lost", ["git", "artefacts", "downloads", "last", "locks", "tmp"])
+def test_a_store_that_lost_a_folder_heals(project: Project, lost: str) -> None:
+    project.build()
+    shutil.rmtree(project.store / lost)
+    project.build()
+    project.patch({"demo/mod.py": PATCHED.replace(b"line_9 = 1", b"line_9 = 9")})
+    project.build()
+    project.patch({"demo/mod.py": PATCHED})
+    project.build("--force", "wheels")
+    check_result(project)
+
+
+def test_a_mirror_gives_another_provider_and_the_same_wheel(project: Project) -> None:
+    project.build()
+    wheel = project.wheel.read_bytes()
+    receipt = project.build("--mirror", f"demo={project.repo.path}")
+    outputs = {item["label"]: item["outputs"] for item in receipt["items"]}
+    assert outputs["source demo"]["provider"] == "git"
+    assert project.wheel.read_bytes() == wheel
+
+
+def test_offline_works_once_the_store_has_all(project: Project) -> None:
+    _, err = project.run(*BUILD, "--offline", code=4)
+    assert "--offline forbids fetching it" in err
+    project.build()
+    project.requests()
+    shutil.rmtree(project.store / "artefacts")
+    shutil.rmtree(project.store / "git")
+    project.build("--offline")
+    check_result(project)
+    assert project.requests() == []
+
+
+# -- what stops a build, and with which exit code -------------------------------------------
+
+
+def test_a_file_that_is_not_the_pinned_one_stops_the_build(project: Project) -> None:
+    project.server.pages[SDIST].body = b"not the sdist"
+    _, err = project.run(*BUILD, code=5)
+    assert "demo-1.0.tar.gz: sha256 is" in err
+    assert not any((project.store / "downloads").rglob("*.gz"))
+    assert not (project.root / "dist").exists()
+
+
+def test_a_file_that_is_gone_stops_the_build(project: Project) -> None:
+    del project.server.pages[SDIST]
+    _, err = project.run(*BUILD, code=4)
+    assert "404" in err
+
+
+def test_a_record_that_differs_stops_the_build(project: Project) -> None:
+    wrong = f"    patched:\n      release: {{commit: {'1' * 40}, tree: {'2' * 40}}}\n"
+    project.edit_pins("    paths:\n", f"{wrong}    paths:\n")
+    _, err = project.run(*BUILD, code=5)
+    assert "upstreams.demo.patched.release: the patched tree is" in err
+    project.run("pins", "record")
+    project.build()
+    check_result(project)
+
+
+def test_a_patch_on_another_tree_stops_the_build(project: Project) -> None:
+    path = project.patches / PATCH
+    path.write_text(path.read_text().replace("index ", "index 0", 1).replace("..", "..", 1))
+    _, err = project.run(*BUILD, code=6)
+    assert PATCH in err
+
+
+def test_a_native_patch_stops_an_overlay(project: Project) -> None:
+    project.patch({"csrc/kernel.cu": b"// faster\n"}, "Make the kernel faster")
+    _, err = project.run(*BUILD, code=7)
+    assert "make-the-kernel-faster.patch: csrc/kernel.cu" in err
+
+
+def test_pins_that_are_wrong_stop_the_build(project: Project) -> None:
+    project.edit_pins("tag: v1.0", "tag: main")
+    _, err = project.run(*BUILD, code=3)
+    assert "pins.yaml:6: upstreams.demo.tag: 'main' has not the form" in err
+
+
+def test_a_missing_git_stops_the_build(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    _, err = project.run(*BUILD, code=13, PATH=str(tmp_path / "bin"))
+    assert "git: no such program" in err
+
+
+def test_a_store_on_a_file_stops_the_build(project: Project) -> None:
+    project.store.write_text("")
+    _, err = project.run(*BUILD, code=11)
+    assert "is no folder" in err
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own; its arguments change while it is mounted."""
+    folder = tmp_path / "room"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "none", folder]
+    if os.getuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no right to mount here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_store_that_cannot_be_written_is_told(project: Project, room: Path) -> None:
+    project.store = room / "store"
+    project.build()
+    project.patch({"demo/mod.py": PATCHED + b"more = 1\n"})
+    subprocess.run(["mount", "-o", "remount,ro", room], check=True)
+    _, err = project.run(*BUILD, code=11)
+    assert "Read-only file system" in err
+    assert "--store DIR" in err
+    project.patch({"demo/mod.py": PATCHED})
+    project.build()  # reading needs no right to write
+    project.run(*BUILD, "--dry-run")
+
+
+@pytest.mark.parametrize("pages", [1, 8, 22, 40])
+def test_a_full_disk_stops_the_build_and_room_lets_it_go_on(
+    project: Project, room: Path, pages: int
+) -> None:
+    project.store = room / "store"
+    filler = room / "filler"
+    filler.write_bytes(bytes(300 * 1024 - pages * 4096))
+    _, err = project.run(*BUILD, code=11)
+    assert "disk is full" in err
+    assert "--store DIR" in err
+    assert not list((project.store / "artefacts").rglob("*.whl"))
+    filler.unlink()
+    project.build()
+    check_result(project)
+
+
+# -- killed, interrupted, at once -------------------------------------------------------------
+
+
+def test_kill_9_at_any_moment_and_the_next_build_succeeds(project: Project) -> None:
+    for path in (SDIST, WHEEL):
+        slow_down(project.server, path, pieces=10, pause_s=0.03)
+    chance = random.Random(11)
+    killed = 0
+    for _ in range(8):
+        child = project.start(*BUILD)
+        try:
+            child.wait(chance.uniform(0.2, 1.0))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            killed += 1
+        child.communicate()
+        for wheel in (project.store / "artefacts").rglob("*.whl"):
+            assert (wheel.parent / "artefact.json").is_file()
+        for file in (project.store / "downloads").rglob("*.*"):
+            assert sha256(file.read_bytes()) == file.parent.name
+        for folder in ("artefacts", "downloads", "git"):
+            if chance.random() < 0.7:
+                shutil.rmtree(project.store / folder, ignore_errors=True)
+    assert killed >= 3
+    project.build()
+    check_result(project)
+
+
+def test_kill_9_in_the_middle_of_a_download_is_resumed(project: Project) -> None:
+    page = slow_down(project.server, SDIST, pieces=4, pause_s=0.3)
+    child = project.start(*BUILD)
+    partial = project.store / "partial" / sha256(page.body)
+    wait_for(lambda: SDIST in [path for path, _ in project.server.requests])
+    time.sleep(0.4)
+    child.kill()
+    child.communicate()
+    assert not any((project.store / "downloads").rglob("*.gz"))
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_bytes(page.body[:100])  # what a larger file would have left
+    page.pause_s = 0
+    project.requests()
+    project.build()
+    check_result(project)
+    assert SDIST in project.requests()
+
+
+GIT = """#!/bin/sh
+case " $* " in
+  *" {what} "*)
+    sleep 60 & echo "$$ $!" > {note}.new; mv {note}.new {note}; wait ;;
+esac
+exec {git} "$@"
+"""
+
+
+def hanging_git(tmp_path: Path, what: str) -> tuple[str, Path]:
+    """Return a PATH whose git hangs at a command, and the file that then names its processes."""
+    note = tmp_path / "note"
+    tools = tmp_path / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "git").write_text(GIT.format(what=what, note=note, git=shutil.which("git")))
+    (tools / "git").chmod(0o755)
+    return f"{tools}:{os.environ['PATH']}", note
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("what", ["fast-import", "am", "ls-tree"])
+def test_an_interrupt_ends_everything_and_the_next_build_goes_on(
+    project: Project, tmp_path: Path, number: int, what: str
+) -> None:
+    path, note = hanging_git(tmp_path, what)
+    child = project.start(*BUILD, PATH=path)
+    wait_for(note.exists)
+    pids = [int(word) for word in note.read_text().split()]
+    child.send_signal(number)
+    out, err = child.communicate(timeout=30)
+    assert child.returncode == 130, err
+    assert "interrupted after" in err
+    assert "the next run goes on" in err
+    assert "Traceback" not in out + err
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+    assert list((project.store / "tmp").iterdir()) == []
+    project.build()
+    check_result(project)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_in_a_download_is_prompt(project: Project, number: int) -> None:
+    page = slow_down(project.server, SDIST, pieces=100, pause_s=0.1)
+    child = project.start(*BUILD)
+    wait_for(lambda: SDIST in [path for path, _ in project.server.requests])
+    began = time.monotonic()
+    child.send_signal(number)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130, err
+    assert time.monotonic() - began < 5
+    page.pause_s = 0
+    project.build()
+    check_result(project)
+
+
+def test_a_second_interrupt_does_not_stop_the_cleaning_up(
+    project: Project, tmp_path: Path
+) -> None:
+    path, note = hanging_git(tmp_path, "fast-import")
+    wrapper = tmp_path / "tools" / "git"
+    wrapper.write_text(wrapper.read_text().replace("sleep 60 &", "trap '' TERM; sleep 60 &"))
+    child = project.start(*BUILD, PATH=path)
+    wait_for(note.exists)
+    pids = [int(word) for word in note.read_text().split()]
+    for _ in range(3):
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+    assert list((project.store / "tmp").iterdir()) == []
+
+
+def test_two_builds_at_once_share_the_work(project: Project) -> None:
+    for path in (SDIST, WHEEL):
+        slow_down(project.server, path, pieces=10, pause_s=0.05)
+    children = [project.start(*BUILD, "--json") for _ in range(3)]
+    results = [child.communicate(timeout=60) for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0], results
+    check_result(project)
+    asked = project.requests()
+    assert (asked.count(SDIST), asked.count(WHEEL)) == (1, 1)
+    receipts = [json.loads(out) for out, _ in results]
+    assert receipts[0]["items"] == receipts[1]["items"] == receipts[2]["items"]
+    assert any("waiting: another build is at work on" in err for _, err in results)
+
+
+def test_a_reader_that_goes_away_does_not_end_the_build(project: Project) -> None:
+    child = project.start(*BUILD, "--verbose")
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.readline()
+    child.stdout.close()
+    err = child.stderr.read()
+    child.stderr.close()
+    assert child.wait(30) == 0, err
+    assert err == ""
+    check_result(project)
+
+
+# -- the other commands -------------------------------------------------------------------------
+
+
+def test_patches_are_listed_checked_and_applied(project: Project, tmp_path: Path) -> None:
+    out, _ = project.run("patches", "list", "--json")
+    (patch,) = json.loads(out)["demo"]
+    assert patch["file"] == PATCH
+    assert patch["files"] == ["demo/mod.py"]
+    out, _ = project.run("patches", "check", "--json")
+    checked = json.loads(out)["demo"]
+    assert checked["patches"] == 1
+    assert not checked["recorded"]
+    out, _ = project.run("patches", "apply", "demo", str(tmp_path / "tree"), "--json")
+    assert json.loads(out)["tree"] == checked["tree"]
+    assert (tmp_path / "tree" / "demo" / "mod.py").read_bytes() == PATCHED
+    _, err = project.run("patches", "apply", "demo", str(tmp_path / "tree"), code=2)
+    assert "is there already" in err
+
+
+def test_a_faulty_patch_fails_the_check_with_every_fault(project: Project) -> None:
+    path = project.patches / PATCH
+    path.write_text(path.read_text().replace("Risk: build", "Risk: none").replace("test_it.py", "x"))
+    _, err = project.run("patches", "check", code=6)
+    assert "Risk: 'none'" in err
+    assert "Test: tests/x is not there" in err
+
+
+def test_pins_are_recorded_and_checked(project: Project) -> None:
+    before = (project.root / "pins.yaml").read_text()
+    project.run("pins", "record")
+    recorded = (project.root / "pins.yaml").read_text()
+    assert [line for line in recorded.splitlines() if line not in before.splitlines()] != []
+    assert [line for line in before.splitlines() if line not in recorded.splitlines()] == []
+    project.run("pins", "record")
+    assert (project.root / "pins.yaml").read_text() == recorded
+    out, _ = project.run("pins", "check", "--json")
+    assert json.loads(out)["ok"] is True
+    project.build()
+    check_result(project)
+
+
+def test_clean_empties_the_store_and_a_build_fills_it_again(project: Project) -> None:
+    project.build()
+    out, _ = project.run("clean", "--json")
+    assert json.loads(out)["freed_bytes"] > 0
+    project.requests()
+    project.build("--offline")
+    project.run("clean", "--all")
+    assert not list((project.store / "downloads").iterdir())
+    project.build()
+    check_result(project)
