@@ -286,10 +286,8 @@ def patches_apply(options: argparse.Namespace) -> int:
 def clean(options: argparse.Namespace) -> int:
     """Empty the store."""
     store = _store(options)
-    if options.superseded:
-        freed = store.clean_superseded()
-    else:
-        freed = store.clean(everything=options.all)
+    superseded, everything = options.superseded, options.all
+    freed = store.clean_superseded() if superseded else store.clean(everything=everything)
     log.info(f"freed {human_bytes(freed)}")
     if options.json:
         log.json({"freed_bytes": freed})

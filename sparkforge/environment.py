@@ -5,13 +5,13 @@ The same wheels from the same wheelhouse as the image, in a virtual environment 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from sparkforge.errors import CommandError, ImageError
 from sparkforge.log import log
 from sparkforge.run import call, have
-from sparkforge.store import Store
 
 
 def uv_program() -> Path:
@@ -27,7 +27,7 @@ def python_path(folder: Path) -> Path:
 
 
 def bake(
-    store: Store, *, python: str, lock: Path, wheelhouse: Path, wheels: Sequence[Path],
+    *, python: str, lock: Path, wheelhouse: Path, unpacked: Path, wheels: Sequence[Path],
     offline: bool, folder: Path,
 ) -> Path:  # fmt: skip
     """Make a virtual environment in ``folder/venv`` from local files alone.
@@ -35,6 +35,7 @@ def bake(
     Args:
         python: e.g. ``3.11``; uv finds that interpreter, or fetches one where it may.
         wheelhouse: folder that satisfies ``lock``.
+        unpacked: folder that uv keeps the wheelhouse's wheels unpacked in, for the next time.
         wheels: ours, installed over it.
 
     Raises:
@@ -42,9 +43,12 @@ def bake(
     """
     uv = uv_program()
     venv = folder / "venv"
-    env = {
-        "UV_CACHE_DIR": str(store.cache_path("uv")),
-        "UV_NO_CONFIG": "1",  # a user's uv.toml must not add indexes or overrides
+    # a user's settings for uv (indexes, overrides, dates) must not count here
+    foreign = [n for n in os.environ if n.startswith("UV_") and not n.startswith("UV_PYTHON_")]
+    env: dict[str, str | None] = {
+        **dict.fromkeys(foreign),
+        "UV_CACHE_DIR": str(unpacked),
+        "UV_NO_CONFIG": "1",
         "UV_LINK_MODE": "hardlink",  # unpacked once into the cache, linked from there
         "VIRTUAL_ENV": "",
     }
@@ -63,7 +67,7 @@ def bake(
     try:
         call(*install, "--require-hashes", "--find-links", wheelhouse, "-r", lock, env=env)
         log.info("installing " + ", ".join(wheel.name for wheel in wheels))
-        call(*install, *wheels, env=env)
+        call(*install, "--no-cache", *wheels, env=env)
         call(uv, "pip", "check", "--quiet", "--python", venv / "bin" / "python", env=env)
     except CommandError as error:
         msg = f"the wheels do not install together:\n{error}"

@@ -33,7 +33,7 @@ _INSTALL_HINTS = {
 def call(
     *args: str | os.PathLike[str],
     cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     stdin: bytes | None = None,
     stream: bool = False,
     check: bool = True,
@@ -43,7 +43,7 @@ def call(
 
     Args:
         args: program and arguments; echoed with ``--verbose``.
-        env: variables added to the present environment.
+        env: variables added to the present environment; None as a value removes one.
         stdin: bytes for its standard input; none given: an empty input.
         stream: show its output line by line while it runs (stdout and stderr together).
         check: raise when it ends with an error.
@@ -55,7 +55,7 @@ def call(
     """
     command = _resolve(args)
     log.detail("+ " + shlex.join(command))
-    full_env = {**os.environ, **env} if env is not None else None
+    full_env = _merged(env)
     with _child(
         command,
         cwd=cwd,
@@ -124,7 +124,7 @@ def have(program: str) -> bool:
 def piped(
     *args: str | os.PathLike[str],
     cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program that is fed through its standard input while it runs.
 
@@ -133,7 +133,7 @@ def piped(
     """
     command = _resolve(args)
     log.detail("+ " + shlex.join(command))
-    full_env = {**os.environ, **env} if env is not None else None
+    full_env = _merged(env)
     with _child(
         command, cwd=cwd, env=full_env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -151,7 +151,7 @@ def piped(
 def background(
     *args: str | os.PathLike[str],
     output: Path,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
     grace_s: float = 20.0,
 ) -> Iterator[subprocess.Popen[bytes]]:
@@ -162,7 +162,7 @@ def background(
     """
     command = _resolve(args)
     log.detail("+ " + shlex.join(command) + f"  > {output}")
-    full_env = {**os.environ, **env} if env is not None else None
+    full_env = _merged(env)
     with output.open("wb") as sink, _child(
         command, cwd=cwd, env=full_env, stdin=subprocess.DEVNULL, stdout=sink,
         stderr=subprocess.STDOUT, grace_s=grace_s, ends_with_us=True,
@@ -273,6 +273,11 @@ def group_alive(pid: int, wait_s: float = 5.0) -> bool:
         if time.monotonic() > deadline:
             return True
         time.sleep(0.1)
+
+
+def _merged(env: Mapping[str, str | None] | None) -> dict[str, str]:
+    merged = {**os.environ, **(env or {})}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _resolve(args: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -180,6 +180,11 @@ def _wheel_item(
     return Item(stage, label, inputs, make, download=(file,))
 
 
+# A wheelhouse has the wheels, and beside them uv's cache of the same wheels unpacked, which
+# environments are linked from: it goes when the wheelhouse goes.
+WHEELS, UNPACKED = "wheels", "unpacked"
+
+
 def _wheelhouse_item(context: Context) -> Item:
     from sparkforge import wheelhouse
 
@@ -199,10 +204,12 @@ def _wheelhouse_item(context: Context) -> Item:
             lock=context.lock, tools=tools, python=context.target.python,
             platform=context.platform, torch_backend=context.target.torch_backend,
         )  # fmt: skip
+        (folder / WHEELS).mkdir()
         count = wheelhouse.fill(
             context.store, wanted, context.access.index, environment.uv_program(),
-            offline=context.access.offline, into=folder,
+            offline=context.access.offline, into=folder / WHEELS,
         )  # fmt: skip
+        (folder / UNPACKED).mkdir()
         log.info(f"{count} third-party wheels, each with its locked sha256")
         return {"files": count}
 
@@ -224,8 +231,9 @@ def _environment_item(
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         environment.bake(
-            context.store, python=context.target.python, lock=context.lock,
-            wheelhouse=results[house.label].path,
+            python=context.target.python, lock=context.lock,
+            wheelhouse=results[house.label].path / WHEELS,
+            unpacked=results[house.label].path / UNPACKED,
             wheels=[wheel_path(results[item.label]) for item in wheels],
             offline=context.access.offline, folder=folder,
         )  # fmt: skip
@@ -282,7 +290,8 @@ def _image_item(context: Context, wheels: list[Item], house: Item) -> Item:
             f"org.sparkforge.{name}.series": context.series_of(name).sha256
             for name in context.target.wheels
         }
-        return image.bake(engine, request, ours, results[house.label].path, labels, folder)
+        third_party = results[house.label].path / WHEELS
+        return image.bake(engine, request, ours, third_party, labels, folder)
 
     return Item(
         "image", "image", inputs, make,

@@ -330,7 +330,7 @@ class Store:
         self.sweep()
         names = ["artefacts", "last"]
         if everything:
-            names += ["downloads", "partial", "git", "uv", "serve"]
+            names += ["downloads", "partial", "git", "serve"]
         freed = sum(self._remove(self.root / name) for name in names)
         self._prepared = False
         self._prepare()
@@ -352,9 +352,9 @@ class Store:
         """Remove a folder with all that is in it; returns the bytes freed, 0 where it is not."""
         if not folder.is_dir():
             return 0
-        # what is linked from elsewhere, too (downloads, uv's cache), is not freed
+        # a file that is linked elsewhere, too (downloads, unpacked wheels), counts by its share
         found = (file.lstat() for file in folder.rglob("*"))
-        freed = sum(stat.st_blocks * 512 for stat in found if stat.st_nlink == 1)
+        freed = sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
         self._discard(folder)
         return freed
 

@@ -201,7 +201,7 @@ def _in_parallel(
 
 
 class _Stopped(Exception):
-    """Ends a download that nobody waits for any more: another one failed, or the user had enough."""
+    """Ends a download that nobody waits for: another one failed, or the user had enough."""
 
 
 def _fetch_one(

@@ -32,6 +32,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)  # pip's word for: read no file
     index.pip_settings.cache_clear()
     monkeypatch.setattr(log, "verbose", False)
+    monkeypatch.setattr(log, "_to_stderr", False)
     return home
 
 

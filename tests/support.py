@@ -48,12 +48,12 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def python(code: str, *arguments: str | Path, **popen: object) -> subprocess.Popen[str]:
+def python(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
     """Start Python code in a process of its own, with this checkout importable."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)], env=env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **popen,  # type: ignore[call-overload]
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
@@ -283,30 +283,28 @@ def make_wheel(
     members[record] = out.getvalue().encode()
     path = folder / f"{stem}-{tag}.whl"
     folder.mkdir(parents=True, exist_ok=True)
-    sink: io.BufferedIOBase = _Pipe() if descriptors else io.BytesIO()
-    with zipfile.ZipFile(sink, "w") as archive:  # type: ignore[call-overload]
+    sink = _Pipe() if descriptors else io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as archive:
         for key, data in members.items():
             entry = zipfile.ZipInfo(key, (2020, 2, 2, 2, 2, 2))
             entry.external_attr = (0o100755 if key in executable else 0o100664) << 16
             packing = zipfile.ZIP_STORED if key in stored else zipfile.ZIP_DEFLATED
             archive.writestr(entry, data, packing)
-    path.write_bytes(sink.data if isinstance(sink, _Pipe) else sink.getvalue())  # type: ignore[attr-defined]
+    path.write_bytes(sink.getvalue())
     return path
 
 
-class _Pipe(io.RawIOBase):
+class _Pipe(io.BytesIO):
     """A sink that can't seek: zipfile then writes data descriptors."""
 
-    def __init__(self) -> None:
-        self.data = b""
+    def seekable(self) -> bool:
+        return False
 
-    def writable(self) -> bool:
-        return True
+    def seek(self, *where: int) -> int:
+        raise OSError("a pipe")
 
-    def write(self, data: object) -> int:
-        piece = bytes(data)  # type: ignore[call-overload]
-        self.data += piece
-        return len(piece)
+    def tell(self) -> int:
+        raise OSError("a pipe")
 
 
 def tar_member(

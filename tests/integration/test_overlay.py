@@ -237,10 +237,13 @@ print(made.path)
 """
 
 
-def test_two_builds_elsewhere_at_another_hour_by_another_user_are_equal(bench: Bench) -> None:
+def test_two_builds_elsewhere_at_another_hour_by_another_user_are_equal(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = []
-    for folder, mask, zone, mtime in (("one", "022", "UTC", 1e9), ("a/b c", "077", "Asia/Tokyo", 2e9)):
-        os.environ["TZ"] = zone
+    users = (("one", "022", "UTC", 1e9), ("a/b c", "077", "Asia/Tokyo", 2e9))
+    for folder, mask, zone, mtime in users:
+        monkeypatch.setenv("TZ", zone)
         wheel = bench.folder / "copies" / folder / bench.request.wheel.name
         wheel.parent.mkdir(parents=True)
         wheel.write_bytes(bench.request.wheel.read_bytes())
@@ -249,7 +252,6 @@ def test_two_builds_elsewhere_at_another_hour_by_another_user_are_equal(bench: B
         out, _ = child.communicate(timeout=30)
         assert child.returncode == 0, out
         paths.append(Path(out.strip()))
-    del os.environ["TZ"]
     first, second = (path.read_bytes() for path in paths)
     assert sha256(first) == sha256(second)
 
@@ -273,7 +275,7 @@ def test_the_same_series_gives_the_same_wheel_in_another_store(bench: Bench) -> 
 def test_native_sources_are_refused_and_the_patch_is_named(bench: Bench) -> None:
     bench.patched({"demo/mod.py": b"y = 2\n"}, "A change of Python alone")
     patched = bench.patched({"csrc/kernel.cu": b"// faster\n"}, "Make the kernel faster")
-    with pytest.raises(WheelError, match=r"make-the-kernel-faster\.patch: csrc/kernel\.cu") as caught:
+    with pytest.raises(WheelError, match=r"make-the-kernel-faster\.patch: csrc/kernel") as caught:
         bench.build(patched)
     assert caught.value.exit_code == 7
     assert "a-change-of-python" not in str(caught.value)
@@ -351,7 +353,7 @@ def test_wheel_unpacks_it_and_pip_installs_and_checks_it(bench: Bench, tmp_path:
     where = tmp_path / "venv"
     venv.create(where)
     inside = where / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", inside]
+    pip = [sys.executable, "-m", "pip", "--python", str(inside)]
     subprocess.run(
         [*pip, "install", "-qq", "--no-index", "--no-deps", made.path], check=True
     )  # fmt: skip

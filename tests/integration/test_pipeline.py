@@ -261,7 +261,7 @@ def room(tmp_path: Path) -> Iterator[Path]:
     """A small disk of its own; its arguments change while it is mounted."""
     folder = tmp_path / "room"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "none", folder]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)]
     if os.getuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("no right to mount here")
     yield folder
@@ -464,7 +464,8 @@ def test_patches_are_listed_checked_and_applied(project: Project, tmp_path: Path
 
 def test_a_faulty_patch_fails_the_check_with_every_fault(project: Project) -> None:
     path = project.patches / PATCH
-    path.write_text(path.read_text().replace("Risk: build", "Risk: none").replace("test_it.py", "x"))
+    text = path.read_text().replace("Risk: build", "Risk: none")
+    path.write_text(text.replace("test_it.py", "x"))
     _, err = project.run("patches", "check", code=6)
     assert "Risk: 'none'" in err
     assert "Test: tests/x is not there" in err

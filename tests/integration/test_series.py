@@ -22,8 +22,9 @@ from tests.support import BODY, ROOT, Repo
 
 TEXT = "".join(f"line {i}\n" for i in range(1, 41)).encode()
 FILES: Mapping[str, bytes] = {
-    "pkg/mod.py": TEXT, "pkg/crlf.py": TEXT.replace(b"\n", b"\r\n"), "pkg/data.bin": bytes(range(256)),
-    "run.sh": b"#!/bin/sh\n", "pkg/with space.py": TEXT, "pkg/\u00fcn\u00ef.py": TEXT,
+    "pkg/mod.py": TEXT, "pkg/crlf.py": TEXT.replace(b"\n", b"\r\n"),
+    "pkg/data.bin": bytes(range(256)), "run.sh": b"#!/bin/sh\n", "pkg/with space.py": TEXT,
+    "pkg/\u00fcn\u00ef.py": TEXT,
     "b/ b/b": TEXT, 'pkg/"q"\\.py': TEXT,
 }  # fmt: skip
 

@@ -384,8 +384,9 @@ def damage(file: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [("sdist", "cut"), ("sdist", "html"), ("wheel", "cut"), ("wheel", "flipped"), ("wheel", "html")],
-)
+    [("sdist", "cut"), ("sdist", "html"), ("wheel", "cut"), ("wheel", "flipped"),
+     ("wheel", "html")],
+)  # fmt: skip
 def test_a_damaged_archive_is_refused_and_the_right_one_works_after_it(
     world: World, kind: str, how: str
 ) -> None:

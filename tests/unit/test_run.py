@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -23,6 +22,13 @@ child = subprocess.Popen(["sleep", "60"])
 with open(sys.argv[1] + ".new", "w") as file:
     file.write(f"{os.getpid()} {child.pid}")
 os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(60)
+"""
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(1, flush=True)
 time.sleep(60)
 """
 
@@ -48,7 +54,7 @@ def test_variables_are_added_to_the_present_ones(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_program_says_what_to_install() -> None:
-    with pytest.raises(MachineError, match=r"no-such-program: no such program[\s\S]*PATH") as caught:
+    with pytest.raises(MachineError, match=r"no-such-program: no such[\s\S]*PATH") as caught:
         call("no-such-program", "x")
     assert caught.value.exit_code == 13
 
@@ -104,13 +110,13 @@ def test_a_streamed_command_shows_its_lines(capsys: pytest.CaptureFixture[str]) 
 def test_redrawn_progress_of_a_child_is_thinned_out_without_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    script = "i=0; while [ $i -lt 500 ]; do i=$((i+1)); printf \"at $i\\r\"; done; echo 'at 500, done'"
+    script = """i=0; while [ $i -lt 500 ]; do i=$((i+1)); printf "at $i\\r"; done; echo done"""
     result = call("sh", "-c", script, stream=True)
     out = capsys.readouterr().out
     assert "\r" not in out
     assert out.count("\n") <= 2
-    assert out.endswith("  | at 500, done\n")
-    assert result.stdout == b"at 500, done\n"
+    assert out.endswith("  | done\n")
+    assert result.stdout == b"done\n"
 
 
 def test_a_streamed_failure_has_its_words_in_the_error() -> None:
@@ -128,21 +134,22 @@ def test_what_a_finished_child_left_behind_is_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
 def test_an_error_ends_a_server_and_all_it_started(tmp_path: Path, error: BaseException) -> None:
     note = tmp_path / "note"
-    with pytest.raises(type(error)):
-        with background(sys.executable, "-c", FAMILY, note, output=tmp_path / "log"):
-            pids = family(note)
-            assert all(alive(pid) for pid in pids)
-            raise error
+    with (
+        pytest.raises(type(error)),
+        background(sys.executable, "-c", FAMILY, note, output=tmp_path / "log"),
+    ):
+        pids = family(note)
+        assert all(alive(pid) for pid in pids)
+        raise error
     wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_a_server_that_ignores_sigterm_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = "import signal,time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
     sink = tmp_path / "log"
     start = time.monotonic()
-    with background(sys.executable, "-c", code, output=sink, grace_s=0.2) as child:
+    with background(sys.executable, "-c", STUBBORN, output=sink, grace_s=0.2) as child:
         wait_for(lambda: sink.read_bytes() == b"1\n")
     assert child.returncode == -signal.SIGKILL
     assert time.monotonic() - start < 10
@@ -154,8 +161,7 @@ def test_a_second_interrupt_while_a_server_stops_still_ends_it(tmp_path: Path) -
 import signal, sys, threading, os, time
 from pathlib import Path
 from sparkforge.run import background
-stubborn = "import signal,time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
-sink = Path(sys.argv[1])
+sink, stubborn = Path(sys.argv[1]), sys.argv[2]
 def press():
     while sink.read_bytes() != b"1\\n":
         time.sleep(0.01)
@@ -169,15 +175,17 @@ try:
 except KeyboardInterrupt:
     print(child.returncode)
 """
-    assert finished(python(code, tmp_path / "log")).strip() == "-9"
+    assert finished(python(code, tmp_path / "log", STUBBORN)).strip() == "-9"
 
 
 def test_a_fed_program_that_dies_early_says_why() -> None:
-    with pytest.raises(CommandError, match=r"exit code 4[\s\S]*had enough"):
-        with piped("sh", "-c", "echo had enough; exit 4") as child:
-            assert child.stdin is not None
-            for _ in range(100):
-                child.stdin.write(b"x" * 10_000)
+    with (
+        pytest.raises(CommandError, match=r"exit code 4[\s\S]*had enough"),
+        piped("sh", "-c", "echo had enough; exit 4") as child,
+    ):
+        assert child.stdin is not None
+        for _ in range(100):
+            child.stdin.write(b"x" * 10_000)
 
 
 def test_an_error_while_feeding_a_program_is_the_error_that_is_seen() -> None:
@@ -217,7 +225,3 @@ replace_process("sh", "-c", "echo $$")
 """
     first, second = finished(python(code)).split()
     assert first == second
-
-
-def test_standard_input_of_the_terminal_is_not_read() -> None:
-    assert os.isatty(0) or call("sh", "-c", "read line; echo got $line", check=False).stdout == b"got\n"

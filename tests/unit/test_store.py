@@ -173,7 +173,7 @@ def test_a_download_with_another_hash_leaves_nothing(store: Store) -> None:
     store.build("wheels", INPUTS, put)
     partial = store.partial_path(sha256(b"data"))
     partial.write_bytes(b"atad")
-    with pytest.raises(IntegrityError, match="sha256 is .*, pinned is") as caught:
+    with pytest.raises(IntegrityError, match=r"sha256 is .*, pinned is") as caught:
         store.accept_download(partial, sha256(b"data"), "data.whl")
     assert caught.value.exit_code == 5
     assert not partial.exists()
@@ -218,9 +218,11 @@ def test_clean_leaves_another_builds_work_in_progress(store: Store) -> None:
 
 
 def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"the disk is full[\s\S]*--store DIR") as caught:
-        with disk_errors(tmp_path / "not" / "there"):
-            Path("/dev/full").write_bytes(b"x" * 100_000)
+    with (
+        pytest.raises(StoreError, match=r"the disk is full[\s\S]*--store DIR") as caught,
+        disk_errors(tmp_path / "not" / "there"),
+    ):
+        Path("/dev/full").write_bytes(b"x" * 100_000)
     assert caught.value.exit_code == 11
 
 

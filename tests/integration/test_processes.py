@@ -1,0 +1,117 @@
+"""Store and downloads under several processes, some of them killed."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from sparkforge.download import fetch
+from sparkforge.store import Store
+from tests.support import Page, Server, finished, python, sha256, wait_for
+
+DATA = random.Random(3).randbytes(3_000_000)
+SHA = sha256(DATA)
+INPUTS = {"a": 1}
+
+FETCH = """
+import sys
+from pathlib import Path
+from sparkforge.download import fetch
+from sparkforge.store import Store
+fetch(Store(Path(sys.argv[1])), name="x.whl", sha256=sys.argv[2], locate=lambda: sys.argv[3])
+"""
+
+BUILD = """
+import sys, time
+from pathlib import Path
+from sparkforge.store import Store
+note = Path(sys.argv[2])
+def make(folder):
+    for i in range(50):
+        (folder / str(i)).write_bytes(bytes(1000))
+    with note.open("a") as file:
+        file.write("made\\n")
+    time.sleep(float(sys.argv[3]))
+    return {"files": 50}
+made = Store(Path(sys.argv[1])).build("wheels", {"a": 1}, make)
+print("found", made.outputs["files"], flush=True)
+"""
+
+
+def test_two_processes_fetch_the_same_file_once(store: Store, server: Server) -> None:
+    url = server.add("/x", Page(DATA, piece=300_000, pause_s=0.05))
+    children = [python(FETCH, store.root, SHA, url) for _ in range(3)]
+    outputs = [finished(child) for child in children]
+    assert len(server.requests) == 1
+    assert store.download_path(SHA, "x.whl").read_bytes() == DATA
+    assert any("waiting: another build is at work" in out for out in outputs)
+
+
+def test_a_killed_download_goes_on_where_it_was(store: Store, server: Server) -> None:
+    page = Page(DATA, piece=100_000, pause_s=0.05)
+    url = server.add("/x", page)
+    child = python(FETCH, store.root, SHA, url)
+    partial = store.partial_path(SHA)
+    wait_for(lambda: partial.exists() and partial.stat().st_size >= 1 << 20)
+    child.kill()
+    child.communicate()
+    have = partial.stat().st_size
+    assert 0 < have < len(DATA)
+    assert not store.download_path(SHA, "x.whl").exists()
+    page.pause_s = 0
+    path = fetch(store, name="x.whl", sha256=SHA, locate=lambda: url)
+    assert path.read_bytes() == DATA
+    assert server.ranges("/x") == [None, f"bytes={have}-"]
+    assert not partial.exists()
+
+
+def test_the_lock_of_a_killed_process_is_free(store: Store, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    child = python(BUILD, store.root, note, "60")
+    wait_for(note.exists)
+    child.kill()
+    child.communicate()
+    began = time.monotonic()
+    made = store.build("wheels", INPUTS, lambda folder: {"files": 0})
+    assert time.monotonic() - began < 5
+    assert made.outputs == {"files": 0}
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05])
+def test_a_killed_make_leaves_nothing_half_made_and_is_swept(
+    store: Store, tmp_path: Path, after_s: float
+) -> None:
+    note = tmp_path / "note"
+    child = python(BUILD, store.root, note, "60")
+    wait_for(note.exists)
+    time.sleep(after_s)
+    child.kill()
+    child.communicate()
+    assert store.find("wheels", INPUTS) is None
+    assert not list((store.root / "artefacts").rglob("*"))
+    assert store.sweep() == 1
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_processes_that_want_the_same_artefact_make_it_once(store: Store, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    children = [python(BUILD, store.root, note, "0.3") for _ in range(3)]
+    outputs = [finished(child) for child in children]
+    assert note.read_text() == "made\n"
+    assert all(out.endswith("found 50\n") for out in outputs)
+
+
+def test_a_waiting_process_makes_it_when_the_first_is_killed(store: Store, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    first = python(BUILD, store.root, note, "60")
+    wait_for(note.exists)
+    second = python(BUILD, store.root, note, "0")
+    assert second.stdout is not None
+    assert "waiting" in second.stdout.readline()
+    first.kill()
+    first.communicate()
+    assert finished(second) == "found 50\n"
+    assert note.read_text() == "made\nmade\n"

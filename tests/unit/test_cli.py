@@ -1,0 +1,146 @@
+"""The command line: exit codes, near misses, and one JSON document."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkforge import errors
+from sparkforge.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Undo what main() does to signal handlers."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
+    """Run main(); return what it said on stderr."""
+    assert main(words) == code
+    seen = capsys.readouterr()
+    assert "Traceback" not in seen.out + seen.err
+    return seen.err
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        (["bild", "--target", "cpu"], "invalid choice: 'bild'"),
+        (["build", "--target", "cpu", "--colour"], "unrecognized arguments: --colour"),
+        (["--target", "cpu", "--until", "never"], "invalid choice: 'never'"),
+        (["--target", "cpu", "--engine", "podman"], "invalid choice: 'podman'"),
+        (["--target", "cpu", "--port", "http"], "invalid int value: 'http'"),
+        (["build"], "required: --target"),
+        ([], "required: COMMAND"),
+        (["pins"], "required: ACTION"),
+        (["patches", "apply", "vllm"], "required: folder"),
+        (["--target", "cpuu"], "'cpuu': no such target"),
+        (["patches", "list", "vlm"], "'vlm': no such upstream"),
+        (["--target", "cpu", "--until", "wheels", "--mirror", "vllm"], "not UPSTREAM=URL-or-path"),
+        (["--target", "cpu", "--until", "wheels", "--mirror", "vlm=/x"], "'vlm': no such upstream"),
+    ],
+)
+def test_words_that_make_no_sense_are_refused_with_a_way_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], fragment: str
+) -> None:
+    with_store = [*words, "--store", str(tmp_path / "store")] if words[1:] else words
+    err = told(capsys, 2, *with_store)
+    assert err.startswith("error: ")
+    assert fragment in err
+    assert "how to mend: " in err
+    assert not (tmp_path / "store").exists()
+
+
+def test_an_unknown_target_suggests_the_near_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    err = told(capsys, 2, "--target", "sprak", "--until", "wheels", "--store", str(tmp_path))
+    assert "did you mean spark?" in err
+
+
+def test_pins_that_are_not_there_are_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    err = told(capsys, 3, "pins", "check", "--pins", str(tmp_path / "pins.yaml"))
+    assert "no such file" in err
+
+
+def test_help_lists_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    for code, meaning in errors.exit_codes():
+        assert f"  {code:3}  {meaning}" in out
+
+
+@pytest.mark.parametrize("command", ["build", "explain", "smoke", "serve", "clean"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert "--store" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [["pins", "check"], ["patches", "list"], ["patches", "list", "vllm"]]
+)
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main([*words, "--json"]) == 0
+    assert isinstance(json.loads(capsys.readouterr().out), dict)
+
+
+def test_a_plan_for_the_real_pins_makes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--target", "cpu", "--until", "wheels", "--dry-run", "--store", str(tmp_path / "s")]
+    assert main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert [step["label"] for step in plan][-1] == "wheel vllm"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bug_shows_its_traceback_and_exits_with_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(*args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("sparkforge.pins.load", bug)
+    assert main(["pins", "check"]) == 1
+    err = capsys.readouterr().err
+    assert "a bug in sparkforge" in err
+    assert "ZeroDivisionError" in err
+
+
+def test_an_interrupt_exits_with_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sparkforge.pins.load", interrupted)
+    assert "the next run goes on" in told(capsys, 130, "pins", "check")
+
+
+def test_the_store_is_named_by_option_variable_or_cache_folder(
+    isolated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["clean", "--json"]) == 0
+    assert (isolated / ".cache" / "sparkforge" / "CACHEDIR.TAG").exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert main(["clean", "--json"]) == 0
+    assert (tmp_path / "xdg" / "sparkforge" / "CACHEDIR.TAG").exists()
+    monkeypatch.setenv("SPARKFORGE_STORE", str(tmp_path / "variable"))
+    assert main(["clean", "--json"]) == 0
+    assert (tmp_path / "variable" / "CACHEDIR.TAG").exists()
+    assert main(["clean", "--json", "--store", str(tmp_path / "option")]) == 0
+    assert (tmp_path / "option" / "CACHEDIR.TAG").exists()
