@@ -141,7 +141,6 @@ def fetch_commit(repo: Path, url: str, commit: str) -> None:
     call(
         "git", "-C", repo,
         "-c", "protocol.version=2",  # older ones give advertised commits only
-        "-c", f"core.hooksPath={os.devnull}",  # a user's hooks are for the user's repositories
         "fetch", "--depth=1",
         "--no-tags",  # tags may move, only the commit counts
         "--no-auto-maintenance",  # it would go on in the background

@@ -23,7 +23,7 @@ from sparkforge.store import Artefact, disk_errors
 def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]) -> Path:
     """Put wheels, SHA256SUMS and receipt.json into dist/<target>/; returns the folder.
 
-    Untouched where nothing was made and all of it is there.
+    Untouched where it already holds the result of the same items.
     """
     folder = context.root / "dist" / context.target_name
     receipt_path = folder / "receipt.json"
@@ -31,10 +31,8 @@ def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]
         wheel_path(line.artefact) for line in lines
         if line.artefact.stage == "wheels"
     ]  # fmt: skip
-    if (
-        not any(line.made_now for line in lines)
-        and receipt_path.exists()
-        and all((folder / wheel.name).exists() for wheel in wheels)
+    if _items(receipt_path) == document["items"] and all(
+        (folder / w.name).exists() for w in wheels
     ):
         return folder
     with disk_errors(folder):
@@ -57,6 +55,14 @@ def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]
         fresh.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
         fresh.rename(receipt_path)
     return folder
+
+
+def _items(receipt_path: Path) -> Any:
+    """Return the items of the receipt that is there; None where none can be read."""
+    try:
+        return json.loads(receipt_path.read_text()).get("items")
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def tiny_model(folder: Path) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge import environment, series, sources
+from sparkforge import environment, git, series, sources
 from sparkforge.context import (
     STAGES,
     UNPATCHED,
@@ -83,7 +83,7 @@ def _source_item(context: Context, name: str, upstream: Upstream) -> Item:
     repo = context.store.git_path(name)
     return Item(
         "sources", f"source {name}", inputs, make,
-        valid=lambda artefact: (repo / "HEAD").exists(),
+        valid=lambda artefact: git.has_commit(repo, artefact.outputs["commit"]),
         download=(file,) if file and inputs["provider"] == "release" else (),
     )  # fmt: skip
 
@@ -115,7 +115,7 @@ def _series_item(
     repo = context.store.git_path(name)
     return Item(
         "series", f"series {name}", inputs, make,
-        valid=lambda artefact: (repo / "HEAD").exists(),
+        valid=lambda artefact: git.has_commit(repo, artefact.outputs["commit"]),
     )  # fmt: skip
 
 

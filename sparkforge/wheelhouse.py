@@ -157,9 +157,7 @@ def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool,
     return done
 
 
-def _in_parallel(
-    work: Callable[[Locked, Event], Path], items: Sequence[Locked]
-) -> Iterator[Path]:
+def _in_parallel(work: Callable[[Locked, Event], Path], items: Sequence[Locked]) -> Iterator[Path]:
     """Give the results in order.
 
     A thread pool would wait for every download under way when one of them fails or the user

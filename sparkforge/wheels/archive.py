@@ -118,9 +118,7 @@ class Writer:
     def add(self, name: str, data: bytes, *, executable: bool = False) -> None:
         """Add new content as it is: compressed, it would differ with another zlib."""
         mode = 0o755 if executable else 0o644
-        self._add(
-            name, [data], len(data), zipfile.ZIP_STORED, zlib.crc32(data), len(data), mode
-        )
+        self._add(name, [data], len(data), zipfile.ZIP_STORED, zlib.crc32(data), len(data), mode)
 
     def _add(
         self, name: str, pieces: Iterable[bytes], packed: int, method: int, crc: int, size: int,

@@ -177,9 +177,7 @@ def _rule(rules: Sequence[PathRule], path: str) -> PathRule | None:
     return max(fitting, key=lambda rule: len(rule.repo), default=None)
 
 
-def _check_before(
-    request: Request, source: archive.Source, change: Change, member: str
-) -> None:
+def _check_before(request: Request, source: archive.Source, change: Change, member: str) -> None:
     """Refuse where the wheel's file is not the one that the patch was made on."""
     data = source.read(member) if member in source.members else None
     found = git.ABSENT if data is None else _blob_id(data)

@@ -106,7 +106,6 @@ def test_the_process_becomes_the_command(made: Path) -> None:
 
 
 def test_the_exit_code_is_the_commands(made: Path, tmp_path: Path) -> None:
-    (tmp_path / "tiny.py").write_text("CODE = 7\n")
     checkout = tmp_path / "copy"
     shutil.copytree(made, checkout, symlinks=True)
     (checkout / "tiny.py").write_text("CODE = 7\n")

@@ -398,9 +398,7 @@ def test_an_interrupt_in_a_download_is_prompt(project: Project, number: int) -> 
     check_result(project)
 
 
-def test_a_second_interrupt_does_not_stop_the_cleaning_up(
-    project: Project, tmp_path: Path
-) -> None:
+def test_a_second_interrupt_does_not_stop_the_cleaning_up(project: Project, tmp_path: Path) -> None:
     path, note = hanging_git(tmp_path, "fast-import")
     wrapper = tmp_path / "tools" / "git"
     wrapper.write_text(wrapper.read_text().replace("sleep 60 &", "trap '' TERM; sleep 60 &"))

@@ -418,12 +418,17 @@ def test_a_hostile_user_gets_the_same_commit_and_tree(shop: Workshop, tmp_path: 
     assert not mark.exists()
 
 
-def test_git_diff_options_of_the_user_do_not_change_an_export(
-    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("GIT_DIFF_OPTS", "-u9"), ("GIT_CONFIG_PARAMETERS", "'diff.noprefix'='true'"),
+     ("GIT_EXTERNAL_DIFF", "false")],
+)  # fmt: skip
+def test_git_variables_of_the_user_do_not_change_an_export(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
     before = series.export(shop.repo.path, "HEAD~1", "HEAD")
-    monkeypatch.setenv("GIT_DIFF_OPTS", "-u9")
+    monkeypatch.setenv(name, value)
     assert series.export(shop.repo.path, "HEAD~1", "HEAD") == before
 
 

@@ -112,7 +112,7 @@ from sparkforge.log import log
 for i in range(20000):
     log.info(f"line {{i}}")
 log.json({{"a": 1}})
-Path({str(tmp_path / 'done')!r}).write_text("yes")
+Path({str(tmp_path / "done")!r}).write_text("yes")
 """
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -32,7 +32,9 @@ def lock(folder: Path, text: str) -> Path:
 
 
 def test_a_lock_is_read(tmp_path: Path) -> None:
-    path = lock(tmp_path, f"""\
+    path = lock(
+        tmp_path,
+        f"""\
 # made by a tool
 Some_Thing.x==1.0 \\
     --hash=sha256:{HASH} \\
@@ -41,7 +43,8 @@ Some_Thing.x==1.0 \\
 other[extra,more]==2.0+cpu.1 --hash=sha256:{HASH}   # via me
 marked==3 ; python_full_version < '3.12' and sys_platform == "linux" \\
     --hash=sha256:{HASH}
-""")
+""",
+    )
     assert read_lock(path) == [
         Locked("some-thing-x", "1.0", frozenset({HASH, HASH2})),
         Locked("other", "2.0+cpu.1", frozenset({HASH})),
@@ -145,9 +148,7 @@ def wheel(folder: Path, name: str, tag: str) -> tuple[str, bytes]:
     return path.name, path.read_bytes()
 
 
-def test_the_best_fitting_locked_file_is_taken(
-    store: Store, web: Server, tmp_path: Path
-) -> None:
+def test_the_best_fitting_locked_file_is_taken(store: Store, web: Server, tmp_path: Path) -> None:
     tags = ["py3-none-any", "cp311-cp311-manylinux_2_17_x86_64", "cp38-abi3-manylinux_2_17_x86_64",
             "cp311-cp311-manylinux_2_17_aarch64", "cp312-cp312-manylinux_2_17_x86_64",
             "cp311-cp311-manylinux_2_39_x86_64", "cp311-cp311-musllinux_1_2_x86_64",
@@ -164,9 +165,7 @@ def test_the_best_fitting_locked_file_is_taken(
     assert filled(store, wanted(tmp_path, only_any)) == [f"demo-1.0-{tags[0]}.whl"]
 
 
-def test_an_index_that_speaks_json_is_read_too(
-    store: Store, web: Server, tmp_path: Path
-) -> None:
+def test_an_index_that_speaks_json_is_read_too(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     file = {"filename": name, "url": f"/files/{name}", "hashes": {"sha256": sha256(data)}}
     page = {"meta": {"api-version": "1.0"}, "name": "demo", "files": [file]}
