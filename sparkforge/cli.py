@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import signal
 import sys
@@ -174,6 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.insert(0, _DEFAULT_COMMAND)
     # a killed build must clean up as an interrupted one does
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # nohup, and `&` of a script
+        signal.signal(signal.SIGINT, _interrupt)
     git.unbind()
     start = time.monotonic()
     try:
@@ -184,14 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        # a second Ctrl-C must not stop the cleaning up that the first one began
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         log.error(f"interrupted after {time.monotonic() - start:.0f} s; the next run goes on")
         return errors.INTERRUPTED_EXIT_CODE
-    except BrokenPipeError:
-        # the reader of our output has gone (head, less): no error of the build
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception:
         log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
         traceback.print_exc()
@@ -200,4 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    # a second one must not stop the cleaning up that this one begins
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt

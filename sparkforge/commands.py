@@ -92,7 +92,7 @@ def _context(options: argparse.Namespace, until: str, force: Sequence[str] = ())
 
 def _chosen_series(options: argparse.Namespace, root: Path, all_pins: Pins) -> list[series.Series]:
     names = [options.upstream] if options.upstream else list(all_pins.upstreams)
-    unknown = {path.name for path in (root / "patches").iterdir() if path.is_dir()}
+    unknown = {path.parent.name for path in (root / "patches").glob("*/series")}
     unknown -= set(all_pins.upstreams)
     if unknown:
         msg = f"patches/{sorted(unknown)[0]}: pins.yaml has no upstream of that name"

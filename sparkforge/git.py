@@ -8,6 +8,8 @@ certificates and ``url.insteadOf`` mirrors are configured there.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -276,9 +278,16 @@ def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
 def clone_at(repo: Path, where: Path, commit: str) -> None:
     """Make a working clone with a commit checked out, on a branch of its own."""
     where.parent.mkdir(parents=True, exist_ok=True)
-    # --no-hardlinks: the user may do what he likes with the clone, the store must not notice
-    call("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=", repo, where,
-         env=clean_env())  # fmt: skip
-    # a clone takes branches and tags only; the series' commit hangs on a ref of our own
-    git(where, "fetch", "--quiet", str(repo), commit)
-    git(where, "checkout", "--quiet", "-B", "sparkforge", commit)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{where.name}-", dir=where.parent))
+    try:
+        # --no-hardlinks: the user may do what he likes with the clone, the store must not notice
+        call("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=", repo,
+             fresh, env=clean_env())  # fmt: skip
+        # a clone takes branches and tags only; the series' commit hangs on a ref of our own
+        git(fresh, "fetch", "--quiet", str(repo), commit)
+        git(fresh, "checkout", "--quiet", "-B", "sparkforge", commit)
+        fresh.chmod(0o755)
+        fresh.rename(where)  # complete, or not there at all
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise

@@ -46,8 +46,9 @@ class Launcher:
     def unpatched(self) -> Iterator[Server]:
         """Serve the release without our patches; our option is not among its arguments."""
         options = list(self.context.target.serve)
-        at = options.index("--moe-backend")
-        del options[at : at + 2]
+        if "--moe-backend" in options:
+            at = options.index("--moe-backend")
+            del options[at : at + 2]
         label = f"environment ({UNPATCHED})"
         with self._server(label, options, unpatched=True) as server:
             yield server

@@ -72,7 +72,7 @@ def _source_item(context: Context, name: str, upstream: Upstream) -> Item:
         "provider": "git" if name in context.access.mirrors else plan.provider,
         "fallback": plan.fallback,
         "release_file": file.sha256 if file else None,
-        "code": code_digest(_HERE / "sources.py"),
+        "code": code_digest(_HERE / "sources.py", _HERE / "git.py"),
     }
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
@@ -96,7 +96,7 @@ def _series_item(
         "series": patches.sha256,
         "patches": {patch.name: patch.sha256 for patch in patches.patches},
         "recorded": {kind: record.tree for kind, record in upstream.patched.items()},
-        "code": code_digest(_HERE / "series.py", _HERE / "git.py"),
+        "code": code_digest(*(_HERE / f"{n}.py" for n in ("series", "patchfile", "git"))),
     }
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
@@ -164,6 +164,7 @@ def _wheel_item(
             source = source_of(context.store, name, results[f"source {name}"])
             tree = Patched(source, out["commit"], out["tree"], out["touched"])
         made = overlay.build(request, tree, folder)
+        made.path.chmod(0o444)  # dist/ links to it: who changes that copy must not change ours
         sha256 = sha256_file(made.path)
         counts = f"{len(made.replaced)} file(s) replaced, {len(made.added)} added"
         log.info(f"{made.path.name}: {counts}")
