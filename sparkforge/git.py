@@ -8,9 +8,9 @@ certificates and ``url.insteadOf`` mirrors are configured there.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
