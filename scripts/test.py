@@ -53,9 +53,11 @@ class Steps:
 
 def lint(steps: Steps, bin_: Path) -> None:
     """Every linter; each is clean or the step fails."""
-    steps.run("ruff", bin_ / "ruff", "check", ".")
-    steps.run("ruff format", bin_ / "ruff", "format", "--check", ".")
-    steps.run("mypy", bin_ / "mypy")
+    python = bin_ / "python"
+    # as modules: a script in bin names the folder that the environment was made in
+    steps.run("ruff", python, "-m", "ruff", "check", ".")
+    steps.run("ruff format", python, "-m", "ruff", "format", "--check", ".")
+    steps.run("mypy", python, "-m", "mypy")
     steps.run("shellcheck", bin_ / "shellcheck", *_SHELL_SCRIPTS)
     steps.run("hadolint", bin_ / "hadolint", "Dockerfile")
     steps.run("pins check", sys.executable, "build.py", "pins", "check")

@@ -19,6 +19,7 @@ from sparkforge.errors import SparkforgeError, UsageError
 from sparkforge.log import log
 
 _DEFAULT_COMMAND = "build"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,6 +27,14 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"{self.prog} --help shows what is possible")
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() else -1
+    if not 0 <= port <= 65535:
+        msg = f"{text!r} is no port: use 0 to 65535"
+        raise argparse.ArgumentTypeError(msg)
+    return port
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="certificates of a company proxy, for the image's build steps",
     )
-    target.add_argument("--port", type=int, default=0, help="loopback port (default: a free one)")
+    target.add_argument("--port", type=_port, default=0, help="loopback port (default: a free one)")
     target.add_argument(
         "--ready-timeout",
         type=float,
@@ -172,9 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
         words.insert(0, _DEFAULT_COMMAND)
     # a killed build must clean up as an interrupted one does
-    signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # nohup, and `&` of a script
-        signal.signal(signal.SIGINT, _interrupt)
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script
+            signal.signal(number, _interrupt)
     git.unbind()
     start = time.monotonic()
     try:
@@ -196,6 +205,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     # a second one must not stop the cleaning up that this one begins
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for ending in _ENDING:
+        signal.signal(ending, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from sparkforge import engine, git, pins, pipeline, publish, receipt, series, sources
+from sparkforge import engine, environment, git, pins, pipeline, publish, receipt, series, sources
 from sparkforge.context import STAGES, Context
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.index import Index
@@ -33,10 +33,13 @@ _RELEASE_PLAN = SourcePlan(provider="release")
 
 def _store(options: argparse.Namespace) -> Store:
     chosen = options.store or os.environ.get("SPARKFORGE_STORE")
-    if chosen is None:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        chosen = Path(cache) / "sparkforge"
-    return Store(Path(chosen).expanduser().resolve())
+    try:
+        if chosen is None:
+            cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            chosen = Path(cache) / "sparkforge"
+        return Store(Path(chosen).expanduser().resolve())
+    except RuntimeError as error:  # no HOME, and the user is in no list of users
+        raise UsageError(f"no place for the store: {error}", "name one with --store DIR") from None
 
 
 def _pins_path(options: argparse.Namespace) -> Path:
@@ -121,7 +124,10 @@ def build(options: argparse.Namespace) -> int:
     standing = sum(step.state == "in the store" for step in steps)
     log.heading(f"{context.target_name} on {context.platform}: {len(steps) - standing} of"
                 f" {len(steps)} items to make")  # fmt: skip
+    if any(step.state != "in the store" and step.label == "environment" for step in steps):
+        environment.check_python(context.target.python)  # before anything is fetched
     lines = pipeline.run(context, todo)
+    _mention_fallback(context, lines)
     seconds = time.monotonic() - start
     document = receipt.receipt(
         target=context.target_name, target_platform=context.platform, pins=context.pins_path,
@@ -134,8 +140,25 @@ def build(options: argparse.Namespace) -> int:
     return 0
 
 
+def _mention_fallback(context: Context, lines: Sequence[receipt.Line]) -> None:
+    for line in lines:
+        if line.artefact.stage != "sources" or line.made_now:
+            continue
+        used = line.artefact.outputs["provider"]
+        if used != line.artefact.inputs["provider"]:
+            log.info(f"{line.label}: the {used} file, since git was out of reach when it was"
+                     " fetched; --force sources tries again")  # fmt: skip
+
+
+def _follow_last_build(options: argparse.Namespace) -> None:
+    """Mean the image that was built last, where neither engine nor base is named."""
+    if options.engine == "auto" and options.base is None:
+        options.base = publish.last_base(_pins_path(options).parent, options.target)
+
+
 def explain(options: argparse.Namespace) -> int:
     """Say for each item whether it stands, and if not, which input changed."""
+    _follow_last_build(options)
     context = _context(options, STAGES[-1])
     steps = pipeline.plan(context, items(context, STAGES[-1]))
     if options.json:
@@ -147,12 +170,14 @@ def explain(options: argparse.Namespace) -> int:
 
 def smoke(options: argparse.Namespace) -> int:
     """Run the smoke test again; what it tests is built first where it is missing."""
+    _follow_last_build(options)
     options.until, options.force, options.dry_run = STAGES[-1], ["smoke"], False
     return build(options)
 
 
 def serve(options: argparse.Namespace) -> int:
     """Become the server of what was built."""
+    _follow_last_build(options)
     context = _context(options, "image")
     lines = pipeline.run(context, items(context, "image"))
     publish.serve(context, lines[-1].artefact, options.model)
@@ -239,6 +264,7 @@ def patches_check(options: argparse.Namespace) -> int:
     problems: list[str] = []
     for one in _chosen_series(options, path.parent, loaded):
         problems += series.lint(one, path.parent)
+        series.check_emptied(one, loaded.upstreams[one.upstream])
         if not one.patches:
             report[one.upstream] = {"patches": 0}
             continue

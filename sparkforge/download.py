@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from sparkforge.errors import FetchError
+from sparkforge.errors import FetchError, IntegrityError
 from sparkforge.log import human_bytes, log
 from sparkforge.store import Store, disk_errors
 
@@ -33,6 +33,8 @@ def fetch(
 ) -> Path:
     """Return the verified file, downloading it where the store lacks it.
 
+    What is in the store is hashed again: it is about to be built on, and disks lie.
+
     Args:
         name: file name it gets.
         sha256: the pinned hash, 64 hex digits.
@@ -46,10 +48,8 @@ def fetch(
         IntegrityError: the file that arrived is not the pinned one.
     """
     final = store.download_path(sha256, name)
-    if final.exists():
-        return final
     with store.lock(f"download-{sha256[:32]}"):
-        if final.exists():  # another build fetched it while this one waited
+        if store.verified(sha256, name):
             return final
         if offline:
             msg = f"{name}: not in the store, and --offline forbids fetching it"
@@ -58,10 +58,19 @@ def fetch(
         partial = store.partial_path(sha256)
         if urlsplit(url).scheme == "file":
             _copy(Path(unquote(urlsplit(url).path)), partial, name)
-        else:
-            show = progress or (lambda done, total: log.progress(name, done, total))
+            return store.accept_download(partial, sha256, name)
+        show = progress or (lambda done, total: log.progress(name, done, total))
+        resumes = partial.exists()
+        _download(url, partial, name, show)
+        try:
+            return store.accept_download(partial, sha256, name)
+        except IntegrityError:
+            if not resumes:
+                raise
+            # the part that was there may have been the wrong one: once more, from the start
+            log.warning(f"{name}: what an earlier run had fetched does not fit: starting over")
             _download(url, partial, name, show)
-        return store.accept_download(partial, sha256, name)
+            return store.accept_download(partial, sha256, name)
 
 
 def _copy(source: Path, partial: Path, name: str) -> None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.errors import CommandError, EngineError
+from sparkforge.errors import CommandError, EngineError, UsageError
 from sparkforge.run import call, have
 
 if TYPE_CHECKING:
@@ -36,13 +36,17 @@ class Engine:
         Raises:
             EngineError: a name without a digest that the engine does not hold.
         """
-        if "@sha256:" in ref:
-            return ref.partition("@")[2]
-        from docker.errors import ImageNotFound
+        _, at, digest = ref.partition("@")
+        if at:
+            if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+                msg = f"--base {ref}: {digest!r} is no digest"
+                raise EngineError(msg, "give NAME@sha256: and 64 hex digits")
+            return digest
+        from docker.errors import APIError
 
         try:
             return str(self.client.images.get(ref).id)
-        except ImageNotFound:
+        except APIError:  # not there, or no name that an image can have
             msg = f"--base {ref}: the engine holds no such image"
             remedy = (
                 "make or load it first (scripts/make-base.sh NAME makes one without a registry),"
@@ -123,6 +127,9 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
         EngineError: ``docker`` (or ``--base``) was asked for and can't be had.
     """
     if wish == "none":
+        if base is not None:
+            msg = "--base names an image, and --engine none bakes none"
+            raise UsageError(msg, "leave one of them out")
         return None, "a plain environment, as asked for with --engine none"
     if wish == "auto" and base is None and image_base is None:
         why = "no base image is pinned for this target (--base names one)"

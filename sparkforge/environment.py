@@ -26,14 +26,31 @@ def python_path(folder: Path) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
+def check_python(version: str) -> None:
+    """Make sure that an interpreter is there; none is fetched, for none is pinned.
+
+    Raises:
+        ImageError: it is not.
+    """
+    try:
+        call(uv_program(), "python", "find", "--no-python-downloads", "--no-project", version)
+    except CommandError as error:
+        msg = f"no Python {version} on this machine, and the wheels that are locked are for it"
+        remedy = (
+            f"install it (the system's package manager, pyenv, or: uv python install {version}),"
+            " or build an image with --base, which brings its own"
+        )
+        raise ImageError(msg, remedy) from error
+
+
 def bake(
     *, python: str, lock: Path, wheelhouse: Path, unpacked: Path, wheels: Sequence[Path],
-    offline: bool, folder: Path,
+    folder: Path,
 ) -> Path:  # fmt: skip
     """Make a virtual environment in ``folder/venv`` from local files alone.
 
     Args:
-        python: e.g. ``3.11``; uv finds that interpreter, or fetches one where it may.
+        python: e.g. ``3.11``; that interpreter must be on the machine.
         wheelhouse: folder that satisfies ``lock``.
         unpacked: folder that uv keeps the wheelhouse's wheels unpacked in, for the next time.
         wheels: ours, installed over it.
@@ -52,13 +69,10 @@ def bake(
         "UV_LINK_MODE": "hardlink",  # unpacked once into the cache, linked from there
         "VIRTUAL_ENV": "",
     }
-    arguments = ["--offline"] if offline else []
-    try:
-        # relocatable: the folder is renamed when it is complete
-        call(uv, "venv", "--quiet", "--relocatable", "--python", python, *arguments, venv, env=env)
-    except CommandError as error:
-        msg = f"no Python {python} for the environment:\n{error}"
-        raise ImageError(msg, f"install Python {python}, or build an image with --base") from error
+    check_python(python)
+    # relocatable: the folder is renamed when it is complete
+    call(uv, "venv", "--quiet", "--relocatable", "--no-python-downloads", "--python", python, venv,
+         env=env)  # fmt: skip
     install: list[str | Path] = [
         uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", "--offline",
         "--no-index", "--no-deps",

@@ -129,7 +129,10 @@ def _file_name(part: str) -> str | None:
 def _decoded(header: str) -> str:
     """Return a mail header's text: unfolded, and without the encoding of what is not ASCII."""
     unfolded = re.sub(r"\n[ \t]", " ", header)
-    return str(make_header(decode_header(unfolded)))
+    try:
+        return str(make_header(decode_header(unfolded)))
+    except (LookupError, UnicodeDecodeError):  # an encoding that nobody knows: as it stands
+        return unfolded
 
 
 def _trailers(message: str) -> dict[str, str]:

@@ -179,7 +179,8 @@ class Release(Model):
     """What this project calls the result."""
 
     counter: Count
-    source_date_epoch: Count
+    source_date_epoch: Annotated[Count, Field(ge=315532800, lt=4354819200)]
+    """Seconds since 1970, in what a zip archive can say: 1980 to 2107."""
 
 
 class Pins(Model):
@@ -286,6 +287,11 @@ def _cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, 
 
     for name, upstream in pins.upstreams.items():
         here: Where = ("upstreams", name)
+        if upstream.tag.removeprefix("v") != upstream.version:
+            report(
+                (*here, "version"), f"{upstream.version!r} is not that of tag {upstream.tag}",
+                "name the version of the pinned release",
+            )  # fmt: skip
         if upstream.source_file is not None and upstream.source_file not in upstream.files:
             report(
                 (*here, "source_file"), f"{upstream.source_file!r} is not among files",

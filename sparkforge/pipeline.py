@@ -76,11 +76,13 @@ def run(context: Context, items: Sequence[Item]) -> list[Line]:
     for item in items:
         found = _standing(context, item)
         if found is None or item.stage in context.force:
-            stale = context.store.find(item.stage, item.inputs)
-            if stale is not None:
-                context.store.forget(stale)
+            # one that is found but does not stand: an image that is gone from the engine, a
+            # commit whose repository is gone
+            again = context.store.find(item.stage, item.inputs) is not None
             with log.step(item.label):
-                found = context.store.build(item.stage, item.inputs, _maker(item, results))
+                found = context.store.build(
+                    item.stage, item.inputs, _maker(item, results), again=again
+                )
             lines.append(Line(item.label, found, made_now=True))
         else:
             lines.append(Line(item.label, found, made_now=False))

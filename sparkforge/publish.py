@@ -14,6 +14,7 @@ from typing import Any
 
 from sparkforge.context import Context, wheel_path
 from sparkforge.environment import python_path, server_env
+from sparkforge.errors import UsageError
 from sparkforge.log import human_bytes, log
 from sparkforge.receipt import Line
 from sparkforge.run import replace_process
@@ -31,21 +32,19 @@ def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]
         wheel_path(line.artefact) for line in lines
         if line.artefact.stage == "wheels"
     ]  # fmt: skip
-    if _items(receipt_path) == document["items"] and all(
-        (folder / w.name).exists() for w in wheels
-    ):
+    there = [receipt_path, *(folder / wheel.name for wheel in wheels)]
+    if wheels:
+        there.append(folder / "SHA256SUMS")
+    if all(path.exists() for path in there) and _items(receipt_path) == document["items"]:
         return folder
+    from filelock import FileLock  # not needed by a build in which nothing changed
+
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.whl"):
-            old.unlink()
-        sums = []
-        for line in lines:
-            if line.artefact.stage == "wheels":
-                wheel = wheel_path(line.artefact)
-                _link(wheel, folder / wheel.name)
-                sums.append(f"{line.artefact.outputs['sha256']}  {wheel.name}\n")
-        (folder / "SHA256SUMS").write_text("".join(sorted(sums)))
+    with disk_errors(folder), FileLock(folder / ".lock"):
+        if wheels:  # a run that stopped before has nothing to say about them
+            _publish_wheels(folder, lines)
+        (folder / "server.log").unlink(missing_ok=True)  # of a failure that is mended
         if context.target.smoke is not None:
             tiny_model(folder)
         baked = next((ln.artefact for ln in lines if ln.artefact.stage == "image"), None)
@@ -55,6 +54,25 @@ def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]
         fresh.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
         fresh.rename(receipt_path)
     return folder
+
+
+def _publish_wheels(folder: Path, lines: Sequence[Line]) -> None:
+    for old in folder.glob("*.whl"):
+        old.unlink()
+    sums = []
+    for line in lines:
+        if line.artefact.stage == "wheels":
+            wheel = wheel_path(line.artefact)
+            _link(wheel, folder / wheel.name)
+            sums.append(f"{line.artefact.outputs['sha256']}  {wheel.name}\n")
+    (folder / "SHA256SUMS").write_text("".join(sorted(sums)))
+
+
+def last_base(context_root: Path, target: str) -> str | None:
+    """Return the base of the image that was built last; None after a plain environment."""
+    items = _items(context_root / "dist" / target / "receipt.json") or []
+    outputs = [item["outputs"] for item in items if item["stage"] == "image"]
+    return outputs[0].get("base") if outputs and outputs[0]["kind"] == "image" else None
 
 
 def _items(receipt_path: Path) -> Any:
@@ -123,6 +141,13 @@ def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: floa
         log.info(f"serve it: python build.py serve --target {context.target_name}")
 
 
+def _checkpoint(model: Path) -> Path:
+    if not (model / "config.json").is_file():
+        msg = f"--model {model}: holds no config.json"
+        raise UsageError(msg, "name the folder of a checkpoint")
+    return model.resolve()
+
+
 def serve(context: Context, baked: Artefact, model: Path | None) -> None:
     """Become the server: Compose for an image, vllm itself for a plain environment."""
     from sparkforge.launcher import SMOKE_VARIABLES
@@ -131,16 +156,20 @@ def serve(context: Context, baked: Artefact, model: Path | None) -> None:
     folder = context.root / "dist" / context.target_name
     if baked.outputs["kind"] == "image":
         _write_env(context, baked, folder)
+        if context.port:
+            os.environ["SPARKFORGE_PORT"] = str(context.port)
+        if model is not None:
+            os.environ["SPARKFORGE_MODEL_DIR"] = str(_checkpoint(model))
         log.info("docker compose up; Ctrl-C ends it")
         replace_process("docker", "compose", "--project-directory", context.root, "up")
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port(context.port or 8000)
-    chosen = model.resolve() if model is not None else tiny_model(folder)
+    chosen = _checkpoint(model) if model is not None else tiny_model(folder)
     environment = server_env(context.store.cache_path("serve"))
     os.environ.update({**environment, **(SMOKE_VARIABLES if model is None else {})})
     log.info(f"http://{LOOPBACK}:{port}/v1 serves {chosen}; Ctrl-C ends it")
     replace_process(
-        python_path(baked.path), "-m", "vllm.entrypoints.cli.main", "serve", chosen,
+        python_path(baked.path), "-P", "-m", "vllm.entrypoints.cli.main", "serve", chosen,
         "--host", LOOPBACK, "--port", str(port), "--served-model-name",
         MODEL_NAME if model is None else chosen.name, *context.target.serve,
     )  # fmt: skip

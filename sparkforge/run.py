@@ -14,8 +14,9 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -109,7 +110,8 @@ def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
 
 def _failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
     text = failure_text(result)
-    if os.strerror(errno.ENOSPC) in text:
+    # git's fast-import has words of its own for it
+    if os.strerror(errno.ENOSPC) in text or "Out of diskspace" in text:
         remedy = "make room, or put the store on a larger disk with --store DIR"
         return StoreError(f"the disk is full:\n{text}", remedy)
     return CommandError(text)
@@ -153,12 +155,12 @@ def background(
     output: Path,
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
-    grace_s: float = 20.0,
+    grace_s: float = 10.0,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server for the length of the block; its output goes to a file.
 
     At the end it gets SIGTERM and ``grace_s`` seconds, then its whole process group is killed.
-    It also gets SIGTERM from the kernel when this process is killed and can't do that itself.
+    When this process is killed and can't do that itself, a guardian does.
     """
     command = _resolve(args)
     log.detail("+ " + shlex.join(command) + f"  > {output}")
@@ -193,15 +195,16 @@ def _child(
     child = subprocess.Popen(
         command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
         start_new_session=True,
-        # the function makes one system call and takes no lock, so threads can't block it
-        preexec_fn=_end_with_parent() if ends_with_us else None,  # noqa: PLW1509
     )  # fmt: skip
     _living.add(child)
+    guardian = _guard(child.pid) if ends_with_us else None
     try:
         yield child
     finally:
         stop(child, grace_s)
         _living.discard(child)
+        if guardian is not None:
+            _dismiss(guardian)
         for pipe in (child.stdin, child.stdout, child.stderr):
             if pipe is not None:
                 try:
@@ -238,17 +241,41 @@ def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
         child.wait()
 
 
-def _end_with_parent() -> Callable[[], None]:
-    """Return what asks the kernel, in the child, for SIGTERM when the parent dies."""
-    import ctypes  # before the fork: the child must not wait for an import's lock
+# Waits for the other end of its input to close. A byte before that: all was ended properly. None:
+# its maker was killed, and what that had started is ended here.
+_GUARDIAN = """
+import os, signal, sys, time
+group = int(sys.argv[1])
+if not sys.stdin.buffer.read(1):
+    for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 0)):
+        try:
+            os.killpg(group, number)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                os.killpg(group, 0)
+                time.sleep(0.2)
+        except ProcessLookupError:
+            break
+"""
 
-    prctl = ctypes.CDLL(None).prctl
-    pr_set_pdeathsig = 1  # linux/prctl.h
 
-    def ask() -> None:
-        prctl(pr_set_pdeathsig, signal.SIGTERM)
+def _guard(group: int) -> subprocess.Popen[bytes]:
+    """Have a process group ended even if this process is killed with kill -9.
 
-    return ask
+    The kernel's own means (prctl) sends one signal to one process, which vLLM ignores while it
+    loads, and its workers would stay in any case.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARDIAN, str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
+    guardian.communicate(b"x")  # ignores a guardian that is gone
 
 
 def alive(pid: int) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from sparkforge import git
 from sparkforge.errors import CommandError, IntegrityError, SeriesError
 from sparkforge.patchfile import Patch, read_patch, slug
-from sparkforge.pins import Recorded
+from sparkforge.pins import Recorded, Upstream
 from sparkforge.sources import Source
 from sparkforge.store import Store
 
@@ -89,7 +89,7 @@ def read(folder: Path) -> Series:
             raise SeriesError(f"{listing}: not UTF-8 text: {error}", "write it anew") from None
         names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     twice = sorted({name for name in names if names.count(name) > 1})
-    files = {path.name for path in folder.glob("*.patch")}
+    files = {path.name for path in folder.glob("*.patch") if path.is_file()}
     problems = [f"{listing}: {name} is named twice: keep one line" for name in twice]
     problems += [f"{listing}: {n}: no such file: add it or remove the line"
                  for n in names if n not in files]  # fmt: skip
@@ -190,6 +190,7 @@ def patched_tree(store: Store, series: Series, source: Source) -> str:
     with store.temporary("check") as work:
         env = {"GIT_INDEX_FILE": str(work / "index")}
         git.git(source.repo, "read-tree", source.commit, env=env)
+        tree = source.tree
         for patch in series.patches:
             try:
                 git.git(source.repo, "apply", "--cached", "--whitespace=nowarn", str(patch.path),
@@ -197,6 +198,7 @@ def patched_tree(store: Store, series: Series, source: Source) -> str:
             except CommandError as error:
                 msg = f"{patch.path}: does not apply:\n{error}"
                 raise SeriesError(msg, "remake the patch on the pinned tree") from error
+            _check_diff(patch, source, tree, tree := git.git(source.repo, "write-tree", env=env))
             # the last entry of a path counts: a file that becomes a link is deleted, then new
             for entry in {entry.path: entry for entry in patch.entries}.values():
                 listing = git.git(source.repo, "--literal-pathspecs", "ls-files", "-s", "--",
@@ -206,7 +208,35 @@ def patched_tree(store: Store, series: Series, source: Source) -> str:
                     wanted = entry.new_blob[:12]
                     msg = f"{patch.path}: {entry.path} becomes {met[:12]}, not {wanted}"
                     raise SeriesError(msg, "its diff was edited by hand: export it again")
-        return git.git(source.repo, "write-tree", env=env)
+        return tree
+
+
+def _check_diff(patch: Patch, source: Source, before: str, after: str) -> None:
+    """Hold a patch's diff against the one that git makes of what it did.
+
+    Raises:
+        SeriesError: they differ: a hunk's line numbers were moved, or it is not canonical.
+    """
+    made = git.git_bytes(
+        source.repo, "diff-tree", "-p", "--full-index", "--binary", "--no-renames", before, after
+    )
+    if patch.path.read_bytes().partition(b"\ndiff --git ")[2].strip() != (
+        made.removeprefix(b"diff --git ").strip()
+    ):
+        msg = f"{patch.path}: its diff is not the one that git makes of its change"
+        raise SeriesError(msg, "it was edited by hand, or is not canonical: export it again")
+
+
+def check_emptied(series: Series, upstream: Upstream) -> None:
+    """Refuse an upstream whose record says patched while its series is empty.
+
+    Raises:
+        IntegrityError: it would be built unpatched, under the patched name.
+    """
+    if not series.patches and upstream.patched:
+        msg = f"{series.folder}: no patch, but pins.yaml records a patched tree for it"
+        remedy = f"restore the series, or remove upstreams.{series.upstream}.patched from pins.yaml"
+        raise IntegrityError(msg, remedy)
 
 
 def apply(store: Store, series: Series, source: Source) -> Patched:

@@ -25,7 +25,7 @@ from sparkforge.log import log
 from sparkforge.run import alive, background, group_alive, stop
 
 LOOPBACK = "127.0.0.1"
-MODEL_NAME = "tiny"
+MODEL_NAME = "tiny-gpt-oss"
 SITE_PACKAGES_LABEL = "org.sparkforge.site-packages"
 _MAKER_LABEL = "org.sparkforge.smoke-of-pid"
 _STOP_GRACE_S = 30.0
@@ -131,7 +131,9 @@ def from_environment(folder: Path, launch: Launch, work: Path, cache: Path) -> I
     port = free_port(launch.port)
     output = work / "server.log"
     command = [
-        str(python_path(folder)), "-m", "vllm.entrypoints.cli.main", "serve", str(launch.model),
+        # -P: a module in the present folder must not stand in for an installed one
+        str(python_path(folder)), "-P", "-m", "vllm.entrypoints.cli.main",
+        "serve", str(launch.model),
         "--host", LOOPBACK, "--port", str(port), "--served-model-name", MODEL_NAME,
         *launch.options, *launch.arguments,
     ]  # fmt: skip
@@ -184,7 +186,7 @@ def from_image(
         image, command=["/model", *launch.arguments], volumes=volumes, environment=variables,
         ports={"8000/tcp": (LOOPBACK, port)}, read_only=True, cap_drop=["ALL"],
         security_opt=["no-new-privileges"], tmpfs={"/tmp": ""}, shm_size="1g",
-        labels={_MAKER_LABEL: str(os.getpid())},
+        labels={_MAKER_LABEL: f"{_here()} {os.getpid()}"},
     )  # fmt: skip
     try:
         container.start()
@@ -196,8 +198,16 @@ def from_image(
 def _sweep(engine: Engine) -> None:
     """Remove the containers of runs that were killed before they could."""
     for container in engine.client.containers.list(all=True, filters={"label": _MAKER_LABEL}):
-        if not alive(int(container.labels[_MAKER_LABEL])):
+        where, _, pid = container.labels[_MAKER_LABEL].rpartition(" ")
+        # a process number means something only where it was given
+        if where == _here() and not alive(int(pid)):
             container.remove(force=True, v=True)
+
+
+def _here() -> str:
+    """Name this boot of this machine and its space of process numbers."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def wait_ready(server: Server, timeout_s: float) -> float:

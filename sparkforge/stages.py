@@ -29,6 +29,7 @@ from sparkforge.series import Patched, Series
 from sparkforge.store import code_digest, sha256_file
 
 _HERE = Path(__file__).parent
+_SMOKE_CODE = ("smoke.py", "servers.py", "launcher.py", "environment.py", "tiny.py")
 
 
 def items(context: Context, until: str) -> list[Item]:
@@ -38,6 +39,7 @@ def items(context: Context, until: str) -> list[Item]:
     for name in context.target.wheels:
         patches = context.series_of(name)
         upstream = context.pins.upstream(name)
+        series.check_emptied(patches, upstream)
         if patches.patches:
             source = _source_item(context, name, upstream)
             result += [source, _series_item(context, name, upstream, patches, source)]
@@ -70,7 +72,7 @@ def _source_item(context: Context, name: str, upstream: Upstream) -> Item:
         "commit": upstream.commit,
         "tag": upstream.tag,
         "provider": "git" if name in context.access.mirrors else plan.provider,
-        "fallback": plan.fallback,
+        "fallback": None if name in context.access.mirrors else plan.fallback,
         "release_file": file.sha256 if file else None,
         "code": code_digest(_HERE / "sources.py", _HERE / "git.py"),
     }
@@ -236,7 +238,7 @@ def _environment_item(
             wheelhouse=results[house.label].path / WHEELS,
             unpacked=results[house.label].path / UNPACKED,
             wheels=[wheel_path(results[item.label]) for item in wheels],
-            offline=context.access.offline, folder=folder,
+            folder=folder,
         )  # fmt: skip
         return {"kind": "environment"}
 
@@ -309,7 +311,9 @@ def _smoke_item(context: Context, baked: Item, extra: list[Item]) -> Item:
         "kind": "image" if context.engine is not None else "environment",
         "unpatched": {item.label: item.key for item in extra},
         "serve": list(context.target.serve),
-        "code": code_digest(*(_HERE / f"{n}.py" for n in ("smoke", "servers", "launcher", "tiny"))),
+        "code": code_digest(
+            *(_HERE / f"{n}.py" for n in ("smoke", "servers", "launcher", "environment", "tiny"))
+        ),
     }
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:

@@ -216,6 +216,17 @@ class Store:
             path.mkdir(exist_ok=True)
         return path
 
+    def verified(self, sha256: str, name: str) -> bool:
+        """Tell whether a download is there and still what its hash says; a damaged one goes."""
+        path = self.download_path(sha256, name)
+        if not path.exists():
+            return False
+        if sha256_file(path) == sha256:
+            return True
+        log.warning(f"{path}: damaged in the store: fetching it again")
+        path.unlink()
+        return False
+
     def accept_download(self, partial: Path, sha256: str, name: str) -> Path:
         """Check a finished download and give it its name.
 
@@ -245,7 +256,12 @@ class Store:
         return self._load(self.root / "artefacts" / stage / key_of(inputs)[:32])
 
     def build(
-        self, stage: str, inputs: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]
+        self,
+        stage: str,
+        inputs: Mapping[str, Any],
+        make: Callable[[Path], Mapping[str, Any]],
+        *,
+        again: bool = False,
     ) -> Artefact:
         """Return the artefact for these inputs, making it where the store lacks it.
 
@@ -253,15 +269,16 @@ class Store:
             stage: name of the stage.
             inputs: everything that determines the result; JSON values.
             make: fills the folder it is given and returns the outputs.
+            again: make it although it is there; the old one stands until the new one does.
 
         Two builds that want the same artefact at once: the second waits, then finds it.
         """
         key = key_of(inputs)
         final = self.root / "artefacts" / stage / key[:32]
-        if found := self._load(final):
+        if not again and (found := self._load(final)):
             return found
         with self.lock(f"{stage}-{key[:32]}"):
-            if found := self._load(final):
+            if not again and (found := self._load(final)):
                 return found
             with self.temporary(stage) as work, disk_errors(self.root):
                 start = time.monotonic()
@@ -272,16 +289,12 @@ class Store:
                 }  # fmt: skip
                 (work / "artefact.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
                 final.parent.mkdir(parents=True, exist_ok=True)
-                if final.exists():  # without a readable artefact.json: nothing to build on
+                if final.exists():  # the old one, or one without a readable artefact.json
                     self._discard(final)
                 work.rename(final)
         made = self._load(final)
         assert made is not None
         return made
-
-    def forget(self, artefact: Artefact) -> None:
-        """Remove an artefact whose outside half (an image in the engine) is gone."""
-        self._discard(artefact.path)
 
     def _discard(self, path: Path) -> None:
         # renamed first: nobody must find half of it

@@ -116,6 +116,8 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0) -> TinyCheckpoint:
         for name, content in _json_files().items():
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             (staging / name).write_text(text, encoding="utf-8")
+        for file in staging.iterdir():
+            file.chmod(0o644)  # a server runs as another user, whatever our umask is
         total = sum(file.stat().st_size for file in staging.iterdir())
         staging.rename(dest)
     except BaseException:

@@ -255,8 +255,11 @@ def _in_store(store: Store, item: Locked, rank: dict[Tag, int]) -> Path | None:
         if folder.is_dir():
             for path in folder.iterdir():
                 if (fitness := _fitness(path.name, item, rank)) is not None:
-                    fitting.append((fitness, path))
-    return min(fitting)[1] if fitting else None
+                    fitting.append((fitness, sha256, path))
+    if not fitting:
+        return None
+    _, sha256, path = min(fitting)
+    return path if store.verified(sha256, path.name) else None
 
 
 def _best_link(

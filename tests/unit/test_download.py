@@ -104,13 +104,25 @@ def test_all_bytes_here_already_need_no_body(store: Store, server: Server) -> No
     assert server.ranges("/f") == [f"bytes={len(DATA)}-"]
 
 
-def test_too_many_bytes_here_are_refused_and_forgotten(store: Store, server: Server) -> None:
+def test_a_part_that_does_not_fit_is_forgotten_and_all_of_it_fetched(
+    store: Store, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = server.add("/f", Page(DATA))
     store.write_json(store.root / "x", 1)
     store.partial_path(SHA).write_bytes(DATA + b"more")
-    with pytest.raises(IntegrityError):
-        get(store, url)
     assert get(store, url).read_bytes() == DATA
+    assert "starting over" in capsys.readouterr().out
+
+
+def test_a_file_damaged_in_the_store_is_fetched_again(
+    store: Store, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = server.add("/f", Page(DATA))
+    kept = get(store, url)
+    kept.chmod(0o644)
+    kept.write_bytes(DATA[:-1] + b"?")
+    assert get(store, url).read_bytes() == DATA
+    assert "damaged in the store" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])

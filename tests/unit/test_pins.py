@@ -180,10 +180,10 @@ def test_a_wrong_value_is_refused_with_line_key_and_remedy(
 
 
 def test_a_key_given_twice_is_refused_at_its_second_line(tmp_path: Path) -> None:
-    text = changed("    tag: v1.2.3\n", "    tag: v1.2.3\n    tag: v1.2.4\n")
+    text = changed("    tag: v1.2.3\n", "    tag: v1.2.3\n    tag: v1.2.3\n")
     (message,) = refusal(tmp_path, text)
     assert message == (
-        f"pins.yaml:{line_of(text, '    tag: v1.2.4')}: upstreams.demo.tag: given twice:"
+        f"pins.yaml:{line_of(text, '    tag: v1.2.3') + 1}: upstreams.demo.tag: given twice:"
         " keep one of them"
     )
 

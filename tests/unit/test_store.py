@@ -87,13 +87,20 @@ def test_an_artefact_cut_off_by_a_power_failure_is_made_again(store: Store, left
     assert store.build("wheels", INPUTS, put).outputs == {"file": "file"}
 
 
-def test_a_forgotten_artefact_is_gone_at_once(store: Store) -> None:
+def test_making_again_keeps_the_old_one_until_the_new_one_stands(store: Store) -> None:
     made = store.build("wheels", INPUTS, put)
-    store.forget(made)
-    store.forget(made)  # another build may have been quicker
-    assert store.find("wheels", INPUTS) is None
+
+    def fail(folder: Path) -> dict[str, Any]:
+        raise ValueError(folder)
+
+    with pytest.raises(ValueError, match="wheels"):
+        store.build("wheels", INPUTS, fail, again=True)
+    assert made.path.is_dir()
+    (made.path / "old").touch()
+    again = store.build("wheels", INPUTS, put, again=True)
+    assert again.path == made.path
+    assert not (again.path / "old").exists()
     assert list((store.root / "tmp").iterdir()) == []
-    assert store.build("wheels", INPUTS, put).path.is_dir()
 
 
 def test_sweep_takes_what_nobody_holds_and_leaves_what_somebody_does(store: Store) -> None:
