@@ -156,6 +156,15 @@ def test_an_empty_series_gives_the_release_wheel_itself(project: Project) -> Non
     assert project.wheel.read_bytes() == project.server.pages[WHEEL].body
 
 
+def test_an_emptied_series_is_refused_where_a_patched_tree_is_recorded(project: Project) -> None:
+    project.run("pins", "record")
+    project.build()
+    shutil.rmtree(project.patches)
+    for words in (BUILD, ("patches", "check")):
+        _, err = project.run(*words, code=5)
+        assert "no patch, but pins.yaml records a patched tree" in err
+
+
 def test_force_makes_a_stage_again(project: Project) -> None:
     project.build()
     again = project.build("--force", "wheels")

@@ -10,7 +10,7 @@ import pytest
 
 from sparkforge.download import fetch
 from sparkforge.store import Store
-from tests.support import Page, Server, finished, python, sha256, wait_for
+from tests.support import Page, Server, alive, finished, python, sha256, wait_for
 
 DATA = random.Random(3).randbytes(3_000_000)
 SHA = sha256(DATA)
@@ -115,3 +115,36 @@ def test_a_waiting_process_makes_it_when_the_first_is_killed(store: Store, tmp_p
     first.communicate()
     assert finished(second) == "found 50\n"
     assert note.read_text() == "made\nmade\n"
+
+
+SERVE = """
+import sys, time
+from pathlib import Path
+from sparkforge.run import background
+with background(sys.executable, "-c", sys.argv[1], sys.argv[2], output=Path(sys.argv[3])):
+    time.sleep(60)
+"""
+
+# as vLLM while it loads: deaf to SIGTERM, with a worker of its own
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+worker = os.fork()
+if worker:
+    with open(sys.argv[1] + ".new", "w") as file:
+        file.write(f"{os.getpid()} {worker}")
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(60)
+"""
+
+
+def test_a_server_ends_with_its_driver_even_after_kill_9(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    driver = python(SERVE, DEAF, note, tmp_path / "log")
+    wait_for(note.exists)
+    server, worker = (int(pid) for pid in note.read_text().split())
+    assert alive(server)
+    driver.kill()
+    driver.communicate()
+    # SIGTERM first, with ten seconds to heed it; then for good
+    wait_for(lambda: not alive(server) and not alive(worker), 25)

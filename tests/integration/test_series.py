@@ -233,6 +233,13 @@ def test_a_diff_edited_by_hand_is_refused(shop: Workshop) -> None:
         series.apply(shop.store, shop.read(), shop.source)
 
 
+def test_a_hunk_whose_lines_were_moved_is_refused_in_memory_too(shop: Workshop) -> None:
+    path = shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    path.write_bytes(path.read_bytes().replace(b"@@ -17,7 +17,7 @@", b"@@ -18,7 +18,7 @@"))
+    with pytest.raises(SeriesError, match="is not the one that git makes"):
+        series.patched_tree(shop.store, shop.read(), shop.source)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
