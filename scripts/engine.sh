@@ -61,7 +61,8 @@ fetch_programs() {
   rm -rf "$root" "$dir/apt"
   mkdir -p "$root" "$dir"/apt/{sources.d,lists/partial,cache/archives/partial,debs}
   # A fresh machine has no lists, and without them apt cannot tell whose an entry is.
-  debian_sources "$codename" "$codename" || { apt-get -q update >"$dir/log/apt.log" 2>&1 || true; }
+  debian_sources "$codename" "$codename" || apt-get -q update >"$dir/log/apt.log" 2>&1 ||
+    log "apt-get update failed, see $dir/log/apt.log; trying with the lists that are there"
   { debian_sources "$codename" "$codename" && debian_sources "$ENGINE_SUITE" "$codename"; } ||
     die "no apt source of Debian on this machine to take the engine of $ENGINE_SUITE from"
   apt=(apt-get -q -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$dir/apt/sources.d"
@@ -110,7 +111,7 @@ end_daemon() {
   pid=$(own_pid "$1") || { rm -f "$run/$1.pid"; return 0; }
   kill -TERM "$pid"
   while own_pid "$1" >/dev/null; do
-    ((waited++ < STOP_SECONDS * 5)) || { log "$1 ($pid) did not end: killing it"; kill -KILL "$pid" || true; break; }
+    ((waited++ < STOP_SECONDS * 5)) || { log "$1 ($pid) did not end: killing it"; kill -KILL "$pid" || log "$1 has just ended"; break; }
     sleep 0.2
   done
   rm -f "$run/$1.pid"
@@ -159,7 +160,7 @@ tear_down_network() {
     while read -r rule; do
       read -ra words <<<"${rule/#-A/-D}"
       iptables -w -t "$table" "${words[@]}"
-    done < <(iptables -w -t "$table" -S | grep -F -- "--comment $tag " || true)
+    done < <(iptables -w -t "$table" -S | grep -F -- "--comment $tag ")
   done
   if ip link show "$bridge" >/dev/null 2>&1; then ip link del "$bridge"; fi
   rm -f "$run/range"
@@ -227,14 +228,14 @@ stop() {
   # process of one, and with it the whole container ends.
   for shim in $(own_shims); do
     while read -rd ' ' child; do
-      kill -KILL "$child" 2>/dev/null || true
+      kill -KILL "$child" 2>/dev/null || log "process $child of a container has just ended"
     done < <(cat "/proc/$shim/task/"*/children 2>/dev/null)
-    kill -KILL "$shim" 2>/dev/null || true
+    kill -KILL "$shim" 2>/dev/null || log "shim $shim has just ended"
   done
   end_daemon containerd
   # Deepest first; the kernel writes a space in a path as \040.
   while read -r mount; do
-    umount -l "$(printf '%b' "$mount")" || true
+    umount -l "$(printf '%b' "$mount")" || log "$mount stays mounted"
   done < <(awk '{print $5}' /proc/self/mountinfo | grep -F "${dir// /\\040}/" | sort -r)
   tear_down_network
   rm -f "$socket" "$run"/*.pid "$run"/containerd.sock*
