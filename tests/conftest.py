@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,14 @@ from sparkforge.log import log
 from sparkforge.store import Store
 
 from .support import Server
+
+# A script's `&` and nohup start programs with these ignored, and that is inherited: the tests that
+# press Ctrl-C need children that can feel it.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(
+            _number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL
+        )
 
 _KEPT = ("PIP_CERT",)
 _DROPPED = ("PIP_", "GIT_", "UV_", "SPARKFORGE_", "XDG_", "GITHUB_")
