@@ -192,6 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
     except SparkforgeError as error:
         log.error(str(error))
+        if "--json" in words:  # who reads stdout gets a document in any case
+            log.json({"error": error.as_json()})
         return error.exit_code
     except KeyboardInterrupt:
         log.error(f"interrupted after {time.monotonic() - start:.0f} s; the next run goes on")

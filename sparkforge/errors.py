@@ -23,6 +23,10 @@ class SparkforgeError(Exception):
         self.what = what
         self.remedy = remedy
 
+    def as_json(self) -> dict[str, str | int]:
+        """Return what ``--json`` prints of it."""
+        return {"exit_code": self.exit_code, "what": self.what, "remedy": self.remedy}
+
     def __str__(self) -> str:
         return f"{self.what}\n  how to mend: {self.remedy}" if self.remedy else self.what
 

@@ -99,6 +99,13 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str], words: list[st
     assert isinstance(json.loads(capsys.readouterr().out), dict)
 
 
+def test_json_is_one_document_after_a_failure_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--target", "cup", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["exit_code"] == 2
+    assert "did you mean cpu?" in error["remedy"]
+
+
 def test_a_plan_for_the_real_pins_makes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
