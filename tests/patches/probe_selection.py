@@ -1,0 +1,276 @@
+"""Runs inside the interpreter under test: what the installed vLLM selects on a CUDA device.
+
+usage: python -m tests.patches.probe_selection CAPABILITY OUT.json
+
+One capability a process, because vLLM keeps what it once learnt about the platform. The device is
+made up (fake_cuda.py); the selectors are the installed ones. An outcome is a list: what was
+selected or how it was refused, then the warnings that were logged meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.patches import fake_cuda
+
+Outcome = list[str]
+Table = dict[str, Outcome]
+
+# Names with one of these answers share a line of the table.
+ALIKE = {
+    "is no value of --moe-backend": "(no value of --moe-backend)",
+    "' is not supported for MXFP": "(not known for this kind of layer)",
+    "has no kernel for this linear layer type": "(no such kernel, so as auto)",
+}
+
+# The dense layers of gpt-oss-120b: (out, in) of qkv, o and lm_head.
+SHAPES = {"qkv": (5120, 2880), "o": (2880, 4096), "lm_head": (201_088, 2880)}
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"WARNING: {record.getMessage()}")
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect the warnings of vLLM's loggers, those already given once again."""
+    import vllm.logger
+
+    vllm.logger._print_warning_once.cache_clear()
+    handler = _Warnings()
+    logger = logging.getLogger("vllm")
+    logger.addHandler(handler)
+    try:
+        yield handler.lines
+    finally:
+        logger.removeHandler(handler)
+
+
+def outcome(ask: Callable[[], str]) -> Outcome:
+    """Return what a selector answered, and what it warned of."""
+    with _warnings() as warned:
+        try:
+            answer = ask()
+        except Exception as error:
+            # The list of all names would stand in the table once for every wrong one.
+            answer = f"{type(error).__name__}: {str(error).partition(' Expected one of ')[0]}"
+    return [" ".join(answer.split()), *(" ".join(line.split()) for line in warned)]
+
+
+def fold(table: Table) -> Table:
+    """Give all names with an answer of ``ALIKE`` one line."""
+    folded: Table = {}
+    shared: Table = {}
+    for name, lines in table.items():
+        labels = [label for text, label in ALIKE.items() if text in " ".join(lines)]
+        if labels:
+            shared.setdefault(labels[0], []).append(name)
+        else:
+            folded[name] = lines
+    return folded | shared
+
+
+@contextmanager
+def settings(*, moe: dict[str, str] | None = None, linear_backend: str = "auto") -> Iterator[None]:
+    """Make a configuration of the engine current, of which the selectors read these."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.config.quantization import QuantizationConfigArgs
+
+    config = VllmConfig()
+    config.model_config = types.SimpleNamespace(
+        quantization_config=QuantizationConfigArgs(moe=moe) if moe else None,
+        get_num_layers=lambda parallel_config: 36,
+        is_diffusion=False,
+    )
+    config.kernel_config.linear_backend = linear_backend
+    with set_current_vllm_config(config):
+        yield
+
+
+def moe_layer(moe_backend: str, *, gpt_oss: bool) -> Any:
+    """Return an MoE layer in the engine's words: gpt-oss's, or a plain one with SiLU."""
+    import torch
+    from vllm.config import KernelConfig
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import (
+        FusedMoEConfig,
+        FusedMoEParallelConfig,
+        RoutingMethodType,
+    )
+
+    # Refuses what is no value of --moe-backend.
+    try:
+        KernelConfig(moe_backend=moe_backend)
+    except ValueError as error:
+        msg = f"{moe_backend!r} is no value of --moe-backend"
+        raise ValueError(msg) from error
+    size = 2880 if gpt_oss else 2944
+    return FusedMoEConfig(
+        num_experts=128,
+        experts_per_token=4,
+        hidden_dim=size,
+        intermediate_size=size,
+        num_local_experts=128,
+        num_logical_experts=128,
+        activation=MoEActivation.SWIGLUOAI if gpt_oss else MoEActivation.SILU,
+        device="cpu",
+        routing_method=RoutingMethodType.Renormalize,
+        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
+        in_dtype=torch.bfloat16,
+        has_bias=gpt_oss,
+        moe_backend=moe_backend,
+    )
+
+
+def moe_names() -> list[str]:
+    """Return every value of --moe-backend, and every name that the MXFP4 selector knows."""
+    from vllm.config.kernel import MoEBackend
+    from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import map_mxfp4_backend
+
+    names = {*typing.get_args(MoEBackend)}
+    try:
+        map_mxfp4_backend("auto")
+    except ValueError as error:
+        # The only place where the list of names can be had from.
+        names |= {*json.loads(str(error).partition("one of ")[2].rstrip(".").replace("'", '"'))}
+    return ["auto", *sorted(names - {"auto"})]
+
+
+def mxfp4_moe(**quantization: str) -> Table:
+    """What runs the experts of gpt-oss, by backend name."""
+    from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+
+    # A patch of ours puts a selector for gpt-oss before the general one.
+    select = getattr(oracle, "select_gpt_oss_mxfp4_moe_backend", oracle.select_mxfp4_moe_backend)
+
+    def ask(name: str) -> str:
+        backend, experts = select(moe_layer(name, gpt_oss=True))
+        padded = oracle.mxfp4_round_up_hidden_size_and_intermediate_size(backend, 2880, 2880)
+        return f"{backend.value}: {experts.__name__}, 2880x2880 as {padded[0]}x{padded[1]}"
+
+    with settings(moe=dict(quantization)):
+        return fold({name: outcome(partial(ask, name)) for name in moe_names()})
+
+
+def mxfp8_moe(*, gpt_oss: bool) -> Table:
+    """What runs MXFP8 experts, by backend name."""
+    from vllm.model_executor.layers.fused_moe.oracle import mxfp8 as oracle
+
+    def ask(name: str) -> str:
+        backend, experts = oracle.select_mxfp8_moe_backend(moe_layer(name, gpt_oss=gpt_oss))
+        return f"{backend.value}: {experts.__name__}"
+
+    with settings():
+        return fold({name: outcome(partial(ask, name)) for name in moe_names()})
+
+
+def linear() -> dict[str, Table]:
+    """What runs dense layers, by name of --linear-backend."""
+    import vllm.model_executor.kernels.linear as kernels
+    from vllm.config.kernel import LinearBackend
+    from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp4Dynamic
+
+    asked: dict[str, Callable[[], Any]] = {
+        "MXFP4 weights": lambda: kernels.init_mxfp4_linear_kernel(None),
+        # What online quantisation to MXFP4 asks for.
+        "MXFP4 weights and activations": lambda: kernels.init_mxfp4_linear_kernel(kMxfp4Dynamic),
+    }
+    for layer, shape in SHAPES.items():
+        asked[f"MXFP8, {layer}"] = partial(kernels.init_mxfp8_linear_kernel, weight_shape=shape)
+
+    def kind(ask: Callable[[], Any]) -> str:
+        return type(ask()).__name__
+
+    tables: dict[str, Table] = {layer: {} for layer in asked}
+    for name in typing.get_args(LinearBackend):
+        with settings(linear_backend=name):
+            for layer, ask in asked.items():
+                tables[layer][name] = outcome(partial(kind, ask))
+    return {layer: fold(table) for layer, table in tables.items()}
+
+
+def attention() -> dict[str, Table]:
+    """What runs attention with sinks, by what of FlashInfer's cubins is at hand."""
+    import requests
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.utils import flashinfer
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    def ask(kv_cache_dtype: str, sliding: bool) -> str:
+        config = AttentionSelectorConfig(
+            head_size=64,
+            dtype=torch.bfloat16,
+            kv_cache_dtype=kv_cache_dtype,
+            block_size=None,
+            has_sink=True,
+            has_sliding_window=sliding,
+        )
+        path: str = current_platform.get_attn_backend_cls(None, config, 64)
+        return path.rpartition(".")[2]
+
+    # None: no answer, as behind a firewall.
+    reach: dict[str, tuple[bool, int | None]] = {
+        "cubins installed": (True, None),
+        "cubins to be had": (False, 200),
+        "cubins out of reach": (False, None),
+    }
+    tables: dict[str, Table] = {}
+    for name, (installed, status) in reach.items():
+
+        def get(*args: Any, status: int | None = status, **kwargs: Any) -> Any:
+            if status is None:
+                raise requests.ConnectionError("out of reach")
+            return types.SimpleNamespace(status_code=status)
+
+        os.environ["VLLM_HAS_FLASHINFER_CUBIN"] = str(int(installed))
+        flashinfer.requests = types.SimpleNamespace(get=get)
+        # FlashInfer is of no use without cubins or a compiler.
+        flashinfer.shutil = types.SimpleNamespace(which=lambda program: program)
+        for function in vars(flashinfer).values():
+            if callable(getattr(function, "cache_clear", None)):
+                function.cache_clear()
+        with settings():
+            tables[name] = {
+                f"KV {dtype}, {'sliding' if sliding else 'full'}": outcome(
+                    partial(ask, dtype, sliding)
+                )
+                for dtype in ("auto", "fp8")
+                for sliding in (False, True)
+            }
+    return tables
+
+
+def main() -> None:
+    capability, out = fake_cuda.Capability.parse(sys.argv[1]), Path(sys.argv[2])
+    os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_NO_USAGE_STATS": "1"}
+    fake_cuda.add_packages()
+    fake_cuda.install(capability)
+    result = {
+        "MXFP4 MoE, gpt-oss": mxfp4_moe(),
+        "MXFP4 MoE, gpt-oss, moe.activation=mxfp8": mxfp4_moe(activation="mxfp8"),
+        "MXFP8 MoE, gpt-oss": mxfp8_moe(gpt_oss=True),
+        "MXFP8 MoE, SiLU": mxfp8_moe(gpt_oss=False),
+        **{f"linear, {layer}": table for layer, table in linear().items()},
+        **{f"attention with sinks, {name}": table for name, table in attention().items()},
+    }
+    out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

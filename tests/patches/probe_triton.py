@@ -1,0 +1,221 @@
+"""Runs inside the interpreter under test: compiles the Triton MoE of gpt-oss for a made-up device.
+
+usage: python -m tests.patches.probe_triton CAPABILITY OUT.json
+
+vLLM's own functions run on CPU tensors of gpt-oss's shapes, through the real triton_kernels, down
+to the launch of each Triton kernel; there the kernel is compiled by Triton and ptxas for the
+device, and not launched. OUT gets, for every case, the kernels with the shared memory and the TMA
+forms they use, or the error that compiling ended with. Nothing is computed: this proves that the
+kernels exist and fit, not what they answer.
+
+triton_kernels must be importable (it is a part of the CUDA wheel). The Triton that compiles is the
+one of the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.patches import fake_cuda
+
+# Experts share nothing that matters here, so a few stand for 128; tokens are then multiplied.
+EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 4, 2880, 2880
+TOKENS = (1, 8, 64, 512)
+
+Kernels = list[dict[str, Any]]
+
+
+def compile_instead_of_launching(capability: fake_cuda.Capability, kernels: Kernels) -> None:
+    """Give Triton a driver for the device, and have it note each kernel instead of running it."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    class Driver:
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", capability.major * 10 + capability.minor, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int | None = None) -> int:
+            return 0
+
+        def get_active_torch_device(self) -> Any:
+            return torch.device("cpu")
+
+        def get_device_interface(self) -> Any:
+            return torch.cuda
+
+    triton.runtime.driver.set_active(Driver())
+    properties = types.SimpleNamespace(
+        multi_processor_count=48,
+        shared_memory_per_block_optin=fake_cuda.SHARED_MEMORY[capability.major],
+        major=capability.major,
+        minor=capability.minor,
+    )
+    torch.cuda.get_device_properties = lambda device=0: properties
+    torch.cuda.get_device_capability = lambda device=None: tuple(capability)
+    torch.cuda.current_device = lambda: 0
+
+    def getitem(self: Any, grid: Any) -> Callable[..., Any]:
+        def go(*args: Any, **kwargs: Any) -> Any:
+            compiled = self.warmup(*args, grid=grid, **kwargs)
+            text = compiled.asm["ptx"]
+            kernels.append(
+                {
+                    "name": compiled.metadata.name,
+                    "shared": compiled.metadata.shared,
+                    "scatter4": "scatter4" in text,
+                    "gather4": "gather4" in text,
+                    "mma": "mma.sync" in text or "tcgen05.mma" in text,
+                }
+            )
+            return compiled
+
+        return go
+
+    JITFunction.__getitem__ = getitem
+
+
+class Layer:
+    """Weights and routing of one MoE layer, made by vLLM's own preparation."""
+
+    def __init__(self) -> None:
+        import torch
+        from triton_kernels.matmul_ogs import FlexCtx, PrecisionConfig
+        from vllm.model_executor.layers.fused_moe.config import mxfp4_w4a16_moe_quant_config
+        from vllm.model_executor.layers.quantization.utils.mxfp4_utils import _swizzle_mxfp4
+
+        def weight(rows: int, columns: int) -> tuple[Any, Any]:
+            blocks = torch.zeros(EXPERTS, rows, columns // 2, dtype=torch.uint8)
+            scales = torch.zeros(EXPERTS, rows, columns // 32, dtype=torch.uint8)
+            value, flex, scale = _swizzle_mxfp4(blocks, scales)
+            return value, PrecisionConfig(weight_scale=scale, flex_ctx=FlexCtx(rhs_data=flex))
+
+        self.w1, w1_scale = weight(2 * INTERMEDIATE, HIDDEN)
+        self.w2, w2_scale = weight(HIDDEN, INTERMEDIATE)
+        self.quant_config = mxfp4_w4a16_moe_quant_config(
+            w1_bias=torch.zeros(EXPERTS, 2 * INTERMEDIATE),
+            w2_bias=torch.zeros(EXPERTS, HIDDEN),
+            w1_scale=w1_scale,
+            w2_scale=w2_scale,
+        )
+
+    def routing(self, tokens: int) -> tuple[Any, Any, Any]:
+        """Return routing of ``tokens`` tokens that names no expert: it is never read."""
+        import torch
+        from triton_kernels.matmul_ogs import GatherIndx, RoutingData, ScatterIndx
+        from triton_kernels.routing import ExptData
+
+        rows = tokens * TOP_K
+
+        def zeros(size: int) -> Any:
+            return torch.zeros(size, dtype=torch.int32)
+
+        blocks = (16, 32, 64, 128)
+        experts = ExptData(
+            zeros(EXPERTS),
+            zeros(EXPERTS + 1),
+            {block: zeros(EXPERTS + 1) for block in blocks},
+            {block: zeros(rows) for block in blocks},
+        )
+        gates = torch.zeros(rows, dtype=torch.bfloat16)
+        routing = RoutingData(gates, zeros(EXPERTS), EXPERTS, TOP_K, experts)
+        index = zeros(rows)
+        return routing, GatherIndx(index, index), ScatterIndx(index, index)
+
+    def fused(self, tokens: int) -> None:
+        """Run what --moe-backend triton runs."""
+        import torch
+        from vllm.model_executor.layers.fused_moe.experts import gpt_oss_triton_kernels_moe as moe
+
+        moe.triton_kernel_fused_experts(
+            torch.empty(tokens, HIDDEN, dtype=torch.bfloat16),
+            torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16),
+            self.w1,
+            self.w2,
+            *self.routing(tokens),
+            topk=TOP_K,
+            quant_config=self.quant_config,
+        )
+
+    def unfused(self, tokens: int) -> None:
+        """Run what --moe-backend triton_unfused runs."""
+        import torch
+        from vllm.model_executor.layers.fused_moe.experts import gpt_oss_triton_kernels_moe as moe
+
+        # Made without its constructor, which wants a whole engine; apply reads these alone.
+        experts: Any = object.__new__(moe.UnfusedOAITritonExperts)
+        experts.quant_config = self.quant_config
+        experts._lora_context = None
+        experts._make_routing_data = lambda *args: self.routing(tokens)
+        experts.activation = lambda *args, **kwargs: None
+        workspace = tokens * TOP_K * 2 * INTERMEDIATE
+        experts.apply(
+            output=torch.empty(tokens, HIDDEN, dtype=torch.bfloat16),
+            hidden_states=torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16),
+            w1=self.w1,
+            w2=self.w2,
+            topk_weights=torch.zeros(tokens, TOP_K),
+            topk_ids=torch.zeros(tokens, TOP_K, dtype=torch.int64),
+            activation=moe.MoEActivation.SWIGLUOAI,
+            global_num_experts=EXPERTS,
+            expert_map=None,
+            a1q_scale=None,
+            a2_scale=None,
+            workspace13=torch.empty(workspace, dtype=torch.bfloat16),
+            workspace2=torch.empty(workspace, dtype=torch.bfloat16),
+            expert_tokens_meta=None,
+            apply_router_weight_on_input=False,
+        )
+
+
+def attempt(kernels: Kernels, run: Callable[[int], None], tokens: int) -> dict[str, Any]:
+    """Run one case; return its kernels and its error."""
+    kernels.clear()
+    error = ""
+    try:
+        run(tokens)
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {str(problem)[:2000]}"
+    return {"kernels": list(kernels), "error": error}
+
+
+def main() -> None:
+    capability, out = fake_cuda.Capability.parse(sys.argv[1]), Path(sys.argv[2])
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    kernels: Kernels = []
+    fake_cuda.install(capability)
+    compile_instead_of_launching(capability, kernels)
+
+    from triton_kernels.matmul_ogs_details import opt_flags
+
+    layer = Layer()
+    runs = {"triton": layer.fused, "triton_unfused": layer.unfused}
+    constraints = dict(opt_flags._opt_flags_constraints)
+    result: dict[str, Any] = {
+        name: {str(tokens): attempt(kernels, run, tokens) for tokens in TOKENS}
+        for name, run in runs.items()
+    }
+
+    # The controls: the same without one constraint after the other.
+    opt_flags._opt_flags_constraints = {**constraints, "fused_scatter": None}
+    result["with fused scatter"] = attempt(kernels, layer.unfused, 1)
+    opt_flags._opt_flags_constraints = dict(constraints)
+    from vllm.model_executor.layers.fused_moe.experts import gpt_oss_triton_kernels_moe as moe
+
+    moe._cap_block_m_on_sm12x = lambda *args: None
+    result["with the tallest tile"] = attempt(kernels, layer.fused, 512)
+    out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

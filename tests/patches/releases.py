@@ -1,0 +1,31 @@
+"""Release files of the pins, for tests that hold something against what upstream published."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+from sparkforge import pins, sources
+from sparkforge.index import Index
+from sparkforge.sources import Access
+from sparkforge.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def release_file(upstream: str, name: str) -> Path:
+    """Return a release file of an upstream by its name in pins.yaml, from the store or fetched."""
+    store = os.environ.get("SPARKFORGE_STORE", str(Path.home() / ".cache" / "sparkforge"))
+    file = pins.load(ROOT / "pins.yaml").upstream(upstream).files[name]
+    return sources.fetch_release_file(Store(Path(store)), file, Access(Index(), {}, offline=False))
+
+
+def unpack(wheel: Path, prefix: str, folder: Path) -> None:
+    """Unpack the members of a wheel below ``prefix`` into a folder, without the prefix."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            if member.startswith(prefix) and not member.endswith("/"):
+                target = folder / member.removeprefix(prefix)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(archive.read(member))

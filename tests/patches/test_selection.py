@@ -1,0 +1,231 @@
+"""What vLLM selects on CUDA devices, without and with the patches, against tables in golden/.
+
+The tables hold every answer of the real selectors for capabilities 9.0, 10.0, 12.0 and 12.1, so
+that each change of a selection, ours or a rebase's, shows in a diff. After a change that is meant:
+
+    SPARKFORGE_UPDATE_GOLDEN=1 python -m pytest tests/patches/test_selection.py
+
+The probe (probe_selection.py) runs in the interpreters of the cpu target; what stands in for the
+CUDA machine, and why that is sound, is told in fake_cuda.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patches import fake_cuda
+from tests.patches.releases import release_file
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = Path(__file__).with_name("golden")
+CAPABILITIES = ("9.0", "10.0", "12.0", "12.1")
+SM12X = ("12.0", "12.1")
+TIMEOUT_S = 300
+
+Tables = dict[str, dict[str, dict[str, list[str]]]]
+
+GPT_OSS = "MXFP4 MoE, gpt-oss"
+GPT_OSS_MXFP8 = "MXFP4 MoE, gpt-oss, moe.activation=mxfp8"
+
+
+def _probe(python: Path, folder: Path) -> Tables:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(folder / "cache")}
+    tables = {}
+    for capability in CAPABILITIES:
+        out = folder / f"{capability}.json"
+        done = subprocess.run(
+            [python, "-m", "tests.patches.probe_selection", capability, out],
+            env=env, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        tables[capability] = json.loads(out.read_text(encoding="utf-8"))
+    return tables
+
+
+@pytest.fixture(scope="module")
+def patched(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    return _probe(patched_python, tmp_path_factory.mktemp("patched"))
+
+
+@pytest.fixture(scope="module")
+def stock(stock_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    return _probe(stock_python, tmp_path_factory.mktemp("stock"))
+
+
+# -- the tables ----------------------------------------------------------------
+
+
+def _check(tables: Tables, name: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("SPARKFORGE_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
+    assert _flat(tables) == _flat(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _flat(tables: Tables) -> dict[str, list[str]]:
+    """Return one entry an answer: pytest then shows the few that differ."""
+    return {
+        f"{capability} | {title} | {name}": lines
+        for capability, by_title in tables.items()
+        for title, table in by_title.items()
+        for name, lines in table.items()
+    }
+
+
+def test_stock_selects_as_recorded(stock: Tables) -> None:
+    _check(stock, "selection-stock.json")
+
+
+def test_patched_selects_as_recorded(patched: Tables) -> None:
+    _check(patched, "selection-patched.json")
+
+
+@pytest.mark.parametrize("capability", ["9.0", "10.0"])
+def test_other_devices_select_as_before(stock: Tables, patched: Tables, capability: str) -> None:
+    """There the patches are meant to change what was refused, and nothing that was selected."""
+    for title, table in stock[capability].items():
+        for name, lines in table.items():
+            refused = lines[0].startswith(("ValueError", "NotImplementedError"))
+            # SM90 has XQA, too, and no longer asks for the artifactory.
+            reachable = title == "attention with sinks, cubins out of reach"
+            if not (refused or reachable or name.startswith("(")):
+                assert patched[capability][title][name] == lines, f"{title}: {name}"
+
+
+def test_both_sm12x_parts_select_alike(patched: Tables) -> None:
+    assert patched["12.0"] == patched["12.1"]
+
+
+def test_every_refusal_is_a_sentence(patched: Tables) -> None:
+    """No name ends in an error that a selector did not mean to raise."""
+    meant = ("ValueError: ", "NotImplementedError: ")
+    for where, lines in _flat(patched).items():
+        kind = lines[0].partition(" ")[0]
+        if kind.endswith("Error:"):
+            assert lines[0].startswith(meant), where
+
+
+# -- one test a patch ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capability", ["10.0", *SM12X])
+def test_flashinfer_cutlass_falls_through(stock: Tables, patched: Tables, capability: str) -> None:
+    before, after = (
+        tables[capability][GPT_OSS]["flashinfer_cutlass"] for tables in (stock, patched)
+    )
+    assert before[0].startswith("ValueError: Mxfp4 MoE backend 'FLASHINFER_CUTLASS_MXFP4_BF16'")
+    assert after[0].startswith("FLASHINFER_CUTLASS_MXFP4_MXFP8: FlashInferExperts")
+    (warning,) = after[1:]
+    assert "quantizes them to MXFP8" in warning
+    # Asked for outright it is nothing to warn of.
+    assert patched[capability][GPT_OSS_MXFP8]["flashinfer_cutlass"] == after[:1]
+
+
+def test_flashinfer_cutlass_keeps_bf16_on_hopper(patched: Tables) -> None:
+    (answer,) = patched["9.0"][GPT_OSS]["flashinfer_cutlass"]
+    assert answer.startswith("FLASHINFER_CUTLASS_MXFP4_BF16")
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", ["marlin", "humming"])
+def test_an_activation_that_the_backend_lacks_is_dropped(
+    stock: Tables, patched: Tables, name: str, capability: str
+) -> None:
+    assert stock[capability][GPT_OSS_MXFP8][name][0].startswith("ValueError")
+    answer, warning = patched[capability][GPT_OSS_MXFP8][name]
+    assert [answer] == patched[capability][GPT_OSS][name]
+    assert "The option is ignored" in warning
+
+
+@pytest.mark.parametrize("capability", SM12X)
+def test_dense_mxfp4_is_weight_only_on_sm12x(
+    stock: Tables, patched: Tables, capability: str
+) -> None:
+    title = "linear, MXFP4 weights and activations"
+    assert stock[capability][title]["auto"] == ["FlashInferMxFp4LinearKernel"]
+    answer, warning = patched[capability][title]["auto"]
+    assert answer == "MarlinMxFp4LinearKernel"
+    assert "weight-only" in warning
+    by_name = patched[capability][title]["flashinfer_cutlass"][0]
+    assert by_name.startswith("ValueError")
+    assert "tcgen05" in by_name
+    assert patched["10.0"][title] == stock["10.0"][title]
+
+
+@pytest.mark.parametrize("capability", SM12X)
+def test_triton_is_taken_by_name_only_on_sm12x(
+    stock: Tables, patched: Tables, capability: str
+) -> None:
+    experts = {
+        "triton": "TRITON: OAITritonMxfp4ExpertsMonolithic",
+        "triton_unfused": "TRITON_UNFUSED: UnfusedOAITritonExperts",
+    }
+    for name, answer in experts.items():
+        assert "does not support current device" in stock[capability][GPT_OSS][name][0]
+        assert patched[capability][GPT_OSS][name][0].startswith(answer)
+    assert patched[capability][GPT_OSS]["auto"][0].startswith("MARLIN: ")
+    assert patched["9.0"][GPT_OSS]["auto"][0].startswith("TRITON: ")
+
+
+@pytest.mark.parametrize("capability", SM12X)
+def test_sinks_need_nothing_from_the_artifactory(
+    stock: Tables, patched: Tables, capability: str
+) -> None:
+    title = "attention with sinks, cubins out of reach"
+    assert {lines[0] for lines in stock[capability][title].values()} == {"TritonAttentionBackend"}
+    assert {lines[0] for lines in patched[capability][title].values()} == {"FlashInferBackend"}
+    # There the kernels are cubins, so what cannot be had must not be selected.
+    assert patched["10.0"][title] == stock["10.0"][title]
+    assert "FlashInferBackend" not in {lines[0] for lines in patched["10.0"][title].values()}
+
+
+# -- the stand-ins ---------------------------------------------------------------
+
+
+def _names(source: bytes) -> set[str]:
+    """Return what a module defines or imports, at whatever depth of ifs and tries."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def _missing(wheel: Path, prefix: str, packages: Mapping[str, Any]) -> list[str]:
+    missing = []
+    with zipfile.ZipFile(wheel) as archive:
+        for package, wanted in packages.items():
+            path = prefix + package.replace(".", "/")
+            found = {f"{path}.py", f"{path}/__init__.py"} & {*archive.namelist()}
+            names = _names(archive.read(found.pop())) if found else set()
+            missing += [f"{package}.{name}" for name in wanted if name not in names]
+            missing += [] if names or not wanted else [package]
+    return missing
+
+
+def test_stand_ins_have_nothing_that_flashinfer_lacks() -> None:
+    ours = {name: names for name, names in fake_cuda.PACKAGES.items() if "flashinfer" in name}
+    assert _missing(release_file("flashinfer", "wheel"), "", ours) == []
+
+
+def test_stand_ins_have_nothing_that_triton_kernels_lacks() -> None:
+    wheel = release_file("vllm", "cuda-arm64")
+    ours = {name: names for name, names in fake_cuda.PACKAGES.items() if "triton" in name}
+    assert _missing(wheel, "vllm/third_party/", ours) == []
+    # By this absence vLLM knows which triton_kernels it has.
+    newer = {"triton_kernels.tensor": ("SparseMatrix",)}
+    assert _missing(wheel, "vllm/third_party/", newer) == ["triton_kernels.tensor.SparseMatrix"]

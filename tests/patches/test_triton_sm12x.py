@@ -1,0 +1,67 @@
+"""The Triton MoE of gpt-oss compiles and fits on SM12x: built ahead of time, not run.
+
+No GPU is at hand, so what a kernel computes is not tested here; that it can be built for the
+device by the real triton_kernels, in the variant that vLLM asks for, and fits its shared memory is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patches.fake_cuda import SHARED_MEMORY
+from tests.patches.releases import release_file, unpack
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 600
+
+
+@pytest.fixture(scope="module")
+def built(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("triton")
+    prefix = "vllm/third_party/triton_kernels/"
+    unpack(release_file("vllm", "cuda-arm64"), prefix, folder / "packages" / "triton_kernels")
+    out = folder / "out.json"
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{folder / 'packages'}",
+        "TRITON_CACHE_DIR": str(folder / "cache"),
+        "VLLM_CACHE_ROOT": str(folder / "vllm"),
+    }
+    done = subprocess.run(
+        [patched_python, "-m", "tests.patches.probe_triton", "12.1", out],
+        env=env, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return result
+
+
+@pytest.mark.parametrize("tokens", ["1", "8", "64", "512"])
+@pytest.mark.parametrize("name", ["triton", "triton_unfused"])
+def test_kernels_build_and_fit(built: dict[str, Any], name: str, tokens: str) -> None:
+    case = built[name][tokens]
+    assert case["error"] == ""
+    products = [kernel for kernel in case["kernels"] if kernel["mma"]]
+    # Gate and up together, then down.
+    assert len(products) == 2
+    assert all(kernel["name"].startswith("_p_matmul_ogs") for kernel in products)
+    assert products[0]["gather4"], "the persistent kernel gathers by TMA, which SM12x has"
+    for kernel in case["kernels"]:
+        assert kernel["shared"] <= SHARED_MEMORY[12]
+        assert not kernel["scatter4"]
+
+
+def test_a_fused_scatter_would_not_build(built: dict[str, Any]) -> None:
+    """The control: why the patch forbids it."""
+    assert "scatter4' not supported" in built["with fused scatter"]["error"]
+
+
+def test_the_tallest_tile_would_not_fit(built: dict[str, Any]) -> None:
+    """The control: why the patch caps it."""
+    assert built["with the tallest tile"]["error"].startswith("AssertionError")
