@@ -1,0 +1,321 @@
+"""Decode speed of vLLM at gpt-oss-120b's shapes, random weights: trees against each other.
+
+    python benchmarks/decode.py \\
+        --case stock=/trees/stock:marlin \\
+        --case series=/trees/patched:marlin \\
+        --case dense=/trees/patched:marlin:qkv,o,lm_head --profile
+
+A case is NAME=TREE:BACKEND[:LAYERS]. TREE is a folder that holds a package ``vllm`` with the
+extension modules of the release wheel (an unpacked wheel), or ``-`` for the installed one; BACKEND
+goes to ``--moe-backend`` and LAYERS to ``--mxfp4-layers``. The first case is what the others are
+held against. Every case is a process of its own; the rounds go through the cases in turn, so that
+a machine that drifts does so for all of them.
+
+What is random: the weights, and so the tokens and the experts that the router picks. The speed of
+a kernel here does not depend on the values; the number of distinct experts does at batch > 1, and
+is the same for all cases in distribution only.
+
+Needs a GPU. Prints a Markdown table; ``--json FILE`` writes every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+# openai/gpt-oss-120b's config.json, without what does not matter to random weights
+SHAPES: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "experts_per_token": 4,
+    "max_position_embeddings": 131072,
+    "initial_context_length": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "hidden_act": "silu",
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "router_aux_loss_coef": 0.9,
+    "tie_word_embeddings": False,
+    "eos_token_id": 200002,
+    "pad_token_id": 199999,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    },
+}
+# a parameter belongs to the first kind whose word is in its name
+KINDS = ("experts", "router", "qkv_proj", "o_proj", "lm_head", "embed_tokens", "embedding")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration.
+
+    Attributes:
+        tree: a folder to put first on the Python path, or ``-``.
+        backend: for ``moe_backend``.
+        layers: for ``mxfp4_layers``; empty for none.
+    """
+
+    name: str
+    tree: str
+    backend: str
+    layers: str
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Read ``NAME=TREE:BACKEND[:LAYERS]``.
+
+        Raises:
+            argparse.ArgumentTypeError: it reads otherwise.
+        """
+        name, equals, rest = text.partition("=")
+        parts = rest.split(":", 2)
+        if not (name and equals and len(parts) >= 2 and parts[0] and parts[1]):
+            msg = f"{text!r} is not NAME=TREE:BACKEND[:LAYERS]"
+            raise argparse.ArgumentTypeError(msg)
+        return cls(name, parts[0], parts[1], parts[2] if len(parts) > 2 else "")
+
+
+def write_checkpoint(folder: Path, layers: int) -> None:
+    """Write a config.json with ``layers`` layers; vLLM makes the weights up."""
+    kinds = ["sliding_attention" if n % 2 == 0 else "full_attention" for n in range(layers)]
+    config = SHAPES | {"num_hidden_layers": layers, "layer_types": kinds}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+# -- the measuring process ---------------------------------------------------
+
+
+def weight_bytes(model: Any) -> dict[str, int]:
+    """Return the bytes of a model's parameters and buffers by kind of layer."""
+    total: dict[str, int] = defaultdict(int)
+    seen: set[int] = set()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        kind = next((word for word in KINDS if word in name), "other")
+        total[kind] += tensor.numel() * tensor.element_size()
+    return dict(total)
+
+
+def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Load the model and time decode; the result is JSON-ready.
+
+    The time of one decode step is the difference of two generations of unlike length from the
+    same prompts, so that prefill and the request's overhead drop out.
+    """
+    import torch
+    from vllm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as name:
+        write_checkpoint(Path(name), arguments.layers)
+        start = time.perf_counter()
+        extra = {"mxfp4_layers": case.layers} if case.layers else {}
+        llm = LLM(
+            name, load_format="dummy", skip_tokenizer_init=True,
+            max_model_len=4096, max_num_seqs=max(arguments.batch),
+            gpu_memory_utilization=arguments.memory, moe_backend=case.backend,
+            attention_backend="TRITON_ATTN",
+            # graphs for decode, no torch.compile: what runs is the kernels under test
+            compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+            **extra,
+        )  # fmt: skip
+        load_seconds = time.perf_counter() - start
+
+    def generate(tokens: int, batch: int) -> float:
+        sampling = SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
+        prompts: list[Any] = [
+            {"prompt_token_ids": [(7 * i + 13 * row) % 200000 for i in range(arguments.prompt)]}
+            for row in range(batch)
+        ]
+        begin = time.perf_counter()
+        llm.generate(prompts, sampling, use_tqdm=False)
+        return time.perf_counter() - begin
+
+    generate(8, 1)
+    speeds: dict[int, list[float]] = {}
+    for batch in arguments.batch:
+        generate(16, batch)
+        speeds[batch] = []
+        for _ in range(arguments.repeat):
+            short = generate(2, batch)
+            long = generate(2 + arguments.tokens, batch)
+            speeds[batch].append(arguments.tokens * batch / (long - short))
+    result = {
+        "case": asdict(case),
+        "device": torch.cuda.get_device_name(),
+        "load_seconds": load_seconds,
+        "weight_bytes": llm.apply_model(weight_bytes)[0],
+        "tokens_per_second": speeds,
+    }
+    if arguments.profile:
+        result["kernels"] = profile(lambda: generate(66, 1), steps=64)
+    return result
+
+
+def profile(work: Any, *, steps: int) -> list[dict[str, Any]]:
+    """Return the GPU kernels of ``work``, the heaviest first, in microseconds a decode step."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recorder
+
+    with recorder(activities=[ProfilerActivity.CUDA]) as record:
+        work()
+    rows = [
+        {"name": row.key, "us_per_step": row.device_time_total / steps, "calls": row.count / steps}
+        for row in record.key_averages()
+    ]
+    return sorted(rows, key=lambda row: -float(row["us_per_step"]))[:25]
+
+
+# -- the comparing process ---------------------------------------------------
+
+
+def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure a case in a process of its own.
+
+    Raises:
+        SystemExit: the process failed; its output was passed on.
+    """
+    environment = dict(os.environ)
+    environment |= {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiles at run time, and samples only
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model must be in reach of apply_model
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # apply_model passes a function
+    }
+    if case.tree != "-":
+        path = [case.tree, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
+    with tempfile.TemporaryDirectory() as name:
+        result = Path(name) / "result.json"
+        command = [
+            sys.executable, __file__, "--measure", str(result), "--case", spec(case),
+            "--layers", str(arguments.layers), "--prompt", str(arguments.prompt),
+            "--tokens", str(arguments.tokens), "--repeat", str(arguments.repeat),
+            "--memory", str(arguments.memory),
+            "--batch", *(str(batch) for batch in arguments.batch),
+        ]  # fmt: skip
+        if arguments.profile:
+            command.append("--profile")
+        # vLLM's log goes to standard error, so that standard output holds the table alone
+        done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
+        if done.returncode != 0:
+            sys.exit(f"decode: case {case.name} failed with exit code {done.returncode}")
+        loaded: dict[str, Any] = json.loads(result.read_text())
+        return loaded
+
+
+def spec(case: Case) -> str:
+    """Return the command-line form of a case."""
+    return f"{case.name}={case.tree}:{case.backend}" + (f":{case.layers}" if case.layers else "")
+
+
+def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the rounds of one case: the speeds of all, the rest of the first."""
+    merged: dict[str, Any] = dict(results[0])
+    merged["tokens_per_second"] = {
+        batch: [speed for result in results for speed in result["tokens_per_second"][batch]]
+        for batch in results[0]["tokens_per_second"]
+    }
+    return merged
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return the Markdown table: median tokens/s (lowest–highest) and ratio to the first case."""
+    batches = list(results[0]["tokens_per_second"])
+    head = ["case", "MoE backend", "`--mxfp4-layers`", "weights, GiB"]
+    lines = [
+        "| " + " | ".join([*head, *(f"batch {batch}, tokens/s" for batch in batches)]) + " |",
+        "|" + " --- |" * (len(head) + len(batches)),
+    ]
+    for result in results:
+        case = result["case"]
+        gib = sum(result["weight_bytes"].values()) / 2**30
+        cells = [case["name"], case["backend"], case["layers"] or "none", f"{gib:.2f}"]
+        for batch in batches:
+            speeds = result["tokens_per_second"][batch]
+            middle = statistics.median(speeds)
+            ratio = middle / statistics.median(results[0]["tokens_per_second"][batch])
+            cells.append(f"{middle:.1f} ({min(speeds):.1f}–{max(speeds):.1f}), {ratio:.3f}×")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run every case in turn and print the table, after each case what is known so far."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--case", type=Case.parse, action="append", required=True)
+    parser.add_argument("--layers", type=int, default=SHAPES["num_hidden_layers"])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 8])
+    parser.add_argument("--prompt", type=int, default=512, help="tokens before the timed ones")
+    parser.add_argument("--tokens", type=int, default=128, help="timed tokens a sequence")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--memory", type=float, default=0.85, help="gpu_memory_utilization")
+    parser.add_argument("--profile", action="store_true", help="and the kernels at batch 1")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        arguments.measure.write_text(json.dumps(measure(arguments.case[0], arguments)))
+        return
+    rounds: dict[str, list[dict[str, Any]]] = {case.name: [] for case in arguments.case}
+    for _ in range(arguments.rounds):
+        for case in arguments.case:
+            rounds[case.name].append(run_case(case, arguments))
+            merged = [merge(results) for results in rounds.values() if results]
+            if arguments.json:
+                arguments.json.write_text(json.dumps(merged, indent=1) + "\n")
+    print(table(merged))
+    for result in merged if arguments.profile else []:
+        print(f"\n{result['case']['name']}: GPU kernels a decode step at batch 1")
+        for row in result["kernels"]:
+            print(f"{row['us_per_step']:9.1f} us {row['calls']:7.1f}x  {row['name'][:110]}")
+
+
+if __name__ == "__main__":
+    main()
