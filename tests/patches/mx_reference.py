@@ -1,0 +1,132 @@
+"""The MX formats in float64, written from their definition, for tests to hold an engine against.
+
+OCP Microscaling Formats: 32 elements share a scale that is a power of two, stored as its exponent
+plus 127 in a byte (E8M0). E2M1 has an exponent bias of one and no infinities; E4M3 a bias of seven,
+no infinities, and one NaN for each sign where its largest value would be.
+
+The definition leaves the choice of the scale to the implementation; the two functions here say
+which one they take. Nothing in here is fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.patches import gpt_oss_reference
+
+BLOCK = 32
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """A quantised tensor [..., K].
+
+    Attributes:
+        codes: One element a byte, [..., K]: sign, exponent and mantissa in the low bits.
+        scales: E8M0, [..., K / 32].
+        values: What it stands for, [..., K].
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.uint8]
+    values: Doubles
+
+    @property
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """Two four-bit elements a byte, the even one in the low nibble."""
+        return self.codes[..., 0::2] | self.codes[..., 1::2] << np.uint8(4)
+
+
+def mxfp4(x: npt.NDArray[np.floating]) -> Quantized:
+    """Quantise to E2M1.
+
+    The scale puts the exponent of the largest magnitude, once that is rounded to the two
+    significant bits of an element, on the largest exponent an element has (two).
+    """
+    blocks = _blocks(x)
+    largest = np.abs(blocks).max(axis=-1)
+    fraction, exponent = np.frexp(largest)  # fraction in [0.5, 1)
+    # Two significant bits: 0.5, 0.75, 1; a tie goes away from zero.
+    carries = np.floor(fraction * 4 + 0.5) >= 4
+    exponents = np.where(largest > 0, exponent - 1 + carries - 2, -127)
+    return _quantize(blocks, exponents, _values(exponent_bits=2, mantissa_bits=1, bias=1))
+
+
+def mxfp8(x: npt.NDArray[np.floating]) -> Quantized:
+    """Quantise to E4M3. The scale is the smallest with which the largest magnitude fits."""
+    values = _values(exponent_bits=4, mantissa_bits=3, bias=7)[:-1]  # the last code is NaN
+    blocks = _blocks(x)
+    fraction, exponent = np.frexp(np.abs(blocks).max(axis=-1) / values[-1])
+    exponents = np.where(fraction > 0.5, exponent, exponent - 1)
+    return _quantize(blocks, exponents, values)
+
+
+def quantize_layers(
+    model: gpt_oss_reference.Model, formats: dict[str, str]
+) -> gpt_oss_reference.Model:
+    """The model with dense layers quantised.
+
+    Args:
+        model: Any gpt-oss model.
+        formats: "mxfp4" or "mxfp8" for some of "qkv", "o" and "lm_head".
+    """
+    quantizers = {"mxfp4": mxfp4, "mxfp8": mxfp8}
+    tensors = {}
+    for name, tensor in model.tensors.items():
+        kind = layer_kind(name)
+        if kind in formats:
+            tensors[name] = quantizers[formats[kind]](tensor).values.astype(np.float32)
+    assert {layer_kind(name) for name in tensors} == set(formats)
+    return model.replaced(tensors=tensors)
+
+
+def layer_kind(name: str) -> str:
+    """The kind of layer that a tensor of a checkpoint is the weight of; "" for all others."""
+    if name == "lm_head.weight":
+        return "lm_head"
+    if name.endswith("self_attn.o_proj.weight"):
+        return "o"
+    if name.endswith(tuple(f"self_attn.{p}_proj.weight" for p in "qkv")):
+        return "qkv"
+    return ""
+
+
+def _blocks(x: npt.NDArray[np.floating]) -> Doubles:
+    return x.astype(np.float64).reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
+
+
+def _values(*, exponent_bits: int, mantissa_bits: int, bias: int) -> Doubles:
+    """The magnitudes of a small float in the order of their codes, which is that of size."""
+    codes = np.arange(1 << (exponent_bits + mantissa_bits))
+    exponent, mantissa = codes >> mantissa_bits, codes % (1 << mantissa_bits)
+    fraction = mantissa / (1 << mantissa_bits)
+    normal = (1 + fraction) * np.exp2(exponent - float(bias))
+    return np.where(exponent > 0, normal, fraction * 2.0 ** (1 - bias))
+
+
+def _quantize(blocks: Doubles, exponents: npt.NDArray[np.integer], values: Doubles) -> Quantized:
+    """Round to the nearest of `values` under the scales, ties to the even code, beyond the largest
+    to the largest."""
+    scales = np.clip(exponents + 127, 0, 254).astype(np.uint8)
+    factors = np.exp2(scales.astype(np.float64) - 127)[..., None]
+    magnitudes = np.abs(blocks) / factors  # exact: a power of two
+    upper = np.clip(np.searchsorted(values, magnitudes), 1, len(values) - 1)
+    to_lower, to_upper = magnitudes - values[upper - 1], values[upper] - magnitudes
+    takes_lower = (to_lower < to_upper) | ((to_lower == to_upper) & (upper % 2 == 1))
+    codes = np.where(takes_lower, upper - 1, upper)
+    negative = np.signbit(blocks)
+    shape = (*blocks.shape[:-2], -1)
+    signed = np.where(negative, -values[codes], values[codes]) * factors
+    # The sign stands above the exponent and the mantissa, wherever those end: the NaN codes left
+    # out of `values` count too.
+    sign = np.uint8(1 << (len(values) - 1).bit_length())
+    return Quantized(
+        codes=(codes.astype(np.uint8) | negative * sign).reshape(shape),
+        scales=scales,
+        values=signed.reshape(shape),
+    )

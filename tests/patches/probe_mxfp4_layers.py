@@ -1,0 +1,572 @@
+"""Runs inside the interpreter under test and writes what it saw as JSON (and arrays as .npy).
+
+usage: probe_mxfp4_layers.py STEP[,STEP...] REQUEST.json OUT_FOLDER
+
+Works like probe_logits.py, whose engine it borrows.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import probe_logits as base  # type: ignore[import-not-found]  # beside this file when it runs
+
+QUANTIZED = ("attn.qkv_proj", "attn.o_proj", "lm_head")
+
+
+def make_engine(checkpoint: str, **options: Any) -> Any:
+    from vllm import LLM
+
+    return LLM(
+        checkpoint,
+        kernel_config={"moe_backend": "bf16_dequant"},
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        max_logprobs=-1,
+        logprobs_mode="raw_logits",
+        **options,
+    )
+
+
+def attempt(action: Callable[[], Any]) -> dict[str, Any]:
+    """What `action` raises, or what it returns."""
+    try:
+        return {"type": None, "message": "", "value": action()}
+    except Exception as error:
+        return {"type": type(error).__name__, "message": str(error)}
+
+
+def layer_tensors(model: Any) -> dict[str, dict[str, Any]]:
+    """Parameters and buffers of the layers that can be quantised, biases left out."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {
+        name: {
+            "dtype": str(tensor.dtype),
+            "bytes": tensor.untyped_storage().nbytes(),
+            "shape": list(tensor.shape),
+        }
+        for name, tensor in tensors.items()
+        if name.rpartition(".")[0].endswith(QUANTIZED) and not name.endswith(".bias")
+    }
+
+
+def stray_copies(model: Any) -> list[list[int]]:
+    """Shapes of BF16 tensors in the process that are as large as a weight and no parameter."""
+    import torch
+
+    gc.collect()
+    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    strays = []
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor) and thing.dtype == torch.bfloat16:
+            weight = thing.dim() == 2 and thing.shape[1] == 128 and thing.shape[0] >= 64
+            if weight and not thing.is_meta and thing.untyped_storage().data_ptr() not in known:
+                strays.append(list(thing.shape))
+    return strays
+
+
+def logits(request: dict[str, Any], out: Path) -> Any:
+    """One engine for each way to quantise; NAME.npy gets its logits."""
+    import numpy as np
+
+    results = {}
+    for name, options in request["engines"].items():
+        with watch_loading() as watched:
+            engine = make_engine(request["checkpoint"], **options)
+        (tensors,) = engine.apply_model(layer_tensors)
+        (strays,) = engine.apply_model(stray_copies)
+        rows, _ = base.raw_logits(engine, request["prompt"], 1)
+        np.save(out / f"{name}.npy", rows)
+        results[name] = {"tensors": tensors, "strays": strays, **watched}
+        del engine
+        base.drop_engine()
+    return results
+
+
+@contextmanager
+def watch_loading() -> Iterator[dict[str, Any]]:
+    """For each quantised layer, and once more at the end: whether the BF16 weights of those before
+    it were gone; and for each whether its turn came before the checkpoint was read to its end."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    watched: dict[str, Any] = {"freed": [], "early": []}
+    reading: list[bool] = []
+    try:
+        from vllm.model_executor.layers.quantization.online import mx_weight_only
+    except ImportError:  # not in stock
+        yield watched
+        return
+    method = mx_weight_only.MxWeightOnlyLinearMethod
+    process, load = method.process_weights_after_loading, DefaultModelLoader.load_weights
+    storages: list[Any] = []
+
+    def watched_process(self: Any, layer: Any) -> None:
+        if layer.weight.element_size() == 2:
+            watched["freed"].append(all(storage.expired() for storage in storages))
+            watched["early"].append(bool(reading))
+            storages.append(StorageWeakRef(layer.weight.untyped_storage()))
+        process(self, layer)
+
+    def watched_load(self: Any, *args: Any, **kwargs: Any) -> Any:
+        reading.append(True)
+        load(self, *args, **kwargs)
+        reading.clear()
+
+    method.process_weights_after_loading = watched_process
+    DefaultModelLoader.load_weights = watched_load
+    try:
+        yield watched
+        watched["freed"].append(all(storage.expired() for storage in storages))
+    finally:
+        method.process_weights_after_loading = process
+        DefaultModelLoader.load_weights = load
+
+
+def plain(request: dict[str, Any], out: Path) -> Any:
+    """The BF16 checkpoint of the same model, as it is."""
+    import numpy as np
+    from vllm import LLM
+
+    engine = LLM(
+        request["bf16_checkpoint"],
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        max_logprobs=-1,
+        logprobs_mode="raw_logits",
+    )
+    rows, _ = base.raw_logits(engine, request["prompt"], 1)
+    np.save(out / "plain.npy", rows)
+    del engine
+    base.drop_engine()
+    return {}
+
+
+def two_ranks(request: dict[str, Any], out: Path) -> Any:
+    """The real thing on two ranks, whose second vocabulary shard is padded."""
+    import numpy as np
+
+    engine = make_engine(request["checkpoint"], tensor_parallel_size=2, **request["engines"]["all"])
+    rows, _ = base.raw_logits(engine, request["prompt"], 1)
+    np.save(out / "two_ranks.npy", rows)
+    del engine
+    base.drop_engine()
+    return {}
+
+
+def quantizers(request: dict[str, Any], out: Path) -> Any:
+    """Codes and scales that the torch quantisers give for the request's weights."""
+    import numpy as np
+    import torch
+    from vllm.model_executor.layers.quantization.utils import mxfp4_utils, mxfp8_utils
+
+    for slice_elems in (mxfp4_utils._QUANT_SLICE_ELEMS, 1000):
+        # The second round cuts the weights into many slices, the last one shorter.
+        mxfp4_utils._QUANT_SLICE_ELEMS = mxfp8_utils._QUANT_SLICE_ELEMS = slice_elems
+        suffix = "" if slice_elems > 1000 else "-sliced"
+        for name, path in request["weights"].items():
+            weight = torch.from_numpy(np.load(path))
+            packed, scales = mxfp4_utils.mxfp4_quantize(weight)
+            np.save(out / f"{name}-mxfp4{suffix}.npy", packed.numpy())
+            np.save(out / f"{name}-mxfp4-scales{suffix}.npy", scales.numpy())
+            values, scales = mxfp8_utils.mxfp8_quantize_weight_torch(weight)
+            np.save(out / f"{name}-mxfp8{suffix}.npy", values.view(torch.uint8).numpy())
+            np.save(out / f"{name}-mxfp8-scales{suffix}.npy", scales.numpy())
+    return {}
+
+
+def linear(request: dict[str, Any], out: Path) -> Any:
+    """The CPU kernels: their expansion of every code under every scale, and a product that is cut
+    into slices."""
+    import numpy as np
+    import torch
+    from vllm.model_executor.kernels.linear import mx_weight_only
+    from vllm.model_executor.layers.quantization.utils import mxfp4_utils, mxfp8_utils
+
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    scales = codes[:, None].expand(256, 8).contiguous()
+    elements = codes.expand(256, 256).contiguous().view(torch.float8_e4m3fn)
+    values = mxfp8_utils.dequant_mxfp8_to_bf16(elements, scales)
+    np.save(out / "mxfp8-values.npy", values.to(torch.float32).numpy())
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 64, dtype=torch.bfloat16)
+    bias = torch.randn(100, dtype=torch.bfloat16)
+    results: dict[str, Any] = {}
+    for name, quantize, expand in (
+        ("mxfp4", mxfp4_utils.mxfp4_quantize_torch, mxfp4_utils.dequant_mxfp4_to_bf16),
+        ("mxfp8", mxfp8_utils.mxfp8_quantize_weight_torch, mxfp8_utils.dequant_mxfp8_to_bf16),
+    ):
+        weight, scale = quantize(torch.randn(100, 64))
+        expected = x.double() @ expand(weight, scale).double().T + bias.double()
+        errors = []
+        for slice_elems in (mx_weight_only._SLICE_ELEMS, 700):
+            original, mx_weight_only._SLICE_ELEMS = mx_weight_only._SLICE_ELEMS, slice_elems
+            actual = mx_weight_only.mx_weight_only_linear(x, weight, scale, bias)
+            mx_weight_only._SLICE_ELEMS = original
+            assert actual.shape == (2, 3, 100), actual.shape
+            assert actual.dtype == torch.bfloat16, actual.dtype
+            errors.append(float((actual - expected).norm() / expected.norm()))
+        results[name] = errors
+    return results
+
+
+@contextmanager
+def engine_config(checkpoint: str, **options: Any) -> Iterator[Any]:
+    """A VllmConfig as the engine makes it, current, outside of any process group: `as_rank` says
+    which rank a layer is built for."""
+    import torch
+    import vllm.model_executor.layers.vocab_parallel_embedding as embedding
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor import parameter
+
+    config = EngineArgs(checkpoint, enforce_eager=True, **options).create_engine_config()
+    names = ("get_tensor_model_parallel_rank", "get_tensor_model_parallel_world_size")
+    originals = {
+        (module, name): getattr(module, name) for module in (embedding, parameter) for name in names
+    }
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    as_rank(0, 1)
+    try:
+        with set_current_vllm_config(config):
+            yield config
+    finally:
+        torch.set_default_dtype(dtype)
+        for (module, name), original in originals.items():
+            setattr(module, name, original)
+
+
+def as_rank(rank: int, ranks: int) -> None:
+    import vllm.model_executor.layers.vocab_parallel_embedding as embedding
+    from vllm.model_executor import parameter
+
+    for module in (embedding, parameter):
+        module.get_tensor_model_parallel_rank = lambda: rank
+        module.get_tensor_model_parallel_world_size = lambda: ranks
+
+
+def make_head(config: Any, vocab: int = 264) -> Any:
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    return ParallelLMHead(vocab, 128, quant_config=config.quant_config, prefix="lm_head")
+
+
+def head_method(config: Any) -> str:
+    return type(make_head(config).quant_method).__name__
+
+
+def load_failure(checkpoint: str, **options: Any) -> dict[str, Any]:
+    """How starting an engine fails, and whether it got as far as reading weights."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    loads: list[bool] = []
+    original = DefaultModelLoader.load_weights
+
+    def load_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loads.append(True)
+        return original(self, *args, **kwargs)
+
+    DefaultModelLoader.load_weights = load_weights
+    try:
+        answer = attempt(lambda: str(make_engine(checkpoint, **options)))
+    finally:
+        DefaultModelLoader.load_weights = original
+        base.drop_engine()
+    return {**answer, "loaded": bool(loads)}
+
+
+def refusals(request: dict[str, Any], out: Path) -> Any:
+    """Heads that something else relies on, and two that look similar and are fine."""
+    import torch
+    import vllm.model_executor.model_loader.utils as loader
+
+    checkpoint = request["checkpoint"]
+    head = {"mxfp4_layers": "lm_head"}
+
+    def changed(**changes: Any) -> dict[str, Any]:
+        with engine_config(checkpoint, **head) as config:
+            for name, value in changes.items():
+                # Past the checks of the configuration: these are stand-ins.
+                object.__setattr__(config, name, value)
+            return attempt(lambda: head_method(config))
+
+    def lora(modules: list[str] | None) -> Any:
+        return types.SimpleNamespace(target_modules=modules)
+
+    def drafter(method: str, path: str) -> Any:
+        return types.SimpleNamespace(
+            method=method,
+            use_eagle=lambda: method != "ngram",
+            draft_model_config=types.SimpleNamespace(model=path, revision=None),
+        )
+
+    drafts = request["drafts"]
+    results = {
+        "tied": load_failure(request["tied"], **head),
+        "not finite": load_failure(request["not_finite"], mxfp4_layers="qkv"),
+        "lora names it": changed(lora_config=lora(["o_proj", "lm_head"])),
+        "lora elsewhere": changed(lora_config=lora(["o_proj"])),
+        "lora anywhere": changed(lora_config=lora(None)),
+        "eagle without": changed(speculative_config=drafter("eagle3", drafts["without"])),
+        "eagle with": changed(speculative_config=drafter("eagle3", drafts["with"])),
+        "mtp": changed(speculative_config=drafter("mtp", drafts["with"])),
+        "ngram": changed(speculative_config=drafter("ngram", drafts["without"])),
+    }
+    with engine_config(checkpoint, hf_overrides={"head_dtype": "float32"}, **head) as config:
+        assert config.model_config.head_dtype == torch.float32
+        results["float32"] = attempt(lambda: head_method(config))
+    with engine_config(checkpoint, **head) as config:
+        lm_head = make_head(config)
+        results["tied by the model"] = attempt(lambda: lm_head.tie_weights(lm_head))
+    original = loader.get_model_cls
+    loader.get_model_cls = lambda config: types.SimpleNamespace(
+        embedding_modules={"lm_head": "output_embeddings"}
+    )
+    try:
+        results["lora anywhere, head too"] = changed(lora_config=lora(None))
+    finally:
+        loader.get_model_cls = original
+    return results
+
+
+def options(request: dict[str, Any], out: Path) -> Any:
+    """What the option is taken for, and what is wrong with it."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    def targets(**arguments: Any) -> dict[str, Any]:
+        return attempt(
+            lambda: EngineArgs(request["checkpoint"], **arguments).quantization_config.targets
+        )
+
+    def verified(layers: str, model_type: str, quantization: str | None) -> dict[str, Any]:
+        model = types.SimpleNamespace(
+            model="some-model",
+            quantization=quantization,
+            hf_text_config=types.SimpleNamespace(model_type=model_type),
+        )
+        engine_args = EngineArgs(request["checkpoint"], mxfp4_layers=layers)
+        return attempt(lambda: engine_args._verify_mxfp4_layers(model))
+
+    def from_command_line(*words: str) -> Any:
+        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+        parsed = parser.parse_args(["--model", request["checkpoint"], *words])
+        return EngineArgs.from_cli_args(parsed).quantization_config
+
+    moe = {"moe": {"activation": "mxfp8"}}
+    with_moe = EngineArgs(
+        request["checkpoint"], mxfp4_layers="qkv", quantization_config=dict(moe)
+    ).quantization_config
+    twice = EngineArgs(
+        request["checkpoint"], mxfp4_layers="qkv", quantization_config=with_moe
+    ).quantization_config
+    return {
+        "parsed": {layers: targets(mxfp4_layers=layers) for layers in request["layers"]},
+        "moe only": EngineArgs(request["checkpoint"], mxfp4_layers="moe").quantization_config
+        is None,
+        "command line": from_command_line("--mxfp4-layers", "o,lm_head=mxfp8").targets,
+        "no option": from_command_line() is None,
+        "moe activation": [str(with_moe.moe.activation), with_moe.targets, twice == with_moe],
+        "linear": targets(mxfp4_layers="qkv", quantization_config={"linear": "mxfp4"}),
+        "moe weight": targets(mxfp4_layers="qkv", quantization_config={"moe": "mxfp8"}),
+        "other targets": targets(
+            mxfp4_layers="qkv", quantization_config={"targets": {"lm_head": "mxfp8"}}
+        ),
+        "llama": verified("qkv", "llama", None),
+        "plain": verified("qkv", "gpt_oss", None),
+        "plain, online": verified("qkv", "gpt_oss", "online"),
+        "mxfp4": verified("moe,qkv", "gpt_oss", "gpt_oss_mxfp4"),
+        "quark": verified("moe,qkv", "gpt_oss", "quark"),
+    }
+
+
+def named(request: dict[str, Any], out: Path) -> Any:
+    """A head that quantization_config.targets names."""
+
+    def method(fmt: str) -> str:
+        targets = {"targets": {"lm_head": fmt}}
+        with engine_config(request["checkpoint"], quantization_config=targets) as config:
+            return head_method(config)
+
+    return {fmt: attempt(partial(method, fmt)) for fmt in request["target_formats"]}
+
+
+def unasked(request: dict[str, Any], out: Path) -> Any:
+    """A model that builds its head without saying how to quantise it, as gpt-oss did."""
+    from vllm.model_executor.models import gpt_oss
+
+    original = gpt_oss.ParallelLMHead
+
+    def without_config(*args: Any, quant_config: Any = None, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    gpt_oss.ParallelLMHead = without_config
+    try:
+        return load_failure(
+            request["checkpoint"], quantization_config={"targets": {"lm_head": "mxfp4"}}
+        )
+    finally:
+        gpt_oss.ParallelLMHead = original
+
+
+def shards(request: dict[str, Any], out: Path) -> Any:
+    """Heads of made-up ranks, loaded the way a model loads them."""
+    import numpy as np
+    import torch
+
+    results: dict[str, Any] = {}
+    weight = torch.from_numpy(np.load(request["head"])).to(torch.bfloat16)
+    for fmt in ("mxfp4", "mxfp8"):
+        for ranks in request["ranks"]:
+            layers = []
+            with engine_config(request["checkpoint"], mxfp4_layers=f"lm_head={fmt}") as config:
+                for rank in range(ranks):
+                    as_rank(rank, ranks)
+                    layer = make_head(config, len(weight))
+                    layer.weight.weight_loader(layer.weight, weight)
+                    layers.append(layer)
+            results[f"{fmt}-{ranks}"] = [
+                {
+                    "loaded": layer.shard_indices.num_org_elements,
+                    "rows": layer.num_embeddings_per_partition,
+                    "done": not layer.weight.is_meta,
+                }
+                for layer in layers
+            ]
+            if any(layer.weight.is_meta for layer in layers):
+                continue  # and the test misses the files
+            packed = [layer.weight.view(torch.uint8).numpy() for layer in layers]
+            np.save(out / f"{fmt}-{ranks}.npy", np.concatenate(packed))
+            scales = [layer.weight_scale.numpy() for layer in layers]
+            np.save(out / f"{fmt}-{ranks}-scales.npy", np.concatenate(scales))
+    return results
+
+
+def cuda(request: dict[str, Any], out: Path) -> Any:
+    """The selectors on GPUs that are not there: only the platform's answers are made up."""
+    capability = make_up_cuda()
+    import vllm.model_executor.kernels.linear as kernels
+    import vllm.model_executor.kernels.linear.mxfp4.flashinfer as flashinfer4
+    import vllm.model_executor.kernels.linear.mxfp8.flashinfer as flashinfer8
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.quantization.online import mx_weight_only
+    from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp4Dynamic
+
+    # As where FlashInfer is installed, or nothing would speak against Marlin.
+    flashinfer4.has_flashinfer_cutedsl = lambda: True
+    flashinfer8.has_flashinfer = flashinfer8.has_flashinfer_cutedsl = lambda: True
+
+    def selected(method: Any, shape: tuple[int, int]) -> str:
+        # Without the constructor, which asks for a whole engine configuration.
+        return type(method._init_kernel(object.__new__(method), shape)).__name__
+
+    results: dict[str, Any] = {}
+    with set_current_vllm_config(VllmConfig()):
+        for version in request["capabilities"]:
+            capability[:] = version
+            results[".".join(map(str, version))] = {
+                "mxfp4": [
+                    selected(mx_weight_only.Mxfp4WeightOnlyLinearMethod, tuple(shape))
+                    for shape in request["shapes"]
+                ],
+                "mxfp8": [
+                    selected(mx_weight_only.Mxfp8WeightOnlyLinearMethod, tuple(shape))
+                    for shape in request["shapes"]
+                ],
+                "mxfp4 activations": type(kernels.init_mxfp4_linear_kernel(kMxfp4Dynamic)).__name__,
+                "mxfp8 activations": type(
+                    kernels.init_mxfp8_linear_kernel(weight_shape=tuple(request["shapes"][0]))
+                ).__name__,
+            }
+    return results
+
+
+def make_up_cuda() -> list[int]:
+    """Take the place of the platform; what is returned is its capability and can be changed."""
+    import importlib.metadata
+
+    version = importlib.metadata.version
+    # The CPU build says so in its version, and would be taken for the platform.
+    importlib.metadata.version = lambda distribution_name: (
+        version(distribution_name).partition("+")[0]
+        if distribution_name == "vllm"
+        else version(distribution_name)
+    )
+
+    class Extension(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return lambda *args, **kwargs: None
+
+    for name in (
+        "vllm._C",
+        "vllm._C_stable_libtorch",
+        "vllm._moe_C_stable_libtorch",
+        "vllm.vllm_flash_attn",
+        "vllm.vllm_flash_attn.flash_attn_interface",
+    ):
+        sys.modules.setdefault(name, Extension(name))
+
+    import vllm.platforms
+    import vllm.platforms.cuda
+    from vllm.platforms.interface import DeviceCapability
+
+    capability = [12, 1]
+
+    class MadeUp(vllm.platforms.cuda.CudaPlatformBase):  # type: ignore[misc]
+        device_name = "made up"
+
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
+            return DeviceCapability(*capability)
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            return "made up"
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:
+            return 119 << 30
+
+        @classmethod
+        def device_count(cls) -> int:
+            return 1
+
+        @classmethod
+        def num_compute_units(cls, device_id: int = 0) -> int:
+            return 48
+
+    vllm.platforms._current_platform = MadeUp()
+    import vllm._custom_ops as ops
+
+    ops.cutlass_scaled_mm_supports_fp8 = lambda capability: True
+    ops.cutlass_scaled_mm_supports_block_fp8 = lambda capability: True
+    ops.cutlass_scaled_mm_supports_fp4 = lambda capability: True
+    ops.cutlass_group_gemm_supported = lambda capability: False
+    return capability
+
+
+def main() -> None:
+    steps, request_path, out = sys.argv[1].split(","), Path(sys.argv[2]), Path(sys.argv[3])
+    request = json.loads(request_path.read_text(encoding="utf-8"))
+    result = {step: globals()[step](request, out) for step in steps}
+    (out / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,659 @@
+"""The patches that quantise dense layers to MX formats, tried in the interpreters they are for.
+
+The engine never runs in the test process; `probe_mxfp4_layers.py` runs in the baked interpreters,
+four times in all. What it computes is compared with `gpt_oss_reference.py`, whose weights are
+quantised by `mx_reference.py`: neither shares anything with the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sparkforge.tiny import VOCAB_SIZE, TinyCheckpoint, make_tiny_gpt_oss, to_bf16
+from tests.patches import gpt_oss_reference as reference
+from tests.patches import mx_reference as mx
+
+PROBE = Path(__file__).with_name("probe_mxfp4_layers.py")
+TIMEOUT_S = 300
+
+# Longer than the sliding window (32) and than the context that YaRN starts from (64).
+PROMPT = (b"sparkforge builds patched forks, and checks them. " * 4)[:160]
+
+# What is asked of the engine, and the formats that the reference gets for it.
+ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "none": ({}, {}),
+    "all": (
+        {"mxfp4_layers": "qkv,o,lm_head"},
+        {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"},
+    ),
+    "qkv": ({"mxfp4_layers": "qkv"}, {"qkv": "mxfp4"}),
+    "o": ({"mxfp4_layers": "o"}, {"o": "mxfp4"}),
+    "lm_head": ({"mxfp4_layers": "lm_head"}, {"lm_head": "mxfp4"}),
+    "mixed": (
+        {"mxfp4_layers": "qkv=mxfp8,o,lm_head=mxfp8"},
+        {"qkv": "mxfp8", "o": "mxfp4", "lm_head": "mxfp8"},
+    ),
+    "targets": ({"quantization_config": {"targets": {"lm_head": "mxfp4"}}}, {"lm_head": "mxfp4"}),
+}
+QUANTIZED = [name for name, (_, formats) in ENGINES.items() if formats]
+
+# Distance at one position: RMS of the difference over RMS of the reference, over the vocabulary.
+# Its median over the positions is what rounding activations to BF16 does (measured: 0.008 to
+# 0.011); a near tie between two experts moves single positions further (up to 0.07 of them). Two
+# references that differ in the format of one layer kind are 0.042 apart or more.
+MEDIAN_TOLERANCE = 0.015
+CONTROL = 0.035
+FAR = 0.05
+FAR_SHARE = 0.15
+
+# Rows and columns of the weights in one layer, by kind, and of the head as it is padded.
+SHAPES = {"qkv": (256, 128), "o": (128, 128), "lm_head": (320, 128)}
+MODULES = {"attn.qkv_proj": "qkv", "attn.o_proj": "o", "lm_head": "lm_head"}
+BYTES_PER_32 = {"mxfp4": 16, "mxfp8": 32}
+
+RANKS = [1, 2, 4, 8]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    return make_tiny_gpt_oss(tmp_path_factory.mktemp("checkpoints") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def model(tiny: TinyCheckpoint) -> reference.Model:
+    return reference.load(tiny.path)
+
+
+@pytest.fixture(scope="module")
+def expected(model: reference.Model) -> dict[str, npt.NDArray[np.float32]]:
+    """Logits of the reference for what each engine is asked for."""
+    return {
+        name: reference.logits(mx.quantize_layers(model, formats), list(PROMPT))
+        for name, (_, formats) in ENGINES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, npt.NDArray[np.float32]]:
+    """Tensors for the quantisers: every rounding decision there is, and random ones."""
+    return {"edges": _edges(), "random": _heavy_tailed()}
+
+
+@pytest.fixture(scope="module")
+def probe(
+    tiny: TinyCheckpoint,
+    model: reference.Model,
+    weights: dict[str, npt.NDArray[np.float32]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Path, str], Path]:
+    """Run steps of the probe in an interpreter; the folder with what it wrote."""
+    folder = tmp_path_factory.mktemp("probe")
+    head = model.tensors["lm_head.weight"]
+    np.save(folder / "head.npy", head)
+    for name, tensor in weights.items():
+        np.save(folder / f"{name}.npy", tensor)
+    damaged = model.tensors["model.layers.1.self_attn.k_proj.weight"].copy()
+    damaged[3, 5] = np.inf
+    request = {
+        "checkpoint": str(tiny.path),
+        "bf16_checkpoint": str(_with_bf16_experts(tiny.path, folder / "bf16", model)),
+        "tied": str(_changed(tiny.path, folder / "tied", {"lm_head.weight": None}, tied=True)),
+        "not_finite": str(
+            _changed(
+                tiny.path,
+                folder / "not-finite",
+                {"model.layers.1.self_attn.k_proj.weight": damaged},
+            )
+        ),
+        "drafts": {
+            "without": str(_changed(tiny.path, folder / "without", {"lm_head.weight": None})),
+            "with": str(tiny.path),
+        },
+        "prompt": list(PROMPT),
+        "engines": {name: arguments for name, (arguments, _) in ENGINES.items()},
+        "weights": {name: str(folder / f"{name}.npy") for name in weights},
+        "head": str(folder / "head.npy"),
+        "ranks": RANKS,
+        "layers": [*PARSED, *WRONG_LAYERS],
+        "target_formats": ["mxfp4", "mxfp8", "mxfp4_weight_only", "mxfp8_weight_only",
+                           "fp8_per_tensor", "int8_per_channel_weight_only"],
+        "capabilities": [[7, 5], [8, 0], [9, 0], [10, 0], [12, 0], [12, 1]],
+        "shapes": [[5120, 2880], [2880, 4096], [201088, 2880]],
+    }  # fmt: skip
+    request_path = folder / "request.json"
+    request_path.write_text(json.dumps(request), encoding="utf-8")
+    # One cache for both interpreters: the engine inspects each model class in a process of its
+    # own, once for the same source.
+    env = {**os.environ, "VLLM_CACHE_ROOT": str(folder / "cache")}
+    env.pop("PYTHONPATH", None)
+
+    def run(python: Path, steps: str) -> Path:
+        out = Path(tempfile.mkdtemp(prefix=f"{steps.partition(',')[0]}-", dir=folder))
+        done = subprocess.run(
+            [python, PROBE, steps, request_path, out],
+            env=env,
+            cwd=out,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        (out / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        return out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(
+    probe: Callable[[Path, str], Path], patched_python: Path, stock_python: Path
+) -> Iterator[dict[str, Future[Path]]]:
+    """What the probe writes, by name. An engine seldom keeps more than one core busy, so that two
+    of these are done in the time of one."""
+    todo = {
+        "patched": (
+            patched_python,
+            "logits,quantizers,linear,refusals,options,named,unasked,shards",
+        ),
+        "two ranks": (patched_python, "two_ranks"),
+        "stock": (stock_python, "plain,named"),
+        "cuda": (patched_python, "cuda"),
+    }
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        yield {name: pool.submit(probe, *arguments) for name, arguments in todo.items()}
+
+
+@pytest.fixture(scope="module")
+def patched(runs: dict[str, Future[Path]]) -> Path:
+    return runs["patched"].result()
+
+
+@pytest.fixture(scope="module")
+def seen(patched: Path) -> dict[str, Any]:
+    return _result(patched)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(runs: dict[str, Future[Path]]) -> Path:
+    return runs["two ranks"].result()
+
+
+@pytest.fixture(scope="module")
+def stock(runs: dict[str, Future[Path]]) -> Path:
+    return runs["stock"].result()
+
+
+@pytest.fixture(scope="module")
+def on_cuda(runs: dict[str, Future[Path]]) -> dict[str, Any]:
+    answers: dict[str, Any] = _result(runs["cuda"].result())["cuda"]
+    return answers
+
+
+# -- the formats ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slices", ["", "-sliced"])
+@pytest.mark.parametrize("name", ["edges", "random"])
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_quantisers_equal_the_definition(
+    patched: Path, weights: dict[str, npt.NDArray[np.float32]], fmt: str, name: str, slices: str
+) -> None:
+    quantized = {"mxfp4": mx.mxfp4, "mxfp8": mx.mxfp8}[fmt](weights[name])
+    codes = quantized.packed if fmt == "mxfp4" else quantized.codes
+    np.testing.assert_array_equal(
+        np.load(patched / f"{name}-{fmt}-scales{slices}.npy"), quantized.scales
+    )
+    np.testing.assert_array_equal(np.load(patched / f"{name}-{fmt}{slices}.npy"), codes)
+
+
+def test_the_definition_itself() -> None:
+    """Values that can be worked out by hand, so that the reference is not its own witness."""
+    block = np.zeros(32)
+    block[:12] = [6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -5.01, 0.26, -0.25, 6]
+    four = mx.mxfp4(block)
+    assert four.scales.tolist() == [127]
+    assert four.values[:12].tolist() == [6, 0, 1, 1, 2, 2, 4, 4, -6, 0.5, 0, 6]
+    assert four.codes[:12].tolist() == [7, 0, 2, 2, 4, 4, 6, 6, 15, 1, 8, 7]
+    # 6.99 is cut to six; seven takes the next scale and comes out as eight.
+    assert mx.mxfp4(np.full(32, 6.99)).values[0] == 6
+    assert mx.mxfp4(np.full(32, 7.0)).values[0] == 8
+    eight = mx.mxfp8(np.full(32, 448.0))
+    assert (eight.scales[0], eight.codes[0], eight.values[0]) == (127, 0x7E, 448)
+    assert mx.mxfp8(np.full(32, -449.0)).scales[0] == 128
+    assert mx.mxfp8(np.full(32, -449.0)).codes[0] == 0xF6  # 1.75 * 2**7, less two
+    assert mx.mxfp8(np.full(32, -449.0)).values[0] == -448
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_every_block_is_near_its_original(
+    weights: dict[str, npt.NDArray[np.float32]], fmt: str
+) -> None:
+    """No element is further off than half a step, or a cut from below seven to six."""
+    x = weights["random"].astype(np.float64)
+    quantized = {"mxfp4": mx.mxfp4, "mxfp8": mx.mxfp8}[fmt](x)
+    scale = np.repeat(np.exp2(quantized.scales.astype(np.float64) - 127), 32, axis=-1)
+    error, size = np.abs(quantized.values - x) / scale, np.abs(x) / scale
+    if fmt == "mxfp4":
+        limit = np.select([size <= 2, size <= 4, size < 7], [0.25, 0.5, 1.0], default=0)
+    else:
+        limit = np.exp2(np.floor(np.log2(np.maximum(size, 2.0**-6)))) / 16
+    assert (error <= limit).all()
+
+
+def test_mxfp8_expands_exactly(patched: Path) -> None:
+    actual = np.load(patched / "mxfp8-values.npy").astype(np.float64)
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    magnitude = np.where(
+        exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0), mantissa / 8 * 2.0**-6
+    )
+    magnitude[code & 127 == 127] = np.nan
+    exact = np.where(code < 128, magnitude, -magnitude) * np.exp2(np.arange(256.0) - 127)[:, None]
+    # BF16 ends below 2**128 and has fewer bits below 2**-126; a scale of 255 is NaN in the format
+    # and never written by a quantiser.
+    representable = (np.abs(exact) < 2.0**128) & (np.abs(exact) >= 2.0**-126) | (exact == 0)
+    representable[255] = False
+    assert representable.sum() > 250 * 220
+    np.testing.assert_array_equal(actual[representable], exact[representable])
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_the_cpu_kernel_multiplies(seen: dict[str, Any], fmt: str) -> None:
+    """In one piece and in slices, with a bias; what remains is the rounding of the result."""
+    whole, sliced = seen["linear"][fmt]
+    assert whole < 0.004
+    assert sliced < 0.004
+
+
+# -- the model -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_logits_equal_the_reference(
+    patched: Path, expected: dict[str, npt.NDArray[np.float32]], name: str
+) -> None:
+    distance = _distance(np.load(patched / f"{name}.npy"), expected[name])
+    assert np.median(distance) < MEDIAN_TOLERANCE
+    assert np.mean(distance > FAR) < FAR_SHARE
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_other_layers_would_be_noticed(
+    patched: Path, expected: dict[str, npt.NDArray[np.float32]], name: str
+) -> None:
+    """The control of the test above: the same logits against models quantised otherwise."""
+    logits = np.load(patched / f"{name}.npy")
+    for other, (_, formats) in ENGINES.items():
+        if formats != ENGINES[name][1]:
+            assert np.median(_distance(logits, expected[other])) > CONTROL, other
+
+
+def test_without_the_option_nothing_changes(patched: Path, stock: Path, seen: Any) -> None:
+    """Stock cannot run the checkpoint here, but the same model with its experts in BF16."""
+    np.testing.assert_array_equal(np.load(patched / "none.npy"), np.load(stock / "plain.npy"))
+    tensors = seen["logits"]["none"]["tensors"].values()
+    assert {tensor["dtype"] for tensor in tensors} == {"torch.bfloat16"}
+
+
+def test_two_ranks_give_the_same(
+    two_ranks: Path, expected: dict[str, npt.NDArray[np.float32]]
+) -> None:
+    distance = _distance(np.load(two_ranks / "two_ranks.npy"), expected["all"])
+    assert np.median(distance) < MEDIAN_TOLERANCE
+    assert np.mean(distance > FAR) < FAR_SHARE
+
+
+# -- memory --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_weights_take_what_the_format_says(seen: dict[str, Any], name: str) -> None:
+    formats = ENGINES[name][1]
+    tensors = seen["logits"][name]["tensors"]
+    modules = {name.rpartition(".")[0] for name in tensors}
+    assert len(modules) == 9
+    for module in modules:
+        kind = next(kind for suffix, kind in MODULES.items() if module.endswith(suffix))
+        present = {
+            key.rpartition(".")[2]: value
+            for key, value in tensors.items()
+            if key.rpartition(".")[0] == module
+        }
+        if kind not in formats:
+            assert set(present) == {"weight"}
+            assert present["weight"]["dtype"] == "torch.bfloat16"
+            continue
+        rows, columns = SHAPES[kind]
+        assert set(present) == {"weight", "weight_scale"}
+        assert present["weight"]["bytes"] == rows * columns // 32 * BYTES_PER_32[formats[kind]]
+        assert present["weight_scale"]["bytes"] == rows * columns // 32
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_no_full_precision_copy_is_left(seen: dict[str, Any], name: str) -> None:
+    loaded = seen["logits"][name]
+    layers = sum(1 if kind == "lm_head" else 4 for kind in ENGINES[name][1])
+    assert loaded["strays"] == []
+    # One layer at a time, while the checkpoint is still being read, not all of them at its end.
+    assert loaded["freed"] == [True] * (layers + 1)
+    assert loaded["early"] == [True] * layers
+
+
+# -- tensor parallelism --------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_vocabulary_shards(
+    patched: Path, seen: dict[str, Any], model: reference.Model, fmt: str, ranks: int
+) -> None:
+    """Ranks hold the rows of the whole head and then zeros; with eight, one has nothing else."""
+    layers = seen["shards"][f"{fmt}-{ranks}"]
+    assert [layer["rows"] for layer in layers] == [320 // ranks] * ranks
+    assert sum(layer["loaded"] for layer in layers) == VOCAB_SIZE
+    assert (0 in [layer["loaded"] for layer in layers]) == (ranks == 8)
+    # Each as soon as its last row has come, although the padding never does.
+    assert all(layer["done"] for layer in layers)
+
+    quantized = {"mxfp4": mx.mxfp4, "mxfp8": mx.mxfp8}[fmt](model.tensors["lm_head.weight"])
+    codes = quantized.packed if fmt == "mxfp4" else quantized.codes
+    actual = np.load(patched / f"{fmt}-{ranks}.npy")
+    scales = np.load(patched / f"{fmt}-{ranks}-scales.npy")
+    np.testing.assert_array_equal(actual[:VOCAB_SIZE], codes)
+    np.testing.assert_array_equal(scales[:VOCAB_SIZE], quantized.scales)
+    assert len(actual) == 320
+    assert not actual[VOCAB_SIZE:].any()
+
+
+# -- selection -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capability", ["7.5", "8.0", "9.0", "10.0", "12.0", "12.1"])
+def test_gpus_take_marlin(on_cuda: dict[str, Any], capability: str) -> None:
+    answers = on_cuda[capability]
+    assert answers["mxfp4"] == ["MarlinMxFp4LinearKernel"] * 3
+    assert answers["mxfp8"] == ["MarlinMxfp8LinearKernel"] * 3
+
+
+def test_marlin_is_not_the_only_choice(on_cuda: dict[str, Any]) -> None:
+    """The control of the test above: asked with activations, FlashInfer comes first."""
+    assert on_cuda["10.0"]["mxfp4 activations"] == "FlashInferMxFp4LinearKernel"
+    for capability in ("10.0", "12.0", "12.1"):
+        assert on_cuda[capability]["mxfp8 activations"].startswith("FlashInfer")
+
+
+@pytest.mark.parametrize(
+    ("fmt", "method"),
+    [
+        ("mxfp4", "Mxfp4WeightOnlyLinearMethod"),
+        ("mxfp8", "Mxfp8WeightOnlyLinearMethod"),
+        ("mxfp4_weight_only", "Mxfp4WeightOnlyLinearMethod"),
+        ("mxfp8_weight_only", "Mxfp8WeightOnlyLinearMethod"),
+    ],
+)
+def test_a_target_that_names_the_head_works(seen: dict[str, Any], fmt: str, method: str) -> None:
+    assert seen["named"][fmt] == {"type": None, "message": "", "value": method}
+
+
+@pytest.mark.parametrize(
+    ("fmt", "reason"),
+    [
+        ("fp8_per_tensor", "online quantization for ParallelLMHead"),
+        ("int8_per_channel_weight_only", "does not define a QuantSpec for ParallelLMHead"),
+    ],
+)
+def test_a_target_that_the_head_cannot_have_is_refused(
+    seen: dict[str, Any], fmt: str, reason: str
+) -> None:
+    assert seen["named"][fmt]["type"] == "ValueError"
+    assert reason in seen["named"][fmt]["message"]
+
+
+def test_a_model_that_ignores_the_target_is_refused(seen: dict[str, Any]) -> None:
+    failure = seen["unasked"]
+    assert failure["type"] == "ValueError"
+    assert "Layer lm_head was matched" in failure["message"]
+    assert "GptOssForCausalLM does not support a quantized lm_head" in failure["message"]
+    assert not failure["loaded"]
+
+
+def test_stock_ignores_the_target(stock: Path) -> None:
+    named = _result(stock)["named"]
+    assert named["mxfp4"]["value"] == named["fp8_per_tensor"]["value"]
+    assert named["mxfp4"]["value"] == "UnquantizedEmbeddingMethod"
+
+
+# -- refusals ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("tied", "tied to the input embeddings"),
+        ("tied by the model", "tied to the input embeddings"),
+        ("float32", "head_dtype asks for torch.float32"),
+        ("lora names it", "LoRA applies to it"),
+        ("lora anywhere, head too", "LoRA applies to it"),
+        ("eagle without", "has no lm_head of its own"),
+        ("mtp", "has no lm_head of its own"),
+    ],
+)
+def test_heads_that_others_rely_on_are_refused(
+    seen: dict[str, Any], case: str, reason: str
+) -> None:
+    failure = seen["refusals"][case]
+    assert failure["type"] == "ValueError"
+    assert reason in failure["message"]
+    assert not failure.get("loaded")
+
+
+@pytest.mark.parametrize("case", ["lora elsewhere", "lora anywhere", "eagle with", "ngram"])
+def test_heads_that_nothing_relies_on_are_not(seen: dict[str, Any], case: str) -> None:
+    assert seen["refusals"][case]["value"] == "Mxfp4WeightOnlyLinearMethod"
+
+
+def test_a_weight_that_is_not_finite_is_named(seen: dict[str, Any]) -> None:
+    failure = seen["refusals"]["not finite"]
+    assert failure["type"] == "ValueError"
+    assert (
+        "model.layers.1.attn.qkv_proj.weight has elements that are not finite"
+        in (failure["message"])
+    )
+
+
+# -- the option ----------------------------------------------------------------
+
+_QKV, _O, _HEAD = r"re:(.*\.)?attn\.qkv_proj$", r"re:(.*\.)?attn\.o_proj$", r"re:(.*\.)?lm_head$"
+
+PARSED = {
+    "qkv,o,lm_head": {
+        _QKV: "mxfp4_weight_only",
+        _O: "mxfp4_weight_only",
+        _HEAD: "mxfp4_weight_only",
+    },
+    "moe,qkv, lm_head=mxfp8": {_QKV: "mxfp4_weight_only", _HEAD: "mxfp8_weight_only"},
+    "o=mxfp4": {_O: "mxfp4_weight_only"},
+}
+WRONG_LAYERS = {
+    "": "unknown layer kind ''",
+    "qkv,": "unknown layer kind ''",
+    "q_proj": "unknown layer kind 'q_proj'",
+    "o,qkv,o": "o occurs twice",
+    "lm_head=fp8": "lm_head cannot be 'fp8'; expected mxfp4 or mxfp8",
+    "moe=mxfp8": "moe cannot be 'mxfp8'; expected mxfp4",
+}
+
+
+@pytest.mark.parametrize("layers", PARSED)
+def test_layer_kinds_are_targets(seen: dict[str, Any], layers: str) -> None:
+    assert seen["options"]["parsed"][layers]["value"] == PARSED[layers]
+
+
+@pytest.mark.parametrize("layers", WRONG_LAYERS)
+def test_wrong_layer_kinds_are_errors(seen: dict[str, Any], layers: str) -> None:
+    failure = seen["options"]["parsed"][layers]
+    assert failure["type"] == "ValueError"
+    assert WRONG_LAYERS[layers] in failure["message"]
+
+
+def test_the_command_line(seen: dict[str, Any]) -> None:
+    assert seen["options"]["command line"] == {
+        _O: "mxfp4_weight_only",
+        _HEAD: "mxfp8_weight_only",
+    }
+    assert seen["options"]["no option"]
+    assert seen["options"]["moe only"]
+
+
+def test_an_activation_for_the_experts_can_be_added(seen: dict[str, Any]) -> None:
+    activation, targets, again = seen["options"]["moe activation"]
+    assert activation != "None"
+    assert targets == {_QKV: "mxfp4_weight_only"}
+    assert again, "a second pass over the same arguments must not change or refuse them"
+
+
+@pytest.mark.parametrize("case", ["linear", "moe weight", "other targets"])
+def test_two_choices_of_layers_are_an_error(seen: dict[str, Any], case: str) -> None:
+    failure = seen["options"][case]
+    assert failure["type"] == "ValueError"
+    assert "--mxfp4-layers cannot be combined" in failure["message"]
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("llama", "--mxfp4-layers is for gpt-oss models"),
+        ("plain", "add --quantization online"),
+        ("quark", "are not in MXFP4"),
+    ],
+)
+def test_models_that_would_ignore_it_are_refused(
+    seen: dict[str, Any], case: str, reason: str
+) -> None:
+    assert seen["options"][case]["type"] == "ValueError"
+    assert reason in seen["options"][case]["message"]
+    for fine in ("plain, online", "mxfp4"):
+        assert seen["options"][fine]["type"] is None
+
+
+# -- helpers -------------------------------------------------------------------
+
+
+def _result(out: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+def _distance(
+    actual: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    assert actual.shape == expected.shape
+    difference = np.sqrt(np.mean(np.square(actual - expected), axis=-1))
+    out: npt.NDArray[np.float32] = difference / np.sqrt(np.mean(np.square(expected), axis=-1))
+    return out
+
+
+def _edges() -> npt.NDArray[np.float32]:
+    """Blocks whose largest element, and whose others, stand on and beside every limit, under
+    scales from one end of float32 to the other; zeros of both signs and subnormals too."""
+    midpoints = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
+    limits = [*midpoints, 0, 0.5, 1, 1.5, 2, 3, 4, 6, 7, 7.5]
+    fine = np.array([1 - 2**-20, 1, 1 + 2**-20])
+    others = np.outer(limits, fine).ravel()
+    blocks = []
+    for largest in (3.5, 3.999, 4, 6, 6.99, 7, 7.0001, 448 / 64, 449 / 64, 7.999):
+        inside = others[others <= largest]
+        inside = np.resize(inside, -(-len(inside) // 31) * 31).reshape(-1, 31)
+        signs = np.where(np.arange(inside.size).reshape(inside.shape) % 3, 1, -1)
+        blocks.append(np.column_stack((inside * signs, np.full(len(inside), -largest))))
+    # E4M3 has limits of its own: all values, all midpoints, under a largest of 448.
+    codes = np.arange(127)
+    exponent, mantissa = codes >> 3, codes & 7
+    values = np.where(
+        exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0), mantissa / 8 * 2.0**-6
+    )
+    small = np.concatenate((values, (values[1:] + values[:-1]) / 2))
+    small = np.resize(small, 9 * 31).reshape(9, 31)
+    blocks.append(np.column_stack((small, np.full(9, 448.0))))
+    rows = np.concatenate(blocks)
+    scaled = [rows * 2.0**power for power in (-140, -126, -100, -9, 0, 5, 100, 116)]
+    zeros = np.zeros((2, 32))
+    zeros[1] = -0.0
+    subnormal = np.full((1, 32), 2.0**-149)
+    flat = np.concatenate((*scaled, zeros, subnormal)).astype(np.float32)
+    assert np.isfinite(flat).all()
+    return flat[: len(flat) // 4 * 4].reshape(-1, 128)
+
+
+def _heavy_tailed() -> npt.NDArray[np.float32]:
+    """BF16 weights with outliers, as trained ones have."""
+    random = np.random.default_rng(3)
+    weight = (random.standard_t(3, size=(200, 512)) * 0.02).astype(np.float32)
+    return (to_bf16(weight).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _changed(
+    source: Path,
+    dest: Path,
+    changes: dict[str, npt.NDArray[np.float32] | None],
+    *,
+    tied: bool = False,
+    quantized: bool = True,
+) -> Path:
+    """A copy of a checkpoint in which tensors are replaced (by BF16) or left out."""
+    dest.mkdir()
+    for file in source.glob("*.json"):
+        (dest / file.name).write_bytes(file.read_bytes())
+    config = json.loads((dest / "config.json").read_text(encoding="utf-8"))
+    config["tie_word_embeddings"] = tied
+    if not quantized:
+        del config["quantization_config"]
+    (dest / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    raw = (source / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    old = json.loads(raw[8:start])
+    header: dict[str, Any] = {"__metadata__": old.pop("__metadata__")}
+    data = b""
+    for name in sorted({*old, *changes}):
+        tensor = changes.get(name)
+        if tensor is not None:
+            dtype, shape = "BF16", list(tensor.shape)
+            piece = to_bf16(tensor.astype(np.float32)).tobytes()
+        elif name in changes:
+            continue
+        else:
+            low, high = old[name]["data_offsets"]
+            dtype, shape = old[name]["dtype"], old[name]["shape"]
+            piece = raw[start + low : start + high]
+        offsets = [len(data), len(data) + len(piece)]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        data += piece
+    text = json.dumps(header).encode()
+    (dest / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return dest
+
+
+def _with_bf16_experts(source: Path, dest: Path, model: reference.Model) -> Path:
+    """The same model with its experts in BF16, columns first, as such checkpoints have them."""
+    changes: dict[str, npt.NDArray[np.float32] | None] = {}
+    for name in model.tensors:
+        projection, blocks, _ = name.partition("_blocks")
+        if blocks:
+            scales = f"{projection}_scales"
+            expanded = reference.dequantize(model.tensors[name], model.tensors[scales])
+            changes[projection] = np.ascontiguousarray(expanded.swapaxes(1, 2))
+            changes[name] = changes[scales] = None
+    return _changed(source, dest, changes, quantized=False)
