@@ -166,6 +166,20 @@ def two_ranks(request: dict[str, Any], out: Path) -> Any:
     return {}
 
 
+def dummy(request: dict[str, Any], out: Path) -> Any:
+    """Weights made up by the engine itself, which a benchmark without a checkpoint serves."""
+    import numpy as np
+
+    options = request["engines"]["mixed"]
+    engine = make_engine(request["checkpoint"], load_format="dummy", **options)
+    (tensors,) = engine.apply_model(layer_tensors)
+    (strays,) = engine.apply_model(stray_copies)
+    rows, _ = base.raw_logits(engine, request["prompt"], 1)
+    del engine
+    base.drop_engine()
+    return {"tensors": tensors, "strays": strays, "finite": bool(np.isfinite(rows).all())}
+
+
 def quantizers(request: dict[str, Any], out: Path) -> Any:
     """Codes and scales that the torch quantisers give for the request's weights."""
     import numpy as np
@@ -367,6 +381,11 @@ def options(request: dict[str, Any], out: Path) -> Any:
         parsed = parser.parse_args(["--model", request["checkpoint"], *words])
         return EngineArgs.from_cli_args(parsed).quantization_config
 
+    def compiled_as(layers: str | None) -> str:
+        with engine_config(request["checkpoint"], mxfp4_layers=layers) as config:
+            digest: str = config.compute_hash()
+        return digest
+
     moe = {"moe": {"activation": "mxfp8"}}
     with_moe = EngineArgs(
         request["checkpoint"], mxfp4_layers="qkv", quantization_config=dict(moe)
@@ -380,6 +399,7 @@ def options(request: dict[str, Any], out: Path) -> Any:
         is None,
         "command line": from_command_line("--mxfp4-layers", "o,lm_head=mxfp8").targets,
         "no option": from_command_line() is None,
+        "graphs": [compiled_as(layers) for layers in (None, "qkv", "qkv=mxfp8", "lm_head", "qkv")],
         "moe activation": [str(with_moe.moe.activation), with_moe.targets, twice == with_moe],
         "linear": targets(mxfp4_layers="qkv", quantization_config={"linear": "mxfp4"}),
         "moe weight": targets(mxfp4_layers="qkv", quantization_config={"moe": "mxfp8"}),
@@ -458,7 +478,8 @@ def shards(request: dict[str, Any], out: Path) -> Any:
 
 def cuda(request: dict[str, Any], out: Path) -> Any:
     """The selectors on GPUs that are not there: only the platform's answers are made up."""
-    capability = make_up_cuda()
+    become = make_up_cuda()
+    import torch
     import vllm.model_executor.kernels.linear as kernels
     import vllm.model_executor.kernels.linear.mxfp4.flashinfer as flashinfer4
     import vllm.model_executor.kernels.linear.mxfp8.flashinfer as flashinfer8
@@ -474,10 +495,25 @@ def cuda(request: dict[str, Any], out: Path) -> Any:
         # Without the constructor, which asks for a whole engine configuration.
         return type(method._init_kernel(object.__new__(method), shape)).__name__
 
+    def created(method: Any, dtype: torch.dtype) -> str:
+        one: Any = object.__new__(method)
+        layer = torch.nn.Module()
+        one.create_weights(layer, 64, [128], 64, 128, dtype, weight_loader=None)
+        return type(one.kernel).__name__
+
     results: dict[str, Any] = {}
+    as_rank(0, 1)
     with set_current_vllm_config(VllmConfig()):
+        results["dtypes"] = {
+            f"{fmt}, {dtype}": attempt(partial(created, method, dtype))
+            for fmt, method in (
+                ("mxfp4", mx_weight_only.Mxfp4WeightOnlyLinearMethod),
+                ("mxfp8", mx_weight_only.Mxfp8WeightOnlyLinearMethod),
+            )
+            for dtype in (torch.bfloat16, torch.float16)
+        }
         for version in request["capabilities"]:
-            capability[:] = version
+            become(version)
             results[".".join(map(str, version))] = {
                 "mxfp4": [
                     selected(mx_weight_only.Mxfp4WeightOnlyLinearMethod, tuple(shape))
@@ -495,70 +531,21 @@ def cuda(request: dict[str, Any], out: Path) -> Any:
     return results
 
 
-def make_up_cuda() -> list[int]:
-    """Take the place of the platform; what is returned is its capability and can be changed."""
-    import importlib.metadata
+def make_up_cuda() -> Callable[[list[int]], None]:
+    """Put a CUDA platform in place; what is returned sets its capability."""
+    import fake_cuda  # type: ignore[import-not-found]  # beside this file when it runs
 
-    version = importlib.metadata.version
-    # The CPU build says so in its version, and would be taken for the platform.
-    importlib.metadata.version = lambda distribution_name: (
-        version(distribution_name).partition("+")[0]
-        if distribution_name == "vllm"
-        else version(distribution_name)
-    )
-
-    class Extension(types.ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return lambda *args, **kwargs: None
-
-    for name in (
-        "vllm._C",
-        "vllm._C_stable_libtorch",
-        "vllm._moe_C_stable_libtorch",
-        "vllm.vllm_flash_attn",
-        "vllm.vllm_flash_attn.flash_attn_interface",
-    ):
-        sys.modules.setdefault(name, Extension(name))
-
+    fake_cuda.install(fake_cuda.Capability(12, 1))
     import vllm.platforms
-    import vllm.platforms.cuda
     from vllm.platforms.interface import DeviceCapability
 
-    capability = [12, 1]
+    platform: Any = type(vllm.platforms.current_platform)
 
-    class MadeUp(vllm.platforms.cuda.CudaPlatformBase):  # type: ignore[misc]
-        device_name = "made up"
+    def become(version: list[int]) -> None:
+        capability = DeviceCapability(*version)
+        platform.get_device_capability = classmethod(lambda cls, device_id=0: capability)
 
-        @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
-            return DeviceCapability(*capability)
-
-        @classmethod
-        def get_device_name(cls, device_id: int = 0) -> str:
-            return "made up"
-
-        @classmethod
-        def get_device_total_memory(cls, device_id: int = 0) -> int:
-            return 119 << 30
-
-        @classmethod
-        def device_count(cls) -> int:
-            return 1
-
-        @classmethod
-        def num_compute_units(cls, device_id: int = 0) -> int:
-            return 48
-
-    vllm.platforms._current_platform = MadeUp()
-    import vllm._custom_ops as ops
-
-    ops.cutlass_scaled_mm_supports_fp8 = lambda capability: True
-    ops.cutlass_scaled_mm_supports_block_fp8 = lambda capability: True
-    ops.cutlass_scaled_mm_supports_fp4 = lambda capability: True
-    ops.cutlass_group_gemm_supported = lambda capability: False
-    return capability
+    return become
 
 
 def main() -> None:

@@ -165,7 +165,7 @@ def runs(
     todo = {
         "patched": (
             patched_python,
-            "logits,quantizers,linear,refusals,options,named,unasked,shards",
+            "logits,dummy,quantizers,linear,refusals,options,named,unasked,shards",
         ),
         "two ranks": (patched_python, "two_ranks"),
         "stock": (stock_python, "plain,named"),
@@ -318,10 +318,11 @@ def test_two_ranks_give_the_same(
 # -- memory --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", [*QUANTIZED, "dummy"])
 def test_weights_take_what_the_format_says(seen: dict[str, Any], name: str) -> None:
-    formats = ENGINES[name][1]
-    tensors = seen["logits"][name]["tensors"]
+    """Also with --load-format dummy, which does not come through the loaders of the weights."""
+    formats = ENGINES["mixed" if name == "dummy" else name][1]
+    tensors = (seen["dummy"] if name == "dummy" else seen["logits"][name])["tensors"]
     modules = {name.rpartition(".")[0] for name in tensors}
     assert len(modules) == 9
     for module in modules:
@@ -349,6 +350,11 @@ def test_no_full_precision_copy_is_left(seen: dict[str, Any], name: str) -> None
     # One layer at a time, while the checkpoint is still being read, not all of them at its end.
     assert loaded["freed"] == [True] * (layers + 1)
     assert loaded["early"] == [True] * layers
+
+
+def test_dummy_weights_work(seen: dict[str, Any]) -> None:
+    assert seen["dummy"]["strays"] == []
+    assert seen["dummy"]["finite"]
 
 
 # -- tensor parallelism --------------------------------------------------------
@@ -385,6 +391,16 @@ def test_gpus_take_marlin(on_cuda: dict[str, Any], capability: str) -> None:
     answers = on_cuda[capability]
     assert answers["mxfp4"] == ["MarlinMxFp4LinearKernel"] * 3
     assert answers["mxfp8"] == ["MarlinMxfp8LinearKernel"] * 3
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_marlin_gets_bfloat16_or_an_error(on_cuda: dict[str, Any], fmt: str) -> None:
+    """Its kernels with scales of these formats exist for BF16 alone; what lacks one must not end
+    at the first forward."""
+    assert on_cuda["dtypes"][f"{fmt}, torch.bfloat16"]["value"].startswith("Marlin")
+    refusal = on_cuda["dtypes"][f"{fmt}, torch.float16"]
+    assert refusal["type"] == "ValueError"
+    assert "--dtype bfloat16" in refusal["message"]
 
 
 def test_marlin_is_not_the_only_choice(on_cuda: dict[str, Any]) -> None:
@@ -515,6 +531,13 @@ def test_the_command_line(seen: dict[str, Any]) -> None:
     }
     assert seen["options"]["no option"]
     assert seen["options"]["moe only"]
+
+
+def test_compiled_graphs_are_told_apart(seen: dict[str, Any]) -> None:
+    """A graph that torch.compile left in the cache is never taken for other formats."""
+    without, qkv, qkv_mxfp8, head, again = seen["options"]["graphs"]
+    assert qkv == again
+    assert len({without, qkv, qkv_mxfp8, head}) == 4
 
 
 def test_an_activation_for_the_experts_can_be_added(seen: dict[str, Any]) -> None:
