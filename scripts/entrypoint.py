@@ -7,6 +7,7 @@ container (by default /model, where a checkpoint is mounted) or the name of a mo
     SPARKFORGE_MODEL_REVISION   commit on the hub; without it the hub's newest is served
     SPARKFORGE_MODEL_NAME       the name that clients ask for; without it the model's own
     SPARKFORGE_SERVE_ARGS       options of the target, set when the image was built
+    SPARKFORGE_EXTRA_ARGS       options on top of those, e.g. --mxfp4-layers qkv,o,lm_head
     SPARKFORGE_LISTEN_PORT      port in the container
 """
 
@@ -38,7 +39,8 @@ def main(arguments: list[str]) -> None:
     ):
         if value := os.environ.get(variable):
             command += [option, value]
-    command += shlex.split(os.environ.get("SPARKFORGE_SERVE_ARGS", ""))
+    for variable in ("SPARKFORGE_SERVE_ARGS", "SPARKFORGE_EXTRA_ARGS"):
+        command += shlex.split(os.environ.get(variable, ""))
     command += arguments  # last: of two values of one option vLLM takes the later
 
     if "TIKTOKEN_ENCODINGS_BASE" not in os.environ:

@@ -19,6 +19,7 @@ from sparkforge.errors import SparkforgeError, UsageError
 from sparkforge.log import log
 
 _DEFAULT_COMMAND = "build"
+_STARTS_A_SERVER = ("smoke", "serve")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -89,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="build.py",
         description="Fetch, patch, build, bake and prove. `build.py --target NAME` builds.",
-        epilog="exit codes:\n" + codes,
+        epilog="smoke and serve: what stands behind -- goes to `vllm serve`, as in\n"
+        "  build.py serve --target cpu -- --mxfp4-layers qkv,o,lm_head\n\nexit codes:\n" + codes,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands_ = parser.add_subparsers(dest="command", required=True, metavar="COMMAND",
@@ -177,6 +179,10 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (see ``errors``)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    behind: list[str] = []  # what stands behind -- goes to `vllm serve`, in whatever form
+    if "--" in words:
+        at = words.index("--")
+        words, behind = words[:at], words[at + 1 :]
     # `build.py --target spark` is `build.py build --target spark`
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
         words.insert(0, _DEFAULT_COMMAND)
@@ -188,6 +194,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     try:
         options = _parser().parse_args(words)
+        options.serve_arguments = tuple(behind)
+        if behind and options.command not in _STARTS_A_SERVER:
+            msg = f"{options.command} starts no server that could take {behind[0]}"
+            raise UsageError(msg, f"only these do: {', '.join(_STARTS_A_SERVER)}")
         log.configure(to_stderr=options.json, verbose=options.verbose)
         code: int = options.run(options)
     except SparkforgeError as error:

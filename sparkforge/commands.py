@@ -88,6 +88,7 @@ def _context(options: argparse.Namespace, until: str, force: Sequence[str] = ())
         target_name=options.target, target=target, platform=wanted,
         access=_access(options, all_pins), engine=chosen, base=base, ca_bundle=options.ca_bundle,
         port=options.port, ready_timeout_s=options.ready_timeout, force=frozenset(force),
+        arguments=options.serve_arguments,
     )  # fmt: skip
     context.store.sweep()
     return context
@@ -171,8 +172,26 @@ def explain(options: argparse.Namespace) -> int:
 def smoke(options: argparse.Namespace) -> int:
     """Run the smoke test again; what it tests is built first where it is missing."""
     _follow_last_build(options)
+    if options.serve_arguments:
+        return _smoke_with_arguments(options)
     options.until, options.force, options.dry_run = STAGES[-1], ["smoke"], False
     return build(options)
+
+
+def _smoke_with_arguments(options: argparse.Namespace) -> int:
+    """Run the smoke test with the user's arguments of ``vllm serve``; dist/ stays as it is."""
+    start = time.monotonic()
+    context = _context(options, STAGES[-1], ["smoke"])
+    if context.target.smoke is None:
+        msg = f"target {context.target_name} has no smoke test"
+        raise UsageError(msg, "serve with these arguments: build.py serve --target NAME -- …")
+    lines = pipeline.run(context, items(context, STAGES[-1]))
+    if options.json:
+        log.json(receipt.receipt(
+            target=context.target_name, target_platform=context.platform, pins=context.pins_path,
+            lines=lines, seconds=time.monotonic() - start,
+        ))  # fmt: skip
+    return 0
 
 
 def serve(options: argparse.Namespace) -> int:

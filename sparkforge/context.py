@@ -29,6 +29,7 @@ class Context:
         base: base image for the engine.
         offline: ask no network.
         force: stages that run again although the store has their result.
+        arguments: of ``vllm serve``, behind the target's own; the user's, for one run.
     """
 
     root: Path
@@ -45,6 +46,7 @@ class Context:
     port: int = 0
     ready_timeout_s: float = 300.0
     force: frozenset[str] = frozenset()
+    arguments: tuple[str, ...] = ()
 
     @property
     def epoch(self) -> int:

@@ -61,7 +61,8 @@ class Launcher:
             make_tiny_gpt_oss(model)
         work = self.work / ("unpatched" if unpatched else "patched")
         work.mkdir()
-        launch = servers.Launch(model, options, SMOKE_ARGUMENTS, SMOKE_VARIABLES, self.context.port)
+        arguments = (*SMOKE_ARGUMENTS, *self.context.arguments)
+        launch = servers.Launch(model, options, arguments, SMOKE_VARIABLES, self.context.port)
         if self.context.engine is None:
             folder = self.results[label].path
             return servers.from_environment(folder, launch, work, self.work / "cache")

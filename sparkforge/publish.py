@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -160,6 +161,8 @@ def serve(context: Context, baked: Artefact, model: Path | None) -> None:
             os.environ["SPARKFORGE_PORT"] = str(context.port)
         if model is not None:
             os.environ["SPARKFORGE_MODEL_DIR"] = str(_checkpoint(model))
+        if context.arguments:
+            os.environ["SPARKFORGE_EXTRA_ARGS"] = shlex.join(context.arguments)
         log.info("docker compose up; Ctrl-C ends it")
         replace_process("docker", "compose", "--project-directory", context.root, "up")
     folder.mkdir(parents=True, exist_ok=True)
@@ -171,5 +174,5 @@ def serve(context: Context, baked: Artefact, model: Path | None) -> None:
     replace_process(
         python_path(baked.path), "-P", "-m", "vllm.entrypoints.cli.main", "serve", chosen,
         "--host", LOOPBACK, "--port", str(port), "--served-model-name",
-        MODEL_NAME if model is None else chosen.name, *context.target.serve,
+        MODEL_NAME if model is None else chosen.name, *context.target.serve, *context.arguments,
     )  # fmt: skip

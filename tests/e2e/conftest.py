@@ -24,6 +24,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _with_json(arguments: tuple[str, ...]) -> list[str]:
+    """Put --json before a --, behind which all is the server's."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return [*arguments[:at], "--json", *arguments[at:]]
+
+
 @pytest.fixture(scope="session")
 def build(checkout: Path) -> Build:
     """Run build.py of the clone with --json; returns its document."""
@@ -33,7 +39,7 @@ def build(checkout: Path) -> Build:
         if store is not None:
             env["SPARKFORGE_STORE"] = str(store)
         done = subprocess.run(
-            [sys.executable, checkout / "build.py", *arguments, "--json"],
+            [sys.executable, checkout / "build.py", *_with_json(arguments)],
             cwd=checkout, env=env, stdout=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"build.py {' '.join(arguments)}: exit {done.returncode}"

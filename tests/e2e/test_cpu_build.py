@@ -31,6 +31,19 @@ def test_the_served_model_answers_and_the_unpatched_release_refuses(receipt: Any
     assert "No MXFP4 MoE backend" in smoke["stock_error"]
 
 
+def test_dense_layers_in_mxfp4_are_served(receipt: Any, build: Build, checkout: Path) -> None:
+    published = (checkout / "dist" / "cpu" / "receipt.json").read_bytes()
+    words = ("smoke", "--target", "cpu", "--engine", "none")
+    again = build(*words, "--", "--mxfp4-layers", "qkv,o,lm_head")
+    smoke = item(again, "smoke with arguments")
+    assert smoke["inputs"]["arguments"] == ["--mxfp4-layers", "qkv,o,lm_head"]
+    plain = item(receipt, "smoke")["outputs"]
+    assert smoke["outputs"]["tokens"] == plain["tokens"]
+    # the same checkpoint and prompt, so that only the layers can have changed what it says
+    assert smoke["outputs"]["text"] != plain["text"]
+    assert (checkout / "dist" / "cpu" / "receipt.json").read_bytes() == published
+
+
 def test_the_wheel_is_published_with_its_checksum(receipt: Any, checkout: Path) -> None:
     out = item(receipt, "wheel vllm")["outputs"]
     wheel = checkout / "dist" / "cpu" / out["file"]

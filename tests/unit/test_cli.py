@@ -45,6 +45,7 @@ def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
         (["patches", "apply", "vllm"], "required: folder"),
         (["--target", "cpuu"], "'cpuu': no such target"),
         (["patches", "list", "vlm"], "'vlm': no such upstream"),
+        (["--target", "cpu", "--", "--mxfp4-layers", "o"], "build starts no server"),
         (["--target", "cpu", "--until", "wheels", "--mirror", "vllm"], "not UPSTREAM=URL-or-path"),
         (["--target", "cpu", "--until", "wheels", "--mirror", "vlm=/x"], "'vlm': no such upstream"),
     ],
