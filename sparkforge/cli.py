@@ -19,7 +19,7 @@ from sparkforge.errors import SparkforgeError, UsageError
 from sparkforge.log import log
 
 _DEFAULT_COMMAND = "build"
-_STARTS_A_SERVER = ("smoke", "serve")
+_STARTS_A_SERVER = ("smoke", "serve", "bench")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,6 +36,47 @@ def _port(text: str) -> int:
         msg = f"{text!r} is no port: use 0 to 65535"
         raise argparse.ArgumentTypeError(msg)
     return port
+
+
+def _share(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        msg = f"{text!r} is no number from 0"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 10**6:
+        msg = f"{text!r} is no number from 1 to 1000000"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _bench_options(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument("--quality", action="store_true", required=True,
+                       help="what --mxfp4-layers changes in the model's answers")  # fmt: skip
+    bench.add_argument("--model", type=Path, metavar="DIR",
+                       help="checkpoint to measure (default: the tiny one)")  # fmt: skip
+    bench.add_argument("--layers", action="append", metavar="KINDS",
+                       help="a value of --mxfp4-layers; again for one more"
+                       " (default: qkv, o, lm_head, and all three)")  # fmt: skip
+    bench.add_argument("--max-kl", type=_share, default=0.1, metavar="NATS",
+                       help="mean divergence of the next token (default: 0.1)")  # fmt: skip
+    bench.add_argument("--min-agreement", type=_share, default=0.9, metavar="SHARE",
+                       help="positions with the same likeliest token (default: 0.9)")  # fmt: skip
+    bench.add_argument("--max-score-drop", type=_share, default=0.05, metavar="SHARE",
+                       help="questions no longer answered right (default: 0.05)")  # fmt: skip
+    for name, default, what in (("prompts", None, "prompts to continue (default: all 24)"),
+                                ("questions", None, "questions to ask (default: all 65)"),
+                                ("tokens", 64, "length of a continuation (default: 64)"),
+                                ("top", 256, "likeliest tokens that count each for itself"
+                                 " (default: 256)")):  # fmt: skip
+        bench.add_argument(f"--{name}", type=_whole, default=default, metavar="N", help=what)
+    bench.set_defaults(run=commands.bench)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="build.py",
         description="Fetch, patch, build, bake and prove. `build.py --target NAME` builds.",
-        epilog="smoke and serve: what stands behind -- goes to `vllm serve`, as in\n"
+        epilog="smoke, serve and bench: what stands behind -- goes to `vllm serve`, as in\n"
         "  build.py serve --target cpu -- --mxfp4-layers qkv,o,lm_head\n\nexit codes:\n" + codes,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -137,6 +178,10 @@ def _parser() -> argparse.ArgumentParser:
         help="checkpoint to serve (default: the tiny one)",
     )
     serve.set_defaults(run=commands.serve)
+
+    _bench_options(commands_.add_parser(
+        "bench", parents=[shared, sources, target], help="measure what was built"
+    ))  # fmt: skip
 
     pins = commands_.add_parser("pins", help="check pins.yaml, record patched trees")
     pins_commands = pins.add_subparsers(dest="action", required=True, metavar="ACTION",

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from sparkforge import engine, environment, git, pins, pipeline, publish, receipt, series, sources
 from sparkforge.context import STAGES, Context
-from sparkforge.errors import SeriesError, UsageError
+from sparkforge.errors import QualityError, SeriesError, UsageError
 from sparkforge.index import Index
 from sparkforge.log import human_bytes, log
 from sparkforge.pins import Pins, Platform, SourcePlan, Target
@@ -200,6 +200,38 @@ def serve(options: argparse.Namespace) -> int:
     context = _context(options, "image")
     lines = pipeline.run(context, items(context, "image"))
     publish.serve(context, lines[-1].artefact, options.model)
+    return 0
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure what --mxfp4-layers changes in what the model says; 15 where it is too much."""
+    from sparkforge import quality
+
+    _follow_last_build(options)
+    context = _context(options, "image")
+    if options.model is None and context.target.smoke is None:
+        msg = f"target {context.target_name} comes without a checkpoint"
+        raise UsageError(msg, "name the folder of one with --model DIR")
+    model = None if options.model is None else publish.checkpoint(options.model)
+    baked = pipeline.run(context, items(context, "image"))[-1].artefact
+    plan = quality.Plan(
+        tuple(options.layers or quality.DEFAULT_LAYERS), options.prompts, options.questions,
+        options.tokens, options.top,
+    )  # fmt: skip
+    limits = quality.Limits(options.max_kl, options.min_agreement, options.max_score_drop)
+    with context.store.temporary("quality") as work:
+        tiny = publish.tiny_model(context.root / "dist" / context.target_name)
+        start = quality.starter(context, baked, model, tiny, work)
+        document = quality.run(start, plan, limits, quality.Material.load(plan))
+    document = {"model": str(model or tiny), **document}
+    if options.json:
+        log.json(document)
+    else:
+        log.table(quality.table(document))
+    if document["beyond"]:
+        remedy = "leave those layers out, or give them more precision: KIND=mxfp8"
+        log.error(str(QualityError("\n".join(document["beyond"]), remedy)))
+        return QualityError.exit_code
     return 0
 
 

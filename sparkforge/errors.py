@@ -103,6 +103,12 @@ class MachineError(SparkforgeError):
     exit_code = 13
 
 
+class QualityError(SparkforgeError):
+    """What was measured lies beyond the limits that were asked for."""
+
+    exit_code = 15
+
+
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

@@ -142,7 +142,12 @@ def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: floa
         log.info(f"serve it: python build.py serve --target {context.target_name}")
 
 
-def _checkpoint(model: Path) -> Path:
+def checkpoint(model: Path) -> Path:
+    """Return the folder of a checkpoint in full.
+
+    Raises:
+        UsageError: it is none.
+    """
     if not (model / "config.json").is_file():
         msg = f"--model {model}: holds no config.json"
         raise UsageError(msg, "name the folder of a checkpoint")
@@ -160,14 +165,14 @@ def serve(context: Context, baked: Artefact, model: Path | None) -> None:
         if context.port:
             os.environ["SPARKFORGE_PORT"] = str(context.port)
         if model is not None:
-            os.environ["SPARKFORGE_MODEL_DIR"] = str(_checkpoint(model))
+            os.environ["SPARKFORGE_MODEL_DIR"] = str(checkpoint(model))
         if context.arguments:
             os.environ["SPARKFORGE_EXTRA_ARGS"] = shlex.join(context.arguments)
         log.info("docker compose up; Ctrl-C ends it")
         replace_process("docker", "compose", "--project-directory", context.root, "up")
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port(context.port or 8000)
-    chosen = _checkpoint(model) if model is not None else tiny_model(folder)
+    chosen = checkpoint(model) if model is not None else tiny_model(folder)
     environment = server_env(context.store.cache_path("serve"))
     os.environ.update({**environment, **(SMOKE_VARIABLES if model is None else {})})
     log.info(f"http://{LOOPBACK}:{port}/v1 serves {chosen}; Ctrl-C ends it")

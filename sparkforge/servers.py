@@ -50,6 +50,7 @@ class Launch:
         arguments: further ones.
         variables: environment variables on top of the usual ones.
         port: on loopback; 0 picks a free one.
+        gpus: a container gets those of the machine.
     """
 
     model: Path
@@ -57,6 +58,7 @@ class Launch:
     arguments: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
+    gpus: bool = False
 
 
 class Server(Protocol):
@@ -173,6 +175,8 @@ def from_image(
         restored: files of this machine mounted over the image's own, by their path below
             site-packages (the unpatched release, made of the patched image).
     """
+    from docker.types import DeviceRequest  # not needed without an engine
+
     _sweep(engine)
     port = free_port(launch.port)
     packages = f"{engine.image_label(image, SITE_PACKAGES_LABEL)}/"
@@ -186,6 +190,7 @@ def from_image(
         image, command=["/model", *launch.arguments], volumes=volumes, environment=variables,
         ports={"8000/tcp": (LOOPBACK, port)}, read_only=True, cap_drop=["ALL"],
         security_opt=["no-new-privileges"], tmpfs={"/tmp": ""}, shm_size="1g",
+        device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if launch.gpus else [],
         labels={_MAKER_LABEL: f"{_here()} {os.getpid()}"},
     )  # fmt: skip
     try:

@@ -84,7 +84,7 @@ def test_help_lists_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"  {code:3}  {meaning}" in out
 
 
-@pytest.mark.parametrize("command", ["build", "explain", "smoke", "serve", "clean"])
+@pytest.mark.parametrize("command", ["build", "explain", "smoke", "serve", "bench", "clean"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])

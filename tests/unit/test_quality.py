@@ -1,0 +1,195 @@
+"""The arithmetic of `bench --quality`, and the measurement on servers that are not there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkforge import quality
+from sparkforge.errors import UsageError
+from sparkforge.quality import Limits, Material, Plan, Seen
+
+
+def logs(*probabilities: float) -> dict[int, float]:
+    return {token: math.log(p) for token, p in enumerate(probabilities)}
+
+
+# -- one position -------------------------------------------------------------------
+
+
+def test_the_divergence_is_kullback_and_leiblers() -> None:
+    kl, covered = quality.divergence(logs(0.5, 0.25, 0.25), logs(0.25, 0.5, 0.25))
+    assert kl == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2))
+    assert covered == pytest.approx(1)
+
+
+def test_it_is_not_symmetric_and_zero_for_the_same() -> None:
+    p, q = logs(0.9, 0.1), logs(0.5, 0.5)
+    assert quality.divergence(p, q)[0] == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
+    assert quality.divergence(q, p)[0] != pytest.approx(quality.divergence(p, q)[0])
+    assert quality.divergence(p, p)[0] == 0
+
+
+def test_what_is_not_named_by_both_counts_as_one_token() -> None:
+    p, q = logs(0.6, 0.2, 0.1, 0.1), logs(0.3, 0.4, 0.15, 0.15)
+    whole = quality.divergence(p, q)[0]
+    named = {0: p[0], 1: p[1]}
+    kl, covered = quality.divergence(named, {0: q[0], 1: q[1]})
+    assert covered == pytest.approx(0.8)
+    assert kl == pytest.approx(0.6 * math.log(2) + 0.2 * math.log(0.5) + 0.2 * math.log(0.2 / 0.3))
+    kl, covered = quality.divergence({0: p[0]}, {0: q[0], 2: q[2]})
+    assert covered == pytest.approx(0.6)
+    assert kl == pytest.approx(0.6 * math.log(2) + 0.4 * math.log(0.4 / 0.7))
+    assert kl < whole  # merging tokens can only lose divergence
+
+
+def test_nothing_in_common_is_far_and_finite() -> None:
+    kl, covered = quality.divergence({0: 0.0}, {1: 0.0})
+    assert covered == 0
+    assert 10 < kl < 20
+    kl, _ = quality.divergence({0: math.log(0.5)}, {0: 0.0})
+    assert 5 < kl < 10
+
+
+def test_it_is_never_more_than_that_over_the_whole_vocabulary() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        p, q = (logs(*random.dirichlet(np.full(40, 0.3))) for _ in range(2))
+        whole = sum(math.exp(p[t]) * (p[t] - q[t]) for t in p)
+        for top in (1, 5, 20, 40):
+            named = [dict(sorted(d.items(), key=lambda i: -i[1])[:top]) for d in (p, q)]
+            kl, _ = quality.divergence(*named)
+            assert kl <= whole + 1e-4
+        assert kl == pytest.approx(whole, abs=1e-4)  # all 40 are named
+
+
+def test_distances_are_over_all_positions() -> None:
+    same, other = logs(0.9, 0.1), logs(0.1, 0.9)
+    tokens, texts = [[0, 1], [0]], [[same, same], [same]]
+    found = quality.distance(tokens, texts, [[same, other], [same]])
+    kl = 0.9 * math.log(9) + 0.1 * math.log(1 / 9)
+    assert found.positions == 3
+    assert found.mean_kl == pytest.approx(kl / 3)
+    assert found.p99_kl == pytest.approx(kl)
+    assert found.agreement == pytest.approx(2 / 3)
+    # token 1 has become likelier: less surprise, a negative change
+    assert found.nll_change == pytest.approx((math.log(0.1) - math.log(0.9)) / 3)
+    with pytest.raises(ValueError, match="zip"):
+        quality.distance([[0]], [[same, same]], [[same, same]])
+
+
+# -- answers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("42", "42"), (" 42.", "42"), ("**42**\n\n17 + 25 = 42", "42"), ("The answer is 42.", "42"),
+        ("1,411", "1411"), ("$120$", "120"), ("08:40", "08:40"), ("Paris.", "Paris"),
+        ("YES, he does", "yes"), ("`norI`", "nori"), ("B", "B"),
+    ],
+)  # fmt: skip
+def test_right_answers(said: str, answer: str) -> None:
+    assert quality.is_right(said, answer)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("420", "42"), ("142", "42"), ("42.5", "42"), ("", "42"), ("no\nyes", "yes"),
+        ("yesterday", "yes"), ("08:405", "08:40"), ("3.42", "42"), ("forty-two", "42"),
+    ],
+)  # fmt: skip
+def test_wrong_answers(said: str, answer: str) -> None:
+    assert not quality.is_right(said, answer)
+
+
+def test_the_material_is_sound() -> None:
+    material = Material.load(Plan())
+    assert len(set(material.prompts)) == 24
+    assert len({question for question, _ in material.questions}) == 65
+    for question, answer in material.questions:
+        assert question.startswith("<|start|>user<|message|>")
+        assert question.endswith("<|channel|>final<|message|>")
+        assert quality.is_right(answer, answer)
+    assert len(Material.load(Plan(prompts=2, questions=3)).questions) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mean_kl": 0.2}, ["mean KL 0.2000 is over 0.1"]),
+        ({"agreement": 0.8}, ["the same at 0.800"]),
+        ({"right": 8}, ["8 answers right instead of 10"]),
+        ({"right": 9}, []),
+        ({}, []),
+        ({"mean_kl": 0.2, "right": 0}, ["mean KL", "0 answers right"]),
+    ],
+)
+def test_limits(changes: dict[str, float], words: list[str]) -> None:
+    result = {"mean_kl": 0.1, "agreement": 0.9, "right": 10, "questions": 10, **changes}
+    found = quality.beyond("qkv", result, 10, Limits(0.1, 0.9, 0.1))
+    assert len(found) == len(words)
+    for sentence, fragment in zip(found, words, strict=True):
+        assert sentence.startswith("qkv: ")
+        assert fragment in sentence
+
+
+# -- the whole ------------------------------------------------------------------------
+
+
+class _Models:
+    """Servers that say what their arguments ask for: quantised ones differ."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[tuple[str, ...]] = []
+        monkeypatch.setattr(quality, "_continue", lambda server, prompt, tokens: [1, 0, 1])
+        monkeypatch.setattr(quality, "_score", lambda server, text, top: server.scored)
+        monkeypatch.setattr(quality, "_observe", self._observe)
+
+    def _observe(self, server: Any, texts: Any, material: Material, top: int) -> Seen:
+        return Seen([server.scored] * len(texts), [server.answer] * len(material.questions))
+
+    @contextmanager
+    def start(self, arguments: Sequence[str]) -> Iterator[Any]:
+        self.started.append(tuple(arguments))
+        bad = arguments[-1] == "lm_head"
+
+        class Server:
+            scored = [logs(0.1, 0.9) if bad else logs(0.9, 0.1)] * 2
+            answer = "no" if bad else "42"
+
+        yield Server
+
+
+def test_each_choice_is_served_once_and_held_against_the_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models = _Models(monkeypatch)
+    plan = Plan(("qkv", "lm_head"), tokens=2, top=7)
+    material = Material(["a"], [("What?", "42"), ("And?", "43")])
+    found = quality.run(models.start, plan, Limits(0.1, 0.9, 0.2), material)
+    common = ("--max-logprobs", "7")
+    assert models.started == [
+        common, (*common, "--mxfp4-layers", "qkv"), (*common, "--mxfp4-layers", "lm_head"),
+    ]  # fmt: skip
+    assert found["as_it_is"]["right"] == 1
+    assert found["as_it_is"]["noise"]["mean_kl"] == 0
+    assert found["layers"]["qkv"]["mean_kl"] == 0
+    assert found["layers"]["lm_head"]["mean_kl"] > 1
+    assert found["layers"]["lm_head"]["other_answers"] == 2
+    assert len(found["beyond"]) == 3
+    assert all(sentence.startswith("lm_head: ") for sentence in found["beyond"])
+    assert [row[0] for row in quality.table(found)] == ["layers", "(asked twice)", "qkv", "lm_head"]
+
+
+def test_nothing_to_compare_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = _Models(monkeypatch)
+    with pytest.raises(UsageError, match="nothing to compare"):
+        quality.run(models.start, Plan(()), Limits(1, 0, 1), Material(["a"], []))
+    assert not models.started
