@@ -67,7 +67,7 @@ def vllm_mxfp8(weight: torch.Tensor) -> torch.Tensor:
 
 def e2m1(blocks: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     """Blocks [..., 32] rounded to E2M1 under scales of 2**exponent [...]; ties to even codes."""
-    scale = torch.ldexp(torch.ones(()), exponent).unsqueeze(-1)
+    scale = (exponent + 127 << 23).view(torch.float32).unsqueeze(-1)  # from its bits: exact
     size = (blocks.abs() / scale).clamp(max=6)
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     # torch.round takes ties to the even multiple, whose code is even too
@@ -75,7 +75,7 @@ def e2m1(blocks: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
 
 
 def exponents(blocks: torch.Tensor, rule: str) -> torch.Tensor:
-    """The exponent of each block's scale under a rule for MXFP4."""
+    """The exponent of each block's scale under a rule for MXFP4, int32."""
     largest = blocks.abs().amax(dim=-1).clamp(min=2.0**-120)
     fraction, exponent = torch.frexp(largest)  # fraction in [0.5, 1)
     floor = exponent - 1 - 2
