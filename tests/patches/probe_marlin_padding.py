@@ -1,0 +1,242 @@
+"""Runs inside the interpreter under test: gpt-oss experts made ready for Marlin, and computed.
+
+usage: python -m tests.patches.probe_marlin_padding IN.json OUT.json
+
+IN holds "sizes", a list of [hidden, intermediate] to round up, and "layers", a list of
+{hidden, intermediate, experts, top_k, tokens, ranks, seed}. OUT holds, in the same order, the
+rounded sizes, and of each layer the rounded sizes, the relative error of its output against the
+unpadded checkpoint in float64, and the GEMMs that were asked for.
+
+Real are vLLM's selection, rounding, parameters, loading, weight preparation and fused_marlin_moe;
+the device (fake_cuda.py), the CUDA operators (marlin_layout.py) and the cutting into ranks are not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from tests.patches import fake_cuda
+
+Layer = dict[str, Any]
+
+
+def _checkpoint(size: Layer) -> dict[str, Any]:
+    """Return random experts in the checkpoint's layout, gate and up interleaved."""
+    import torch
+
+    generator = torch.Generator().manual_seed(size["seed"])
+    hidden, inner, experts = size["hidden"], size["intermediate"], size["experts"]
+
+    def numbers(*shape: int, low: int = 0, high: int = 256) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
+
+    def real(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(torch.bfloat16)
+
+    return {
+        "w13_weight": numbers(experts, 2 * inner, hidden // 2),
+        "w13_weight_scale": numbers(experts, 2 * inner, hidden // 32, low=118, high=124),
+        "w13_bias": real(experts, 2 * inner),
+        "w2_weight": numbers(experts, hidden, inner // 2),
+        "w2_weight_scale": numbers(experts, hidden, inner // 32, low=118, high=124),
+        "w2_bias": real(experts, hidden),
+        "x": real(size["tokens"], hidden),
+        "topk_ids": torch.stack(
+            [
+                torch.randperm(experts, generator=generator)[: size["top_k"]]
+                for _ in range(size["tokens"])
+            ]
+        ).to(torch.int32),
+        "topk_weights": torch.rand(size["tokens"], size["top_k"], generator=generator),
+    }
+
+
+def _dense(blocks: Any, scales: Any) -> Any:
+    """Expand MXFP4: uint8 [..., K/2] and E8M0 [..., K/32] to float64 [..., K]."""
+    import torch
+
+    from tests.patches.marlin_layout import E2M1
+
+    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2).long()
+    exponents = (scales.to(torch.float64) - 127).repeat_interleave(32, -1)
+    return E2M1[codes] * torch.exp2(exponents)
+
+
+def _swiglu(both: Any) -> Any:
+    """gpt-oss's activation (limit 7, alpha 1.702) of interleaved gate and up, in float64."""
+    import torch
+
+    both = both.to(torch.float64)
+    gate, up = both[..., ::2].clamp(max=7), both[..., 1::2].clamp(-7, 7)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
+def _reference(data: dict[str, Any]) -> Any:
+    import torch
+
+    out = torch.zeros(data["x"].shape, dtype=torch.float64)
+    for token, (ids, weights) in enumerate(
+        zip(data["topk_ids"].tolist(), data["topk_weights"].to(torch.float64), strict=True)
+    ):
+        x = data["x"][token].to(torch.float64)
+        for expert, share in zip(ids, weights, strict=True):
+            w13 = _dense(data["w13_weight"][expert], data["w13_weight_scale"][expert])
+            w2 = _dense(data["w2_weight"][expert], data["w2_weight_scale"][expert])
+            inner = _swiglu(w13 @ x + data["w13_bias"][expert].to(torch.float64))
+            out[token] += share * (w2 @ inner + data["w2_bias"][expert].to(torch.float64))
+    return out
+
+
+def _shard(data: dict[str, Any], size: Layer, rank: int) -> dict[str, Any]:
+    """Cut as gpt-oss's loader does: the intermediate size in whole blocks of 32."""
+    import torch
+
+    blocks = size["intermediate"] // 32
+    each = -(-blocks // size["ranks"]) * 32
+    start, end = rank * each, min((rank + 1) * each, size["intermediate"])
+    start = min(start, end)
+    return {
+        "w13_weight": data["w13_weight"][:, 2 * start : 2 * end],
+        "w13_weight_scale": data["w13_weight_scale"][:, 2 * start : 2 * end],
+        "w13_bias": data["w13_bias"][:, 2 * start : 2 * end],
+        "w2_weight": data["w2_weight"][..., start // 2 : end // 2],
+        "w2_weight_scale": data["w2_weight_scale"][..., start // 32 : end // 32],
+        "w2_bias": data["w2_bias"] if rank == 0 else torch.zeros_like(data["w2_bias"]),
+    }
+
+
+def _moe_config(size: Layer) -> Any:
+    import torch
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import (
+        FusedMoEConfig,
+        FusedMoEParallelConfig,
+        RoutingMethodType,
+    )
+
+    inner = size["intermediate"] // size["ranks"]
+    return FusedMoEConfig(
+        num_experts=size["experts"],
+        experts_per_token=size["top_k"],
+        hidden_dim=size["hidden"],
+        intermediate_size=inner,
+        num_local_experts=size["experts"],
+        num_logical_experts=size["experts"],
+        activation=MoEActivation.SWIGLUOAI,
+        device="cpu",
+        routing_method=RoutingMethodType.Renormalize,
+        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
+        in_dtype=torch.bfloat16,
+        has_bias=True,
+        moe_backend="marlin",
+    )
+
+
+def _rank(data: dict[str, Any], size: Layer, rank: int, gemm: Any) -> tuple[Any, list[int]]:
+    """Return what one rank adds to the output, in float64, and its rounded sizes."""
+    import torch
+    import torch.nn.functional as F
+    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
+    from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
+    from vllm.scalar_type import scalar_types
+
+    config = _moe_config(size)
+    method = GptOssMxfp4MoEMethod(config)
+    hidden, inner = method.maybe_roundup_sizes(
+        hidden_size=size["hidden"],
+        intermediate_size_per_partition=size["intermediate"] // size["ranks"],
+        act_dtype=torch.bfloat16,
+        moe_parallel_config=config.moe_parallel_config,
+    )
+    layer = torch.nn.Module()
+    method.create_weights(layer, size["experts"], hidden, inner, torch.bfloat16)
+    loader = types.SimpleNamespace(
+        quant_config=types.SimpleNamespace(get_name=lambda: "gpt_oss_mxfp4")
+    )
+    for name, part in _shard(data, size, rank).items():
+        RoutedExperts.weight_loader(loader, getattr(layer, name), part, name, None, None)
+    w13, w2, w13_scale, w2_scale, w13_bias, w2_bias = (
+        oracle.convert_gpt_oss_weight_to_mxfp4_moe_kernel_format(
+            method.mxfp4_backend,
+            layer,
+            *(getattr(layer, f"{name}_weight") for name in ("w13", "w2")),
+            *(getattr(layer, f"{name}_weight_scale") for name in ("w13", "w2")),
+            w13_bias=layer.w13_bias,
+            w2_bias=layer.w2_bias,
+        )
+    )
+
+    def activate(_: Any, output: Any, both: Any, **__: Any) -> None:
+        output.copy_(_swiglu(both))
+
+    def total(parts: Any, output: Any, *_: Any) -> Any:
+        return parts.to(torch.float64).sum(1)
+
+    # As moe_runner.py does before the layer and after it.
+    x = F.pad(data["x"], (0, hidden - size["hidden"]))
+    out = fused_marlin_moe(
+        x, w13, w2, w13_bias, w2_bias, w13_scale, w2_scale,
+        data["topk_weights"], data["topk_ids"], scalar_types.float4_e2m1f.id,
+        activation_func=activate, moe_sum=total, workspace=torch.zeros(4),
+    )  # fmt: skip
+    return out[:, : size["hidden"]], [hidden, inner]
+
+
+def _layer(size: Layer) -> dict[str, Any]:
+    import torch
+    import vllm._custom_ops as ops
+    from vllm.model_executor.layers.fused_moe.experts import marlin_moe
+
+    from tests.patches import marlin_layout
+
+    gemm = marlin_layout.MoeGemm()
+    ops.gptq_marlin_repack = marlin_layout.repack
+    ops.moe_wna16_marlin_gemm = gemm
+    marlin_moe.moe_align_block_size = marlin_layout.align
+
+    data = _checkpoint(size)
+    out = torch.zeros(data["x"].shape, dtype=torch.float64)
+    rounded: list[int] = []
+    for rank in range(size["ranks"]):
+        part, rounded = _rank(data, size, rank, gemm)
+        out += part
+    wanted = _reference(data)
+    error = float((out - wanted).norm() / wanted.norm())
+    return {"rounded": rounded, "error": error, "calls": gemm.calls}
+
+
+def main() -> None:
+    """Read the questions, write the answers."""
+    asked = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    os.environ |= {"VLLM_NO_USAGE_STATS": "1"}
+    fake_cuda.add_packages()
+    fake_cuda.install(fake_cuda.Capability(12, 1))
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+
+    round_up = oracle.mxfp4_round_up_hidden_size_and_intermediate_size
+    backends = oracle.Mxfp4MoeBackend
+    config = VllmConfig()
+    config.model_config = types.SimpleNamespace(
+        quantization_config=None, is_diffusion=False, get_num_layers=lambda _: 36
+    )
+    with set_current_vllm_config(config):
+        answers = {
+            "sizes": [
+                {b.name: round_up(b, *size) for b in (backends.MARLIN, backends.BATCHED_MARLIN)}
+                for size in asked["sizes"]
+            ],
+            "layers": [_layer(size) for size in asked["layers"]],
+        }
+    Path(sys.argv[2]).write_text(json.dumps(answers), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Marlin's MXFP4 experts: padded no further than the kernel demands, and right when padded so.
+
+What the kernel demands is read from its own tables in the pinned release's csrc (which are no part
+of a wheel), so that a rebase which changes them shows here.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patches.releases import ROOT, release_file
+
+KERNEL = "vllm-0.31.0/csrc/libtorch_stable/moe/marlin_moe_wna16"
+BLOCKS = (8, 16, 32, 48, 64)
+"""Rows of a block that fused_marlin_moe chooses from."""
+
+SHARED_MEMORY = 101_376
+"""Bytes that one block may have on SM12x, the least of all devices from SM80 on."""
+
+SIZES = [
+    *((2880, 2880 // ranks) for ranks in (1, 2, 3, 4, 5, 6, 8)),
+    *((hidden, inner) for hidden in range(32, 1100, 32) for inner in (32, 96, 128, 704, 768)),
+    (4096, 1536), (5120, 8192), (6144, 2048), (7168, 2048), (2944, 2880), (3008, 1440),
+]  # fmt: skip
+
+LAYERS: list[dict[str, int]] = [
+    {"hidden": hidden, "intermediate": inner, "experts": 3, "top_k": 2, "tokens": tokens,
+     "ranks": ranks, "seed": seed}
+    for seed, (hidden, inner, tokens, ranks) in enumerate([
+        (2880, 96, 2, 1),    # gpt-oss's hidden size, no longer padded
+        (192, 2880, 3, 1),   # gpt-oss's intermediate size, whole and in shards
+        (192, 2880, 3, 2),
+        (192, 2880, 3, 4),   # shards of 736, 736, 736 and 672
+        (192, 2880, 3, 8),
+        (256, 128, 3, 1),    # nothing to pad
+        (96, 160, 3, 1),     # hidden size padded, and cut again
+        (192, 96, 40, 1),    # blocks of more than 16 rows
+    ])
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A thread configuration: k and n of a thread block's tile, its threads."""
+
+    k: int
+    n: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the kernel's sources offer: tiles for one 16-row block, for more, and what is built."""
+
+    small: list[Tile]
+    large: list[Tile]
+    built: set[tuple[float, Tile]]
+    least_k: int
+    least_n: int
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    with tarfile.open(release_file("vllm", "sdist")) as archive:
+
+        def text(path: str) -> str:
+            member = archive.extractfile(path)
+            assert member is not None
+            return member.read().decode()
+
+        ops, generator = text(f"{KERNEL}/ops.cu"), text(f"{KERNEL}/generate_kernels.py")
+        header = text("vllm-0.31.0/csrc/libtorch_stable/quantization/marlin/marlin.cuh")
+
+    def table(name: str) -> list[Tile]:
+        found = re.search(rf"{name}\[\] = \{{(.*?)\}};", ops, re.DOTALL)
+        assert found
+        rows = re.findall(r"\{(\d+), (\d+), (\d+)\}", found[1])
+        return [Tile(*(int(number) for number in row)) for row in rows]
+
+    def constant(name: str) -> int:
+        found = re.search(rf"constexpr int {name} = (\d+);", header)
+        assert found
+        return int(found[1])
+
+    lists: dict[str, Any] = {}
+    for node in ast.parse(generator).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name in ("THREAD_CONFIGS", "THREAD_M_BLOCKS"):
+                lists[name] = ast.literal_eval(node.value)
+    # "s_type": kFE8M0fnu with "b_type": kFE2M1f is MXFP4; it is built with the two lists as they
+    # are, in groups of 2 x 16.
+    mxfp4 = re.search(
+        r"# MXFP4\n.*?kFE2M1f.*?kFE8M0fnu.*?THREAD_CONFIGS,.*?THREAD_M_BLOCKS,.*?\[2\]",
+        generator, re.DOTALL,
+    )  # fmt: skip
+    assert mxfp4
+    assert mxfp4[0].count("b_type") == 1
+    built = {
+        (blocks, Tile(*tile))
+        for blocks in lists["THREAD_M_BLOCKS"]
+        for tile in lists["THREAD_CONFIGS"]
+        # generate_kernels.py leaves out the 256-thread tile that the size never takes.
+        if tile[2] != 256 or tile[:2] == ((128, 128) if blocks <= 1 else (64, 256))
+    }
+    return Kernels(
+        small=table("small_batch_thread_configs"),
+        large=table("large_batch_thread_configs"),
+        built=built,
+        least_k=constant("min_thread_k"),
+        least_n=constant("min_thread_n"),
+    )
+
+
+def _shared_memory(tile: Tile, rows: int, *, group: int = 32, stages: int = 4) -> int:
+    """Bytes of a thread block: rows of A in BF16, four-bit B, its scales, the reduction."""
+    rows = max(rows, 16)
+    a = stages * rows * tile.k * 2
+    b = stages * tile.k * tile.n // 2
+    scales = stages * -(-tile.k // group) * tile.n * 2
+    reduction = rows * (tile.n + 8) * 2
+    return max(b, reduction, min(b, reduction) + tile.n * 2) + a + scales + rows * 16
+
+
+def _tiles(kernels: Kernels, block: int, n: int, k: int) -> list[Tile]:
+    """Return the tiles that can compute a GEMM with blocks of so many rows."""
+    table = kernels.large if block > 16 else kernels.small
+    return [
+        tile
+        for tile in table
+        if k % tile.k == 0 and n % tile.n == 0
+        and tile.k >= kernels.least_k and tile.n >= kernels.least_n
+        and (block / 16, tile) in kernels.built
+        and _shared_memory(tile, block) <= SHARED_MEMORY - 512
+    ]  # fmt: skip
+
+
+def _computable(kernels: Kernels, hidden: int, inner: int) -> bool:
+    """Whether both GEMMs of an expert can be computed at every block size."""
+    return all(
+        _tiles(kernels, block, 2 * inner, hidden) and _tiles(kernels, block, hidden, inner)
+        for block in BLOCKS
+    )
+
+
+def _ask(python: Path, folder: Path) -> Any:
+    asked, out = folder / "asked.json", folder / "out.json"
+    asked.write_text(json.dumps({"sizes": SIZES, "layers": LAYERS}), encoding="utf-8")
+    done = subprocess.run(
+        [python, "-m", "tests.patches.probe_marlin_padding", asked, out],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(folder / "cache")},
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def patched(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return _ask(patched_python, tmp_path_factory.mktemp("patched"))
+
+
+@pytest.fixture(scope="module")
+def stock(stock_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return _ask(stock_python, tmp_path_factory.mktemp("stock"))
+
+
+def test_the_kernel_is_as_the_patch_says(kernels: Kernels) -> None:
+    pairs = {(tile.k, tile.n) for tile in (*kernels.small, *kernels.large)}
+    assert pairs == {(128, 128), (64, 256), (64, 128), (128, 64)}
+    for table, blocks in ((kernels.small, (8, 16)), (kernels.large, (32, 48, 64))):
+        for block in blocks:
+            assert all((block / 16, tile) in kernels.built for tile in table)
+
+
+def test_padding_is_the_least_that_marlin_takes(kernels: Kernels, patched: Any) -> None:
+    for (hidden, inner), answers in zip(SIZES, patched["sizes"], strict=True):
+        for name, (padded, padded_inner) in answers.items():
+            what = f"{name} {hidden} x {inner}: {padded} x {padded_inner}"
+            assert padded >= hidden, what
+            assert padded_inner >= inner, what
+            assert _computable(kernels, padded, padded_inner), what
+            for less in range(hidden, padded):
+                assert not _computable(kernels, less, padded_inner), f"{what}, {less} would do"
+
+
+def test_gpt_oss_keeps_its_hidden_size(stock: Any, patched: Any) -> None:
+    assert SIZES[0] == (2880, 2880)
+    assert stock["sizes"][0]["MARLIN"] == [3072, 2944]
+    assert patched["sizes"][0]["MARLIN"] == [2880, 2944]
+
+
+def test_sizes_that_were_not_padded_stay(stock: Any, patched: Any) -> None:
+    """The intermediate size is padded as before, and so is a multiple of 256."""
+    for (hidden, inner), before, after in zip(SIZES, stock["sizes"], patched["sizes"], strict=True):
+        for name in before:
+            assert after[name][1] == before[name][1], f"{hidden} x {inner}"
+            assert after[name][0] <= before[name][0]
+            if hidden % 256 == 0:
+                assert after[name] == before[name]
+
+
+@pytest.mark.parametrize("index", range(len(LAYERS)))
+def test_padded_experts_compute_what_the_checkpoint_says(
+    kernels: Kernels, stock: Any, patched: Any, index: int
+) -> None:
+    size, answer = LAYERS[index], patched["layers"][index]
+    # Both round the same inner values to BF16; the reference rounds none.
+    assert answer["error"] < 0.01, (size, answer)
+    assert answer["error"] < 1.2 * stock["layers"][index]["error"]
+    hidden, inner = answer["rounded"]
+    assert {(n, k) for _, n, k in answer["calls"]} == {(2 * inner, hidden), (hidden, inner)}
+    for block, n, k in answer["calls"]:
+        assert _tiles(kernels, block, n, k), (block, n, k)
+
+
+def test_layers_reach_both_tables() -> None:
+    """The longest layer takes a block of more than 16 rows, as fused_marlin_moe chooses it."""
+    most = max(layer["tokens"] * layer["top_k"] / layer["experts"] for layer in LAYERS)
+    assert most / 16 >= 0.9
