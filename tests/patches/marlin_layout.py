@@ -88,7 +88,11 @@ def align(
         rows += [flat.numel()] * (-len(rows) % block_size)
         ids += rows
         experts += [expert] * (len(rows) // block_size)
-    return tuple(torch.tensor(x, dtype=torch.int32) for x in (ids, experts, [len(ids)]))  # type: ignore[return-value]
+    return (
+        torch.tensor(ids, dtype=torch.int32),
+        torch.tensor(experts, dtype=torch.int32),
+        torch.tensor([len(ids)], dtype=torch.int32),
+    )
 
 
 class MoeGemm:
