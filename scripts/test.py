@@ -60,7 +60,9 @@ def lint(steps: Steps, bin_: Path) -> None:
     steps.run("mypy", python, "-m", "mypy")
     steps.run("shellcheck", bin_ / "shellcheck", *_SHELL_SCRIPTS)
     steps.run("hadolint", bin_ / "hadolint", "Dockerfile")
-    steps.run("pins check", sys.executable, "build.py", "pins", "check")
+    build = (sys.executable, "build.py")
+    steps.run("pins check", *build, "pins", "check")
+    steps.run("docs/roofline.md", *build, "roofline", "--target", "spark", "--check")
 
 
 def main() -> int:

@@ -49,11 +49,29 @@ def _share(text: str) -> float:
     return number
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 10**6:
-        msg = f"{text!r} is no number from 1 to 1000000"
+def _count(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if not 0 < number <= 10**9:
+        msg = f"{text!r} is no number from 1 to 10^9"
         raise argparse.ArgumentTypeError(msg)
-    return int(text)
+    return number
+
+
+def _generated(parser: argparse.ArgumentParser, what: str) -> None:
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--docs", action="store_true", help=f"write {what}")
+    how.add_argument("--check", action="store_true", help=f"fail where {what} are stale")
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        msg = f"{text!r} is no number above 0"
+        raise argparse.ArgumentTypeError(msg)
+    return number
 
 
 def _bench_options(bench: argparse.ArgumentParser) -> None:
@@ -75,7 +93,7 @@ def _bench_options(bench: argparse.ArgumentParser) -> None:
                                 ("tokens", 64, "length of a continuation (default: 64)"),
                                 ("top", 256, "likeliest tokens that count each for itself"
                                  " (default: 256)")):  # fmt: skip
-        bench.add_argument(f"--{name}", type=_whole, default=default, metavar="N", help=what)
+        bench.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=what)
     bench.set_defaults(run=commands.bench)
 
 
@@ -210,6 +228,24 @@ def _parser() -> argparse.ArgumentParser:
     apply.add_argument("upstream")
     apply.add_argument("folder", type=Path, help="where; must not exist yet")
     apply.set_defaults(run=commands.patches_apply)
+
+    roofline = commands_.add_parser(
+        "roofline", parents=[shared], help="bytes read a token, and the speed that memory allows"
+    )
+    roofline.add_argument("--target", required=True, metavar="NAME", help="whose memory and model")
+    roofline.add_argument("--model", metavar="NAME", help="another model than the target's")
+    roofline.add_argument("--context", type=_count, default=2048, metavar="N",
+                          help="tokens that a sequence attends to (default: 2048)")  # fmt: skip
+    roofline.add_argument("--batch", type=_count, default=1, metavar="N",
+                          help="sequences decoded together (default: 1)")  # fmt: skip
+    roofline.add_argument("--layers", metavar="SPEC",
+                          help="one more row, as --mxfp4-layers: qkv,o,lm_head=mxfp8")  # fmt: skip
+    roofline.add_argument("--bandwidth", type=_positive, metavar="GB/s",
+                          help="in place of the target's")  # fmt: skip
+    roofline.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto",
+                          help="of keys and values; auto: BF16")  # fmt: skip
+    _generated(roofline, "docs/roofline.md and its picture")
+    roofline.set_defaults(run=commands.roofline)
 
     clean = commands_.add_parser("clean", parents=[shared], help="empty the store's artefacts")
     how = clean.add_mutually_exclusive_group()

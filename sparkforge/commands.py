@@ -6,12 +6,23 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from sparkforge import engine, environment, git, pins, pipeline, publish, receipt, series, sources
+from sparkforge import (
+    engine,
+    environment,
+    generated,
+    git,
+    pins,
+    pipeline,
+    publish,
+    receipt,
+    series,
+    sources,
+)
 from sparkforge.context import STAGES, Context
 from sparkforge.errors import QualityError, SeriesError, UsageError
 from sparkforge.index import Index
@@ -104,6 +115,15 @@ def _chosen_series(options: argparse.Namespace, root: Path, all_pins: Pins) -> l
     for name in names:
         all_pins.upstream(name)
     return [series.read(root / "patches" / name) for name in names]
+
+
+def _settle(options: argparse.Namespace, wanted: Mapping[Path, str], command: str) -> int:
+    changed = generated.settle(wanted, command, check=options.check)
+    for path in wanted:
+        log.info(f"{path}: {'written' if path in changed else 'as it should be'}")
+    if options.json:
+        log.json({"written": [str(path) for path in changed]})
+    return 0
 
 
 # -- build and its kin -----------------------------------------------------------
@@ -357,6 +377,43 @@ def patches_apply(options: argparse.Namespace) -> int:
     if options.json:
         log.json({"folder": str(options.folder.resolve()), "commit": patched.commit,
                   "tree": patched.tree})  # fmt: skip
+    return 0
+
+
+def roofline(options: argparse.Namespace) -> int:
+    """Print the bytes that each configuration reads a token, and the ceiling that follows."""
+    from sparkforge import rooflinetable
+
+    target = pins.load(_pins_path(options)).target(options.target)
+    if options.docs or options.check:
+        case = rooflinetable.case(target, options.target)  # the page is about the defaults
+        command = f"roofline --target {options.target} --docs"
+        page = _pins_path(options).parent / "docs" / "roofline.md"
+        wanted = {
+            page: generated.between(page, command, rooflinetable.markdown(case)),
+            page.with_suffix(".svg"): rooflinetable.svg(case),
+        }
+        return _settle(options, wanted, command)
+    case = rooflinetable.case(
+        target, options.target, model=options.model, bandwidth=options.bandwidth,
+        context=options.context, batch=options.batch, kv_cache=options.kv_cache_dtype,
+    )  # fmt: skip
+    table = rooflinetable.rows(case, options.layers)
+    if options.json:
+        log.json(rooflinetable.as_json(case, table))
+        return 0
+    log.heading(f"{case.model}, {case.context} tokens of context, batch {case.batch}, at"
+                f" {case.bandwidth:g} GB/s")  # fmt: skip
+    log.info(rooflinetable.NOTE)
+    log.table([rooflinetable.HEAD, *(rooflinetable.cells(row, case.batch) for row in table)])
+    theirs = rooflinetable.compared(case)
+    if theirs:
+        log.heading(rooflinetable.published_title(case))
+        cells = [rooflinetable.published_cells(*pair) for pair in theirs]
+        log.table([rooflinetable.PUBLISHED_HEAD, *cells])
+        for figure, _ in theirs:
+            if figure.note:
+                log.info(f"(1) {figure.note}")
     return 0
 
 

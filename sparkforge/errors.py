@@ -109,6 +109,12 @@ class QualityError(SparkforgeError):
     exit_code = 15
 
 
+class StaleError(SparkforgeError):
+    """A generated file of the checkout is not what it would be now."""
+
+    exit_code = 14
+
+
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

@@ -159,6 +159,8 @@ class Target(Model):
     platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]+$")]
     cuda_arch: str | None = None
+    memory_gb_s: Count | None = None
+    """Bandwidth of the memory that the model is read from, in 10^9 bytes a second."""
     source: SourcePlan
     wheels: Mapping[Name, WheelPlan]
     requirements: Mapping[Platform, str]
