@@ -62,6 +62,7 @@ def lint(steps: Steps, bin_: Path) -> None:
     steps.run("hadolint", bin_ / "hadolint", "Dockerfile")
     build = (sys.executable, "build.py")
     steps.run("pins check", *build, "pins", "check")
+    steps.run("docs/patches.md", *build, "patches", "docs", "--check")
     steps.run("docs/roofline.md", *build, "roofline", "--target", "spark", "--check")
 
 

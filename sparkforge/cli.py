@@ -211,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     record.set_defaults(run=commands.pins_record)
 
-    patches = commands_.add_parser("patches", help="list, check or apply the patch series")
+    patches = commands_.add_parser("patches", help="list, check, apply or document the series")
     patches_commands = patches.add_subparsers(dest="action", required=True, metavar="ACTION",
                                               parser_class=_Parser)  # fmt: skip
     listing = patches_commands.add_parser("list", parents=[shared], help="every patch, in order")
@@ -228,6 +228,10 @@ def _parser() -> argparse.ArgumentParser:
     apply.add_argument("upstream")
     apply.add_argument("folder", type=Path, help="where; must not exist yet")
     apply.set_defaults(run=commands.patches_apply)
+
+    page = patches_commands.add_parser("docs", parents=[shared], help="write docs/patches.md")
+    page.add_argument("--check", action="store_true", help="fail where it is stale, write nothing")
+    page.set_defaults(run=commands.patches_docs, upstream=None)
 
     roofline = commands_.add_parser(
         "roofline", parents=[shared], help="bytes read a token, and the speed that memory allows"

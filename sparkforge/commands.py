@@ -380,6 +380,16 @@ def patches_apply(options: argparse.Namespace) -> int:
     return 0
 
 
+def patches_docs(options: argparse.Namespace) -> int:
+    """Write docs/patches.md from the patches' messages, or say whether it is what they say."""
+    from sparkforge import patchdocs
+
+    root = _pins_path(options).parent
+    loaded = pins.load(_pins_path(options))
+    text = patchdocs.page(_chosen_series(options, root, loaded), loaded.upstreams)
+    return _settle(options, {root / "docs" / "patches.md": text}, patchdocs.COMMAND)
+
+
 def roofline(options: argparse.Namespace) -> int:
     """Print the bytes that each configuration reads a token, and the ceiling that follows."""
     from sparkforge import rooflinetable

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,3 +12,12 @@ import pytest
 @pytest.fixture(autouse=True)
 def _isolated(isolated: Path) -> None:
     """Use ``isolated`` everywhere."""
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Undo what main() does to signal handlers."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sparkforge import errors
 from sparkforge.cli import main
-
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """Undo what main() does to signal handlers."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:

@@ -1,0 +1,94 @@
+"""docs/patches.md: one row a patch, from its message; stale pages are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkforge import patchdocs, pins, series
+from sparkforge.cli import main
+from sparkforge.patchfile import Patch
+from tests.support import ROOT
+
+
+@pytest.fixture(scope="module")
+def ours() -> list[series.Series]:
+    loaded = pins.load(ROOT / "pins.yaml")
+    return [series.read(ROOT / "patches" / name) for name in loaded.upstreams]
+
+
+@pytest.fixture
+def patch(ours: list[series.Series]) -> Patch:
+    return ours[0].patches[0]
+
+
+def test_the_page_is_current() -> None:
+    assert main(["patches", "docs", "--check"]) == 0
+
+
+def test_every_patch_has_its_row_in_order(ours: list[series.Series]) -> None:
+    text = patchdocs.page(ours, pins.load(ROOT / "pins.yaml").upstreams)
+    lines = text.splitlines()
+    rows = [line for line in lines if line.startswith("| [")]
+    patches = [(one.upstream, patch) for one in ours for patch in one.patches]
+    assert len(rows) == len(patches)
+    for row, (upstream, patch) in zip(rows, patches, strict=True):
+        assert f"../patches/{upstream}/{patch.name})" in row
+        assert row.endswith(f"| `{patch.trailers['Test']}` |")
+        assert f"| {patch.trailers['Risk']} |" in row
+        # seven borders, none of them out of the patch's own words
+        assert row.replace("\\|", "").count("|") == 7
+    assert [line for line in lines if line.startswith("## ")] == [
+        f"## {name} {upstream.tag}"
+        for name, upstream in pins.load(ROOT / "pins.yaml").upstreams.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("Short. Yet\nit is all.\n\nMore.", "Short. Yet it is all."),
+        ("x" * 130 + " at v0.7.0, e.g. here. More.", "x" * 130 + " at v0.7.0, e.g. here."),
+        ("It is short. " + "y" * 120 + ". Third.", "It is short. " + "y" * 120 + "."),
+        ("no full stop " * 20, ("no full stop " * 20).strip()),
+    ],
+)  # fmt: skip
+def test_why_is_the_beginning_of_the_message(patch: Patch, body: str, why: str) -> None:
+    assert patchdocs.why(replace(patch, body=body)) == why
+
+
+def test_what_means_something_to_markdown_is_escaped(
+    ours: list[series.Series], patch: Patch
+) -> None:
+    odd = replace(patch, subject="Take a|b, `c_d|e` and <f> [g]_h*", body="Why not.")
+    one = replace(ours[0], patches=(odd,))
+    text = patchdocs.page([one], pins.load(ROOT / "pins.yaml").upstreams)
+    assert r"[Take a\|b, `c_d\|e` and \<f\> \[g\]\_h\*](" in text
+
+
+def test_a_stale_page_is_refused_and_mended(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("requirements", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "pins.yaml").write_bytes((ROOT / "pins.yaml").read_bytes())
+    (tmp_path / "docs").mkdir()
+    folder = tmp_path / "patches" / "vllm"
+    folder.mkdir(parents=True)
+    for path in (ROOT / "patches" / "vllm").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    here = ["patches", "docs", "--pins", str(tmp_path / "pins.yaml")]
+    assert main([*here, "--check"]) == 14  # there is none yet
+    assert main(here) == 0
+    assert main([*here, "--check"]) == 0
+    last = sorted(folder.glob("*.patch"))[-1]
+    last.write_text(last.read_text().replace("\nRisk: ", "\nRisk: build"))
+    capsys.readouterr()
+    assert main([*here, "--check"]) == 14
+    assert "how to mend: write it anew: build.py patches docs" in capsys.readouterr().err
+    names = (folder / "series").read_text().splitlines(keepends=True)
+    assert main(here) == 0
+    (folder / "series").write_text("".join(reversed(names)))
+    assert main([*here, "--check"]) == 14
