@@ -233,6 +233,17 @@ def _parser() -> argparse.ArgumentParser:
     page.add_argument("--check", action="store_true", help="fail where it is stale, write nothing")
     page.set_defaults(run=commands.patches_docs, upstream=None)
 
+    ablate = commands_.add_parser(
+        "ablate", parents=[shared, sources],
+        help="leave each patch out in turn: its own test must fail then",
+    )  # fmt: skip
+    ablate.add_argument("patch", nargs="*", help="only these (names as in series)")
+    ablate.add_argument(
+        "--python", type=Path, metavar="FILE",
+        help="interpreter that has pytest (default: .venv-dev, made where it is missing)",
+    )  # fmt: skip
+    ablate.set_defaults(run=commands.ablate, upstream=None)
+
     roofline = commands_.add_parser(
         "roofline", parents=[shared], help="bytes read a token, and the speed that memory allows"
     )

@@ -380,6 +380,22 @@ def patches_apply(options: argparse.Namespace) -> int:
     return 0
 
 
+def ablate(options: argparse.Namespace) -> int:
+    """Leave patches out one by one; every patch's own test must notice."""
+    from sparkforge import ablation
+
+    path = _pins_path(options)
+    loaded = pins.load(path)
+    job = ablation.Job(
+        root=path.parent, store=_store(options), python=options.python,
+        series=_chosen_series(options, path.parent, loaded), names=tuple(options.patch),
+        source_of=lambda name: sources.ensure(
+            _store(options), name, loaded.upstream(name), _RELEASE_PLAN, _access(options, loaded)
+        ),
+    )  # fmt: skip
+    return ablation.run(job, as_json=options.json)
+
+
 def patches_docs(options: argparse.Namespace) -> int:
     """Write docs/patches.md from the patches' messages, or say whether it is what they say."""
     from sparkforge import patchdocs

@@ -115,6 +115,12 @@ class StaleError(SparkforgeError):
     exit_code = 14
 
 
+class AblationError(SparkforgeError):
+    """A patch's own test does not notice that the patch is left out."""
+
+    exit_code = 15
+
+
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

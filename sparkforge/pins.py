@@ -348,6 +348,20 @@ def record(path: Path, upstream: str, provider: str, recorded: Recorded) -> None
         f"  {kind}: {{commit: {value.commit}, tree: {value.tree}}}"
         for kind, value in sorted(present.items())
     ]
+    _rewrite(path, upstream, block)
+
+
+def forget(path: Path, upstream: str) -> None:
+    """Remove what pins.yaml records of a series, as ``record`` writes it.
+
+    Raises:
+        UsageError, PinsError: as ``record``.
+    """
+    if load(path).upstream(upstream).patched:
+        _rewrite(path, upstream, [])
+
+
+def _rewrite(path: Path, upstream: str, block: list[str]) -> None:
     text = path.read_bytes().decode()  # read_text() would change the line ends
     # right behind the source file, which is what the tree was made from
     text_now = yamlfile.replace_block(

@@ -268,14 +268,22 @@ def apply(store: Store, series: Series, source: Source) -> Patched:
             raise SeriesError(msg, "remake that patch on the pinned tree") from error
         commit = git.git(tree, "rev-parse", "HEAD")
         # a worktree's commits are only kept while something points at them
-        ref = f"refs/patched/{series.sha256[:16]}-{source.commit[:16]}"
-        git.git(source.repo, "update-ref", ref, commit)
+        git.git(source.repo, "update-ref", _ref(series, source), commit)
     _check_canonical(series, source, commit)
     touched = {}
     for patch in series.patches:
         touched.update({entry.path: patch.name for entry in patch.entries})
     final = git.git(source.repo, "rev-parse", f"{commit}^{{tree}}")
     return Patched(source, commit, final, touched)
+
+
+def forget(series: Series, source: Source) -> None:
+    """Let git collect the commits of a series that nobody will ask for again."""
+    git.git(source.repo, "update-ref", "-d", _ref(series, source))
+
+
+def _ref(series: Series, source: Source) -> str:
+    return f"refs/patched/{series.sha256[:16]}-{source.commit[:16]}"
 
 
 def export(repo: Path, base: str, commit: str) -> list[tuple[str, bytes]]:

@@ -41,6 +41,9 @@ _CACHEDIR_TAG = (
 )
 _FULL = 64 << 10  # a failure with so few bytes free is a failure for want of them
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
+_SHARED = ("downloads", "partial", "git", "locks", "artefacts/sources", "artefacts/wheelhouse",
+           "artefacts/smoke")  # fmt: skip
+"""What a borrowed store has in common; of ``smoke`` only the unpatched release is asked for."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,19 @@ class Store:
                         shutil.rmtree(path, ignore_errors=True)
                         gone += 1
         return gone
+
+    def borrowed(self, root: Path) -> Store:
+        """Return a store in a new folder that shares what does not depend on a series.
+
+        Its other artefacts, and what it remembers as newest, are its own and go with the folder.
+        """
+        self._prepare()
+        with disk_errors(root):
+            for name in _SHARED:
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).symlink_to(self.root / name)
+        return Store(root)
 
     # -- places --------------------------------------------------------------
 

@@ -13,9 +13,7 @@ from sparkforge.environment import python_path
 from sparkforge.index import Index
 from sparkforge.sources import Access
 from sparkforge.stages import items
-from sparkforge.store import Store
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.patches.checkout import CHECKOUT, store
 
 # the probes import thousands of modules of vLLM and torch: the byte code that the first one
 # leaves in the environment makes the others 30 s faster
@@ -25,10 +23,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 @pytest.fixture(scope="session")
 def baked() -> dict[str, Path]:
     """Folders of the patched and the unpatched environment, by label; made where missing."""
-    loaded = pins.load(ROOT / "pins.yaml")
-    store = os.environ.get("SPARKFORGE_STORE", str(Path.home() / ".cache" / "sparkforge"))
+    loaded = pins.load(CHECKOUT / "pins.yaml")
     context = Context(
-        root=ROOT, pins=loaded, pins_path=ROOT / "pins.yaml", store=Store(Path(store)),
+        root=CHECKOUT, pins=loaded, pins_path=CHECKOUT / "pins.yaml", store=store(),
         target_name="cpu", target=loaded.target("cpu"), platform="linux/amd64",
         access=Access(Index(), {}, offline=False),
     )  # fmt: skip

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 
 from sparkforge import pins, sources
 from sparkforge.index import Index
 from sparkforge.sources import Access
-from sparkforge.store import Store
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.patches.checkout import CHECKOUT, store
 
 
 def release_file(upstream: str, name: str) -> Path:
     """Return a release file of an upstream by its name in pins.yaml, from the store or fetched."""
-    store = os.environ.get("SPARKFORGE_STORE", str(Path.home() / ".cache" / "sparkforge"))
-    file = pins.load(ROOT / "pins.yaml").upstream(upstream).files[name]
-    return sources.fetch_release_file(Store(Path(store)), file, Access(Index(), {}, offline=False))
+    file = pins.load(CHECKOUT / "pins.yaml").upstream(upstream).files[name]
+    return sources.fetch_release_file(store(), file, Access(Index(), {}, offline=False))
 
 
 def unpack(wheel: Path, prefix: str, folder: Path) -> None:

@@ -15,10 +15,10 @@ import pytest
 from sparkforge import series
 from sparkforge.roofline import Moe, padded_dense, padded_experts
 from sparkforge.shapes import SHAPES
+from tests.patches.checkout import CHECKOUT
 
-ROOT = Path(__file__).resolve().parents[2]
 PROBE = Path(__file__).with_name("probe_padding.py")
-NARROW = "pad-marlin-moe-no-further-than-its-tiles-demand.patch"
+NARROW = "pad-marlin-s-moe-hidden-size-to-64-not-to-256.patch"
 
 SHAPE = SHAPES["gpt-oss-120b"]
 # the whole expert, and what two and four ranks have of it
@@ -50,7 +50,7 @@ def ask(python: Path, folder: Path, moes: Mapping[str, Moe]) -> Any:
 def test_padding_is_vllms(
     kind: str, stock_python: Path, patched_python: Path, tmp_path: Path
 ) -> None:
-    names = {patch.name for patch in series.read(ROOT / "patches" / "vllm").patches}
+    names = {patch.name for patch in series.read(CHECKOUT / "patches" / "vllm").patches}
     narrow = kind == "patched" and NARROW in names
     moes: Mapping[str, Moe] = {**BACKENDS, "MARLIN": "marlin" if narrow else "marlin-release"}
     told = ask(patched_python if kind == "patched" else stock_python, tmp_path, moes)
