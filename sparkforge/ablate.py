@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparkforge import git, pins, series
-from sparkforge.errors import CommandError, SeriesError
+from sparkforge.errors import CommandError, SeriesError, UsageError
 from sparkforge.pins import Recorded
 from sparkforge.run import call, failure_text
 from sparkforge.series import Patched, Series
@@ -287,10 +287,15 @@ def one(
 
 
 def baseline(store: Store, root: Path, chosen: Sequence[str], python: Path) -> dict[str, Outcome]:
-    """Run tests with the whole series, as CI does."""
+    """Run tests with the whole series, as CI does.
+
+    Raises:
+        UsageError: the tests are already pointed at another checkout.
+        SeriesError: as ``run_tests``.
+    """
     env = {"SPARKFORGE_STORE": str(store.root)}
     if CHECKOUT in os.environ:
         msg = f"{CHECKOUT} is set: the whole series would not be the one of {root}"
-        raise SeriesError(msg, f"unset {CHECKOUT}")
+        raise UsageError(msg, f"unset {CHECKOUT}")
     with store.temporary("report") as work:
         return run_tests(python, root, chosen, env, work)

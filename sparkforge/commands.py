@@ -428,18 +428,7 @@ def roofline(options: argparse.Namespace) -> int:
     if options.json:
         log.json(rooflinetable.as_json(case, table))
         return 0
-    log.heading(f"{case.model}, {case.context} tokens of context, batch {case.batch}, at"
-                f" {case.bandwidth:g} GB/s")  # fmt: skip
-    log.info(rooflinetable.NOTE)
-    log.table([rooflinetable.HEAD, *(rooflinetable.cells(row, case.batch) for row in table)])
-    theirs = rooflinetable.compared(case)
-    if theirs:
-        log.heading(rooflinetable.published_title(case))
-        cells = [rooflinetable.published_cells(*pair) for pair in theirs]
-        log.table([rooflinetable.PUBLISHED_HEAD, *cells])
-        for figure, _ in theirs:
-            if figure.note:
-                log.info(f"(1) {figure.note}")
+    rooflinetable.show(case, table)
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from sparkforge.errors import UsageError
+from sparkforge.log import log
 from sparkforge.pins import Target
 from sparkforge.published import FIGURES, READ_ON, Figure
 from sparkforge.roofline import GB, Bytes, KvCache, Moe, Setup, ceiling, parse_layers, step_bytes
@@ -160,6 +161,21 @@ def published_cells(figure: Figure, limit: float | None) -> tuple[str, ...]:
         f"{low:g}" if low == high else f"{low:g} to {high:g}", figure.published or "no date",
         "-" if limit is None else f"{limit:.1f}", share, figure.source,
     )  # fmt: skip
+
+
+def show(case: Case, table: Sequence[Row]) -> None:
+    """Print the table, and what others published beside it."""
+    log.heading(f"{case.model}, {case.context} tokens of context, batch {case.batch}, at"
+                f" {case.bandwidth:g} GB/s")  # fmt: skip
+    log.info(NOTE)
+    log.table([HEAD, *(cells(row, case.batch) for row in table)])
+    theirs = compared(case)
+    if theirs:
+        log.heading(published_title(case))
+        log.table([PUBLISHED_HEAD, *(published_cells(*pair) for pair in theirs)])
+        for figure, _ in theirs:
+            if figure.note:
+                log.info(f"(1) {figure.note}")
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:

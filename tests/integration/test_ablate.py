@@ -1,0 +1,224 @@
+"""Leaving patches out of a small project's series: its own tests must notice, or are told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from sparkforge import git, series
+from sparkforge.ablate import Outcome, judge
+from tests.project import FILES, Project
+from tests.support import BODY, ROOT
+
+MOD = FILES["demo/mod.py"]
+
+# How a test gets at the patched tree: through the checkout and the store that it is pointed at.
+TESTS = """\
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(os.environ.get("SPARKFORGE_CHECKOUT", Path(__file__).resolve().parents[1]))
+
+
+@pytest.fixture(scope="session")
+def module(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tree") / "demo"
+    subprocess.run(
+        [sys.executable, "-m", "sparkforge", "patches", "apply", "demo", folder,
+         "--pins", CHECKOUT / "pins.yaml", "--offline"], check=True)
+    return (folder / "demo" / "mod.py").read_text()
+
+
+@pytest.fixture
+def twenty(module):
+    if "line_20 = 1" in module:
+        raise RuntimeError("not patched")
+
+
+def test_first(module):
+    assert "line_20 = 2" in module or "line_20 = 3" in module
+
+
+def test_by_fixture(twenty):
+    pass
+
+
+@pytest.mark.parametrize("line", ["line_2 = 1", "line_5 = 5"])
+def test_second(module, line):
+    assert line in module
+
+
+class TestThird:
+    def test_it(self, module):
+        assert "line_20 = 3" in module
+
+
+def test_blind(module):
+    assert "line_0 = 1" in module
+
+
+def test_wrong(module):
+    assert "line_0 = 7" in module
+
+
+def test_nine(module):
+    assert "line_18 = 9" in module
+
+
+def test_elsewhere():
+    pytest.skip("needs what this machine has not")
+
+
+def test_that_builds(module):
+    if "line_29 = 9" not in module:
+        from sparkforge.errors import FetchError
+        raise FetchError("no network")
+"""
+
+
+class Shop:
+    """A project, and patches that are put behind each other."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.text = MOD
+        (project.root / "tests" / "test_it.py").write_text(TESTS)
+        project.repo("checkout", "--quiet", "--detach", "v1.0")
+        for old in project.patches.iterdir():
+            old.unlink()
+
+    def add(self, subject: str, old: bytes, new: bytes, test: str) -> str:
+        """Put one patch behind the series; returns its name."""
+        repo, folder = self.project.repo, self.project.patches
+        assert self.text.count(old) == 1
+        self.text = self.text.replace(old, new)
+        body = BODY.replace("tests/test_it.py::test_it", f"tests/test_it.py::{test}")
+        repo.commit({"demo/mod.py": self.text}, f"{subject}\n\n{body}")
+        name, data = series.export(repo.path, "HEAD~1", "HEAD")[0]
+        (folder / name).write_bytes(data)
+        with (folder / "series").open("a") as listing:
+            listing.write(f"{name}\n")
+        return name
+
+    def ablate(self, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
+        """Record, ablate; returns the results by patch, and what was said."""
+        self.project.run("pins", "record")
+        out, err = self.project.run(
+            "ablate", "--python", sys.executable, "--json", *words, code=code
+        )
+        return {one["patch"]: one for one in json.loads(out)["ablate"]}, err
+
+
+@pytest.fixture
+def shop(project: Project) -> Shop:
+    return Shop(project)
+
+
+def leftovers(project: Project) -> list[str]:
+    bare = project.store / "git" / "demo.git"
+    refs = git.git(bare, "for-each-ref", "--format=%(refname)", "refs/patched").splitlines()
+    trees = git.git(bare, "worktree", "list", "--porcelain").count("worktree ") - 1
+    return [*map(str, (project.store / "tmp").iterdir()), *refs[1:], *["a worktree"] * trees]
+
+
+def test_tests_that_notice(shop: Shop) -> None:
+    first = shop.add("Make twenty two", b"line_20 = 1", b"line_20 = 2", "test_by_fixture")
+    second = shop.add("Make five five", b"line_5 = 1", b"line_5 = 5", "test_second")
+    third = shop.add("Make twenty three", b"line_20 = 2", b"line_20 = 3", "TestThird::test_it")
+    shop.project.build()
+    last = {p.name: p.read_bytes() for p in (shop.project.store / "last").rglob("*.json")}
+
+    found, _ = shop.ablate()
+    assert list(found) == [first, second, third]
+    assert {one["verdict"] for one in found.values()} == {"noticed"}
+    assert found[first]["left_out_too"] == [third]  # its lines are those of the first
+    assert found[second]["left_out_too"] == found[third]["left_out_too"] == []
+    assert "RuntimeError: not patched" in found[first]["without_patch"]["message"]
+    with_series, without = found[second]["with_series"], found[second]["without_patch"]
+    assert (with_series["passed"], with_series["failed"]) == (2, 0)
+    assert (without["passed"], without["failed"]) == (1, 1)
+    assert "line_5 = 5" in without["message"]
+    assert leftovers(shop.project) == []
+    # what explain reads of the newest build is that of the whole series
+    now = {p.name: p.read_bytes() for p in (shop.project.store / "last").rglob("*.json")}
+    assert now == last
+
+
+def test_tests_that_prove_nothing_are_told(shop: Shop) -> None:
+    names = {
+        test: shop.add(f"Make line {line} nine", b"line_%d = 1\n" % line, b"line_%d = 9\n" % line,
+                       test)
+        for line, test in (
+            (3, "test_blind"), (8, "test_wrong"), (13, "test_elsewhere"), (29, "test_that_builds"),
+            (18, "test_nine"),
+        )
+    }  # fmt: skip
+    found, err = shop.ablate(code=15)
+    verdicts = {
+        "test_blind": "not noticed", "test_wrong": "fails in any case",
+        "test_elsewhere": "not run", "test_that_builds": "broken", "test_nine": "noticed",
+    }  # fmt: skip
+    assert {test: found[name]["verdict"] for test, name in names.items()} == verdicts
+    for test, verdict in verdicts.items():
+        told = [line for line in err.splitlines()
+                if line.startswith("error: ") and f"::{test} " in line]  # fmt: skip
+        assert len(told) == (verdict != "noticed"), err
+    assert "it proves nothing about it" in err
+    assert leftovers(shop.project) == []
+
+
+def test_the_only_patch_of_a_series(shop: Shop) -> None:
+    name = shop.add("Make twenty two", b"line_20 = 1", b"line_20 = 2", "test_first")
+    found, _ = shop.ablate()
+    assert found[name]["verdict"] == "noticed"
+
+
+def test_one_patch_by_name_as_a_table(shop: Shop) -> None:
+    shop.add("Make three nine", b"line_3 = 1", b"line_3 = 9", "test_blind")
+    name = shop.add("Make twenty two", b"line_20 = 1", b"line_20 = 2", "test_first")
+    shop.project.run("pins", "record")
+    stem = name.removesuffix(".patch")
+    out, _ = shop.project.run("ablate", "--python", sys.executable, stem)
+    row = next(line for line in out.splitlines() if line.lstrip().startswith(f"demo: {stem}"))
+    assert row.split() == ["demo:", stem, "1", "passed", "1", "failed", "-", row.split()[-2],
+                           "noticed"]  # fmt: skip
+    assert "nine" not in out
+
+
+def test_what_can_not_be_ablated_is_refused(shop: Shop) -> None:
+    shop.add("Make three nine", b"line_3 = 1", b"line_3 = 9", "test_missing")
+    python = ("--python", sys.executable)
+    _, err = shop.project.run("ablate", *python, "no-such", code=2)
+    assert "no-such.patch: no such patch" in err
+    _, err = shop.project.run("ablate", *python, code=6)
+    assert "could not be run" in err
+    assert "test_missing" in err
+    _, err = shop.project.run("ablate", *python, code=2, SPARKFORGE_CHECKOUT=str(ROOT))
+    assert "SPARKFORGE_CHECKOUT is set" in err
+
+
+@pytest.mark.parametrize(
+    ("whole", "without", "verdict"),
+    [
+        (Outcome(passed=2), Outcome(failed=2), "noticed"),
+        (Outcome(passed=2), Outcome(passed=1, failed=1), "noticed"),
+        (Outcome(passed=2, skipped=1), Outcome(skipped=2, failed=1), "noticed"),
+        (Outcome(passed=2), Outcome(passed=2), "not noticed"),
+        (Outcome(passed=2), Outcome(skipped=2), "not run"),
+        (Outcome(passed=2), Outcome(), "not run"),
+        (Outcome(skipped=2), Outcome(failed=2), "not run"),
+        (Outcome(), Outcome(failed=2), "not run"),
+        (Outcome(passed=1, failed=1), Outcome(failed=2), "fails in any case"),
+        (Outcome(failed=1, ours=True), Outcome(failed=2), "broken"),
+        (Outcome(passed=1), Outcome(failed=1, ours=True), "broken"),
+    ],
+)
+def test_verdicts(whole: Outcome, without: Outcome, verdict: str) -> None:
+    assert judge(whole, without) == verdict
