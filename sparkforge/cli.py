@@ -229,6 +229,9 @@ def _parser() -> argparse.ArgumentParser:
     apply.add_argument("folder", type=Path, help="where; must not exist yet")
     apply.set_defaults(run=commands.patches_apply)
 
+    stats = patches_commands.add_parser("stats", parents=[shared], help="how much each changes")
+    stats.add_argument("upstream", nargs="?", help="only this upstream's series")
+    stats.set_defaults(run=commands.patches_stats)
     page = patches_commands.add_parser("docs", parents=[shared], help="write docs/patches.md")
     page.add_argument("--check", action="store_true", help="fail where it is stale, write nothing")
     page.set_defaults(run=commands.patches_docs, upstream=None)

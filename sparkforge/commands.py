@@ -380,6 +380,19 @@ def patches_apply(options: argparse.Namespace) -> int:
     return 0
 
 
+def patches_stats(options: argparse.Namespace) -> int:
+    """Print how many files and lines each patch changes."""
+    from sparkforge import patchdocs
+
+    path = _pins_path(options)
+    chosen = _chosen_series(options, path.parent, pins.load(path))
+    if options.json:
+        log.json(patchdocs.stats_json(chosen))
+    else:
+        log.table([patchdocs.STATS_HEAD, *patchdocs.stats_rows(chosen)])
+    return 0
+
+
 def ablate(options: argparse.Namespace) -> int:
     """Leave patches out one by one; every patch's own test must notice."""
     from sparkforge import ablation

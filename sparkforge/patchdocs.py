@@ -1,10 +1,12 @@
-"""The page about all patches, written from their messages and trailers."""
+"""The patches told as a page (from their messages and trailers) and as numbers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
+from sparkforge import git
 from sparkforge.patchfile import Patch
 from sparkforge.pins import Upstream
 from sparkforge.series import Series
@@ -75,3 +77,54 @@ def page(series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str:
         out += ["| " + " | ".join(_HEAD) + " |", "|" + " --- |" * len(_HEAD)]
         out += [*(_row(one.upstream, patch) for patch in one.patches), ""]
     return "\n".join(out).rstrip("\n") + "\n"
+
+
+# -- numbers ---------------------------------------------------------------------
+
+STATS_HEAD = ("patch", "risk", "files", "added", "removed")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a patch changes: files, lines added and lines removed (none of binary files)."""
+
+    files: int
+    added: int
+    removed: int
+
+
+def size(patch: Patch) -> Size:
+    """Return the size of a patch, as git counts it."""
+    folder = patch.path.parent.resolve()
+    # inside of a repository git would only count what lies below the folder
+    env = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    listing = git.git(folder, "apply", "--numstat", str(patch.path.resolve()), env=env)
+    lines = [line.split("\t")[:2] for line in listing.splitlines()]
+    added, removed = (sum(int(line[i]) for line in lines if line[i] != "-") for i in (0, 1))
+    return Size(len(lines), added, removed)
+
+
+def stats_rows(series: Sequence[Series]) -> list[tuple[str, ...]]:
+    """Return one row a patch, and one an upstream behind them."""
+    rows: list[tuple[str, ...]] = []
+    for one in series:
+        sizes = [size(patch) for patch in one.patches]
+        for patch, its in zip(one.patches, sizes, strict=True):
+            name = f"{one.upstream}: {patch.name.removesuffix('.patch')}"
+            rows.append((name, patch.trailers.get("Risk", "?"), *_numbers(its)))
+        total = Size(
+            len({entry.path for patch in one.patches for entry in patch.entries}),
+            sum(its.added for its in sizes), sum(its.removed for its in sizes),
+        )  # fmt: skip
+        rows.append((f"{one.upstream}, {len(sizes)} patches", "", *_numbers(total)))
+    return rows
+
+
+def stats_json(series: Sequence[Series]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the sizes as JSON values, by upstream and patch."""
+    return {one.upstream: {patch.name: asdict(size(patch)) for patch in one.patches}
+            for one in series}  # fmt: skip
+
+
+def _numbers(its: Size) -> tuple[str, str, str]:
+    return str(its.files), f"+{its.added}", f"-{its.removed}"

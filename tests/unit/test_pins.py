@@ -344,6 +344,19 @@ def test_a_record_written_twice_is_the_same(tmp_path: Path) -> None:
     assert path.read_bytes() == once
 
 
+def test_what_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    pins.forget(path, "demo")  # nothing is recorded
+    assert path.read_text() == GOOD
+    pins.record(path, "demo", "release", RECORDED)
+    pins.record(path, "demo", "git", AGAIN)
+    pins.record(path, "other", "git", AGAIN)
+    pins.forget(path, "demo")
+    assert pins.load(path).upstream("demo").patched == {}
+    pins.forget(path, "other")
+    assert path.read_text() == GOOD
+
+
 def test_a_second_provider_and_a_change_leave_the_rest(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     pins.record(path, "demo", "release", RECORDED)
