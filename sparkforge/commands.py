@@ -180,8 +180,13 @@ def _follow_last_build(options: argparse.Namespace) -> None:
 def explain(options: argparse.Namespace) -> int:
     """Say for each item whether it stands, and if not, which input changed."""
     _follow_last_build(options)
-    context = _context(options, STAGES[-1])
-    steps = pipeline.plan(context, items(context, STAGES[-1]))
+    target = pins.load(_pins_path(options)).target(options.target)
+    here = _MACHINES.get(platform.machine()) == _platform(target)
+    until = STAGES[-1] if here else "wheelhouse"
+    context = _context(options, until)
+    steps = pipeline.plan(context, items(context, until))
+    if not here:
+        log.info(f"up to the {until}: what follows is made on {context.platform}")
     if options.json:
         log.json({"explain": [asdict(step) for step in steps]})
     else:

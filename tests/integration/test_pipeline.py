@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.project import FILES, PATCH, PATCHED, Project, slow_down
+from tests.project import FILES, PATCH, PATCHED, PLATFORM, Project, slow_down
 from tests.support import alive, sha256, wait_for
 
 BUILD = ("build", "--target", "tiny", "--engine", "none", "--until", "wheels")
@@ -126,6 +126,16 @@ def test_explain_names_the_input_that_changed(project: Project) -> None:
     out, _ = project.run(*words, "--json")
     assert {step["label"]: step["state"] for step in json.loads(out)["explain"]}[
         "wheel demo"] == "in the store"  # fmt: skip
+
+
+def test_explain_goes_as_far_as_this_machine_can_for_another_platform(project: Project) -> None:
+    pins = project.root / "pins.yaml"
+    other = "linux/amd64" if PLATFORM == "linux/arm64" else "linux/arm64"
+    pins.write_text(pins.read_text().replace(PLATFORM, other))
+    out, err = project.run("explain", "--target", "tiny", "--json")
+    labels = [step["label"] for step in json.loads(out)["explain"]]
+    assert labels == ["source demo", "series demo", "wheel demo", "wheelhouse"]
+    assert f"what follows is made on {other}" in err
 
 
 def test_a_change_that_is_taken_back_takes_its_wheel_back(project: Project) -> None:

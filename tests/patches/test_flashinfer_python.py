@@ -1,0 +1,103 @@
+"""FlashInfer's Python code with our series and without: run as it is, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patches.trees import ROOT, tree
+
+TIMEOUT_S = 300
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("flashinfer")
+    return {
+        "stock": tree("flashinfer", folder / "stock", patched=False),
+        "patched": tree("flashinfer", folder / "patched", patched=True),
+    }
+
+
+def ask(python: Path, source: Path, what: str) -> dict[str, Any]:
+    out = source.parent / f"{source.name}-{what}.json"
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{source}{os.pathsep}{ROOT}",
+        "FLASHINFER_WORKSPACE_BASE": str(source.parent / "workspace"),
+        "FLASHINFER_CUDA_ARCH_LIST": "12.1a",
+    }
+    done = subprocess.run(
+        [python, "-m", "tests.patches.probe_flashinfer", what, out],
+        env=env, cwd=source.parent, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return result
+
+
+def test_inputs_left_out_are_tuned_past(stock_python: Path, trees: dict[str, Path]) -> None:
+    stock = ask(stock_python, trees["stock"], "autotuner")
+    patched = ask(stock_python, trees["patched"], "autotuner")
+
+    # a call with all its inputs keeps its profiles, and so the tuning files that name them
+    assert patched["all there"] == stock["all there"]
+    assert patched["all there"]["nearest"] == [[8, 4], [4, 8], [3, -1]]
+    assert patched["all there"]["profiles"] == [
+        [[rows, 4], [4, rows], [3, 2 * rows]] for rows in (1, 8, 64)
+    ]
+
+    def answers(case: str) -> tuple[Any, Any]:
+        return patched[case]["nearest"], patched[case]["profiles"]
+
+    tuned = (1, 8, 64)
+    assert answers("linked input is None") == (
+        [[8, 4], [0], [3, -1]], [[[n, 4], [0], [3, 2 * n]] for n in tuned],
+    )  # fmt: skip
+    assert answers("constrained input is None") == (
+        [[8, 4], [4, 8], [0]], [[[n, 4], [4, n], [0]] for n in tuned],
+    )  # fmt: skip
+    assert answers("constrained input is missing") == (
+        [[8, 4], [4, 8]], [[[n, 4], [4, n]] for n in tuned],
+    )  # fmt: skip
+    assert answers("linked and constrained are missing") == ([[8, 4]], [[[n, 4]] for n in tuned])
+    # 16 rows, from the input that is there
+    assert answers("first linked input is None") == (
+        [[8, 4], [0]], [[[16, 4], [0]], [[32, 4], [0]]],
+    )  # fmt: skip
+    assert answers("all linked inputs are None") == ([[0], [0]], [[[0], [0]]])
+    assert answers("first linked input is None, from the end") == (
+        [[0], [1, 16]], [[[0], [n, 16]] for n in tuned],
+    )  # fmt: skip
+    assert answers("initialized input is missing")[1] == [[[n, 4], [4, 16]] for n in tuned]
+
+
+def test_the_release_ends_in_an_index_error(stock_python: Path, trees: dict[str, Path]) -> None:
+    """The control: each place that the patch mends."""
+    stock = ask(stock_python, trees["stock"], "autotuner")
+    assert stock["first linked input is None"]["profiles"] == "IndexError"  # generation
+    assert stock["first linked input is None"]["nearest"] == "IndexError"  # matching
+    assert stock["constrained input is None"]["nearest"] == "IndexError"  # constraint
+    assert stock["initialized input is missing"]["profiles"] == "IndexError"
+
+
+def test_12_1f_is_taken_where_12_1a_is(stock_python: Path, trees: dict[str, Path]) -> None:
+    stock = ask(stock_python, trees["stock"], "architectures")
+    patched = ask(stock_python, trees["patched"], "architectures")
+    family = "-gencode=arch=compute_121f,code=sm_121f"
+
+    assert patched["named flags"]["sm121f_nvcc_flags"] == family
+    assert "sm121f_nvcc_flags" not in stock["named flags"]
+    assert patched["12.1f"]["flags"] == stock["12.1f"]["flags"] == family
+    for listed in ("12.1", "12.1a", "12.1f"):
+        # the FP4 quantizer that the run time loads on 12.1
+        assert "sm120f" in patched[listed]["capabilities"]
+        assert "sm120f" not in stock[listed]["capabilities"]
+    assert patched["12.1f"]["capabilities"] == patched["12.1a"]["capabilities"]
+    for listed in ("12.0", "12.0f", "9.0"):
+        assert patched[listed] == stock[listed]
