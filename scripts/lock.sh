@@ -28,3 +28,5 @@ lock cpu.in cpu-linux-amd64.txt --python-version 3.11 --python-platform x86_64-m
 # glibc 2.39: Ubuntu 24.04, the Spark's; FlashInfer comes from our wheels, not from the lock
 lock spark.in spark-linux-arm64.txt --python-version 3.12 \
   --python-platform aarch64-manylinux_2_39 --only-binary :all: --no-emit-package flashinfer-python
+# what reads machine code for `build.py proofs`, on either platform
+lock proofs.in proofs.txt --universal --python-version 3.11 --only-binary :all:

@@ -97,6 +97,12 @@ def _bench_options(bench: argparse.ArgumentParser) -> None:
     bench.set_defaults(run=commands.bench)
 
 
+def _proofs(options: argparse.Namespace) -> int:
+    from sparkforge.proofs import command  # no other command needs it
+
+    return command.run(options)
+
+
 def _parser() -> argparse.ArgumentParser:
     codes = "\n".join(f"  {code:3}  {meaning}" for code, meaning in errors.exit_codes())
     shared = _Parser(add_help=False)
@@ -270,6 +276,21 @@ def _parser() -> argparse.ArgumentParser:
                           help="of keys and values; auto: BF16")  # fmt: skip
     _generated(roofline, "docs/roofline.md and its picture")
     roofline.set_defaults(run=commands.roofline)
+
+    proofs = commands_.add_parser(
+        "proofs", parents=[shared, sources], help="compile, disassemble and check the kernels"
+    )
+    proofs.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
+    proofs.add_argument("--ci", action="store_true", help="the smallest set that proves it")
+    proofs.add_argument("--list", action="store_true", help="say what there is to prove")
+    proofs.add_argument(
+        "--jobs",
+        type=_count,
+        default=None,
+        metavar="N",
+        help="compilers at once (default: as many as memory holds)",
+    )
+    proofs.set_defaults(run=_proofs)
 
     clean = commands_.add_parser("clean", parents=[shared], help="empty the store's artefacts")
     how = clean.add_mutually_exclusive_group()

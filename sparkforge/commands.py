@@ -76,6 +76,19 @@ def _platform(target: Target) -> Platform:
     return here if here in target.platforms else target.platforms[0]
 
 
+def host_platform() -> Platform:
+    """Return this machine's platform.
+
+    Raises:
+        UsageError: nothing is built on machines of this kind.
+    """
+    here = _MACHINES.get(platform.machine())
+    if here is None:
+        msg = f"nothing is built on {platform.machine()}"
+        raise UsageError(msg, f"use a machine of {', '.join(sorted(set(_MACHINES.values())))}")
+    return here
+
+
 def _context(options: argparse.Namespace, until: str, force: Sequence[str] = ()) -> Context:
     path = _pins_path(options)
     all_pins = pins.load(path)

@@ -103,22 +103,28 @@ class MachineError(SparkforgeError):
     exit_code = 13
 
 
-class QualityError(SparkforgeError):
-    """What was measured lies beyond the limits that were asked for."""
-
-    exit_code = 15
-
-
 class StaleError(SparkforgeError):
     """A generated file of the checkout is not what it would be now."""
 
     exit_code = 14
 
 
+class QualityError(SparkforgeError):
+    """What was measured lies beyond the limits that were asked for."""
+
+    exit_code = 15
+
+
 class AblationError(SparkforgeError):
     """A patch's own test does not notice that the patch is left out."""
 
-    exit_code = 15
+    exit_code = 16
+
+
+class ProofError(SparkforgeError):
+    """Machine code is not what a proof promises."""
+
+    exit_code = 17
 
 
 INTERRUPTED_EXIT_CODE = 130

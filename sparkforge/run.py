@@ -28,6 +28,7 @@ _TAIL_LINES = 40
 _INSTALL_HINTS = {
     "git": "install git 2.34 or newer with the system's package manager",
     "docker": "install Docker Engine, or build without one: --engine none",
+    "nvcc": "install NVIDIA's CUDA 13.0 toolkit (nvcc, crt, cudart headers), its bin on the PATH",
 }
 
 

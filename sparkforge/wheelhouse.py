@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Event
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -27,13 +24,13 @@ from sparkforge.download import fetch
 from sparkforge.errors import FetchError, PinsError
 from sparkforge.index import Index, torch_link
 from sparkforge.log import log
+from sparkforge.parallel import in_parallel
 from sparkforge.store import Store, sha256_file
 
 if TYPE_CHECKING:
     from unearth.link import Link
 
 _PARALLEL = 8
-_STOP_S = 1.0  # how long a failed build waits for its other downloads to notice
 # newest glibc first: Ubuntu 24.04 (the Spark's) has 2.39, Debian 12 has 2.36
 _GLIBC_MINOR = {"linux/amd64": 36, "linux/arm64": 39}
 _MACHINE = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -150,52 +147,11 @@ def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool,
     def one(item: Locked, stopping: Event) -> Path:
         return _fetch_one(store, item, wanted, rank, index, uv, offline=offline, stopping=stopping)
 
-    for path in _in_parallel(one, locked):
+    for path in in_parallel(one, locked, _PARALLEL):
         os.link(path, into / path.name)
         done += 1
         log.progress("third-party wheels", done, len(locked), "files")
     return done
-
-
-def _in_parallel(work: Callable[[Locked, Event], Path], items: Sequence[Locked]) -> Iterator[Path]:
-    """Give the results in order.
-
-    A thread pool would wait for every download under way when one of them fails or the user
-    presses Ctrl-C. These threads are told to stop, and die with the program where they can't.
-    """
-    waiting: SimpleQueue[tuple[Locked, Future[Path]]] = SimpleQueue()
-    futures: list[Future[Path]] = []
-    stopping = Event()
-
-    def worker() -> None:
-        while True:
-            try:
-                item, future = waiting.get_nowait()
-            except Empty:
-                return
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work(item, stopping))
-                except BaseException as error:
-                    future.set_exception(error)
-
-    for item in items:
-        futures.append(Future())
-        waiting.put((item, futures[-1]))
-    threads = [Thread(target=worker, daemon=True) for _ in range(_PARALLEL)]
-    try:
-        for thread in threads:
-            thread.start()
-        for future in futures:
-            yield future.result()
-    finally:
-        stopping.set()
-        for future in futures:
-            future.cancel()
-        deadline = time.monotonic() + _STOP_S
-        for thread in threads:
-            if thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _Stopped(Exception):

@@ -1,0 +1,60 @@
+"""Work on many items at once, in threads that never keep a failed or interrupted run alive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from typing import TypeVar
+
+_STOP_S = 1.0  # how long a failed run waits for its other work to notice
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def in_parallel(work: Callable[[_T, Event], _R], items: Sequence[_T], width: int) -> Iterator[_R]:
+    """Give the results in order.
+
+    A thread pool would wait for all work under way when one piece fails or the user presses
+    Ctrl-C. These threads are told to stop, and die with the program where they can't.
+
+    Args:
+        work: gets an item, and an event that is set when nobody waits for its result any more.
+        width: how many at once.
+    """
+    waiting: SimpleQueue[tuple[_T, Future[_R]]] = SimpleQueue()
+    futures: list[Future[_R]] = []
+    stopping = Event()
+
+    def worker() -> None:
+        while True:
+            try:
+                item, future = waiting.get_nowait()
+            except Empty:
+                return
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(item, stopping))
+                except BaseException as error:
+                    future.set_exception(error)
+
+    for item in items:
+        futures.append(Future())
+        waiting.put((item, futures[-1]))
+    threads = [Thread(target=worker, daemon=True) for _ in range(width)]
+    try:
+        for thread in threads:
+            thread.start()
+        for future in futures:
+            yield future.result()
+    finally:
+        stopping.set()
+        for future in futures:
+            future.cancel()
+        deadline = time.monotonic() + _STOP_S
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))

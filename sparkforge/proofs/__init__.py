@@ -1,0 +1,1 @@
+"""Proofs from machine code: that what we change compiles for SM12x, and to what."""

@@ -1,0 +1,70 @@
+"""`build.py proofs`: options → verdicts → dist/proofs/."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from sparkforge import commands, pins
+from sparkforge.errors import ProofError
+from sparkforge.log import log
+from sparkforge.proofs import report, runner, toolchain, units
+from sparkforge.store import disk_errors
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prove what was asked for; write the report.
+
+    Raises:
+        ProofError: something does not hold.
+    """
+    chosen = units.choose(options.names, ci=options.ci)
+    if options.list:
+        return _list(chosen, options)
+    start = time.monotonic()
+    path = commands._pins_path(options)
+    loaded = pins.load(path)
+    store, access = commands._store(options), commands._access(options, loaded)
+    store.sweep()
+    nvcc = toolchain.nvcc_identity()
+    readers = toolchain.readers(store, path.parent, commands.host_platform(), access)
+    trees = {
+        name: runner.patched_tree(
+            store, path.parent, name, loaded.upstream(name), access, commands._RELEASE_PLAN
+        )
+        for name in sorted({unit.upstream for unit in chosen if unit.upstream is not None})
+    }
+    todo = runner.jobs(chosen, trees, store)
+    at_once = runner.width(options.jobs)
+    log.heading(f"{len(todo)} unit(s) to prove, {at_once} at once, with nvcc {nvcc}")
+    verdicts = runner.prove(store, todo, trees, readers, at_once)
+    document = report.document(verdicts, nvcc)
+    folder = path.parent / "dist" / "proofs"
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(document, indent=1, sort_keys=True) + "\n"
+        (folder / "report.json").write_text(text)
+        (folder / "report.md").write_text(report.markdown(verdicts, nvcc))
+    failed = [verdict.job.label for verdict in verdicts if not verdict.ok]
+    log.heading(f"{len(verdicts) - len(failed)} of {len(verdicts)} hold, in"
+                f" {time.monotonic() - start:.0f} s; dist/proofs/report.md")  # fmt: skip
+    if failed:
+        raise ProofError(f"does not hold: {', '.join(failed)}", "see dist/proofs/report.md")
+    if options.json:
+        log.json(document)
+    return 0
+
+
+def _list(chosen: list[units.Unit], options: argparse.Namespace) -> int:
+    if options.json:
+        log.json({
+            unit.name: {"summary": unit.summary, "archs": list(unit.archs), "ci": list(unit.ci),
+                        "control": unit.control}
+            for unit in chosen
+        })  # fmt: skip
+        return 0
+    for unit in chosen:
+        log.info(f"{unit.name}  [{' '.join(unit.archs)}]")
+        log.info(f"    {unit.summary}")
+    return 0

@@ -1,0 +1,246 @@
+"""Units → jobs → machine code → facts → a verdict. What the store holds is not made again."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from sparkforge import git, series, sources
+from sparkforge.errors import CommandError, ProofError
+from sparkforge.log import log
+from sparkforge.parallel import in_parallel
+from sparkforge.pins import SourcePlan, Upstream
+from sparkforge.proofs import checks, toolchain
+from sparkforge.proofs.checks import Promise
+from sparkforge.proofs.sass import Kernel
+from sparkforge.proofs.toolchain import Readers
+from sparkforge.proofs.units import HERE, Unit, generated_kernels
+from sparkforge.run import call
+from sparkforge.sources import Access
+from sparkforge.store import Store, code_digest
+
+JOB_GIB = 7.6
+"""What nvcc takes for a file of eight CUTLASS kernels: measured, facts of 2026-11-21 (7.54 GB)."""
+_TREE = ("csrc", "include", "3rdparty")
+_GENERATOR = "flashinfer/jit/gemm"
+_GENERATE = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+module = importlib.import_module("cutlass.generate_kernels")
+module.generate_gemm_operations(sys.argv[2], "120;120-real")
+"""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An upstream's patched tree as far as a compiler sees it."""
+
+    path: Path
+    identity: Mapping[str, str]
+    """Git's tree id of each folder: what a unit's key holds."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One source for one architecture."""
+
+    unit: Unit
+    arch: str
+    label: str
+    source: str
+    promise: Promise
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a job.
+
+    Attributes:
+        problems: what the checks found.
+        seconds: how long compiling took when it was done.
+        fresh: whether it was compiled now.
+    """
+
+    job: Job
+    kernels: tuple[Kernel, ...]
+    problems: tuple[str, ...]
+    seconds: float
+    fresh: bool
+
+    @property
+    def ok(self) -> bool:
+        if not self.job.unit.control:
+            return not self.problems
+        # for the one reason that a control is there for
+        return bool(self.problems) and all(checks.STUB in problem for problem in self.problems)
+
+
+# -- sources -----------------------------------------------------------------------
+
+
+def patched_tree(
+    store: Store, root: Path, name: str, upstream: Upstream, access: Access, plan: SourcePlan
+) -> Tree:
+    """Return an upstream's patched tree, unpacked in the store.
+
+    Raises:
+        FetchError, IntegrityError, SeriesError: as for a build.
+    """
+    source = sources.ensure(store, name, upstream, plan, access)
+    patches = series.read(root / "patches" / name)
+    series.check_emptied(patches, upstream)
+    patched = series.apply(store, patches, source)
+    recorded = upstream.patched.get(source.provider)  # type: ignore[call-overload]
+    series.check_record(name, source, patched.commit, patched.tree, recorded)
+    folders = (*_TREE, _GENERATOR)
+    ids = git.git(source.repo, "rev-parse", *(f"{patched.commit}:{one}" for one in folders))
+    identity = dict(zip(folders, ids.split(), strict=True))
+
+    def make(folder: Path) -> Mapping[str, Any]:
+        packed = git.git_bytes(source.repo, "archive", "--format=tar", patched.commit, *folders)
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            tar.extractall(folder / "tree", filter="data")
+        return {"commit": patched.commit}
+
+    made = store.build("proof-trees", {"upstream": name, "folders": identity}, make)
+    return Tree(made.path / "tree", identity)
+
+
+def jobs(units: Sequence[Unit], trees: Mapping[str, Tree], store: Store) -> list[Job]:
+    """Return what is to be compiled; FlashInfer's generator is run for units that it writes.
+
+    Raises:
+        ProofError: it writes no file for a unit.
+    """
+    written: dict[str, str] = {}
+    if any(unit.generated for unit in units):
+        written = _generate(trees["flashinfer"], store)
+    result = []
+    for unit in units:
+        parts = {unit.name: _source(unit, trees)} if unit.generated is None else {
+            f"{unit.name}/{name}": text for name, text in written.items()
+            if set(generated_kernels(text)) == {unit.generated}
+        }  # fmt: skip
+        if not parts:
+            msg = f"{unit.name}: FlashInfer's generator writes no kernel of {unit.generated}"
+            raise ProofError(msg, "the series that adds them is not applied, or the unit is stale")
+        for arch in unit.archs:
+            for label, text in parts.items():
+                promise = unit.promise
+                if unit.generated is not None:
+                    promise = Promise(
+                        promise.mma, len(generated_kernels(text)), promise.stack, promise.sized
+                    )
+                result.append(Job(unit, arch, f"{label} {arch}", text, promise))
+    return result
+
+
+def _source(unit: Unit, trees: Mapping[str, Tree]) -> str:
+    if unit.text is not None:
+        return unit.text
+    assert unit.file is not None
+    if unit.upstream is None:
+        return (HERE / unit.file).read_text(encoding="utf-8")
+    return (trees[unit.upstream].path / unit.file).read_text(encoding="utf-8")
+
+
+def _generate(tree: Tree, store: Store) -> dict[str, str]:
+    """Return FlashInfer's generated SM12x files: short name → source."""
+    import sys
+
+    with store.temporary("generate") as work:
+        call(sys.executable, "-I", "-c", _GENERATE, tree.path / _GENERATOR, work)
+        files = sorted(work.rglob("gemm_grouped/120/**/*.generated.cu"))
+        return {
+            path.name.partition(".")[0].rpartition("sm120_")[2]: path.read_text(encoding="utf-8")
+            for path in files
+        }
+
+
+# -- compiling and reading -------------------------------------------------------------
+
+
+def width(asked: int | None) -> int:
+    """Return how many compilers run at once: as many as memory holds, and the machine has CPUs."""
+    if asked is not None:
+        return asked
+    return max(1, min(os.cpu_count() or 1, int(_free_gib() / JOB_GIB)))
+
+
+def _free_gib() -> float:
+    """Return the memory that is free, of this machine or of the container that this runs in."""
+    free = float("inf")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) / 2**20
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            used = int((group / "memory.current").read_text())
+            free = min(free, (int(limit) - used) / 2**30)
+    except FileNotFoundError:
+        pass  # no cgroup of the second kind: no container that limits
+    return free
+
+
+def prove(
+    store: Store, todo: Sequence[Job], trees: Mapping[str, Tree], readers: Readers, at_once: int
+) -> list[Verdict]:
+    """Compile and read what the store lacks, and check all of it."""
+    nvcc = toolchain.nvcc_identity()
+    code = {
+        "compile": toolchain.compile_code(),
+        "read": code_digest(Path(__file__).parent / "sass.py"),
+    }
+    verdicts = []
+
+    def one(job: Job, stopping: Event) -> Verdict:
+        tree = trees[job.unit.upstream] if job.unit.upstream is not None else None
+        compiled = {
+            "source": hashlib.sha256(job.source.encode()).hexdigest(), "arch": job.arch,
+            "nvcc": nvcc, "code": code["compile"],
+            "tree": {k: v for k, v in tree.identity.items() if k in _TREE} if tree else None,
+        }  # fmt: skip
+        fresh = store.find("proof-cubins", compiled) is None
+
+        def build(folder: Path) -> Mapping[str, Any]:
+            source = folder / "unit.cu"
+            source.write_text(job.source, encoding="utf-8")
+            try:
+                toolchain.compile_cubin(
+                    source, job.arch, tree.path if tree else None, folder / "unit.cubin"
+                )
+            except CommandError as error:
+                msg = f"{job.label}: nvcc refuses it:\n{error}"
+                raise ProofError(msg, "mend the source or the patch that made it so") from error
+            return {"label": job.label}
+
+        cubin = store.build("proof-cubins", compiled, build)
+
+        def facts(folder: Path) -> Mapping[str, Any]:
+            return {"kernels": [k.as_json() for k in readers.read(cubin.path / "unit.cubin")]}
+
+        inputs = {"cubin": cubin.key, "readers": readers.identity, "code": code["read"]}
+        read = store.build("proof-facts", inputs, facts)
+        kernels = tuple(Kernel.from_json(value) for value in read.outputs["kernels"])
+        found = checks.problems(kernels, job.promise, job.arch)
+        return Verdict(job, kernels, tuple(found), cubin.seconds, fresh)
+
+    for done, verdict in enumerate(in_parallel(one, todo, at_once), 1):
+        verdicts.append(verdict)
+        took = f"compiled in {verdict.seconds:.0f} s" if verdict.fresh else "in the store"
+        mark = "ok" if verdict.ok else "FAILED"
+        log.info(f"{done}/{len(todo)} {mark:6} {verdict.job.label}  ({took})")
+        for problem in verdict.problems if not verdict.ok else ():
+            log.info(f"    {problem}")
+        if verdict.job.unit.control and not verdict.ok:
+            log.info("    the checks see nothing wrong with what must fail them")
+    return verdicts
