@@ -25,8 +25,9 @@ lock dev.in dev.txt --universal --python-version 3.11
 # glibc 2.36: Debian 12, the oldest system that the cpu target is for
 lock cpu.in cpu-linux-amd64.txt --python-version 3.11 --python-platform x86_64-manylinux_2_36 \
   --only-binary :all:
-# glibc 2.39: Ubuntu 24.04, the Spark's; FlashInfer comes from our wheels, not from the lock
+# glibc 2.39: Ubuntu 24.04, the Spark's; FlashInfer and Triton come from our wheels, not from the lock
 lock spark.in spark-linux-arm64.txt --python-version 3.12 \
-  --python-platform aarch64-manylinux_2_39 --only-binary :all: --no-emit-package flashinfer-python
+  --python-platform aarch64-manylinux_2_39 --only-binary :all: \
+  --no-emit-package flashinfer-python --no-emit-package triton
 # what reads machine code for `build.py proofs`, on either platform
 lock proofs.in proofs.txt --universal --python-version 3.11 --only-binary :all:

@@ -56,6 +56,10 @@ class Context:
     def lock(self) -> Path:
         return self.root / self.target.requirements[self.platform]
 
+    def layers(self, wheel: str) -> tuple[str, ...]:
+        """Return the upstreams whose series go onto a wheel: its own, and those it carries."""
+        return (wheel, *self.target.wheels[wheel].carries)
+
     def series_of(self, upstream: str) -> Series:
         return series.read(self.root / "patches" / upstream)
 

@@ -100,7 +100,10 @@ class Upstream(Model):
     version: str
     files: Mapping[Name, ReleaseFile]
     source_file: Name | None = None
-    """Which of ``files`` stands in for the git commit (the ``release`` provider)."""
+    """Which of ``files`` stands in for the git commit (the ``release`` provider). Of a wheel, its
+    Python files do, each at the place in the repository that ``paths`` gives."""
+    source_in: Name | None = None
+    """Another upstream, whose file ``source_file`` is: the one whose wheels carry this one."""
     subdirectory: str = ""
     paths: tuple[PathRule, ...] = ()
     version_file: str | None = None
@@ -143,6 +146,8 @@ class WheelPlan(Model):
     """Local version part, before the release's counter: ``cpu.spark`` → ``0.31.0+cpu.spark.1``."""
     drop_requires: tuple[Name, ...] = ()
     """Requirements that the release wheel declares and this target does without."""
+    carries: tuple[Name, ...] = ()
+    """Other upstreams that the wheel holds a copy of, and whose series goes onto it too."""
 
 
 class SourcePlan(Model):
@@ -254,7 +259,21 @@ def load(path: Path) -> Pins:
     if problems:
         shown = [f"{path.name}:{line}: {text}" for line, text in sorted(set(problems))]
         raise PinsError("\n".join(shown))
-    return pins
+    return _lend(pins)
+
+
+def _lend(pins: Pins) -> Pins:
+    """Give upstreams without files of their own the one that they are found in."""
+
+    def with_file(upstream: Upstream) -> Upstream:
+        if upstream.source_in is None or upstream.source_file is None:
+            return upstream
+        file = pins.upstreams[upstream.source_in].files[upstream.source_file]
+        files = {**upstream.files, upstream.source_file: file}
+        return upstream.model_copy(update={"files": files})
+
+    upstreams = {name: with_file(upstream) for name, upstream in pins.upstreams.items()}
+    return pins.model_copy(update={"upstreams": upstreams})
 
 
 def _problem(document: Document, detail: Any) -> tuple[int, str]:
@@ -294,10 +313,16 @@ def _cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, 
                 (*here, "version"), f"{upstream.version!r} is not that of tag {upstream.tag}",
                 "name the version of the pinned release",
             )  # fmt: skip
-        if upstream.source_file is not None and upstream.source_file not in upstream.files:
+        lender = upstream if upstream.source_in is None else pins.upstreams.get(upstream.source_in)
+        if lender is None:
+            report(
+                (*here, "source_in"), "no such upstream",
+                f"use one of {', '.join(sorted(pins.upstreams))}",
+            )  # fmt: skip
+        elif upstream.source_file is not None and upstream.source_file not in lender.files:
             report(
                 (*here, "source_file"), f"{upstream.source_file!r} is not among files",
-                f"use one of {', '.join(sorted(upstream.files))}",
+                f"use one of {', '.join(sorted(lender.files))}",
             )  # fmt: skip
         for i, rule in enumerate(upstream.paths):
             for side, prefix in (("repo", rule.repo), ("wheel", rule.wheel)):
@@ -322,6 +347,10 @@ def _cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, 
             if up_name not in pins.upstreams:
                 report(at, "no such upstream", f"use one of {', '.join(sorted(pins.upstreams))}")
                 continue
+            for carried in plan.carries:
+                if carried not in pins.upstreams:
+                    what, known = f"{carried!r}: no such upstream", sorted(pins.upstreams)
+                    report((*at, "carries"), what, f"use one of {', '.join(known)}")
             for platform in target.platforms:
                 file = plan.files.get(platform)
                 if file is None:

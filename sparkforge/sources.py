@@ -12,17 +12,18 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from sparkforge import git
 from sparkforge.download import fetch
 from sparkforge.errors import CommandError, FetchError, IntegrityError, PinsError
 from sparkforge.index import Index
 from sparkforge.log import human_bytes, log
-from sparkforge.pins import ReleaseFile, SourcePlan, Upstream
-from sparkforge.store import Store
+from sparkforge.pins import PathRule, ReleaseFile, SourcePlan, Upstream
+from sparkforge.store import Store, key_of
 
 _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
 # a change of how archives become commits needs a new name, or old stores would keep old commits
@@ -148,7 +149,9 @@ def _release(store: Store, name: str, upstream: Upstream, access: Access) -> Sou
         raise PinsError(msg, f"give --mirror {name}=URL-or-path of a git repository")
     file = upstream.files[upstream.source_file]
     repo = store.git_path(name)
-    ref = f"refs/release/{_IMPORT_VERSION}/{file.sha256}"
+    # of a wheel the commit depends on where its files belong, too
+    places = f"-{key_of(_places(upstream))[:16]}" if file.file.endswith(".whl") else ""
+    ref = f"refs/release/{_IMPORT_VERSION}/{file.sha256}{places}"
     commit = git.ref_commit(repo, ref)
     if commit is None:
         with store.lock(f"git-{name}"):
@@ -166,7 +169,8 @@ def _release(store: Store, name: str, upstream: Upstream, access: Access) -> Sou
 
 def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> str:
     message = f"{name} {upstream.version}, release file {path.name}\n"
-    files = _wheel_files(path) if path.suffix == ".whl" else _sdist_files(path)
+    is_wheel = path.suffix == ".whl"
+    files = _wheel_files(path, upstream.paths) if is_wheel else _sdist_files(path)
     # a ref of its own until all is in: a killed import must not look finished
     pending = ref.replace("refs/release/", "refs/importing/")
     try:
@@ -227,10 +231,29 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> by
     return content.read()
 
 
-def _wheel_files(archive: Path) -> Iterator[git.TreeFile]:
+def _places(upstream: Upstream) -> dict[str, Any]:
+    return {"paths": [rule.model_dump() for rule in upstream.paths]}
+
+
+def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeFile]:
+    """Give a wheel's Python files at their places in the repository.
+
+    What is compiled or copied together for a wheel is no source; what no rule names is none of
+    this upstream's.
+    """
+    found = False
     with zipfile.ZipFile(archive) as wheel:
         for info in wheel.infolist():
-            if not info.is_dir():
-                executable = (info.external_attr >> 16) & stat.S_IXUSR
-                mode = "100755" if executable else "100644"
-                yield git.TreeFile(_safe(info.filename, archive), mode, wheel.read(info))
+            member = _safe(info.filename, archive) if not info.is_dir() else ""
+            fitting = [rule for rule in rules if rule.wheel and member.startswith(rule.wheel)]
+            if not member.endswith(".py") or not fitting:
+                continue
+            found = True
+            rule = max(fitting, key=lambda rule: len(rule.wheel or ""))
+            executable = (info.external_attr >> 16) & stat.S_IXUSR
+            mode = "100755" if executable else "100644"
+            path = rule.repo + member[len(rule.wheel or "") :]
+            yield git.TreeFile(path, mode, wheel.read(info))
+    if not found:
+        msg = f"{archive.name}: holds no Python file at a place that paths names"
+        raise IntegrityError(msg, "correct paths or source_file in pins.yaml")

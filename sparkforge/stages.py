@@ -37,13 +37,14 @@ def items(context: Context, until: str) -> list[Item]:
     result: list[Item] = []
     wheels: list[Item] = []
     for name in context.target.wheels:
-        patches = context.series_of(name)
-        upstream = context.pins.upstream(name)
-        series.check_emptied(patches, upstream)
-        if patches.patches:
-            source = _source_item(context, name, upstream)
-            result += [source, _series_item(context, name, upstream, patches, source)]
-        wheels.append(_wheel_item(context, name, upstream, patches, patched=True))
+        for layer in context.layers(name):
+            patches = context.series_of(layer)
+            upstream = context.pins.upstream(layer)
+            series.check_emptied(patches, upstream)
+            if patches.patches:
+                source = _source_item(context, layer, upstream)
+                result += [source, _series_item(context, layer, upstream, patches, source)]
+        wheels.append(_wheel_item(context, name, patched=True))
     result += wheels
     house = _wheelhouse_item(context)
     result.append(house)
@@ -76,6 +77,10 @@ def _source_item(context: Context, name: str, upstream: Upstream) -> Item:
         "provider": "git" if name in context.access.mirrors else plan.provider,
         "fallback": None if name in context.access.mirrors else plan.fallback,
         "release_file": file.sha256 if file else None,
+        # where a wheel's files belong
+        "paths": [rule.model_dump() for rule in upstream.paths]
+        if file and file.file.endswith(".whl")
+        else None,
         "code": code_digest(_HERE / "sources.py", _HERE / "git.py"),
     }
 
@@ -126,12 +131,14 @@ def _series_item(
 # -- wheels ---------------------------------------------------------------------------
 
 
-def _wheel_item(
-    context: Context, name: str, upstream: Upstream, patches: Series, *, patched: bool
-) -> Item:
+def _wheel_item(context: Context, name: str, *, patched: bool) -> Item:
     plan = context.target.wheels[name]
+    upstream = context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
-    has_patches = patched and bool(patches.patches)
+    layers = {
+        layer: context.series_of(layer) for layer in context.layers(name)
+        if patched and context.series_of(layer).patches
+    }  # fmt: skip
     local = f"{plan.local}.{context.pins.release.counter}"
     if not patched:
         local = f"{plan.local.split('.')[0]}.{UNPATCHED}"
@@ -139,11 +146,14 @@ def _wheel_item(
         "release_wheel": file.sha256,
         "file": file.file,
         "upstream_commit": upstream.commit,
-        "series": patches.sha256 if has_patches else None,
+        "series": {layer: patches.sha256 for layer, patches in layers.items()},
         "name": plan.name,
         "local": local,
         "drop_requires": list(plan.drop_requires),
-        "paths": [rule.model_dump() for rule in upstream.paths],
+        "paths": {
+            layer: [rule.model_dump() for rule in context.pins.upstream(layer).paths]
+            for layer in layers
+        },
         "version_file": upstream.version_file,
         "epoch": context.epoch,
         "code": code_digest(*(_HERE / "wheels").glob("*.py")),
@@ -153,21 +163,22 @@ def _wheel_item(
         from sparkforge.wheels import overlay
 
         wheel = sources.fetch_release_file(context.store, file, context.access)
-        if not has_patches and plan.name is None and not plan.drop_requires:
+        if not layers and plan.name is None and not plan.drop_requires:
             log.info(f"{name}: nothing to change: the release wheel as it is")
             os.link(wheel, folder / wheel.name)
             return {"file": wheel.name, "sha256": file.sha256, "version": upstream.version,
                     "replaced": [], "added": [], "removed": [], "left_out": []}  # fmt: skip
         request = overlay.Request(
             wheel=wheel, name=plan.name, local=local, drop_requires=plan.drop_requires,
-            paths=upstream.paths, version_file=upstream.version_file, epoch=context.epoch,
+            version_file=upstream.version_file, epoch=context.epoch,
         )  # fmt: skip
-        tree = None
-        if has_patches:
-            out = results[f"series {name}"].outputs
-            source = source_of(context.store, name, results[f"source {name}"])
+        trees = []
+        for layer in layers:
+            out = results[f"series {layer}"].outputs
+            source = source_of(context.store, layer, results[f"source {layer}"])
             tree = Patched(source, out["commit"], out["tree"], out["touched"])
-        made = overlay.build(request, tree, folder)
+            trees.append(overlay.Layer(tree, context.pins.upstream(layer).paths))
+        made = overlay.build(request, trees, folder)
         made.path.chmod(0o444)  # dist/ links to it: who changes that copy must not change ours
         sha256 = sha256_file(made.path)
         counts = f"{len(made.replaced)} file(s) replaced, {len(made.added)} added"
@@ -250,9 +261,7 @@ def _environment_item(
 def _unpatched_items(context: Context, house: Item) -> list[Item]:
     """The release without our series, for the proof that it fails."""
     wheels = [
-        _wheel_item(context, name, context.pins.upstream(name), context.series_of(name),
-                    patched=False)
-        for name in context.target.wheels
+        _wheel_item(context, name, patched=False) for name in context.target.wheels
     ]  # fmt: skip
     label = f"environment ({UNPATCHED})"
     return [*wheels, _environment_item(context, wheels, house, label, stage="smoke")]
@@ -287,13 +296,12 @@ def _image_item(context: Context, wheels: list[Item], house: Item) -> Item:
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         ours = [wheel_path(results[item.label]) for item in wheels]
+        named = [layer for name in context.target.wheels for layer in context.layers(name)]
         labels = {
-            f"org.sparkforge.{name}.commit": context.pins.upstream(name).commit
-            for name in context.target.wheels
+            f"org.sparkforge.{name}.commit": context.pins.upstream(name).commit for name in named
         }
         labels |= {
-            f"org.sparkforge.{name}.series": context.series_of(name).sha256
-            for name in context.target.wheels
+            f"org.sparkforge.{name}.series": context.series_of(name).sha256 for name in named
         }
         third_party = results[house.label].path / WHEELS
         return image.bake(engine, request, ours, third_party, labels, folder)

@@ -196,17 +196,14 @@ def prove(
 ) -> list[Verdict]:
     """Compile and read what the store lacks, and check all of it."""
     nvcc = toolchain.nvcc_identity()
-    code = {
-        "compile": toolchain.compile_code(),
-        "read": code_digest(Path(__file__).parent / "sass.py"),
-    }
+    reading = code_digest(Path(__file__).parent / "sass.py")
     verdicts = []
 
     def one(job: Job, stopping: Event) -> Verdict:
         tree = trees[job.unit.upstream] if job.unit.upstream is not None else None
         compiled = {
             "source": hashlib.sha256(job.source.encode()).hexdigest(), "arch": job.arch,
-            "nvcc": nvcc, "code": code["compile"],
+            "nvcc": nvcc, "recipe": toolchain.recipe(tree is not None),
             "tree": {k: v for k, v in tree.identity.items() if k in _TREE} if tree else None,
         }  # fmt: skip
         fresh = store.find("proof-cubins", compiled) is None
@@ -228,7 +225,7 @@ def prove(
         def facts(folder: Path) -> Mapping[str, Any]:
             return {"kernels": [k.as_json() for k in readers.read(cubin.path / "unit.cubin")]}
 
-        inputs = {"cubin": cubin.key, "readers": readers.identity, "code": code["read"]}
+        inputs = {"cubin": cubin.key, "readers": readers.identity, "code": reading}
         read = store.build("proof-facts", inputs, facts)
         kernels = tuple(Kernel.from_json(value) for value in read.outputs["kernels"])
         found = checks.problems(kernels, job.promise, job.arch)

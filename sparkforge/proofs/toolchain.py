@@ -122,14 +122,18 @@ def compile_cubin(source: Path, arch: str, tree: Path | None, out: Path) -> None
     Raises:
         MachineError, CommandError: nvcc is not there, or refuses.
     """
-    words: list[str | Path] = ["-std=c++17"]
+    words: list[str | Path] = [*_flags(tree is not None)]
     if tree is not None:
-        words = [*_FLAGS, "-include", "sparkforge_shared_bytes.h", "-isystem", _HERE / "include"]
-        for folder in _INCLUDES:
-            words += ["-isystem", tree / folder]
+        for folder in (_HERE / "include", *(tree / folder for folder in _INCLUDES)):
+            words += ["-isystem", folder]
     call("nvcc", *words, f"-arch=sm_{arch}", "-cubin", source, "-o", out)
 
 
-def compile_code() -> str:
-    """Return a digest of all that shapes the machine code beside source, tree and nvcc."""
-    return code_digest(Path(__file__), *(_HERE / "include").glob("*.h"))
+def _flags(on_tree: bool) -> tuple[str, ...]:
+    return (*_FLAGS, "-include", "sparkforge_shared_bytes.h") if on_tree else ("-std=c++17",)
+
+
+def recipe(on_tree: bool) -> dict[str, Any]:
+    """Return what shapes the machine code beside source, tree and nvcc: part of its key."""
+    headers = code_digest(*(_HERE / "include").glob("*.h")) if on_tree else None
+    return {"flags": _flags(on_tree), "includes": _INCLUDES if on_tree else (), "headers": headers}

@@ -25,14 +25,13 @@ from sparkforge.wheels import archive
 
 @dataclass(frozen=True)
 class Request:
-    """What to make of a release wheel.
+    """What to make of a release wheel, its files apart.
 
     Attributes:
         wheel: the verified release wheel.
         name: distribution name of the result; None keeps it.
         local: local version part, e.g. ``cpu.spark.1``.
         drop_requires: requirements to leave out of METADATA.
-        paths: where files of the repository are found in the wheel.
         version_file: the module in the wheel that states the version, or None.
         epoch: date of every member, seconds since 1970.
     """
@@ -41,9 +40,16 @@ class Request:
     name: str | None
     local: str
     drop_requires: tuple[str, ...]
-    paths: tuple[PathRule, ...]
     version_file: str | None
     epoch: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A patched tree, and where its repository's files are found in the wheel."""
+
+    patched: Patched
+    paths: tuple[PathRule, ...]
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,8 @@ class Overlaid:
     left_out: tuple[str, ...]
 
 
-def build(request: Request, patched: Patched | None, folder: Path) -> Overlaid:
-    """Write the overlay wheel into ``folder``; no patched tree: only its metadata changes.
+def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
+    """Write the overlay wheel into ``folder``; no layer: only its metadata changes.
 
     Raises:
         WheelError: a patch changes what no overlay can carry (native sources), or the release
@@ -76,7 +82,7 @@ def build(request: Request, patched: Patched | None, folder: Path) -> Overlaid:
         text = source.read(f"{info_dir}/METADATA").decode().replace("\r\n", "\n")
         metadata, name, version = _metadata(text, request)
         new_stem = f"{_escape(name)}-{version}"
-        plan = _plan(request, patched, source) if patched else _Plan()
+        plan = _plan(request, layers, source)
         fresh = dict(plan.fresh)
         if request.version_file is not None:
             stated = fresh.get(request.version_file) or source.read(request.version_file)
@@ -132,17 +138,23 @@ class _Plan:
     left_out: tuple[str, ...] = ()
 
 
-def _plan(request: Request, patched: Patched, source: archive.Source) -> _Plan:
+def _plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> _Plan:
     fresh: dict[str, bytes] = {}
     executable: dict[str, bool] = {}
     replaced: list[str] = []
     added: list[str] = []
     removed: list[str] = []
     left_out: list[str] = []
-    repo = patched.source.repo
     refused: dict[str, list[str]] = {}
-    for change in git.changes(repo, patched.source.commit, patched.commit):
-        rule = _rule(request.paths, change.path)
+    changes = [
+        (layer, change) for layer in layers
+        for change in git.changes(
+            layer.patched.source.repo, layer.patched.source.commit, layer.patched.commit
+        )
+    ]  # fmt: skip
+    for layer, change in changes:
+        patched = layer.patched
+        rule = _rule(layer.paths, change.path)
         if rule is None:
             patch = patched.touched.get(change.path, "the series")
             refused.setdefault(patch, []).append(change.path)
@@ -156,7 +168,7 @@ def _plan(request: Request, patched: Patched, source: archive.Source) -> _Plan:
             removed.append(member)
             continue
         (added if change.old_blob == git.ABSENT else replaced).append(member)
-        fresh[member] = git.blob(repo, change.new_blob)
+        fresh[member] = git.blob(patched.source.repo, change.new_blob)
         if change.new_mode not in ("100644", "100755"):
             msg = f"{request.wheel.name}: {change.path} becomes a link, which no wheel can hold"
             raise WheelError(msg, "copy the file in the patch")

@@ -78,7 +78,8 @@ class Bench:
     ) -> overlay.Overlaid:
         out = self.folder / folder
         out.mkdir(exist_ok=True)
-        return overlay.build(replace(self.request, **changed), patched, out)  # type: ignore[arg-type]
+        layers = [overlay.Layer(patched, RULES)] if patched else []
+        return overlay.build(replace(self.request, **changed), layers, out)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def bench(tmp_path: Path, store: Store) -> Bench:
         descriptors=True,
     )  # fmt: skip
     request = overlay.Request(
-        wheel=wheel, name=None, local="spark.1", drop_requires=(), paths=RULES,
+        wheel=wheel, name=None, local="spark.1", drop_requires=(),
         version_file="demo/_version.py", epoch=EPOCH,
     )  # fmt: skip
     return Bench(store, repo, base, tmp_path, request)
@@ -223,16 +224,42 @@ def test_a_patch_can_take_the_executable_bit_away(bench: Bench, tmp_path: Path) 
         assert wheel.getinfo("demo/run").external_attr >> 16 == 0o100644
 
 
+def test_two_series_go_onto_one_wheel(bench: Bench) -> None:
+    own = bench.patched({"demo/mod.py": b"y = 2\n"}, "Ours")
+    carried_repo = Repo(bench.folder / "carried")
+    carried_repo.commit({"lib/old.py": PACKAGE["demo/old.py"]})
+    carried_repo.commit({"lib/old.py": b"z = 2\n", "lib/tests/t.py": b""}, f"Theirs\n\n{BODY}")
+    bare = bench.store.git_path("carried")
+    git.init_bare(bare)
+    base = carried_repo("rev-parse", "HEAD~1")
+    for commit in (base, carried_repo("rev-parse", "HEAD")):
+        git.fetch_commit(bare, str(carried_repo.path), commit)
+    source = Source("carried", "git", bare, base, carried_repo("rev-parse", f"{base}^{{tree}}"), "")
+    tree = carried_repo("rev-parse", "HEAD^{tree}")
+    theirs = Patched(
+        source, carried_repo("rev-parse", "HEAD"), tree, {"lib/old.py": "theirs.patch"}
+    )
+    rules = (PathRule(repo="lib/", wheel="demo/"), PathRule(repo="lib/tests/", wheel=None))
+    out = bench.folder / "both"
+    out.mkdir()
+    layers = [overlay.Layer(own, RULES), overlay.Layer(theirs, rules)]
+    made = overlay.build(bench.request, layers, out)
+    assert made.replaced == ("demo/mod.py", "demo/old.py")
+    assert made.left_out == ("lib/tests/t.py",)
+    members = read(made.path)
+    assert (members["demo/mod.py"], members["demo/old.py"]) == (b"y = 2\n", b"z = 2\n")
+    check_record(made.path)
+
+
 BUILD = """
 import os, sys
 from pathlib import Path
-from sparkforge.pins import PathRule
 from sparkforge.wheels import overlay
 os.umask(int(sys.argv[4], 8))
 out = Path(sys.argv[2]); out.mkdir(parents=True)
 made = overlay.build(overlay.Request(
-    wheel=Path(sys.argv[1]), name=None, local="spark.1", drop_requires=(), paths=(),
-    version_file="demo/_version.py", epoch=int(sys.argv[3])), None, out)
+    wheel=Path(sys.argv[1]), name=None, local="spark.1", drop_requires=(),
+    version_file="demo/_version.py", epoch=int(sys.argv[3])), [], out)
 print(made.path)
 """
 

@@ -26,6 +26,9 @@ EITHER = SourcePlan(provider="git", fallback="release")
 FILES = {"demo/__init__.py": b"x = 1\n", "README": b"words\n"}
 
 
+PATHS = ({"repo": "src/demo/", "wheel": "demo/"}, {"repo": "plugins/", "wheel": "demo/plugins/"})
+
+
 def upstream(commit: str, *, tag: str = "v1.0", file: Path | None = None) -> Upstream:
     files = {}
     if file is not None:
@@ -34,7 +37,7 @@ def upstream(commit: str, *, tag: str = "v1.0", file: Path | None = None) -> Ups
                        "size": len(data)}  # fmt: skip
     return Upstream.model_validate({
         "git": "https://127.0.0.1:9/demo.git", "tag": tag, "commit": commit, "version": "1.0",
-        "files": files, "source_file": "it" if file else None,
+        "files": files, "source_file": "it" if file else None, "paths": PATHS,
     })  # fmt: skip
 
 
@@ -284,13 +287,30 @@ def test_an_sdist_becomes_the_same_commit_twice_and_in_another_store(world: Worl
     assert listing(first) == {"README": "100644", "demo/__init__.py": "100644"}
 
 
-def test_a_wheel_becomes_a_commit_too(world: World) -> None:
-    file = make_wheel(world.folder, files={"demo/run": b"#!/bin/sh\n"}, executable=["demo/run"])
+def test_of_a_wheel_the_python_files_become_a_commit_at_their_places(world: World) -> None:
+    files = {
+        "demo/run.py": b"#!/bin/sh\n", "demo/plugins/a/b.py": b"x = 1\n", "demo/core.so": b"\0",
+        "other/x.py": b"",
+    }  # fmt: skip
+    file = make_wheel(world.folder, files=files, executable=["demo/run.py"])
     first = world.release(file)
     other = world.release(file, Store(world.folder / "other"))
     assert (other.commit, other.tree) == (first.commit, first.tree)
-    assert listing(first)["demo/run"] == "100755"
-    assert listing(first)["demo-1.0.dist-info/METADATA"] == "100644"
+    assert listing(first) == {"plugins/a/b.py": "100644", "src/demo/run.py": "100755"}
+
+
+def test_a_changed_place_gives_another_commit_of_the_same_wheel(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make_wheel(world.folder, files={"demo/a.py": b""})
+    assert list(listing(world.release(file))) == ["src/demo/a.py"]
+    monkeypatch.setitem(PATHS[0], "repo", "lib/demo/")
+    assert list(listing(world.release(file))) == ["lib/demo/a.py"]
+
+
+def test_a_wheel_with_nothing_at_a_known_place_is_refused(world: World) -> None:
+    with pytest.raises(IntegrityError, match="no Python file at a place that paths names"):
+        world.release(make_wheel(world.folder, files={"other/a.py": b""}))
 
 
 def test_a_release_file_is_found_as_pip_is_configured_and_then_kept(world: World) -> None:
@@ -390,7 +410,7 @@ def damage(file: Path, how: str) -> None:
 def test_a_damaged_archive_is_refused_and_the_right_one_works_after_it(
     world: World, kind: str, how: str
 ) -> None:
-    files: Mapping[str, bytes] = {**FILES, "demo/data": os.urandom(50_000)}
+    files: Mapping[str, bytes] = {**FILES, "demo/data.py": os.urandom(50_000)}
     make = make_sdist if kind == "sdist" else make_wheel
     file = make(world.folder, "demo", "1.0", files)
     whole = file.read_bytes()
@@ -402,7 +422,7 @@ def test_a_damaged_archive_is_refused_and_the_right_one_works_after_it(
 
 
 def test_a_wheel_with_a_wrong_checksum_inside_is_refused(world: World) -> None:
-    file = make_wheel(world.folder, files={"demo/x": b"content" * 9}, stored=["demo/x"])
+    file = make_wheel(world.folder, files={"demo/x.py": b"content" * 9}, stored=["demo/x.py"])
     file.write_bytes(file.read_bytes().replace(b"content" * 9, b"c0ntent" + b"content" * 8))
     with pytest.raises(IntegrityError, match="can't be read as an archive"):
         world.release(file)

@@ -1,0 +1,146 @@
+"""Runs inside the cpu target's interpreter: builds triton_kernels' scattering matmul for a device.
+
+usage: python probe_scatter.py CAPABILITY OUT_FOLDER
+
+The real triton_kernels and Triton, both found on the path, run on CPU tensors of gpt-oss's shapes
+down to the launch; there the kernel is compiled by Triton and ptxas and not launched. OUT_FOLDER
+gets a cubin a kernel and kernels.json: what was asked for, TMA forms in the PTX, or the error.
+Nothing is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+EXPERTS, HIDDEN, ROWS = 4, 2880, 64
+# rows of a tile that vLLM's series lets SM12x have, and 64, which fits and spills
+BLOCKS = (16, 32, 64)
+
+
+def compile_instead_of_launching(capability: int, built: list[Any]) -> None:
+    """Give Triton a driver for the device, and have it note each kernel instead of running it."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    class Driver:
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", capability, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int | None = None) -> int:
+            return 0
+
+        def get_active_torch_device(self) -> Any:
+            return torch.device("cpu")
+
+        def get_device_interface(self) -> Any:
+            return torch.cuda
+
+    triton.runtime.driver.set_active(Driver())
+    properties = types.SimpleNamespace(
+        multi_processor_count=48, shared_memory_per_block_optin=101_376,
+        major=capability // 10, minor=capability % 10,
+    )  # fmt: skip
+    torch.cuda.get_device_properties = lambda device=0: properties  # type: ignore[assignment]
+    torch.cuda.get_device_capability = lambda device=None: (  # type: ignore[assignment]
+        capability // 10, capability % 10,
+    )  # fmt: skip
+    torch.cuda.current_device = lambda: 0  # type: ignore[assignment]
+
+    def getitem(self: Any, grid: Any) -> Callable[..., Any]:
+        def go(*args: Any, **kwargs: Any) -> Any:
+            compiled = self.warmup(*args, grid=grid, **kwargs)
+            built.append(compiled)
+            return compiled
+
+        return go
+
+    JITFunction.__getitem__ = getitem
+
+
+def scatter(block_m: int) -> None:
+    """Run one expert matmul that scatters its rows in its epilogue: MXFP4 weights, one expert each.
+
+    gpt-oss's down projection as triton_unfused shapes it, with the fused scatter allowed.
+    """
+    import torch
+    from triton_kernels import matmul_ogs
+    from triton_kernels.matmul_ogs_details import opt_flags
+    from triton_kernels.numerics import InFlexData
+    from triton_kernels.routing import ExptData, RoutingData
+    from triton_kernels.tensor import FP4, convert_layout, wrap_torch_tensor
+    from triton_kernels.tensor_details import layout
+
+    def zeros(size: int) -> Any:
+        return torch.zeros(size, dtype=torch.int32)
+
+    value_layout, options = layout.make_default_matmul_mxfp4_w_layout(mx_axis=1)
+    scale_layout, scale_options = layout.make_default_matmul_mxfp4_w_scale_layout(
+        mx_axis=1, num_warps=8
+    )
+    # packed along the inner dimension, which must be the one with stride 1
+    blocks = torch.zeros(EXPERTS, HIDDEN, HIDDEN // 2, dtype=torch.uint8).mT
+    weight = convert_layout(wrap_torch_tensor(blocks, dtype=FP4), value_layout, **options)
+    scales = torch.zeros(EXPERTS, HIDDEN, HIDDEN // 32, dtype=torch.uint8).mT
+    scale = convert_layout(wrap_torch_tensor(scales), scale_layout, **scale_options)
+    precision = matmul_ogs.PrecisionConfig(
+        weight_scale=scale, flex_ctx=matmul_ogs.FlexCtx(rhs_data=InFlexData())
+    )
+    sizes = (16, 32, 64, 128)
+    experts = ExptData(
+        zeros(EXPERTS), zeros(EXPERTS + 1),
+        {size: zeros(EXPERTS + 1) for size in sizes}, {size: zeros(ROWS) for size in sizes},
+    )  # fmt: skip
+    routing = RoutingData(
+        torch.zeros(ROWS, dtype=torch.bfloat16), zeros(EXPERTS), EXPERTS, 1, experts
+    )
+    opt_flags.update_opt_flags_constraints(
+        {"block_m": block_m, "is_persistent": True, "epilogue_subtile": 1}
+    )
+    index = zeros(ROWS)
+    matmul_ogs.matmul_ogs(
+        torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16), weight, None, routing,
+        gather_indx=matmul_ogs.GatherIndx(index, index),
+        scatter_indx=matmul_ogs.ScatterIndx(index, index), precision_config=precision,
+    )  # fmt: skip
+
+
+def main() -> None:
+    capability, out = int(sys.argv[1]), Path(sys.argv[2])
+    built: list[Any] = []
+    compile_instead_of_launching(capability, built)
+    import triton
+
+    cases = []
+    for block_m in BLOCKS:
+        built.clear()
+        error = ""
+        try:
+            scatter(block_m)
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {str(problem)[:4000]}"
+        kernels = []
+        for kernel in built:
+            name = f"{kernel.metadata.name}-{block_m}"
+            (out / f"{name}.cubin").write_bytes(kernel.asm["cubin"])
+            ptx = kernel.asm["ptx"]
+            kernels.append({
+                "name": name, "shared": kernel.metadata.shared,
+                "scatter4": ptx.count(".tile::scatter4"), "gather4": ptx.count(".tile::gather4"),
+            })  # fmt: skip
+        cases.append({"block_m": block_m, "error": error, "kernels": kernels})
+    result = {"triton": triton.__version__, "capability": capability, "cases": cases}
+    (out / "kernels.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
