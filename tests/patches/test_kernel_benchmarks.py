@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.patches.releases import ROOT
+from tests.patches.checkout import CHECKOUT as ROOT
 
 TIMEOUT_S = 300
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.patches.releases import ROOT, release_file
+from tests.patches.checkout import CHECKOUT as ROOT
+from tests.patches.releases import release_file
 
 KERNEL = "vllm-0.31.0/csrc/libtorch_stable/moe/marlin_moe_wna16"
 BLOCKS = (8, 16, 32, 48, 64)

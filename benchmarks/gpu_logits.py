@@ -1,0 +1,162 @@
+"""Does a whole model compute on a GPU what it should? vLLM against a float32 reference.
+
+    python benchmarks/gpu_logits.py --case stock=/trees/stock:marlin \\
+        --case dense=/trees/patched:marlin:qkv,o,lm_head
+
+Serves a made-up gpt-oss checkpoint of a few megabytes in vLLM, once a case (as in decode.py), and
+compares the distribution of every next token with that of the numpy reference of our tests, whose
+weights are quantised in the same places by a quantiser of its own. The hidden size, 320, is one
+that Marlin's stock padding enlarges (to 512) and the series does not.
+
+Prints, for each case, the Kullback-Leibler divergence from the reference (nats: median and mean
+over positions; where BF16 makes the router pick another expert, a position is far off) and, as a
+control, that from the reference of the *other* quantisation. Exit code 1 if a case's median is
+beyond --limit or not below that from the other.
+
+Needs numpy and vLLM, and a GPU unless it is told of a CPU's backends:
+``--attention CPU_ATTN --case cpu=-:bf16_dequant:qkv,o,lm_head``. Run it in the checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from decode import Case, spec  # noqa: E402
+
+from sparkforge import tiny  # noqa: E402
+from tests.patches import gpt_oss_reference, mx_reference  # noqa: E402
+
+HIDDEN = 320
+PROMPTS = (
+    [ord(letter) for letter in "Weights are read once for every token, whoever asks for it."],
+    [(37 * i + 11) % 250 for i in range(96)],  # longer than the sliding window
+)
+BOTH = {"none": {}, "mxfp4": dict.fromkeys(("qkv", "o", "lm_head"), "mxfp4")}
+
+Logs = npt.NDArray[np.float64]
+
+
+def formats(layers: str) -> dict[str, str]:
+    """Return the format by kind of layer: ``qkv,lm_head=mxfp8`` → qkv: mxfp4, lm_head: mxfp8."""
+    pairs = [item.strip().partition("=") for item in layers.split(",") if item.strip()]
+    return {kind: fmt or "mxfp4" for kind, _, fmt in pairs}
+
+
+def log_softmax(logits: npt.NDArray[Any]) -> Logs:
+    """Return the natural logarithms of the probabilities: [positions, vocabulary]."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def divergence(reference: Logs, other: Logs) -> Logs:
+    """Return KL(reference ‖ other) for each position, in nats."""
+    return np.asarray((np.exp(reference) * (reference - other)).sum(axis=-1))
+
+
+def measure(
+    case: Case, attention: str, checkpoint: Path, vocabulary: int
+) -> list[list[list[float]]]:
+    """Return vLLM's log-probabilities: a prompt, a position (from the second), a token."""
+    from vllm import LLM, SamplingParams
+
+    extra: dict[str, Any] = {"mxfp4_layers": case.layers} if case.layers else {}
+    llm = LLM(
+        str(checkpoint), skip_tokenizer_init=True, max_model_len=256, max_num_seqs=2,
+        gpu_memory_utilization=0.2, moe_backend=case.backend, attention_backend=attention,
+        enforce_eager=True, max_logprobs=vocabulary, enable_prefix_caching=False, **extra,
+    )  # fmt: skip
+    sampling = SamplingParams(
+        temperature=0, max_tokens=1, prompt_logprobs=vocabulary, detokenize=False
+    )
+    prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS]
+    found = []
+    for output in llm.generate(prompts, sampling, use_tqdm=False):
+        assert output.prompt_logprobs is not None
+        rows = [row for row in output.prompt_logprobs if row is not None]
+        found.append([[row[token].logprob for token in range(vocabulary)] for row in rows])
+    return found
+
+
+def run_case(case: Case, attention: str, checkpoint: Path) -> list[Logs]:
+    """Measure a case in a process of its own.
+
+    Raises:
+        SystemExit: the process failed; its output was passed on.
+    """
+    environment = dict(os.environ) | {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    }
+    if case.tree != "-":
+        path = [case.tree, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
+    result = checkpoint.parent / f"{case.name}.json"
+    done = subprocess.run(
+        [sys.executable, __file__, "--case", spec(case), "--attention", attention,
+         "--measure", result, checkpoint],
+        env=environment, stdout=sys.stderr, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        sys.exit(f"gpu_logits: case {case.name} failed with exit code {done.returncode}")
+    return [np.asarray(rows, dtype=np.float64) for rows in json.loads(result.read_text())]
+
+
+def main() -> None:
+    """Compare every case with the reference; see the module's text."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--case", type=Case.parse, action="append", required=True)
+    parser.add_argument("--attention", default="TRITON_ATTN", help="attention backend")
+    parser.add_argument("--limit", type=float, default=0.05, help="median divergence, nats")
+    parser.add_argument("--measure", type=Path, nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        result, checkpoint = arguments.measure
+        scored = measure(arguments.case[0], arguments.attention, checkpoint, tiny.VOCAB_SIZE)
+        result.write_text(json.dumps(scored))
+        return
+    wrong = False
+    with tempfile.TemporaryDirectory() as name:
+        tiny.HIDDEN_SIZE = HIDDEN
+        checkpoint = tiny.make_tiny_gpt_oss(Path(name) / "checkpoint").path
+        model = gpt_oss_reference.load(checkpoint)
+        print(
+            "| case | hidden size | KL from its reference, median | mean | from the other, median |"
+        )
+        print("| --- | --- | --- | --- | --- |")
+        for case in arguments.case:
+            found = run_case(case, arguments.attention, checkpoint)
+            own = mx_reference.quantize_layers(model, formats(case.layers))
+            other = mx_reference.quantize_layers(model, BOTH["none" if case.layers else "mxfp4"])
+            kl = [
+                np.concatenate([
+                    divergence(log_softmax(gpt_oss_reference.logits(which, prompt))[:-1], rows)
+                    for prompt, rows in zip(PROMPTS, found, strict=True)
+                ])
+                for which in (own, other)
+            ]  # fmt: skip
+            near, far = float(np.median(kl[0])), float(np.median(kl[1]))
+            wrong |= not near < min(arguments.limit, far)
+            print(f"| {spec(case)} | {HIDDEN} | {near:.5f} | {kl[0].mean():.5f} | {far:.5f} |",
+                  flush=True)  # fmt: skip
+    if wrong:
+        sys.exit("gpu_logits: a case is not what its reference says")
+
+
+if __name__ == "__main__":
+    main()
