@@ -124,8 +124,16 @@ def write_checkpoint(folder: Path, layers: int) -> None:
 # -- the measuring process ---------------------------------------------------
 
 
+def model_bytes(worker: Any) -> int:
+    """Return the bytes of GPU memory that loading the model took, by vLLM's own account."""
+    return int(worker.model_runner.model_memory_usage)
+
+
 def weight_bytes(model: Any) -> dict[str, int]:
-    """Return the bytes of a model's parameters and buffers by kind of layer."""
+    """Return the bytes of a model's parameters and buffers by kind of layer.
+
+    Experts in Triton's layout are neither, and so are not counted.
+    """
     total: dict[str, int] = defaultdict(int)
     seen: set[int] = set()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -176,7 +184,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     generate(8, 1)
     speeds: dict[int, list[float]] = {}
     for batch in arguments.batch:
-        generate(16, batch)
+        generate(2 + arguments.tokens, batch)  # compiles what no earlier length needed
         speeds[batch] = []
         for _ in range(arguments.repeat):
             short = generate(2, batch)
@@ -186,6 +194,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         "case": asdict(case),
         "device": torch.cuda.get_device_name(),
         "load_seconds": load_seconds,
+        "model_bytes": llm.collective_rpc(model_bytes)[0],
         "weight_bytes": llm.apply_model(weight_bytes)[0],
         "tokens_per_second": speeds,
     }
@@ -265,14 +274,14 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return the Markdown table: median tokens/s (lowest–highest) and ratio to the first case."""
     batches = list(results[0]["tokens_per_second"])
-    head = ["case", "MoE backend", "`--mxfp4-layers`", "weights, GiB"]
+    head = ["case", "MoE backend", "`--mxfp4-layers`", "memory of the model, GiB"]
     lines = [
         "| " + " | ".join([*head, *(f"batch {batch}, tokens/s" for batch in batches)]) + " |",
         "|" + " --- |" * (len(head) + len(batches)),
     ]
     for result in results:
         case = result["case"]
-        gib = sum(result["weight_bytes"].values()) / 2**30
+        gib = result["model_bytes"] / 2**30
         cells = [case["name"], case["backend"], case["layers"] or "none", f"{gib:.2f}"]
         for batch in batches:
             speeds = result["tokens_per_second"][batch]
