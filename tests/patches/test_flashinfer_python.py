@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.patches.trees import ROOT, tree
+from tests.patches.checkout import ROOT
+from tests.patches.trees import tree
 
 TIMEOUT_S = 300
 
