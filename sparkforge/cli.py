@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from sparkforge import commands, errors, git
+from sparkforge import commands, errors, git, patchcommands
 from sparkforge.context import STAGES
 from sparkforge.errors import SparkforgeError, UsageError
 from sparkforge.log import log
@@ -217,36 +217,36 @@ def _parser() -> argparse.ArgumentParser:
     pins_commands = pins.add_subparsers(dest="action", required=True, metavar="ACTION",
                                         parser_class=_Parser)  # fmt: skip
     check = pins_commands.add_parser("check", parents=[shared], help="is pins.yaml well formed?")
-    check.set_defaults(run=commands.pins_check)
+    check.set_defaults(run=patchcommands.pins_check)
     record = pins_commands.add_parser(
         "record", parents=[shared, sources], help="write what the series give into pins.yaml"
     )
-    record.set_defaults(run=commands.pins_record)
+    record.set_defaults(run=patchcommands.pins_record)
 
     patches = commands_.add_parser("patches", help="list, check, apply or document the series")
     patches_commands = patches.add_subparsers(dest="action", required=True, metavar="ACTION",
                                               parser_class=_Parser)  # fmt: skip
     listing = patches_commands.add_parser("list", parents=[shared], help="every patch, in order")
     listing.add_argument("upstream", nargs="?", help="only this upstream's series")
-    listing.set_defaults(run=commands.patches_list)
+    listing.set_defaults(run=patchcommands.patches_list)
     check = patches_commands.add_parser(
         "check", parents=[shared, sources], help="lint, and apply in memory against the record"
     )
     check.add_argument("upstream", nargs="?", help="only this upstream's series")
-    check.set_defaults(run=commands.patches_check)
+    check.set_defaults(run=patchcommands.patches_check)
     apply = patches_commands.add_parser(
         "apply", parents=[shared, sources], help="give a folder with the patched tree"
     )
     apply.add_argument("upstream")
     apply.add_argument("folder", type=Path, help="where; must not exist yet")
-    apply.set_defaults(run=commands.patches_apply)
+    apply.set_defaults(run=patchcommands.patches_apply)
 
     stats = patches_commands.add_parser("stats", parents=[shared], help="how much each changes")
     stats.add_argument("upstream", nargs="?", help="only this upstream's series")
-    stats.set_defaults(run=commands.patches_stats)
+    stats.set_defaults(run=patchcommands.patches_stats)
     page = patches_commands.add_parser("docs", parents=[shared], help="write docs/patches.md")
     page.add_argument("--check", action="store_true", help="fail where it is stale, write nothing")
-    page.set_defaults(run=commands.patches_docs, upstream=None)
+    page.set_defaults(run=patchcommands.patches_docs, upstream=None)
 
     ablate = commands_.add_parser(
         "ablate", parents=[shared, sources],
@@ -257,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
         "--python", type=Path, metavar="FILE",
         help="interpreter that has pytest (default: .venv-dev, made where it is missing)",
     )  # fmt: skip
-    ablate.set_defaults(run=commands.ablate, upstream=None)
+    ablate.set_defaults(run=patchcommands.ablate, upstream=None)
 
     roofline = commands_.add_parser(
         "roofline", parents=[shared], help="bytes read a token, and the speed that memory allows"

@@ -92,10 +92,10 @@ class Project:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def run(self, *words: str, code: int = 0, **env: str) -> tuple[str, str]:
+    def run(self, *words: str, code: int = 0, timeout_s: float = 60, **env: str) -> tuple[str, str]:
         """Run one command; returns (stdout, stderr)."""
         child = self.start(*words, **env)
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=timeout_s)
         assert child.returncode == code, f"exit {child.returncode}\n{out}\n{err}"
         assert "Traceback" not in out + err
         return out, err

@@ -6,7 +6,8 @@ import argparse
 import json
 import time
 
-from sparkforge import commands, pins
+from sparkforge import options as given
+from sparkforge import pins
 from sparkforge.errors import ProofError
 from sparkforge.log import log
 from sparkforge.proofs import report, runner, toolchain, units
@@ -23,15 +24,15 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         return _list(chosen, options)
     start = time.monotonic()
-    path = commands._pins_path(options)
+    path = given.pins_path(options)
     loaded = pins.load(path)
-    store, access = commands._store(options), commands._access(options, loaded)
+    store, access = given.store_of(options), given.access_of(options, loaded)
     store.sweep()
     nvcc = toolchain.nvcc_identity()
-    readers = toolchain.readers(store, path.parent, commands.host_platform(), access)
+    readers = toolchain.readers(store, path.parent, given.host_platform(), access)
     trees = {
         name: runner.patched_tree(
-            store, path.parent, name, loaded.upstream(name), access, commands._RELEASE_PLAN
+            store, path.parent, name, loaded.upstream(name), access, given.RELEASE_PLAN
         )
         for name in sorted({unit.upstream for unit in chosen if unit.upstream is not None})
     }

@@ -111,7 +111,7 @@ class Shop:
         """Record, ablate; returns the results by patch, and what was said."""
         self.project.run("pins", "record")
         out, err = self.project.run(
-            "ablate", "--python", sys.executable, "--json", *words, code=code
+            "ablate", "--python", sys.executable, "--json", *words, code=code, timeout_s=300
         )
         return {one["patch"]: one for one in json.loads(out)["ablate"]}, err
 

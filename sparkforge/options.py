@@ -1,0 +1,91 @@
+"""What the words on the command line name: store, pins, sources, platform, series."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparkforge import generated, series
+from sparkforge.errors import SeriesError, UsageError
+from sparkforge.index import Index
+from sparkforge.log import log
+from sparkforge.pins import Pins, Platform, SourcePlan, Target
+from sparkforge.sources import Access
+from sparkforge.store import Store
+
+ROOT = Path(__file__).resolve().parent.parent
+MACHINES: dict[str, Platform] = {
+    "x86_64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64",
+}  # fmt: skip
+RELEASE_PLAN = SourcePlan(provider="release")
+
+
+def store_of(options: argparse.Namespace) -> Store:
+    chosen = options.store or os.environ.get("SPARKFORGE_STORE")
+    try:
+        if chosen is None:
+            cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            chosen = Path(cache) / "sparkforge"
+        return Store(Path(chosen).expanduser().resolve())
+    except RuntimeError as error:  # no HOME, and the user is in no list of users
+        raise UsageError(f"no place for the store: {error}", "name one with --store DIR") from None
+
+
+def pins_path(options: argparse.Namespace) -> Path:
+    return (options.pins or ROOT / "pins.yaml").resolve()
+
+
+def access_of(options: argparse.Namespace, all_pins: Pins) -> Access:
+    mirrors = {}
+    for text in options.mirror:
+        name, separator, url = text.partition("=")
+        if not separator or not url:
+            msg = f"--mirror {text}: not UPSTREAM=URL-or-path"
+            raise UsageError(msg, f"for example --mirror vllm=/src/vllm; upstreams:"
+                                  f" {', '.join(sorted(all_pins.upstreams))}")  # fmt: skip
+        all_pins.upstream(name)
+        mirrors[name] = url
+    return Access(Index(), mirrors, options.offline)
+
+
+def platform_of(target: Target) -> Platform:
+    """The target's platform: this machine's where it is among them, else its first."""
+    here = MACHINES.get(platform.machine())
+    return here if here in target.platforms else target.platforms[0]
+
+
+def host_platform() -> Platform:
+    """Return this machine's platform.
+
+    Raises:
+        UsageError: nothing is built on machines of this kind.
+    """
+    here = MACHINES.get(platform.machine())
+    if here is None:
+        msg = f"nothing is built on {platform.machine()}"
+        raise UsageError(msg, f"use a machine of {', '.join(sorted(set(MACHINES.values())))}")
+    return here
+
+
+def chosen_series(options: argparse.Namespace, root: Path, all_pins: Pins) -> list[series.Series]:
+    names = [options.upstream] if options.upstream else list(all_pins.upstreams)
+    unknown = {path.parent.name for path in (root / "patches").glob("*/series")}
+    unknown -= set(all_pins.upstreams)
+    if unknown:
+        msg = f"patches/{sorted(unknown)[0]}: pins.yaml has no upstream of that name"
+        raise SeriesError(msg, "rename the folder, or pin the upstream")
+    for name in names:
+        all_pins.upstream(name)
+    return [series.read(root / "patches" / name) for name in names]
+
+
+def settle(options: argparse.Namespace, wanted: Mapping[Path, str], command: str) -> int:
+    changed = generated.settle(wanted, command, check=options.check)
+    for path in wanted:
+        log.info(f"{path}: {'written' if path in changed else 'as it should be'}")
+    if options.json:
+        log.json({"written": [str(path) for path in changed]})
+    return 0

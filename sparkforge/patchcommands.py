@@ -1,0 +1,174 @@
+"""What the commands about pins and patches do. Returns exit codes, raises our errors."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, cast
+
+from sparkforge import git, pins, series, sources
+from sparkforge.errors import SeriesError, UsageError
+from sparkforge.log import log
+from sparkforge.options import RELEASE_PLAN, access_of, chosen_series, pins_path, settle, store_of
+
+# -- pins --------------------------------------------------------------------------
+
+
+def pins_check(options: argparse.Namespace) -> int:
+    """Check pins.yaml and all that it names."""
+    from sparkforge import wheelhouse
+
+    path = pins_path(options)
+    loaded = pins.load(path)
+    for target in loaded.targets.values():
+        for lock in target.requirements.values():
+            wheelhouse.read_lock(path.parent / lock)
+    counts = {"upstreams": len(loaded.upstreams), "targets": len(loaded.targets),
+              "files": sum(len(u.files) for u in loaded.upstreams.values())}  # fmt: skip
+    if options.json:
+        log.json({"pins": str(path), "ok": True, **counts})
+    else:
+        log.info(f"{path.name}: {counts['upstreams']} upstreams, {counts['files']} release files,"
+                 f" {counts['targets']} targets: all well formed")  # fmt: skip
+    return 0
+
+
+def pins_record(options: argparse.Namespace) -> int:
+    """Write the commit and tree that each series gives into pins.yaml."""
+    path = pins_path(options)
+    loaded = pins.load(path)
+    store = store_of(options)
+    access = access_of(options, loaded)
+    for name, upstream in loaded.upstreams.items():
+        patches = series.read(path.parent / "patches" / name)
+        if not patches.patches:
+            continue
+        source = sources.ensure(store, name, upstream, RELEASE_PLAN, access)
+        patched = series.apply(store, patches, source)
+        recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
+        pins.record(path, name, source.provider, recorded)
+        log.info(f"{name}: patched.{source.provider}: tree {patched.tree}")
+    if options.json:
+        log.json({"pins": str(path)})
+    return 0
+
+
+# -- patches -------------------------------------------------------------------------
+
+
+def patches_list(options: argparse.Namespace) -> int:
+    """Print every patch in order."""
+    path = pins_path(options)
+    chosen = chosen_series(options, path.parent, pins.load(path))
+    if options.json:
+        log.json({
+            one.upstream: [
+                {"file": patch.name, "subject": patch.subject, "author": patch.author,
+                 "sha256": patch.sha256, "trailers": dict(patch.trailers),
+                 "files": [entry.path for entry in patch.entries]}
+                for patch in one.patches
+            ]
+            for one in chosen
+        })  # fmt: skip
+        return 0
+    for one in chosen:
+        log.heading(f"{one.upstream}: {len(one.patches)} patch(es)")
+        for patch in one.patches:
+            risk = patch.trailers.get("Risk", "?")
+            status = patch.trailers.get("Upstream-Status", "?")
+            log.info(f"{patch.name}  [{risk}, {status}]")
+            log.info(f"    {patch.subject}")
+    return 0
+
+
+def patches_check(options: argparse.Namespace) -> int:
+    """Lint every series; apply it in memory where the store has (or can get) its source."""
+    path = pins_path(options)
+    loaded = pins.load(path)
+    store = store_of(options)
+    access = access_of(options, loaded)
+    report: dict[str, Any] = {}
+    problems: list[str] = []
+    for one in chosen_series(options, path.parent, loaded):
+        problems += series.lint(one, path.parent)
+        series.check_emptied(one, loaded.upstreams[one.upstream])
+        if not one.patches:
+            report[one.upstream] = {"patches": 0}
+            continue
+        upstream = loaded.upstreams[one.upstream]
+        source = sources.ensure(store, one.upstream, upstream, RELEASE_PLAN, access)
+        tree = series.patched_tree(store, one, source)
+        recorded = upstream.patched.get(cast("Any", source.provider))
+        series.check_record(one.upstream, source, None, tree, recorded)
+        report[one.upstream] = {"patches": len(one.patches), "tree": tree,
+                                "recorded": recorded is not None}  # fmt: skip
+        note = "as recorded" if recorded else "not recorded: build.py pins record"
+        log.info(f"{one.upstream}: {len(one.patches)} patch(es) apply exactly, tree {tree[:12]},"
+                 f" {note}")  # fmt: skip
+    if problems:
+        raise SeriesError("\n".join(problems))
+    if options.json:
+        log.json(report)
+    return 0
+
+
+def patches_apply(options: argparse.Namespace) -> int:
+    """Give a folder with the patched tree, as a git worktree with one commit a patch."""
+    path = pins_path(options)
+    loaded = pins.load(path)
+    upstream = loaded.upstream(options.upstream)
+    if options.folder.exists():
+        msg = f"{options.folder}: is there already"
+        raise UsageError(msg, "name a folder that does not exist yet")
+    store = store_of(options)
+    source = sources.ensure(store, options.upstream, upstream, RELEASE_PLAN,
+                            access_of(options, loaded))  # fmt: skip
+    one = series.read(path.parent / "patches" / options.upstream)
+    patched = series.apply(store, one, source)
+    recorded = upstream.patched.get(cast("Any", source.provider))
+    series.check_record(options.upstream, source, patched.commit, patched.tree, recorded)
+    git.clone_at(source.repo, options.folder, patched.commit)
+    log.info(f"{options.folder}: {options.upstream} with {len(one.patches)} patch(es),"
+             f" commit {patched.commit}")  # fmt: skip
+    if options.json:
+        log.json({"folder": str(options.folder.resolve()), "commit": patched.commit,
+                  "tree": patched.tree})  # fmt: skip
+    return 0
+
+
+def patches_stats(options: argparse.Namespace) -> int:
+    """Print how many files and lines each patch changes."""
+    from sparkforge import patchdocs
+
+    path = pins_path(options)
+    chosen = chosen_series(options, path.parent, pins.load(path))
+    if options.json:
+        log.json(patchdocs.stats_json(chosen))
+    else:
+        log.table([patchdocs.STATS_HEAD, *patchdocs.stats_rows(chosen)])
+    return 0
+
+
+def ablate(options: argparse.Namespace) -> int:
+    """Leave patches out one by one; every patch's own test must notice."""
+    from sparkforge import ablation
+
+    path = pins_path(options)
+    loaded = pins.load(path)
+    job = ablation.Job(
+        root=path.parent, store=store_of(options), python=options.python,
+        series=chosen_series(options, path.parent, loaded), names=tuple(options.patch),
+        source_of=lambda name: sources.ensure(
+            store_of(options), name, loaded.upstream(name), RELEASE_PLAN, access_of(options, loaded)
+        ),
+    )  # fmt: skip
+    return ablation.run(job, as_json=options.json)
+
+
+def patches_docs(options: argparse.Namespace) -> int:
+    """Write docs/patches.md from the patches' messages, or say whether it is what they say."""
+    from sparkforge import patchdocs
+
+    root = pins_path(options).parent
+    loaded = pins.load(pins_path(options))
+    text = patchdocs.page(chosen_series(options, root, loaded), loaded.upstreams)
+    return settle(options, {root / "docs" / "patches.md": text}, patchdocs.COMMAND)
