@@ -206,9 +206,14 @@ def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome:
 
 
 def _gist(bad: ET.Element) -> str:
-    """Return the line of a failure that says most."""
-    lines = [line.strip() for line in (bad.get("message") or bad.text or "").splitlines()]
-    return next((line for line in lines if line), "no message")
+    """Return the lines of a failure that say most, joined."""
+    said = bad.get("message") or bad.text or ""
+    lines = [line.strip() for line in said.removeprefix('failed on setup with "').splitlines()]
+    lines = [line for line in lines if line]
+    if not lines:
+        return "no message"
+    # an assertion on a program's output begins with an empty line
+    return lines[0] if not lines[0].endswith(":") else " ".join([lines[0], *lines[-2:]])
 
 
 def judge(whole: Outcome, without: Outcome) -> Verdict:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 
 from sparkforge import git, series
-from sparkforge.ablate import Outcome, judge
+from sparkforge.ablate import Outcome, _gist, judge
 from tests.project import FILES, Project
 from tests.support import BODY, ROOT
 
@@ -222,3 +223,17 @@ def test_what_can_not_be_ablated_is_refused(shop: Shop) -> None:
 )
 def test_verdicts(whole: Outcome, without: Outcome, verdict: str) -> None:
     assert judge(whole, without) == verdict
+
+
+@pytest.mark.parametrize(
+    ("message", "gist"),
+    [
+        ("AssertionError: assert 1 == 2\n  more", "AssertionError: assert 1 == 2"),
+        ('failed on setup with "RuntimeError: not patched"', 'RuntimeError: not patched"'),
+        ('failed on setup with "AssertionError: \n\n log\nError: no backend\nassert 1 == 0"',
+         'AssertionError: Error: no backend assert 1 == 0"'),
+        ("", "no message"),
+    ],
+)  # fmt: skip
+def test_gists(message: str, gist: str) -> None:
+    assert _gist(ET.Element("failure", message=message)) == gist
