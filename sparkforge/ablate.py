@@ -12,6 +12,7 @@ in a checkout of its own, and the tests get it through two variables:
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 import xml.etree.ElementTree as ET
@@ -206,14 +207,14 @@ def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome:
 
 
 def _gist(bad: ET.Element) -> str:
-    """Return the lines of a failure that say most, joined."""
-    said = bad.get("message") or bad.text or ""
-    lines = [line.strip() for line in said.removeprefix('failed on setup with "').splitlines()]
-    lines = [line for line in lines if line]
-    if not lines:
-        return "no message"
-    # an assertion on a program's output begins with an empty line
-    return lines[0] if not lines[0].endswith(":") else " ".join([lines[0], *lines[-2:]])
+    """Return the line of a failure that says most."""
+    said = (bad.get("message") or "").removeprefix('failed on setup with "').strip()
+    first = said.partition("\n")[0].strip()
+    if first and not first.endswith(":"):
+        return first
+    # an assertion about a program's output: the last error that the program told of
+    told = re.findall(r"^E\s+((?:\w+\.)*\w*(?:Error|Exception): .+)$", bad.text or "", re.MULTILINE)
+    return str(told[-1]) if told else first or "no message"
 
 
 def judge(whole: Outcome, without: Outcome) -> Verdict:

@@ -226,14 +226,16 @@ def test_verdicts(whole: Outcome, without: Outcome, verdict: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "gist"),
+    ("message", "text", "gist"),
     [
-        ("AssertionError: assert 1 == 2\n  more", "AssertionError: assert 1 == 2"),
-        ('failed on setup with "RuntimeError: not patched"', 'RuntimeError: not patched"'),
-        ('failed on setup with "AssertionError: \n\n log\nError: no backend\nassert 1 == 0"',
-         'AssertionError: Error: no backend assert 1 == 0"'),
-        ("", "no message"),
+        ("AssertionError: 1 == 2\n  more", "E  KeyError: x", "AssertionError: 1 == 2"),
+        ('failed on setup with "RuntimeError: not patched"', "", 'RuntimeError: not patched"'),
+        ("AssertionError: \n  log", "E  a.MyError: none\nE  log\n", "a.MyError: none"),
+        ("AssertionError: \n  log", "E  log", "AssertionError:"),
+        ("", "", "no message"),
     ],
 )  # fmt: skip
-def test_gists(message: str, gist: str) -> None:
-    assert _gist(ET.Element("failure", message=message)) == gist
+def test_gists(message: str, text: str, gist: str) -> None:
+    failure = ET.Element("failure", message=message)
+    failure.text = text
+    assert _gist(failure) == gist
