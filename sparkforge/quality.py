@@ -30,7 +30,6 @@ from sparkforge.store import Artefact
 
 DEFAULT_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 MATERIAL = Path(__file__).with_name("quality.json")
-TINY_ARGUMENTS = (*SMOKE_ARGUMENTS, "--max-model-len", "512")
 
 _REQUEST_TIMEOUT_S = 600.0
 _LOAD_TIMEOUT_S = 1800.0  # 65 GB from a disk that gives 100 MB/s: 11 minutes
@@ -255,7 +254,7 @@ def starter(context: Context, baked: Artefact, model: Path | None, tiny: Path, w
     def start(arguments: Sequence[str]) -> Iterator[Server]:
         folder = work / str(len(list(work.iterdir())))
         folder.mkdir()
-        usual: Sequence[str] = TINY_ARGUMENTS if model is None else ()
+        usual: Sequence[str] = SMOKE_ARGUMENTS if model is None else ()
         launch = servers.Launch(
             tiny if model is None else model, context.target.serve,
             (*usual, *context.arguments, *arguments),
