@@ -122,8 +122,19 @@ class Material:
 
 
 @dataclass(frozen=True)
+class Text:
+    """A prompt with what the model as it is wrote after it, as token ids.
+
+    Only what the model wrote is compared: the words of a user are none that it was taught to say.
+    """
+
+    prompt: Sequence[int]
+    written: Sequence[int]
+
+
+@dataclass(frozen=True)
 class Seen:
-    """What one server gave: the distributions at each position of each text, and answers."""
+    """What one server gave: the distribution of each written token of each text, and answers."""
 
     scored: Sequence[Sequence[Logprobs]]
     answers: Sequence[str]
@@ -221,23 +232,25 @@ def _ask(server: Server, **body: Any) -> Any:
     return reply.json()["choices"][0]
 
 
-def _continue(server: Server, prompt: str, tokens: int) -> list[int]:
-    """Return the token ids of a prompt and of what the model writes after it."""
+def _continue(server: Server, prompt: str, tokens: int) -> Text:
     choice = _ask(server, prompt=prompt, max_tokens=tokens, ignore_eos=True)
-    return [*choice["prompt_token_ids"], *choice["token_ids"]]
+    return Text(choice["prompt_token_ids"], choice["token_ids"])
 
 
-def _score(server: Server, text: Sequence[int], top: int) -> list[Logprobs]:
-    """Return the distribution of every token of a text but the first, given those before it."""
-    choice = _ask(server, prompt=list(text), max_tokens=1, prompt_logprobs=top)
-    first, *rest = choice["prompt_logprobs"]
-    if first is not None or len(rest) != len(text) - 1:
-        msg = f"/v1/completions: {len(rest) + 1} logprobs for a prompt of {len(text)} tokens"
+def _score(server: Server, text: Text, top: int) -> list[Logprobs]:
+    """Return the distribution of every written token, given those before it."""
+    whole = [*text.prompt, *text.written]
+    entries = _ask(server, prompt=whole, max_tokens=1, prompt_logprobs=top)["prompt_logprobs"]
+    if len(entries) != len(whole):
+        msg = f"/v1/completions: {len(entries)} logprobs for a prompt of {len(whole)} tokens"
         raise SmokeError(msg)
-    return [{int(token): entry["logprob"] for token, entry in one.items()} for one in rest]
+    return [
+        {int(token): entry["logprob"] for token, entry in one.items()}
+        for one in entries[len(text.prompt) :]
+    ]
 
 
-def _observe(server: Server, texts: Sequence[Sequence[int]], material: Material, top: int) -> Seen:
+def _observe(server: Server, texts: Sequence[Text], material: Material, top: int) -> Seen:
     scored = []
     for number, text in enumerate(texts):
         scored.append(_score(server, text, top))
@@ -291,7 +304,7 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[st
         texts = [_continue(server, prompt, plan.tokens) for prompt in material.prompts]
         reference = _observe(server, texts, material, plan.top)
         again = [_score(server, text, plan.top) for text in texts]
-    tokens = [text[1:] for text in texts]
+    tokens = [text.written for text in texts]
     score = _right(reference, material)
     document: dict[str, Any] = {
         "limits": asdict(limits),

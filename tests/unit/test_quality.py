@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sparkforge import quality
-from sparkforge.errors import UsageError
-from sparkforge.quality import Limits, Material, Plan, Seen
+from sparkforge.errors import SmokeError, UsageError
+from sparkforge.quality import Limits, Material, Plan, Seen, Text
 
 
 def logs(*probabilities: float) -> dict[int, float]:
@@ -148,7 +148,7 @@ class _Models:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[tuple[str, ...]] = []
-        monkeypatch.setattr(quality, "_continue", lambda server, prompt, tokens: [1, 0, 1])
+        monkeypatch.setattr(quality, "_continue", lambda *_: Text([1], [0, 1]))
         monkeypatch.setattr(quality, "_score", lambda server, text, top: server.scored)
         monkeypatch.setattr(quality, "_observe", self._observe)
 
@@ -186,6 +186,22 @@ def test_each_choice_is_served_once_and_held_against_the_limits(
     assert len(found["beyond"]) == 3
     assert all(sentence.startswith("lm_head: ") for sentence in found["beyond"])
     assert [row[0] for row in quality.table(found)] == ["layers", "(asked twice)", "qkv", "lm_head"]
+
+
+def test_only_what_the_model_wrote_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def ask(server: Any, **body: Any) -> Any:
+        asked.append(body)
+        named = [{str(n): {"logprob": -float(n)}} for n in range(1, 4)]
+        return {"prompt_logprobs": [None, *named]}
+
+    monkeypatch.setattr(quality, "_ask", ask)
+    server: Any = None
+    assert quality._score(server, Text([5, 6], [7, 8]), 3) == [{2: -2.0}, {3: -3.0}]
+    assert asked == [{"prompt": [5, 6, 7, 8], "max_tokens": 1, "prompt_logprobs": 3}]
+    with pytest.raises(SmokeError, match="4 logprobs for a prompt of 3 tokens"):
+        quality._score(server, Text([5], [7, 8]), 3)
 
 
 def test_nothing_to_compare_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
