@@ -157,8 +157,10 @@ def serve(options: argparse.Namespace) -> int:
 
 def bench(options: argparse.Namespace) -> int:
     """Measure what --mxfp4-layers changes in what the model says; 15 where it is too much."""
-    from sparkforge import quality
+    from sparkforge import quality, roofline
 
+    for layers in options.layers or ():
+        roofline.parse_layers(layers)  # here, and not by a server after the first has run
     _follow_last_build(options)
     context = _context(options, "image")
     if options.model is None and context.target.smoke is None:
