@@ -167,7 +167,36 @@ def mxfp4_moe(**quantization: str) -> Table:
         return fold({name: outcome(partial(ask, name)) for name in moe_names()})
 
 
-def mxfp8_moe(*, gpt_oss: bool) -> Table:
+@contextmanager
+def flashinfer_mxfp8(archs: tuple[int, ...]) -> Iterator[None]:
+    """Have a FlashInfer whose CUTLASS MoE has MXFP8 kernels for some devices, and a compiler."""
+    from vllm.utils import flashinfer as ours
+
+    fused_moe: Any = sys.modules["flashinfer.fused_moe"]
+    config = types.SimpleNamespace(supported=lambda arch: arch in archs)
+    fused_moe.CutlassMxfp8Config = config
+    shutil, ours.shutil = ours.shutil, types.SimpleNamespace(which=lambda program: program)
+    _forget(ours)
+    try:
+        yield
+    finally:
+        ours.shutil = shutil
+        del fused_moe.CutlassMxfp8Config
+        _forget(ours)
+
+
+def _forget(module: types.ModuleType) -> None:
+    """Forget what functions of a module keep."""
+    for function in vars(module).values():
+        if callable(getattr(function, "cache_clear", None)):
+            function.cache_clear()
+
+
+RELEASED = (100, 103, 107)
+"""Devices for which FlashInfer 0.7.0.post1 has MXFP8 x MXFP8 MoE kernels."""
+
+
+def mxfp8_moe(*, gpt_oss: bool, archs: tuple[int, ...] = RELEASED) -> Table:
     """What runs MXFP8 experts, by backend name."""
     from vllm.model_executor.layers.fused_moe.oracle import mxfp8 as oracle
 
@@ -175,7 +204,7 @@ def mxfp8_moe(*, gpt_oss: bool) -> Table:
         backend, experts = oracle.select_mxfp8_moe_backend(moe_layer(name, gpt_oss=gpt_oss))
         return f"{backend.value}: {experts.__name__}"
 
-    with settings():
+    with settings(), flashinfer_mxfp8(archs):
         return fold({name: outcome(partial(ask, name)) for name in moe_names()})
 
 
@@ -242,9 +271,7 @@ def attention() -> dict[str, Table]:
         flashinfer.requests = types.SimpleNamespace(get=get)
         # FlashInfer is of no use without cubins or a compiler.
         flashinfer.shutil = types.SimpleNamespace(which=lambda program: program)
-        for function in vars(flashinfer).values():
-            if callable(getattr(function, "cache_clear", None)):
-                function.cache_clear()
+        _forget(flashinfer)
         with settings():
             tables[name] = {
                 f"KV {dtype}, {'sliding' if sliding else 'full'}": outcome(
@@ -266,6 +293,9 @@ def main() -> None:
         "MXFP4 MoE, gpt-oss, moe.activation=mxfp8": mxfp4_moe(activation="mxfp8"),
         "MXFP8 MoE, gpt-oss": mxfp8_moe(gpt_oss=True),
         "MXFP8 MoE, SiLU": mxfp8_moe(gpt_oss=False),
+        "MXFP8 MoE, SiLU, FlashInfer with kernels for SM12x": mxfp8_moe(
+            gpt_oss=False, archs=(*RELEASED, 120, 121)
+        ),
         **{f"linear, {layer}": table for layer, table in linear().items()},
         **{f"attention with sinks, {name}": table for name, table in attention().items()},
     }

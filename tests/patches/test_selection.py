@@ -163,6 +163,24 @@ def test_dense_mxfp4_is_weight_only_on_sm12x(
 
 
 @pytest.mark.parametrize("capability", SM12X)
+def test_mxfp8_experts_take_flashinfer_where_it_has_the_kernels(
+    stock: Tables, patched: Tables, capability: str
+) -> None:
+    title = "MXFP8 MoE, SiLU"
+    with_kernels = f"{title}, FlashInfer with kernels for SM12x"
+    wanted = ["FLASHINFER_CUTLASS: FlashInferExperts"]
+    assert stock[capability][with_kernels]["auto"] == ["MARLIN: MarlinExperts"]
+    assert patched[capability][with_kernels]["auto"] == wanted
+    assert patched[capability][with_kernels]["flashinfer_cutlass"] == wanted
+    # As released, FlashInfer has them for SM10x alone.
+    assert patched[capability][title]["auto"] == ["MARLIN: MarlinExperts"]
+    assert "in the installed FlashInfer" in patched[capability][title]["flashinfer_cutlass"][0]
+    for other in ("9.0", "10.0"):
+        assert patched[other][with_kernels]["auto"] == stock[other][with_kernels]["auto"]
+        assert "SM12x only" in patched[other][with_kernels]["flashinfer_cutlass"][0]
+
+
+@pytest.mark.parametrize("capability", SM12X)
 def test_triton_is_taken_by_name_only_on_sm12x(
     stock: Tables, patched: Tables, capability: str
 ) -> None:

@@ -1,0 +1,293 @@
+"""Runs inside the interpreter under test: MXFP8 experts on their way into FlashInfer.
+
+usage: python -m tests.patches.probe_mxfp8_moe OUT.json
+
+Real are vLLM's selection, parameters, weight preparation and modular kernel; the device
+(fake_cuda.py), the quantiser of activations and FlashInfer's function are not: those two are
+written from the definition (mxfp8_moe_reference.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.patches import fake_cuda
+
+CASES: dict[str, dict[str, Any]] = {
+    "whole tiles": {"hidden": 256, "inter": 128},
+    "padded": {"hidden": 128, "inter": 96},
+    "padded, limited": {"hidden": 128, "inter": 160, "limit": 2.0},
+    "SwiGLU-OAI": {"hidden": 128, "inter": 128, "limit": 7.0, "alpha": 1.702, "beta": 1.0},
+    "weights on the input": {"hidden": 128, "inter": 128, "top_k": 1, "on_input": True},
+    "many tokens": {"hidden": 128, "inter": 128, "tokens": 140},
+}
+"""Layers by name; what is not said is as in `_case`."""
+
+MISTAKES = ("order", "weight scales", "activation scales")
+
+
+def _case(more: dict[str, Any]) -> dict[str, Any]:
+    plain = {"experts": 3, "top_k": 2, "tokens": 5, "limit": None, "alpha": None, "beta": None}
+    return {**plain, "on_input": False, **more}
+
+
+def moe_config(case: dict[str, Any], **more: Any) -> Any:
+    """Return the layer in the engine's words."""
+    import torch
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import (
+        FusedMoEConfig,
+        FusedMoEParallelConfig,
+        RoutingMethodType,
+    )
+
+    activation = MoEActivation.SWIGLUOAI_UNINTERLEAVE if case["alpha"] else MoEActivation.SILU
+    return FusedMoEConfig(
+        **{
+            "num_experts": case["experts"],
+            "experts_per_token": case["top_k"],
+            "hidden_dim": case["hidden"],
+            "intermediate_size": case["inter"],
+            "num_local_experts": case["experts"],
+            "num_logical_experts": case["experts"],
+            "activation": activation,
+            "device": "cpu",
+            "routing_method": RoutingMethodType.Renormalize,
+            "moe_parallel_config": FusedMoEParallelConfig.make_no_parallel(),
+            "in_dtype": torch.bfloat16,
+            "moe_backend": "flashinfer_cutlass",
+            "swiglu_limit": case["limit"],
+            "swiglu_alpha": case["alpha"],
+            "swiglu_beta": case["beta"],
+            **more,
+        }
+    )
+
+
+def _checkpoint(case: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from tests.patches import mxfp8_moe_reference as reference
+
+    generator = torch.Generator().manual_seed(11)
+
+    def weights(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        size = (case["experts"] * rows, columns)
+        # Rows and blocks of different magnitude, so that no two scales may change places.
+        size_of_block = torch.randint(-4, 4, (size[0], columns // 32), generator=generator)
+        factors = torch.exp2(size_of_block.double()).repeat_interleave(32, 1)
+        values = torch.randn(size, generator=generator, dtype=torch.float64) * factors / columns
+        values, scales = reference.quantise(values)
+        return (
+            values.reshape(case["experts"], rows, columns),
+            scales.reshape(case["experts"], rows, columns // 32),
+        )
+
+    w13, w13_scale = weights(2 * case["inter"], case["hidden"])
+    w2, w2_scale = weights(case["hidden"], case["inter"])
+    tokens = range(case["tokens"])
+    order = [torch.randperm(case["experts"], generator=generator) for _ in tokens]
+    return {
+        "w13": w13, "w13_scale": w13_scale, "w2": w2, "w2_scale": w2_scale,
+        "x": (4 * torch.randn(case["tokens"], case["hidden"], generator=generator)).bfloat16(),
+        "ids": torch.stack([row[: case["top_k"]] for row in order]).to(torch.int32),
+        "shares": torch.rand(case["tokens"], case["top_k"], generator=generator),
+    }  # fmt: skip
+
+
+def _layer(case: dict[str, Any], data: dict[str, Any]) -> tuple[Any, Any]:
+    """Return method and layer after loading and preparation, by vLLM's own code."""
+    import torch
+    from vllm.model_executor.layers.quantization.modelopt import (
+        ModelOptMxFp8Config,
+        ModelOptMxFp8FusedMoE,
+    )
+
+    config = moe_config(case)
+    method = ModelOptMxFp8FusedMoE(ModelOptMxFp8Config(True, None, []), config)
+    layer = torch.nn.Module()
+    for name, value in {
+        "intermediate_size_per_partition": case["inter"], "hidden_size": case["hidden"],
+        "moe_config": config, "activation": config.activation, "expert_map": None,
+        "global_num_experts": case["experts"], "_expert_routing_tables": lambda: None,
+        "apply_router_weight_on_input": case["on_input"],
+    }.items():  # fmt: skip
+        setattr(layer, name, value)
+    method.create_weights(
+        layer, case["experts"], case["hidden"], case["inter"], torch.bfloat16,
+        weight_loader=lambda *_: None,
+    )  # fmt: skip
+    for name in ("w13", "w2"):
+        getattr(layer, f"{name}_weight").data.copy_(data[name])
+        getattr(layer, f"{name}_weight_scale").data.copy_(data[f"{name}_scale"])
+    method.process_weights_after_loading(layer)
+    return method, layer
+
+
+def _stand_ins(calls: list[dict[str, Any]]) -> None:
+    """Put the quantiser and FlashInfer's function in place, and a group of one rank."""
+    import torch
+    from vllm.model_executor import parameter
+    from vllm.model_executor.layers.fused_moe import utils
+    from vllm.model_executor.layers.fused_moe.experts import flashinfer_cutlass_moe
+
+    from tests.patches import mxfp8_moe_reference as reference
+
+    def quantiser(
+        x: torch.Tensor, is_sf_swizzled_layout: bool = False, alignment: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        values, scales = reference.quantise(x)
+        return values, reference.swizzle(scales) if is_sf_swizzled_layout else scales
+
+    def kernel(**arguments: Any) -> torch.Tensor:
+        calls.append(arguments)
+        return reference.cutlass_fused_moe(**arguments)
+
+    parameter.get_tensor_model_parallel_rank = lambda: 0
+    parameter.get_tensor_model_parallel_world_size = lambda: 1
+    utils.mxfp8_e4m3_quantize = quantiser
+    flashinfer_cutlass_moe.flashinfer_cutlass_fused_moe = kernel
+    flashinfer_cutlass_moe.activation_to_flashinfer_type = lambda _: reference.SWIGLU
+
+
+def _distance(actual: Any, expected: Any) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+def _compute(case: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any]:
+    import torch
+
+    from tests.patches import mxfp8_moe_reference as reference
+
+    data = _checkpoint(case)
+    method, layer = _layer(case, data)
+    wanted_of: dict[str, torch.Tensor] = dict(data)
+    if case["on_input"]:
+        wanted_of["x"] = data["x"] * data["shares"].to(torch.bfloat16)
+        wanted_of["shares"] = torch.ones_like(data["shares"])
+    inf = float("inf")
+    wanted = reference.experts(
+        wanted_of, case["alpha"] or 1.0, case["beta"] or 0.0, case["limit"] or inf
+    )
+    out = method.apply(layer, data["x"].clone(), data["shares"], data["ids"], None, None)
+    answer = {"error": _distance(out, wanted), "inter": method.moe.intermediate_size_per_partition}
+
+    # The scales by the layout's formula, byte by byte, and the padding.
+    inter, padded = case["inter"], layer.w2_weight.shape[2]
+    gate, up = data["w13_scale"][:, :inter], data["w13_scale"][:, inter:]
+    fill = torch.zeros(case["experts"], padded - inter, gate.shape[2], dtype=torch.uint8)
+    rows = torch.cat([up, fill, gate, fill], 1)
+    columns = torch.nn.functional.pad(data["w2_scale"], (0, (padded - inter) // 32))
+    answer["scales"] = all(
+        torch.equal(getattr(layer, name)[expert].reshape(-1), reference.swizzle(plain[expert]))
+        for name, plain in (("w13_weight_scale", rows), ("w2_weight_scale", columns))
+        for expert in range(case["experts"])
+    )
+    # What the emulation makes of the same call with a mistake in it.
+    call = calls[-1]
+    half = call["fc1_expert_weights"].shape[1] // 2
+    swapped = call["fc1_expert_weights"].view(torch.uint8).roll(half, 1)
+    flat = reference.unswizzle(call["input_sf"], case["tokens"], case["hidden"] // 32)
+    plain = torch.zeros_like(call["input_sf"])
+    plain[: flat.numel()] = flat.reshape(-1)
+    sf = torch.zeros_like(call["quant_scales"][0].view(torch.uint8))
+    sf[:, :, : rows.shape[2]] = rows
+    mistakes: dict[str, dict[str, Any]] = {
+        "order": {"fc1_expert_weights": swapped.view(torch.float8_e4m3fn)},
+        "weight scales": {"quant_scales": [sf.view(torch.int32), *call["quant_scales"][1:]]},
+        "activation scales": {"input_sf": plain},
+    }
+    for name in MISTAKES:
+        fresh = {"output": torch.empty_like(call["output"])}
+        wrong = reference.cutlass_fused_moe(**{**call, **fresh, **mistakes[name]})
+        answer[name] = _distance(wrong, wanted)
+    return answer
+
+
+def _reasons() -> dict[str, str | None]:
+    """Why MXFP8 experts are refused, by what is missing."""
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
+    from vllm.model_executor.layers.fused_moe.oracle import mxfp8 as oracle
+    from vllm.utils import flashinfer as ours
+
+    fused_moe = sys.modules["flashinfer.fused_moe"]
+
+    def ask(**more: Any) -> str | None:
+        for function in vars(ours).values():
+            if callable(getattr(function, "cache_clear", None)):
+                function.cache_clear()
+        config = moe_config(_case({"hidden": 256, "inter": 128}), **more)
+        try:
+            backend, _ = oracle.select_mxfp8_moe_backend(config)
+        except ValueError as error:
+            return str(error).partition("FLASHINFER_CUTLASS: ")[2]
+        return None if config.moe_backend == "flashinfer_cutlass" else str(backend.value)
+
+    parallel = FusedMoEParallelConfig.make_no_parallel()
+    parallel.dp_size = 2
+    reasons = {
+        "nothing": ask(),
+        "automatically": ask(moe_backend="auto"),
+        "hidden size": ask(hidden_dim=2880),
+        "biases": ask(has_bias=True),
+        "activation": ask(activation=MoEActivation.SWIGLUOAI),
+        "data parallelism": ask(moe_parallel_config=parallel),
+    }
+
+    def without(holder: Any, name: str, value: Any, then: Callable[[], str | None]) -> str | None:
+        kept = getattr(holder, name)
+        setattr(holder, name, value)
+        try:
+            return then()
+        finally:
+            setattr(holder, name, kept)
+
+    nothing_found = types.SimpleNamespace(which=lambda _: None)
+    reasons["compiler"] = without(ours, "shutil", nothing_found, ask)
+    find_spec = ours.importlib.util.find_spec
+    reasons["prebuilt modules"] = without(
+        ours.importlib.util, "find_spec",
+        lambda name: name == "flashinfer_jit_cache" or find_spec(name), ask,
+    )  # fmt: skip
+    released = types.SimpleNamespace(supported=lambda arch: arch in (100, 103, 107))
+    reasons["kernels"] = without(fused_moe, "CutlassMxfp8Config", released, ask)
+    reasons["kernels, automatically"] = without(
+        fused_moe, "CutlassMxfp8Config", released, lambda: ask(moe_backend="auto")
+    )
+    reasons["class"] = without(fused_moe, "CutlassMxfp8Config", None, ask)
+    return reasons
+
+
+def main() -> None:
+    """Compute all cases and ask for all reasons."""
+    # As vLLM's requirements install it; without, no compiler means no FlashInfer.
+    os.environ["VLLM_HAS_FLASHINFER_CUBIN"] = "1"
+    fake_cuda.add_packages()
+    fake_cuda.install(fake_cuda.Capability(12, 1))
+    import torch
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.utils import flashinfer as ours
+    from vllm.v1.worker.workspace import init_workspace_manager
+
+    fused_moe: Any = sys.modules["flashinfer.fused_moe"]
+    fused_moe.CutlassMxfp8Config = types.SimpleNamespace(supported=lambda arch: arch in (120, 121))
+    ours.shutil = types.SimpleNamespace(which=lambda program: program)
+    init_workspace_manager(torch.device("cpu"))
+    torch.accelerator.empty_cache = lambda: None  # asked for by the manager; there is none
+    calls: list[dict[str, Any]] = []
+    _stand_ins(calls)
+    with set_current_vllm_config(VllmConfig()), torch.inference_mode():
+        answers = {name: _compute(_case(more), calls) for name, more in CASES.items()}
+        reasons = _reasons()
+    Path(sys.argv[1]).write_text(json.dumps({"cases": answers, "reasons": reasons}), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""MXFP8 experts in FlashInfer's CUTLASS MoE on SM12x: what the kernel is given, and when.
+
+The selection on all devices is in test_selection.py's tables; here are the reasons for a refusal,
+and the numbers: vLLM's own preparation and call, into an emulation of FlashInfer's contract that
+reads the tensors as FlashInfer would (mxfp8_moe_reference.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patches.checkout import ROOT
+from tests.patches.probe_mxfp8_moe import CASES, MISTAKES
+from tests.patches.releases import release_file
+from tests.patches.test_selection import _missing
+
+# The result is rounded to BF16; all else is the same arithmetic on both sides.
+TOLERANCE = 0.003
+
+
+@pytest.fixture(scope="module")
+def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("mxfp8")
+    done = subprocess.run(
+        [patched_python, "-m", "tests.patches.probe_mxfp8_moe", folder / "out.json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(folder / "cache")},
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return json.loads((folder / "out.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_gets_what_its_contract_says(answers: Any, name: str) -> None:
+    answer = answers["cases"][name]
+    assert answer["scales"], "the bytes of the scales are not where the layout has them"
+    assert answer["error"] < TOLERANCE
+    assert answer["inter"] == -(-CASES[name]["inter"] // 128) * 128
+    # So small an error means something: one mistake, and it is large.
+    for mistake in MISTAKES:
+        assert answer[mistake] > 0.3, mistake
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("kernels", "kernels for this device in the installed FlashInfer"),
+        ("class", "kernels for this device in the installed FlashInfer"),
+        ("prebuilt modules", "flashinfer-jit-cache uninstalled"),
+        ("compiler", "nvcc"),
+        ("hidden size", "multiple of 128, not 2880"),
+        ("biases", "biases"),
+        ("activation", "swigluoai"),
+        ("data parallelism", "data parallelism"),
+    ],
+)
+def test_it_is_refused_with_the_reason(answers: Any, missing: str, words: str) -> None:
+    assert words in answers["reasons"][missing]
+
+
+def test_it_is_taken_where_nothing_is_missing(answers: Any) -> None:
+    assert answers["reasons"]["nothing"] is None
+    assert answers["reasons"]["automatically"] == "FLASHINFER_CUTLASS"
+    assert answers["reasons"]["kernels, automatically"] == "MARLIN"
+
+
+def test_the_release_has_the_class_that_is_asked() -> None:
+    wheel = release_file("flashinfer", "wheel")
+    asked = {"flashinfer.fused_moe": ("CutlassMxfp8Config", "cutlass_fused_moe")}
+    assert _missing(wheel, "", asked) == []
