@@ -232,6 +232,8 @@ def _reasons() -> dict[str, str | None]:
 
     parallel = FusedMoEParallelConfig.make_no_parallel()
     parallel.dp_size = 2
+    sequence = FusedMoEParallelConfig.make_no_parallel()
+    sequence.use_ep, sequence.sp_size = True, 2
     reasons = {
         "nothing": ask(),
         "automatically": ask(moe_backend="auto"),
@@ -239,6 +241,7 @@ def _reasons() -> dict[str, str | None]:
         "biases": ask(has_bias=True),
         "activation": ask(activation=MoEActivation.SWIGLUOAI),
         "data parallelism": ask(moe_parallel_config=parallel),
+        "sequence parallelism": ask(moe_parallel_config=sequence),
     }
 
     def without(holder: Any, name: str, value: Any, then: Callable[[], str | None]) -> str | None:

@@ -57,7 +57,8 @@ def test_the_kernel_gets_what_its_contract_says(answers: Any, name: str) -> None
         ("hidden size", "multiple of 128, not 2880"),
         ("biases", "biases"),
         ("activation", "swigluoai"),
-        ("data parallelism", "data parallelism"),
+        ("data parallelism", "dispatch of tokens"),
+        ("sequence parallelism", "dispatch of tokens"),
     ],
 )
 def test_it_is_refused_with_the_reason(answers: Any, missing: str, words: str) -> None:

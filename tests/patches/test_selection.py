@@ -98,8 +98,10 @@ def test_other_devices_select_as_before(stock: Tables, patched: Tables, capabili
             refused = lines[0].startswith(("ValueError", "NotImplementedError"))
             # SM90 has XQA, too, and no longer asks for the artifactory.
             reachable = title == "attention with sinks, cubins out of reach"
+            # Marlin pads less, on every device.
+            before = [line.replace("as 3072x2944", "as 2880x2944") for line in lines]
             if not (refused or reachable or name.startswith("(")):
-                assert patched[capability][title][name] == lines, f"{title}: {name}"
+                assert patched[capability][title][name] == before, f"{title}: {name}"
 
 
 def test_both_sm12x_parts_select_alike(patched: Tables) -> None:
