@@ -7,9 +7,11 @@ certificates and ``url.insteadOf`` mirrors are configured there.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -260,6 +262,13 @@ _ESCAPES = {b"a": b"\a", b"b": b"\b", b"t": b"\t", b"n": b"\n", b"v": b"\v", b"f
 def blob(repo: Path, blob_id: str) -> bytes:
     """Return a blob's content."""
     return git_bytes(repo, "cat-file", "blob", blob_id)
+
+
+def unpack(repo: Path, tree: str, paths: Iterable[str], where: Path) -> None:
+    """Write files of a tree (or commit, or COMMIT:FOLDER) below some paths into a folder."""
+    packed = git_bytes(repo, "archive", "--format=tar", tree, "--", *paths)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        tar.extractall(where, filter="data")
 
 
 def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:

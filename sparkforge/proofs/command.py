@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 
 from sparkforge import options as given
 from sparkforge import pins
+from sparkforge.context import Context
 from sparkforge.errors import ProofError
 from sparkforge.log import log
-from sparkforge.proofs import report, runner, toolchain, units
+from sparkforge.pins import Pins
+from sparkforge.proofs import report, runner, toolchain, triton_aot, units
 from sparkforge.store import disk_errors
 
 
@@ -36,11 +39,21 @@ def run(options: argparse.Namespace) -> int:
         )
         for name in sorted({unit.upstream for unit in chosen if unit.upstream is not None})
     }
-    todo = runner.jobs(chosen, trees, store)
+    with_nvcc = [unit for unit in chosen if not unit.triton]
+    todo = runner.jobs(with_nvcc, trees, store)
     at_once = runner.width(options.jobs)
     log.heading(f"{len(todo)} unit(s) to prove, {at_once} at once, with nvcc {nvcc}")
     verdicts = runner.prove(store, todo, trees, readers, at_once)
-    document = report.document(verdicts, nvcc)
+    left_out = []
+    for unit in chosen:
+        if unit.triton and (why := _no_triton(loaded)):
+            log.warning(f"{unit.name}: left out: {why}")
+            left_out.append({"unit": unit.name, "why": why})
+        elif unit.triton:
+            for verdict in triton_aot.prove(_context(options, loaded, path), unit, readers):
+                verdicts.append(verdict)
+                runner.tell(verdict)
+    document = report.document(verdicts, nvcc) | {"left_out": left_out}
     folder = path.parent / "dist" / "proofs"
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,6 +68,23 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         log.json(document)
     return 0
+
+
+def _no_triton(loaded: Pins) -> str:
+    """Say why Triton can't be run here; empty where it can."""
+    target = loaded.target(triton_aot.TARGET)
+    here = given.host_platform()
+    if here in target.platforms:
+        return ""
+    return f"the {triton_aot.TARGET} target, whose interpreter runs Triton, is not for {here}"
+
+
+def _context(options: argparse.Namespace, loaded: Pins, path: Path) -> Context:
+    return Context(
+        root=path.parent, pins=loaded, pins_path=path, store=given.store_of(options),
+        target_name=triton_aot.TARGET, target=loaded.target(triton_aot.TARGET),
+        platform=given.host_platform(), access=given.access_of(options, loaded),
+    )  # fmt: skip
 
 
 def _list(chosen: list[units.Unit], options: argparse.Namespace) -> int:

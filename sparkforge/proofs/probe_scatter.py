@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 EXPERTS, HIDDEN, ROWS = 4, 2880, 64
-# rows of a tile that vLLM's series lets SM12x have, and 64, which fits and spills
-BLOCKS = (16, 32, 64)
+# rows of a tile that vLLM's series lets SM12x have
+BLOCKS = (16, 32)
 
 
 def compile_instead_of_launching(capability: int, built: list[Any]) -> None:
@@ -50,11 +50,11 @@ def compile_instead_of_launching(capability: int, built: list[Any]) -> None:
         multi_processor_count=48, shared_memory_per_block_optin=101_376,
         major=capability // 10, minor=capability % 10,
     )  # fmt: skip
-    torch.cuda.get_device_properties = lambda device=0: properties  # type: ignore[assignment]
-    torch.cuda.get_device_capability = lambda device=None: (  # type: ignore[assignment]
+    torch.cuda.get_device_properties = lambda device=0: properties
+    torch.cuda.get_device_capability = lambda device=None: (
         capability // 10, capability % 10,
     )  # fmt: skip
-    torch.cuda.current_device = lambda: 0  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: 0
 
     def getitem(self: Any, grid: Any) -> Callable[..., Any]:
         def go(*args: Any, **kwargs: Any) -> Any:

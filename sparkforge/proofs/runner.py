@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,9 +102,7 @@ def patched_tree(
     identity = dict(zip(folders, ids.split(), strict=True))
 
     def make(folder: Path) -> Mapping[str, Any]:
-        packed = git.git_bytes(source.repo, "archive", "--format=tar", patched.commit, *folders)
-        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-            tar.extractall(folder / "tree", filter="data")
+        git.unpack(source.repo, patched.commit, folders, folder / "tree")
         return {"commit": patched.commit}
 
     made = store.build("proof-trees", {"upstream": name, "folders": identity}, make)
@@ -233,11 +229,14 @@ def prove(
 
     for done, verdict in enumerate(in_parallel(one, todo, at_once), 1):
         verdicts.append(verdict)
-        took = f"compiled in {verdict.seconds:.0f} s" if verdict.fresh else "in the store"
-        mark = "ok" if verdict.ok else "FAILED"
-        log.info(f"{done}/{len(todo)} {mark:6} {verdict.job.label}  ({took})")
-        for problem in verdict.problems if not verdict.ok else ():
-            log.info(f"    {problem}")
-        if verdict.job.unit.control and not verdict.ok:
-            log.info("    the checks see nothing wrong with what must fail them")
+        tell(verdict, f"{done}/{len(todo)} ")
     return verdicts
+
+
+def tell(verdict: Verdict, count: str = "") -> None:
+    """Say what came of a job."""
+    took = f"compiled in {verdict.seconds:.0f} s" if verdict.fresh else "in the store"
+    log.info(f"{count}{'ok' if verdict.ok else 'FAILED':6} {verdict.job.label}  ({took})")
+    if not verdict.ok:
+        for problem in verdict.problems or ("no check refuses it, as one must",):
+            log.info(f"    {problem}")

@@ -19,6 +19,9 @@ _USAGE = re.compile(
 )
 # the second template argument of sparkforge_device_kernel, include/sparkforge_shared_bytes.h
 _SHARED_BYTES = re.compile(r"sparkforge_device_kernel.*?Li(\d+)EEEv")
+# what the system keeps of each block's shared memory (1 KiB beside the 99 that a block may have);
+# the listing adds it to what kernels of a module have, once one of them uses shared memory
+_RESERVED_SHARED = 1024
 _MMA = re.compile(r"^(UTC)?[A-Z]{0,2}MMA\b")
 
 
@@ -102,7 +105,8 @@ def _kernel(name: str, target: str, body: str, resources: list[int]) -> Kernel:
         first_words[instruction.partition(".")[0]] += count
     return Kernel(
         name=name, target=target, registers=registers, stack=stack, local=local,
-        spill_loads=first_words["LDL"], spill_stores=first_words["STL"], shared=shared,
+        spill_loads=first_words["LDL"], spill_stores=first_words["STL"],
+        shared=max(0, shared - _RESERVED_SHARED),
         shared_dynamic=int(dynamic[1]) if dynamic else None,
         mma={word: count for word, count in sorted(found.items()) if _MMA.match(word)},
         opcodes=tuple(sorted(word for word, count in first_words.items() if count)),

@@ -21,6 +21,7 @@ _LAUNCHER = "tensorrt_llm/kernels/cutlass_kernels/moe_gemm/launchers/moe_gemm_tm
 # Operands in the order that the machine code names them, which swap_ab turns round.
 MXFP8_MXFP8 = r"QMMA\.SF\.16832\.F32\.E4M3\.E4M3\.E8"
 MXFP8_MXFP4 = r"QMMA\.SF\.16832\.F32\.(E4M3\.E2M1|E2M1\.E4M3)\.E8"
+BF16 = r"HMMA\.16816\.F32\.BF16"
 NVFP4_NVFP4 = r"OMMA\.SF\.16864\.F32\.E2M1\.E2M1\.UE4M3\.4X"
 
 
@@ -38,6 +39,7 @@ class Unit:
         file: its path in the upstream's tree (a ``.cu`` of our own where ``upstream`` is None), or
         generated: FlashInfer's generator writes it: the operand types, as it writes them.
         upstream: whose patched tree it is compiled against; None: it needs none.
+        triton: it is no nvcc's: ``triton_aot`` builds it.
         control: a failure is what is expected: it shows that the checks would see one.
     """
 
@@ -50,6 +52,7 @@ class Unit:
     file: str | None = None
     generated: tuple[str, str] | None = None
     upstream: str | None = "flashinfer"
+    triton: bool = False
     control: bool = False
 
 
@@ -103,6 +106,12 @@ UNITS: tuple[Unit, ...] = (
         "moe-plain", "control: so do CUTLASS's kernels, without a warning",
         ("121",), Promise(MXFP8_MXFP4, kernels=1, sized=True), control=True,
         text=_instantiate(_moe(_E4M3, _E2M1, "NONE", 128, 32, swap_ab=False)),
+    ),
+    Unit(
+        "triton-scatter",
+        "triton_kernels' matmul that scatters its rows, as Triton builds it: no TMA scatter",
+        ("121a", "120a"), Promise(BF16, kernels=1, sized=True), ci=("121a",), triton=True,
+        upstream=None,
     ),
     Unit(
         "moe-mxfp8-mxfp4", "the same, every kernel that FlashInfer's module holds",

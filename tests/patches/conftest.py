@@ -21,14 +21,20 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session")
-def baked() -> dict[str, Path]:
-    """Folders of the patched and the unpatched environment, by label; made where missing."""
+def cpu_context() -> Context:
+    """The cpu target's build, with the store that the user has."""
     loaded = pins.load(CHECKOUT / "pins.yaml")
-    context = Context(
+    return Context(
         root=CHECKOUT, pins=loaded, pins_path=CHECKOUT / "pins.yaml", store=store(),
         target_name="cpu", target=loaded.target("cpu"), platform="linux/amd64",
         access=Access(Index(), {}, offline=False),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def baked(cpu_context: Context) -> dict[str, Path]:
+    """Folders of the patched and the unpatched environment, by label; made where missing."""
+    context = cpu_context
     todo = [item for item in items(context, "smoke") if item.label != "smoke"]
     return {line.label: line.artefact.path for line in pipeline.run(context, todo)}
 

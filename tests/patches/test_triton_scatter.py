@@ -1,0 +1,71 @@
+"""The TMA scatter that SM12x lacks: triton_kernels does without, and Triton says what is missing.
+
+The real triton_kernels 3.5.1 and Triton 3.7.1, with our series and without, build gpt-oss's down
+projection with a fused scatter. Nothing is run: no GPU is at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from sparkforge.context import Context
+from sparkforge.proofs import checks, toolchain, triton_aot
+from sparkforge.proofs.triton_aot import Built
+
+Build = Callable[[str, bool, bool], Sequence[Built]]
+
+
+@pytest.fixture(scope="module")
+def build(cpu_context: Context, patched_python: Path) -> Build:
+    """Build for a capability, with our series of Triton and of triton_kernels or without."""
+    context = cpu_context
+    readers = toolchain.readers(context.store, context.root, context.platform, context.access)
+
+    def go(capability: str, triton: bool, kernels: bool) -> Sequence[Built]:
+        folder = triton_aot.packages(context, triton=triton, kernels=kernels)
+        cases, _ = triton_aot.build(context, patched_python, folder, capability, readers)
+        assert [case.block_m for case in cases] == [16, 32]
+        return cases
+
+    return go
+
+
+@pytest.mark.parametrize("capability", ["121", "120"])
+def test_fused_scatter_builds_without_tma(build: Build, capability: str) -> None:
+    for case in build(capability, False, True):
+        assert case.error == ""
+        assert case.scatter4 == 0
+        assert case.gather4 > 0, "SM12x gathers by TMA, and goes on doing so"
+        (kernel,) = case.kernels
+        assert kernel.target == f"sm_{capability}a"
+        assert 0 < case.shared <= checks.SHARED_LIMIT
+        assert (kernel.stack, kernel.local) == (0, 0)
+        assert set(kernel.mma) == {"HMMA.16816.F32.BF16"}
+
+
+def test_sm10x_still_scatters_by_tma(build: Build) -> None:
+    for case in build("100", True, True):
+        assert case.error == ""
+        assert case.scatter4 > 0
+        assert case.gather4 > 0
+
+
+@pytest.mark.parametrize("capability", ["121", "120"])
+def test_a_tma_scatter_is_refused_by_its_name(build: Build, capability: str) -> None:
+    for case in build(capability, True, False):
+        assert case.error.startswith("PTXASError")  # which autotuners skip
+        assert "SM 12." + capability[-1] in case.error
+        assert "_p_matmul_ogs" in case.error
+        assert "tl.store" in case.error
+        assert "ptxas-blackwell" not in case.error
+        assert len(case.error) < 500
+
+
+def test_the_releases_end_in_ptxas(build: Build) -> None:
+    """The control: why the patches are there."""
+    for case in build("121", False, False):
+        assert "'.tile::scatter4' not supported on .target 'sm_121a'" in case.error
+        assert "Repro command" in case.error
