@@ -55,6 +55,11 @@ def markdown(verdicts: Sequence[Verdict], nvcc: str) -> str:
             f" | {_span([kernel.stack for kernel in kernels])} | {_span(shared)}"
             f" | {verdict.seconds:.0f} s | {good if verdict.ok else '**does not hold**'} |"
         )
+    alike, differ = _same_code(verdicts)
+    if alike or differ:
+        lines += ["", f"The same instructions on all their targets: {', '.join(alike) or 'none'}."]
+    if differ:
+        lines.append(f"Other instructions from target to target: {', '.join(differ)}.")
     failed = [verdict for verdict in verdicts if not verdict.ok]
     if failed:
         lines += ["", "## What does not hold", ""]
@@ -63,6 +68,18 @@ def markdown(verdicts: Sequence[Verdict], nvcc: str) -> str:
             for problem in verdict.problems or ("a control that no check refuses",)
         ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _same_code(verdicts: Sequence[Verdict]) -> tuple[list[str], list[str]]:
+    """Return what has equal machine code on all its targets, and what has not."""
+    codes: dict[str, list[list[str]]] = {}
+    for verdict in verdicts:
+        if not verdict.job.unit.control:
+            label = verdict.job.label.rpartition(" ")[0]
+            codes.setdefault(label, []).append(sorted(kernel.code for kernel in verdict.kernels))
+    several = {label: found for label, found in codes.items() if len(found) > 1}
+    alike = [label for label, found in several.items() if all(one == found[0] for one in found)]
+    return alike, [label for label in several if label not in alike]
 
 
 def _span(values: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +14,9 @@ from sparkforge.errors import ProofError
 _FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
 # offset, a predicate where there is one, the instruction with its modifiers
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\S+\s+)?([A-Z][A-Z0-9_.]*)")
+_INSTRUCTION = re.compile(
+    r"^\s*/\*[0-9a-f]{4,}\*/\s+(?P<all>(?:@!?U?P\S+\s+)?(?P<word>[A-Z][A-Z0-9_.]*)[^;]*);"
+)
 _USAGE = re.compile(
     r"^\s*Function (\S+):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", re.MULTILINE
 )
@@ -42,6 +45,7 @@ class Kernel:
         opcodes: first words of all instructions, sorted.
         instructions: how many there are, padding left out.
         traps: whether it stops on purpose (``BPT.TRAP``): what an empty stub does.
+        code: digest of its instructions with their operands: equal for equal code.
     """
 
     name: str
@@ -57,6 +61,7 @@ class Kernel:
     opcodes: tuple[str, ...]
     instructions: int
     traps: bool
+    code: str
 
     def as_json(self) -> dict[str, Any]:
         """Return the facts as JSON values."""
@@ -91,9 +96,9 @@ def read(sass: str, usage: str) -> list[Kernel]:
 
 
 def _kernel(name: str, target: str, body: str, resources: list[int]) -> Kernel:
-    found = Counter(
-        match[1] for line in body.splitlines() if (match := _INSTRUCTION.match(line))
-    )  # fmt: skip
+    lines = [match for line in body.splitlines() if (match := _INSTRUCTION.match(line))]
+    found = Counter(match["word"] for match in lines)
+    code = hashlib.sha256("\n".join(match["all"].strip() for match in lines).encode())
     del found["NOP"]
     if not found:
         msg = f"{name[:60]}: no instruction could be read"
@@ -111,4 +116,5 @@ def _kernel(name: str, target: str, body: str, resources: list[int]) -> Kernel:
         mma={word: count for word, count in sorted(found.items()) if _MMA.match(word)},
         opcodes=tuple(sorted(word for word, count in first_words.items() if count)),
         instructions=found.total(), traps=any(word.startswith("BPT.TRAP") for word in found),
+        code=code.hexdigest()[:16],
     )  # fmt: skip

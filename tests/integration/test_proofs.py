@@ -1,0 +1,118 @@
+"""`build.py proofs` on the smallest kernel, with the real nvcc and the real cuobjdump."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+
+NAMES = ("block-scaled-mma", "block-scaled-mma-plain")
+
+
+def checkout(folder: Path) -> Path:
+    """Return pins in a folder of their own, so that the user's dist/ stays as it is."""
+    pins = folder / "checkout" / "pins.yaml"
+    if not pins.exists():
+        pins.parent.mkdir()
+        shutil.copyfile(ROOT / "pins.yaml", pins)
+        (pins.parent / "requirements").symlink_to(ROOT / "requirements")
+    return pins
+
+
+def run(store: Path, *words: str, code: int = 0, **env: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkforge", "proofs", *words, "--store", store,
+         "--pins", checkout(store.parent)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **env}, capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not on this machine")
+    store = tmp_path_factory.mktemp("proofs") / "store"
+    out, _ = run(store, *NAMES, "--json")
+    return store, json.loads(out)
+
+
+def test_the_smallest_kernel_is_proved_and_its_stub_is_seen(
+    proved: tuple[Path, dict[str, Any]],
+) -> None:
+    document = proved[1]
+    assert document["ok"] is True
+    assert "13." in document["nvcc"]
+    found = {proof["label"]: proof for proof in document["proofs"]}
+    assert set(found) == {
+        "block-scaled-mma 121a", "block-scaled-mma 120f",
+        "block-scaled-mma-plain 121", "block-scaled-mma-plain 120",
+    }  # fmt: skip
+    for arch in ("121a", "120f"):
+        proof = found[f"block-scaled-mma {arch}"]
+        assert proof["problems"] == []
+        assert proof["kernels"][0]["mma"] == {"QMMA.SF.16832.F32.E4M3.E4M3.E8": 1}
+    for arch in ("121", "120"):
+        proof = found[f"block-scaled-mma-plain {arch}"]
+        assert "an empty stub" in proof["problems"][0]
+        assert proof["kernels"][0]["traps"] is True
+    codes = {found[f"block-scaled-mma {arch}"]["kernels"][0]["code"] for arch in ("121a", "120f")}
+    assert len(codes) == 1
+    dist = checkout(proved[0].parent).parent / "dist" / "proofs"
+    assert "| block-scaled-mma | 121a | 1 |" in (dist / "report.md").read_text()
+    assert json.loads((dist / "report.json").read_text()) == document
+
+
+def test_what_is_proved_is_not_compiled_again(
+    proved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    store, first = proved
+    # the real nvcc's version, and a compiler that must not be called
+    fake = tmp_path / "nvcc"
+    real = shutil.which("nvcc")
+    fake.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\nexit 9\n')
+    fake.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    out, _ = run(store, *NAMES, "--json", "--offline", PATH=path)
+    assert json.loads(out)["proofs"] == first["proofs"]
+
+
+def test_a_source_that_nvcc_refuses_is_named(
+    proved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    fake = tmp_path / "nvcc"
+    fake.write_text('#!/bin/sh\n[ "$1" = --version ] && echo another release\nexec false\n')
+    fake.write_text(fake.read_text().replace("exec false", '[ "$1" = --version ] || exit 9'))
+    fake.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    _, err = run(proved[0], "block-scaled-mma", "--offline", code=14, PATH=path)
+    assert "block-scaled-mma 121a: nvcc refuses it" in err
+
+
+def test_without_nvcc_it_says_what_to_install(tmp_path: Path) -> None:
+    only = tmp_path / "bin"
+    only.mkdir()
+    for program in ("git", "tar"):
+        if found := shutil.which(program):
+            (only / program).symlink_to(found)
+    _, err = run(tmp_path / "store", "block-scaled-mma", code=13, PATH=str(only))
+    assert "nvcc: no such program" in err
+    assert "CUDA 13.0" in err
+
+
+def test_the_list_needs_no_compiler(tmp_path: Path) -> None:
+    out, _ = run(tmp_path / "store", "--list", "--ci", "--json", PATH="/nowhere")
+    listed = json.loads(out)
+    assert listed["block-scaled-mma"]["archs"] == ["121a", "120f"]
+    assert not (tmp_path / "store").exists()
