@@ -123,6 +123,10 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         (f"index: sha256:{HASH}", "index: latest", "images.base.index", "'latest'", "not a tag"),
         ("source_file: sdist", "source_file: sdisd", "upstreams.demo.source_file",
          "'sdisd' is not among files", "sdist, wheel"),
+        ("    files: {}\n", "    source_in: demp\n    files: {}\n", "upstreams.other.source_in",
+         "no such upstream", "demo, other"),
+        ("    files: {}\n", "    source_file: sdisd\n    source_in: demo\n    files: {}\n",
+         "upstreams.other.source_file", "'sdisd' is not among files", "sdist, wheel"),
         ("linux/amd64: wheel", "linux/amd64: whele", "targets.here.wheels.demo.files.linux/amd64",
          "'whele' is not among", "sdist, wheel"),
         ("      demo:\n        files: {linux", "      demp:\n        files: {linux",
@@ -334,6 +338,24 @@ def test_a_record_adds_its_lines_and_nothing_else(tmp_path: Path) -> None:
     assert pins.load(path).upstream("demo").patched == {"release": RECORDED}
     assert path.stat().st_mode & 0o777 == 0o640
     assert sorted(p.name for p in tmp_path.iterdir()) == ["lock.txt", "pins.yaml"]
+
+
+def test_a_file_of_another_upstream_stands_in(tmp_path: Path) -> None:
+    path = write(tmp_path, changed(
+        "    files: {}\n", "    files: {}\n    source_in: demo\n    source_file: wheel\n"
+    ))  # fmt: skip
+    loaded = pins.load(path)
+    assert loaded.upstream("other").files == {"wheel": loaded.upstream("demo").files["wheel"]}
+    pins.record(path, "other", "release", RECORDED)
+    assert pins.load(path).upstream("other").patched == {"release": RECORDED}
+
+
+def test_a_wheel_carries_known_upstreams_only(tmp_path: Path) -> None:
+    text = changed("        local:", "        carries: [other]\n        local:")
+    plan = pins.load(write(tmp_path, text)).target("here").wheels["demo"]
+    assert plan.carries == ("other",)
+    with pytest.raises(PinsError, match=r"wheels\.demo\.carries: 'othr': no such upstream"):
+        pins.load(write(tmp_path, text.replace("[other]", "[othr]")))
 
 
 def test_a_record_written_twice_is_the_same(tmp_path: Path) -> None:

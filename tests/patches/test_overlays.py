@@ -1,0 +1,91 @@
+"""Every series goes onto every release wheel that ships its files: arm64, which the Spark installs,
+and amd64, whose Python files must be the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sparkforge import pins, series, sources
+from sparkforge.index import Index
+from sparkforge.pins import SourcePlan
+from sparkforge.sources import Access
+from sparkforge.store import Store
+from sparkforge.wheels import overlay
+from tests.patches.checkout import CHECKOUT
+from tests.patches.checkout import store as user_store
+from tests.patches.releases import release_file
+
+CASES = [
+    ("vllm", "cuda-arm64"), ("vllm", "cuda-amd64"), ("flashinfer", "wheel"),
+    ("triton", "cp312-arm64"), ("triton", "cp312-amd64"),
+]  # fmt: skip
+
+
+def layer(store: Store, upstream: str) -> overlay.Layer:
+    pinned = pins.load(CHECKOUT / "pins.yaml").upstream(upstream)
+    access = Access(Index(), {}, offline=False)
+    source = sources.ensure(store, upstream, pinned, SourcePlan(provider="release"), access)
+    patched = series.apply(store, series.read(CHECKOUT / "patches" / upstream), source)
+    assert patched.touched, "no series, no proof"
+    return overlay.Layer(patched, pinned.paths)
+
+
+@pytest.mark.parametrize(("upstream", "file"), CASES)
+def test_every_series_goes_onto_every_wheel(upstream: str, file: str, tmp_path: Path) -> None:
+    store = user_store()
+    loaded = pins.load(CHECKOUT / "pins.yaml")
+    carried = loaded.target("spark").wheels[upstream].carries
+    layers = [layer(store, name) for name in (upstream, *carried)]
+    request = overlay.Request(
+        wheel=release_file(upstream, file), name=None, local="spark.1", drop_requires=(),
+        version_file=loaded.upstream(upstream).version_file, epoch=loaded.release.source_date_epoch,
+    )  # fmt: skip
+    made = overlay.build(request, layers, tmp_path)
+    touched = {path for one in layers for path in one.patched.touched}
+    assert len(made.replaced) + len(made.added) + len(made.left_out) == len(touched)
+    with zipfile.ZipFile(made.path) as wheel:
+        ours = {name: wheel.read(name) for name in (*made.replaced, *made.added)}
+    with zipfile.ZipFile(request.wheel) as wheel:
+        for name in made.replaced:
+            assert wheel.read(name) != ours[name]
+    for name, data in ours.items():
+        if name.endswith(".py"):
+            compile(data, name, "exec")
+    made.path.unlink()  # pytest keeps folders of several runs
+
+
+def test_triton_s_python_files_are_the_same_on_all_platforms() -> None:
+    """What lets one platform's wheel stand in for the source of all."""
+    found = set()
+    for file in ("cp312-arm64", "cp312-amd64", "cp311-amd64"):
+        digest = hashlib.sha256()
+        with zipfile.ZipFile(release_file("triton", file)) as wheel:
+            for name in sorted(wheel.namelist()):
+                if name.startswith("triton/") and name.endswith(".py"):
+                    digest.update(name.encode() + wheel.read(name))
+        found.add(digest.hexdigest())
+    assert len(found) == 1
+
+
+def test_vllm_s_wheels_carry_the_same_triton_kernels() -> None:
+    found = set()
+    for file in ("cuda-arm64", "cuda-amd64"):
+        with zipfile.ZipFile(release_file("vllm", file)) as wheel:
+            names = [
+                n for n in wheel.namelist() if n.startswith("vllm/third_party/triton_kernels/")
+            ]
+            assert names
+            found.add(tuple((name, wheel.read(name)) for name in sorted(names)))
+    assert len(found) == 1
+
+
+def test_the_cpu_wheel_holds_no_triton_kernels() -> None:
+    """Why the cpu target carries no series of it."""
+    with zipfile.ZipFile(release_file("vllm", "cpu-amd64")) as wheel:
+        package = "vllm/third_party/triton_kernels/"
+        assert not [name for name in wheel.namelist() if name.startswith(package)]
+    assert pins.load(CHECKOUT / "pins.yaml").target("cpu").wheels["vllm"].carries == ()
