@@ -174,8 +174,10 @@ def build(
     Raises:
         ProofError: the probe itself fails.
     """
-    inputs = {"python": str(python), "packages": folder.name, "capability": capability,
-              "probe": code_digest(_PROBE), "readers": readers.identity}  # fmt: skip
+    inputs = {
+        "python": str(python), "packages": folder.name, "capability": capability,
+        "code": code_digest(_PROBE, _PROBE.parent / "sass.py"), "readers": readers.identity,
+    }  # fmt: skip
 
     def make(out: Path) -> Mapping[str, Any]:
         path = f"{folder}:{folder / 'kernels'}"
