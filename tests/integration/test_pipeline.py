@@ -119,7 +119,7 @@ def test_explain_names_the_input_that_changed(project: Project) -> None:
     assert steps["series demo"]["state"] == "to make"
     changed = [line for line in steps["series demo"]["why"] if line.startswith(f"patches.{PATCH}")]
     assert changed == [f"patches.{PATCH}: {old[:20]}…{old[-12:]} → {new[:20]}…{new[-12:]}"]
-    assert any(line.startswith("series: ") for line in steps["wheel demo"]["why"])
+    assert any(line.startswith("series.demo: ") for line in steps["wheel demo"]["why"])
     out, _ = project.run(*words)
     assert f"patches.{PATCH}: " in out
     project.build()
