@@ -13,10 +13,8 @@ from sparkforge import pins, series, sources
 from sparkforge.index import Index
 from sparkforge.pins import SourcePlan
 from sparkforge.sources import Access
-from sparkforge.store import Store
 from sparkforge.wheels import overlay
-from tests.patches.checkout import CHECKOUT
-from tests.patches.checkout import store as user_store
+from tests.patches.checkout import CHECKOUT, store
 from tests.patches.releases import release_file
 
 CASES = [
@@ -25,21 +23,20 @@ CASES = [
 ]  # fmt: skip
 
 
-def layer(store: Store, upstream: str) -> overlay.Layer:
+def layer(upstream: str) -> overlay.Layer:
     pinned = pins.load(CHECKOUT / "pins.yaml").upstream(upstream)
     access = Access(Index(), {}, offline=False)
-    source = sources.ensure(store, upstream, pinned, SourcePlan(provider="release"), access)
-    patched = series.apply(store, series.read(CHECKOUT / "patches" / upstream), source)
+    source = sources.ensure(store(), upstream, pinned, SourcePlan(provider="release"), access)
+    patched = series.apply(store(), series.read(CHECKOUT / "patches" / upstream), source)
     assert patched.touched, "no series, no proof"
     return overlay.Layer(patched, pinned.paths)
 
 
 @pytest.mark.parametrize(("upstream", "file"), CASES)
 def test_every_series_goes_onto_every_wheel(upstream: str, file: str, tmp_path: Path) -> None:
-    store = user_store()
     loaded = pins.load(CHECKOUT / "pins.yaml")
     carried = loaded.target("spark").wheels[upstream].carries
-    layers = [layer(store, name) for name in (upstream, *carried)]
+    layers = [layer(name) for name in (upstream, *carried)]
     request = overlay.Request(
         wheel=release_file(upstream, file), name=None, local="spark.1", drop_requires=(),
         version_file=loaded.upstream(upstream).version_file, epoch=loaded.release.source_date_epoch,

@@ -14,10 +14,11 @@ from tests.patches.checkout import CHECKOUT, store
 def tree(upstream: str, folder: Path, *, patched: bool) -> Path:
     """Check an upstream's tree out into a new folder: its release's, or the one we make of it."""
     loaded = pins.load(CHECKOUT / "pins.yaml").upstream(upstream)
+    kept = store()
     access = Access(Index(), {}, offline=False)
-    source = sources.ensure(store(), upstream, loaded, SourcePlan(provider="release"), access)
+    source = sources.ensure(kept, upstream, loaded, SourcePlan(provider="release"), access)
     commit = source.commit
     if patched:
-        commit = series.apply(store(), series.read(CHECKOUT / "patches" / upstream), source).commit
+        commit = series.apply(kept, series.read(CHECKOUT / "patches" / upstream), source).commit
     git.clone_at(source.repo, folder, commit)
     return folder
