@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sparkforge.errors import MachineError, ProofError
 from tests.support import ROOT
 
 NAMES = ("block-scaled-mma", "block-scaled-mma-plain")
@@ -96,7 +97,7 @@ def test_a_source_that_nvcc_refuses_is_named(
     fake.write_text(fake.read_text().replace("exec false", '[ "$1" = --version ] || exit 9'))
     fake.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    _, err = run(proved[0], "block-scaled-mma", "--offline", code=14, PATH=path)
+    _, err = run(proved[0], "block-scaled-mma", "--offline", code=ProofError.exit_code, PATH=path)
     assert "block-scaled-mma 121a: nvcc refuses it" in err
 
 
@@ -106,7 +107,9 @@ def test_without_nvcc_it_says_what_to_install(tmp_path: Path) -> None:
     for program in ("git", "tar"):
         if found := shutil.which(program):
             (only / program).symlink_to(found)
-    _, err = run(tmp_path / "store", "block-scaled-mma", code=13, PATH=str(only))
+    _, err = run(
+        tmp_path / "store", "block-scaled-mma", code=MachineError.exit_code, PATH=str(only)
+    )
     assert "nvcc: no such program" in err
     assert "CUDA 13.0" in err
 

@@ -89,7 +89,7 @@ def test_listings_that_disagree_are_refused(missing: str) -> None:
     usage = (DATA / "block_scaled-121a.usage").read_text()
     with pytest.raises(ProofError, match="do not agree") as caught:
         sass.read("" if missing == "sass" else text, "" if missing == "usage" else usage)
-    assert caught.value.exit_code == 14
+    assert caught.value.exit_code == ProofError.exit_code
 
 
 def test_a_listing_without_code_is_refused() -> None:
