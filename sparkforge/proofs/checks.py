@@ -26,13 +26,14 @@ class Promise:
         mma: pattern that each matrix instruction must match, in full; each kernel must have one.
             None: a unit whose kernels need none.
         kernels: how many kernels with matrix instructions there must be; None: at least one.
-        stack: bytes a thread that may be spilled; measured, so that more is noticed.
+        stack: bytes a thread that may be spilled; measured, so that more is noticed. None: any,
+            for kernels that the series does not touch.
         sized: whether kernels must tell their dynamic shared memory.
     """
 
     mma: str | None
     kernels: int | None = None
-    stack: int = 0
+    stack: int | None = 0
     sized: bool = False
 
 
@@ -62,7 +63,7 @@ def _problems(kernel: Kernel, promise: Promise, arch: str) -> list[str]:
             for word, count in kernel.mma.items()
             if not re.fullmatch(promise.mma, word)
         ]
-    if kernel.stack > promise.stack or kernel.local:
+    if promise.stack is not None and (kernel.stack > promise.stack or kernel.local):
         found.append(f"spills: {kernel.stack} B stack, {kernel.local} B local, not {promise.stack}")
     shared = kernel.shared + (kernel.shared_dynamic or 0)
     if shared > SHARED_LIMIT:

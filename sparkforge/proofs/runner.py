@@ -206,7 +206,10 @@ def prove(
 
         def build(folder: Path) -> Mapping[str, Any]:
             source = folder / "unit.cu"
-            source.write_text(job.source, encoding="utf-8")
+            if tree is not None and job.unit.file is not None:
+                source = tree.path / job.unit.file  # it includes files that lie beside it
+            else:
+                source.write_text(job.source, encoding="utf-8")
             try:
                 toolchain.compile_cubin(
                     source, job.arch, tree.path if tree else None, folder / "unit.cubin"

@@ -121,6 +121,14 @@ UNITS: tuple[Unit, ...] = (
         "moe-nvfp4-nvfp4", "FlashInfer's MoE in NVFP4: what the series must not change",
         BOTH, Promise(NVFP4_NVFP4, stack=16, sized=True), generated=(_E2M1, _E2M1),
     ),
+    *(
+        Unit(
+            f"moe-dispatch-{kind}", "the dispatch to such kernels compiles, without SM10x",
+            BOTH, Promise(None, stack=None),
+            file=f"{_KERNELS}/moe_gemm/moe_gemm_kernels_{kind.replace('-', '_')}.cu",
+        )
+        for kind in ("fp8-fp4", "fp4-fp4", "fp8-fp8")
+    ),
 )  # fmt: skip
 
 
