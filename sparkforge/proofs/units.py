@@ -114,7 +114,7 @@ UNITS: tuple[Unit, ...] = (
         upstream=None,
     ),
     Unit(
-        "moe-mxfp8-mxfp4", "the same, every kernel that FlashInfer's module holds",
+        "moe-mxfp8-mxfp4", "FlashInfer's MoE, MXFP8 × MXFP4: every kernel of its module",
         BOTH, Promise(MXFP8_MXFP4, stack=16, sized=True), generated=(_E4M3, _E2M1),
     ),
     Unit(
