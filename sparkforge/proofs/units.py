@@ -118,6 +118,16 @@ UNITS: tuple[Unit, ...] = (
         BOTH, Promise(MXFP8_MXFP4, stack=16, sized=True), generated=(_E4M3, _E2M1),
     ),
     Unit(
+        "moe-mxfp8-mxfp8-corners",
+        "FlashInfer's MoE, MXFP8 activations × MXFP8 weights, which our series adds",
+        BOTH, Promise(MXFP8_MXFP8, kernels=3, stack=16, sized=True), ci=("121a",),
+        text=_corners(_E4M3, _E4M3),
+    ),
+    Unit(
+        "moe-mxfp8-mxfp8", "the same, every kernel that FlashInfer's module holds",
+        BOTH, Promise(MXFP8_MXFP8, stack=16, sized=True), generated=(_E4M3, _E4M3),
+    ),
+    Unit(
         "moe-nvfp4-nvfp4", "FlashInfer's MoE in NVFP4: what the series must not change",
         BOTH, Promise(NVFP4_NVFP4, stack=16, sized=True), generated=(_E2M1, _E2M1),
     ),

@@ -1,6 +1,6 @@
 """Runs FlashInfer's own Python code, without a GPU or nvcc, and writes what it answers.
 
-usage: python -m tests.patches.probe_flashinfer autotuner|architectures OUT.json
+usage: python -m tests.patches.probe_flashinfer autotuner|architectures|mxfp8_moe OUT.json
 
 The FlashInfer is the one first on the path. Of what it imports only pynvml is made up (nobody asks
 it anything), and CUDA's version, which FlashInfer would ask of nvcc.
@@ -113,12 +113,32 @@ def architectures() -> dict[str, Any]:
     return result
 
 
+def mxfp8_moe() -> dict[str, Any]:
+    """Ask each CUTLASS configuration of the fused MoE for its architectures."""
+    import flashinfer.fused_moe as moe
+    from flashinfer.fused_moe import runners
+
+    asked = (80, 89, 90, 100, 103, 107, 110, 120, 121)
+    answer: dict[str, Any] = {
+        name: [arch for arch in asked if getattr(moe, name).supported(arch)]
+        for name in dir(moe)
+        if name.startswith("Cutlass") and name.endswith("Config")
+    }
+    for name in dir(runners):
+        if name.startswith("Cutlass") and name.endswith("Runner"):
+            archs = getattr(runners, name)._supported_archs
+            answer[name] = [arch for arch in asked if arch in archs]
+    return answer
+
+
 def main() -> None:
     what, out = sys.argv[1], Path(sys.argv[2])
     sys.modules["pynvml"] = types.ModuleType("pynvml")
-    answer = {"autotuner": autotuner, "architectures": architectures}[what]()
+    answer = _QUESTIONS[what]()
     out.write_text(json.dumps(answer, indent=1), encoding="utf-8")
 
+
+_QUESTIONS = {"autotuner": autotuner, "architectures": architectures, "mxfp8_moe": mxfp8_moe}
 
 if __name__ == "__main__":
     main()

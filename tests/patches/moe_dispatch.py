@@ -1,0 +1,171 @@
+"""FlashInfer's CUTLASS MoE for SM12x on the CPU: what its generator writes, what it dispatches."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.patches.checkout import ROOT
+
+HERE = Path(__file__).parent
+STUBS = ROOT / "sparkforge" / "proofs" / "include"  # names of cuBLAS's status codes
+TIMEOUT_S = 600
+_INTERNAL = "csrc/nv_internal"
+_INCLUDES = (
+    _INTERNAL, f"{_INTERNAL}/include", f"{_INTERNAL}/tensorrt_llm/cutlass_extensions/include",
+    f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels/include",
+    f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels",
+    "3rdparty/cccl/cub", "3rdparty/cccl/libcudacxx/include", "3rdparty/cccl/thrust",
+    "include", "csrc", "3rdparty/cutlass/include", "3rdparty/cutlass/tools/util/include",
+    "3rdparty/spdlog/include",
+)  # fmt: skip
+# gen_cutlass_fused_moe_sm120_module's, without what shapes device code only
+_DEFINES = (
+    "COMPILE_BLACKWELL_TMA_GEMMS", "COMPILE_BLACKWELL_SM120_TMA_GROUPED_GEMMS",
+    "ENABLE_BF16", "ENABLE_FP8", "ENABLE_FP4", "USING_OSS_CUTLASS_MOE_GEMM", "NDEBUG",
+)  # fmt: skip
+_HOST_SOURCES = (
+    "tensorrt_llm/kernels/cutlass_kernels/cutlass_heuristic.cpp",
+    "cpp/common/tllmException.cpp", "cpp/common/stringUtils.cpp", "cpp/common/logger.cpp",
+)  # fmt: skip
+
+_INSTANTIATION = re.compile(
+    r"INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM\(Sm(\d+), (\w+), (\w+), (\w+),"
+    r"\s*void, EpilogueOpDefault, (\w+),\s*(\d+), (\d+), (\d+), 1, 1, 1,"
+    r"\s*(true|false), false, false, (true|false)\);"
+)
+_LAUNCH = re.compile(
+    r"sm(\d+) fp8xfp(\d) out(\w+) (\d+)x(\d+)x(\d+) (NONE|FINALIZE) mx([01]) swap([01])"
+)
+_TYPES = {"half": "F16", "__nv_bfloat16": "BF16"}
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """One grouped GEMM: what the generator instantiates, and what a dispatch launches.
+
+    Attributes:
+        tile: rows, columns and depth in elements.
+        out: F16 or BF16.
+    """
+
+    tile: tuple[int, int, int]
+    out: str
+    fusion: str
+    mx: bool
+    swap_ab: bool
+
+
+def generate(tree: Path, folder: Path, arch: str) -> dict[str, str]:
+    """Run a tree's generator for one architecture; return the files' text by relative path."""
+    code = (
+        "import sys, importlib; sys.path.insert(0, sys.argv[1]);"
+        "importlib.import_module('cutlass.generate_kernels')"
+        ".generate_gemm_operations(sys.argv[2], sys.argv[3])"
+    )
+    words: list[str | Path] = [sys.executable, "-B", "-c", code, tree / "flashinfer/jit/gemm"]
+    done = subprocess.run(
+        [*words, folder, f"{arch};{arch}-real"],
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*.generated.cu")
+    }
+
+
+def fp8_gemms(files: dict[str, str]) -> Counter[Gemm]:
+    """Return the SM120 GEMMs with 8-bit activations and weights that generated files hold."""
+    return Counter(
+        Gemm((int(m), int(n), int(k)), _TYPES[out], fusion, mx == "true", swap == "true")
+        for text in files.values()
+        for arch, act, weight, out, fusion, m, n, k, mx, swap in _INSTANTIATION.findall(text)
+        if arch == "120" and act == weight == "__nv_fp8_e4m3"
+    )
+
+
+def compile_host(tree: Path, source: Path, out: Path, *, link: bool = False) -> None:
+    """Compile a source on a tree's headers for this machine's CPU, to an object or a program."""
+    words: list[str | Path] = ["nvcc", "-std=c++17", "-O0", *(f"-D{name}" for name in _DEFINES)]
+    for include in (STUBS, *(tree / name for name in _INCLUDES)):
+        words += ["-isystem", include]
+    # the real header of cuBLAS brings math.h
+    words += ["-include", "math.h", "-Xcompiler", "-ffunction-sections,-fdata-sections"]
+    words += ["--expt-relaxed-constexpr", "-static-global-template-stub=false", "-arch=sm_121a"]
+    _call([*words, *(() if link else ("-c",)), source, "-o", out])
+
+
+def build_probe(tree: Path, folder: Path) -> Path:
+    """Compile a tree's MoE dispatch, without its kernels, into a program for this machine.
+
+    Takes about 35 s of CPU and 1.5 GB: it is parsing, no device code is generated.
+    """
+    folder.mkdir()
+    objects = []
+    for source in (HERE / "probe_moe_dispatch.cu", *(tree / _INTERNAL / n for n in _HOST_SOURCES)):
+        objects.append(folder / f"{source.stem}.o")
+        compile_host(tree, source, objects[-1])
+    program = folder / "probe"
+    # what of the host sources nobody calls wants more of the CUDA runtime
+    _call(["c++", "-Wl,--gc-sections", HERE / "probe_fake_cudart.cpp", *objects, "-o", program])
+    return program
+
+
+def _call(words: list[str | Path]) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How one runner of a probe behaves on one capability.
+
+    Attributes:
+        tma_ws: whether it has kernels of the TMA warp specialized kind there.
+        launches: per tactic of that kind that the autotuner keeps, what its dispatch launched.
+        others: per other tactic, what became of it.
+    """
+
+    tma_ws: bool
+    launches: tuple[str, ...]
+    others: tuple[str, ...]
+
+    def gemms(self) -> Counter[Gemm]:
+        """Return the launches as GEMMs; each tactic must have launched exactly one, for SM120."""
+        found = [_LAUNCH.fullmatch(text) for text in self.launches]
+        return Counter(
+            Gemm(
+                (int(match[4]), int(match[5]), int(match[6])),
+                match[3], match[7], match[8] == "1", match[9] == "1",
+            )
+            for match in found
+            if match is not None and match[1] == "120" and match[2] == "8"
+        )  # fmt: skip
+
+
+def ask(program: Path, capability: int) -> dict[str, Runner]:
+    """Run a probe for a capability such as 121; return its runners by name."""
+    done = subprocess.run(
+        [program, str(capability)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    # a refusal is logged, on the same stream in parts
+    said = [line for line in done.stdout.splitlines() if re.match(r"(mx)?fp8-(bf|f)16 ", line)]
+
+    def tactics(name: str, kind: str) -> tuple[str, ...]:
+        head = f"{name} tactic {kind}:"
+        return tuple(line.removeprefix(head).strip() for line in said if line.startswith(head))
+
+    return {
+        name: Runner(
+            f"{name} supports_tma_ws 1" in said,
+            tactics(name, "tma_ws 1"),
+            tactics(name, "ampere 0"),
+        )
+        for name in ("mxfp8-bf16", "mxfp8-f16", "fp8-bf16", "fp8-f16")
+    }
