@@ -21,6 +21,7 @@ _LAUNCHER = "tensorrt_llm/kernels/cutlass_kernels/moe_gemm/launchers/moe_gemm_tm
 # Operands in the order that the machine code names them, which swap_ab turns round.
 MXFP8_MXFP8 = r"QMMA\.SF\.16832\.F32\.E4M3\.E4M3\.E8"
 MXFP8_MXFP4 = r"QMMA\.SF\.16832\.F32\.(E4M3\.E2M1|E2M1\.E4M3)\.E8"
+FP8_FP8 = r"QMMA\.16832\.F32\.E4M3\.E4M3"
 BF16 = r"HMMA\.16816\.F32\.BF16"
 NVFP4_NVFP4 = r"OMMA\.SF\.16864\.F32\.E2M1\.E2M1\.UE4M3\.4X"
 
@@ -131,13 +132,9 @@ UNITS: tuple[Unit, ...] = (
         "moe-nvfp4-nvfp4", "FlashInfer's MoE in NVFP4: what the series must not change",
         BOTH, Promise(NVFP4_NVFP4, stack=16, sized=True), generated=(_E2M1, _E2M1),
     ),
-    *(
-        Unit(
-            f"moe-dispatch-{kind}", "the dispatch to such kernels compiles, without SM10x",
-            BOTH, Promise(None, stack=None),
-            file=f"{_KERNELS}/moe_gemm/moe_gemm_kernels_{kind.replace('-', '_')}.cu",
-        )
-        for kind in ("fp8-fp4", "fp4-fp4", "fp8-fp8")
+    Unit(
+        "moe-fp8-fp8", "per-tensor FP8 keeps its route through SM89's instruction",
+        BOTH, Promise(FP8_FP8, stack=None), file=f"{_KERNELS}/moe_gemm/moe_gemm_kernels_fp8_fp8.cu",
     ),
 )  # fmt: skip
 
