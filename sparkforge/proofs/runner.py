@@ -105,7 +105,8 @@ def patched_tree(
         git.unpack(source.repo, patched.commit, folders, folder / "tree")
         return {"commit": patched.commit}
 
-    made = store.build("proof-trees", {"upstream": name, "folders": identity}, make)
+    inputs = {"upstream": name, "folders": identity}
+    made = toolchain.keep(store, "proof-trees", f"tree {name}", inputs, make)
     return Tree(made.path / "tree", identity)
 
 
@@ -219,13 +220,13 @@ def prove(
                 raise ProofError(msg, "mend the source or the patch that made it so") from error
             return {"label": job.label}
 
-        cubin = store.build("proof-cubins", compiled, build)
+        cubin = toolchain.keep(store, "proof-cubins", f"cubin {job.label}", compiled, build)
 
         def facts(folder: Path) -> Mapping[str, Any]:
             return {"kernels": [k.as_json() for k in readers.read(cubin.path / "unit.cubin")]}
 
         inputs = {"cubin": cubin.key, "readers": readers.identity, "code": reading}
-        read = store.build("proof-facts", inputs, facts)
+        read = toolchain.keep(store, "proof-facts", f"facts {job.label}", inputs, facts)
         kernels = tuple(Kernel.from_json(value) for value in read.outputs["kernels"])
         found = checks.problems(kernels, job.promise, job.arch)
         return Verdict(job, kernels, tuple(found), cubin.seconds, fresh)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from sparkforge import environment
 from sparkforge.proofs.sass import Kernel, read
 from sparkforge.run import call
 from sparkforge.sources import Access
-from sparkforge.store import Store, code_digest, sha256_file
+from sparkforge.store import Artefact, Store, code_digest, sha256_file
 
 LOCK = "requirements/proofs.txt"
 _HERE = Path(__file__).parent
@@ -62,6 +62,22 @@ class Readers:
         return read(sass, usage.stdout.decode())
 
 
+def keep(
+    store: Store,
+    stage: str,
+    label: str,
+    inputs: Mapping[str, Any],
+    make: Callable[[Path], Mapping[str, Any]],
+) -> Artefact:
+    """Return a result as ``store.build`` does, noted as the newest of its label.
+
+    Without the note, ``clean --superseded`` would take it for one that nothing uses.
+    """
+    made = store.build(stage, inputs, make)
+    store.remember("proofs", label, made)
+    return made
+
+
 def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
     """Return the readers, fetching them where the store lacks them.
 
@@ -98,7 +114,7 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
                         program.chmod(0o755)
         return {"programs": sorted(path.name for path in (folder / "bin").iterdir())}
 
-    made = store.build("proof-readers", inputs, make)
+    made = keep(store, "proof-readers", f"readers {platform.replace('/', '-')}", inputs, make)
     return Readers(made.path / "bin", identity)
 
 

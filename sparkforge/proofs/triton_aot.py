@@ -24,7 +24,7 @@ from sparkforge.pins import SourcePlan
 from sparkforge.proofs import checks
 from sparkforge.proofs.runner import Job, Verdict
 from sparkforge.proofs.sass import Kernel
-from sparkforge.proofs.toolchain import Readers
+from sparkforge.proofs.toolchain import Readers, keep
 from sparkforge.proofs.units import Unit
 from sparkforge.run import call
 from sparkforge.series import Patched
@@ -107,7 +107,8 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
         git.unpack(ours.patched.source.repo, tree, ["triton_kernels"], folder / "kernels")
         return {}
 
-    return store.build("proof-triton", inputs, make).path
+    label = f"triton packages, series: {triton=} {kernels=}"
+    return keep(store, "proof-triton", label, inputs, make).path
 
 
 def prove(context: Context, unit: Unit, readers: Readers) -> list[Verdict]:
@@ -150,7 +151,8 @@ def _release(context: Context, wheel: Path) -> Path:
         return {}
 
     inputs = {"wheel": wheel.parent.name, "left out": _LEFT_OUT}
-    return context.store.build("proof-triton-release", inputs, make).path / "files"
+    made = keep(context.store, "proof-triton-release", "triton release", inputs, make)
+    return made.path / "files"
 
 
 def interpreter(context: Context) -> Path:
@@ -194,7 +196,8 @@ def build(
         return dict(result)
 
     fresh = context.store.find("proof-triton-cubins", inputs) is None
-    made = context.store.build("proof-triton-cubins", inputs, make)
+    label = f"triton cubins {capability} {folder.name}"
+    made = keep(context.store, "proof-triton-cubins", label, inputs, make)
     return [_built(case) for case in made.outputs["cases"]], fresh
 
 

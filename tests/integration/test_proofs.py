@@ -89,6 +89,18 @@ def test_what_is_proved_is_not_compiled_again(
     assert json.loads(out)["proofs"] == first["proofs"]
 
 
+def test_cleaning_what_is_superseded_keeps_the_proofs(
+    proved: tuple[Path, dict[str, Any]],
+) -> None:
+    store, first = proved
+    subprocess.run(
+        [sys.executable, "-m", "sparkforge", "clean", "--superseded", "--store", store],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60, check=True,
+    )  # fmt: skip
+    kept = [path for path in (store / "artefacts").glob("proof-*/*") if path.is_dir()]
+    assert len(kept) == 1 + 2 * len(first["proofs"])  # readers; machine code and facts of each
+
+
 def test_a_source_that_nvcc_refuses_is_named(
     proved: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
