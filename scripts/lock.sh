@@ -26,8 +26,11 @@ lock dev.in dev.txt --universal --python-version 3.11
 lock cpu.in cpu-linux-amd64.txt --python-version 3.11 --python-platform x86_64-manylinux_2_36 \
   --only-binary :all:
 # glibc 2.39: Ubuntu 24.04, the Spark's; FlashInfer and Triton come from our wheels, not from the lock
-lock spark.in spark-linux-arm64.txt --python-version 3.12 \
-  --python-platform aarch64-manylinux_2_39 --only-binary :all: \
-  --no-emit-package flashinfer-python --no-emit-package triton
+cuda() { # cuda OUTPUT PLATFORM
+  lock spark.in "$1" --python-version 3.12 --python-platform "$2" --only-binary :all: \
+    --no-emit-package flashinfer-python --no-emit-package triton
+}
+cuda spark-linux-arm64.txt aarch64-manylinux_2_39
+cuda rtx-linux-amd64.txt x86_64-manylinux_2_39
 # what reads machine code for `build.py proofs`, on either platform
 lock proofs.in proofs.txt --universal --python-version 3.11 --only-binary :all:
