@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparkforge import ablate
 from sparkforge.ablate import Result
-from sparkforge.errors import AblationError, UsageError
+from sparkforge.errors import AblationError, SeriesError, UsageError
 from sparkforge.log import log
 from sparkforge.series import Series
 from sparkforge.sources import Source
@@ -71,11 +71,12 @@ def _chosen(job: Job) -> list[tuple[Series, str]]:
 def _results(job: Job, chosen: Sequence[tuple[Series, str]]) -> list[Result]:
     if not chosen:
         return []
+    patches = [patch for one in job.series for patch in one.patches if (one, patch.name) in chosen]
+    if nameless := [str(patch.path) for patch in patches if not patch.trailers.get("Test")]:
+        msg = f"{', '.join(nameless)}: names no test"
+        raise SeriesError(msg, "add the trailer Test to the last paragraph")
+    tests = {patch.name: patch.trailers["Test"] for patch in patches}
     python = job.python or _dev_python(job.root)
-    tests = {
-        patch.name: patch.trailers["Test"] for one in job.series for patch in one.patches
-        if (one, patch.name) in chosen
-    }  # fmt: skip
     with log.step("the whole series"):
         before = ablate.baseline(job.store, job.root, list(tests.values()), python)
     results = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import platform
 import signal
 import sys
@@ -11,20 +13,28 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sparkforge import commands, errors, git, patchcommands
 from sparkforge.context import STAGES
-from sparkforge.errors import SparkforgeError, UsageError
+from sparkforge.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.log import log
 
 _DEFAULT_COMMAND = "build"
 _STARTS_A_SERVER = ("smoke", "serve", "bench")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# the operating system's answers that are about the user's files, and no bug of ours
+_REFUSED = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR,
+    errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse whose complaints look like all our errors."""
+    """argparse whose complaints look like all our errors, and whose options are written out."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"{self.prog} --help shows what is possible")
@@ -68,8 +78,8 @@ def _positive(text: str) -> float:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
-        msg = f"{text!r} is no number above 0"
+    if not 1e-6 <= number <= 1e9:  # what is beyond divides to nothing, or to infinity
+        msg = f"{text!r} is no number from 10^-6 to 10^9"
         raise argparse.ArgumentTypeError(msg)
     return number
 
@@ -317,6 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script
             signal.signal(number, _interrupt)
     git.unbind()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
     try:
         options = _parser().parse_args(words)
@@ -327,18 +340,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.configure(to_stderr=options.json, verbose=options.verbose)
         code: int = options.run(options)
     except SparkforgeError as error:
-        log.error(str(error))
-        if "--json" in words:  # who reads stdout gets a document in any case
-            log.json({"error": error.as_json()})
-        return error.exit_code
+        return _fail(error, words)
     except KeyboardInterrupt:
         log.error(f"interrupted after {time.monotonic() - start:.0f} s; the next run goes on")
         return errors.INTERRUPTED_EXIT_CODE
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _REFUSED:
+            what = f"{error.filename or 'standard output'}: {error.strerror}"
+            told = words if error.filename else ()  # no document where stdout takes none
+            return _fail(StoreError(what, "give the user access to it, or make room"), told)
         log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
         traceback.print_exc()
         return 1
     return code
+
+
+def _fail(error: SparkforgeError, words: Sequence[str]) -> int:
+    log.error(str(error))
+    if "--json" in words:  # who reads stdout gets a document in any case
+        log.json({"error": error.as_json()})
+    return error.exit_code
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

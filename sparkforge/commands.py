@@ -194,8 +194,14 @@ def roofline(options: argparse.Namespace) -> int:
     from sparkforge import rooflinetable
 
     target = pins.load(pins_path(options)).target(options.target)
+    case = rooflinetable.case(
+        target, options.target, model=options.model, bandwidth=options.bandwidth,
+        context=options.context, batch=options.batch, kv_cache=options.kv_cache_dtype,
+    )  # fmt: skip
     if options.docs or options.check:
-        case = rooflinetable.case(target, options.target)  # the page is about the defaults
+        if options.layers or case != rooflinetable.case(target, options.target):
+            msg = "docs/roofline.md is about the target's own model and the defaults"
+            raise UsageError(msg, "with --docs or --check give --target alone")
         command = f"roofline --target {options.target} --docs"
         page = pins_path(options).parent / "docs" / "roofline.md"
         wanted = {
@@ -203,10 +209,6 @@ def roofline(options: argparse.Namespace) -> int:
             page.with_suffix(".svg"): rooflinetable.svg(case),
         }
         return settle(options, wanted, command)
-    case = rooflinetable.case(
-        target, options.target, model=options.model, bandwidth=options.bandwidth,
-        context=options.context, batch=options.batch, kv_cache=options.kv_cache_dtype,
-    )  # fmt: skip
     table = rooflinetable.rows(case, options.layers)
     if options.json:
         log.json(rooflinetable.as_json(case, table))

@@ -86,7 +86,7 @@ class SmokeError(SparkforgeError):
 
 
 class StoreError(SparkforgeError):
-    """The store can't be read or written (disk full, permissions)."""
+    """The store, or another file, can't be read or written (disk full, permissions)."""
 
     exit_code = 11
 

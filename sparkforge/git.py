@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkforge.errors import UsageError
 from sparkforge.run import call, piped
 
 COMMITTER = "sparkforge"
@@ -285,9 +286,17 @@ def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
 
 
 def clone_at(repo: Path, where: Path, commit: str) -> None:
-    """Make a working clone with a commit checked out, on a branch of its own."""
-    where.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{where.name}-", dir=where.parent))
+    """Make a working clone with a commit checked out, on a branch of its own.
+
+    Raises:
+        UsageError: no folder can be made there.
+    """
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{where.name}-", dir=where.parent))
+    except OSError as error:
+        msg = f"{where}: no folder can be made there: {error.strerror}"
+        raise UsageError(msg, "name another place") from None
     try:
         # --no-hardlinks: the user may do what he likes with the clone, the store must not notice
         call("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=", repo,

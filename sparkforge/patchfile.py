@@ -70,9 +70,11 @@ def read_patch(path: Path) -> Patch:
     Raises:
         SeriesError: it is not a mail-format patch with full blob ids.
     """
-    data = path.read_bytes()
     try:
+        data = path.read_bytes()
         text = data.decode("utf-8")
+    except OSError as error:
+        raise SeriesError(f"{path}: {error.strerror}", "restore it from git") from None
     except UnicodeDecodeError as error:
         msg = f"{path}: not UTF-8 text: {error}"
         raise SeriesError(msg, "export it again") from None

@@ -87,6 +87,8 @@ def read(folder: Path) -> Series:
             lines = listing.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
             raise SeriesError(f"{listing}: not UTF-8 text: {error}", "write it anew") from None
+        except OSError as error:
+            raise SeriesError(f"{listing}: {error.strerror}", "restore it from git") from None
         names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     twice = sorted({name for name in names if names.count(name) > 1})
     files = {path.name for path in folder.glob("*.patch") if path.is_file()}

@@ -139,8 +139,9 @@ class Store:
             try:
                 for name in _FOLDERS:
                     (self.root / name).mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError) as error:
-                msg = f"{error.filename}: is no folder, so the store can't be made in it"
+            except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+                what = "can't be made" if error.errno == errno.ENOENT else "is no folder"
+                msg = f"{error.filename}: {what}, so the store can't be made in it"
                 raise StoreError(msg, "choose another place with --store DIR") from error
             tag = self.root / "CACHEDIR.TAG"
             if not tag.exists():

@@ -194,7 +194,7 @@ def test_one_patch_by_name_as_a_table(shop: Shop) -> None:
 
 
 def test_what_can_not_be_ablated_is_refused(shop: Shop) -> None:
-    shop.add("Make three nine", b"line_3 = 1", b"line_3 = 9", "test_missing")
+    name = shop.add("Make three nine", b"line_3 = 1", b"line_3 = 9", "test_missing")
     python = ("--python", sys.executable)
     _, err = shop.project.run("ablate", *python, "no-such", code=2)
     assert "no-such.patch: no such patch" in err
@@ -203,6 +203,10 @@ def test_what_can_not_be_ablated_is_refused(shop: Shop) -> None:
     assert "test_missing" in err
     _, err = shop.project.run("ablate", *python, code=2, SPARKFORGE_CHECKOUT=str(ROOT))
     assert "SPARKFORGE_CHECKOUT is set" in err
+    patch = shop.project.patches / name
+    patch.write_text(patch.read_text().replace("\nTest: ", "\nTested-by: "))
+    _, err = shop.project.run("ablate", *python, code=6)
+    assert f"{name}: names no test" in err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge import git, series
-from sparkforge.errors import IntegrityError, SeriesError
+from sparkforge.errors import IntegrityError, SeriesError, UsageError
 from sparkforge.pins import Recorded
 from sparkforge.series import Series
 from sparkforge.sources import Source
@@ -539,3 +539,17 @@ def test_a_clone_of_the_patched_tree_has_a_commit_a_patch(shop: Workshop, tmp_pa
     twin = clone / ".git" / "objects" / stored.relative_to(shop.source.repo / "objects")
     assert not twin.exists() or twin.stat().st_ino != stored.stat().st_ino
     assert hashlib.sha256(stored.read_bytes()).digest() == before
+
+
+def test_a_clone_where_none_can_be_is_told(shop: Workshop, tmp_path: Path) -> None:
+    shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
+    patched = series.apply(shop.store, shop.read(), shop.source)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="no folder can be made there"):
+        git.clone_at(shop.source.repo, tmp_path / "file" / "clone", patched.commit)
+
+
+def test_a_series_that_is_no_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "series").mkdir()
+    with pytest.raises(SeriesError, match="series: Is a directory"):
+        series.read(tmp_path)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sparkforge import errors
 from sparkforge.cli import main
+from tests.support import ROOT
 
 
 def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
@@ -39,6 +43,7 @@ def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
         (["bench", "--quality", "--target", "cpu", "--max-kl", "x"], "'x' is no number from 0"),
         (["bench", "--quality", "--target", "cpu", "--top", "0"], "'0' is no number from 1"),
         (["--target", "cpu", "--", "--mxfp4-layers", "o"], "build starts no server"),
+        (["explain", "--target", "cpu", "--off"], "unrecognized arguments: --off"),
         (["--target", "cpu", "--until", "wheels", "--mirror", "vllm"], "not UPSTREAM=URL-or-path"),
         (["--target", "cpu", "--until", "wheels", "--mirror", "vlm=/x"], "'vlm': no such upstream"),
     ],
@@ -98,6 +103,42 @@ def test_json_is_one_document_after_a_failure_too(capsys: pytest.CaptureFixture[
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["exit_code"] == 2
     assert "did you mean cpu?" in error["remedy"]
+
+
+@pytest.mark.parametrize("place", ["taken", "/dev/null"])
+def test_a_store_where_no_folder_can_be_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "taken").write_text("")
+    err = told(capsys, 11, "clean", "--store", str(tmp_path / place / "store"))
+    assert "the store can't be made in it" in err
+
+
+def test_files_that_the_system_refuses_are_no_bug(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/some/file")
+
+    monkeypatch.setattr("sparkforge.pins.load", refused)
+    assert main(["pins", "check", "--json"]) == 11
+    seen = capsys.readouterr()
+    assert "Traceback" not in seen.err
+    assert json.loads(seen.out)["error"]["what"] == "/some/file: Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("stdout", "code"), [(">/dev/full", 11), (">&-", 0)], ids=["full", "closed"]
+)
+def test_a_stdout_that_takes_nothing_is_no_bug(stdout: str, code: int) -> None:
+    for words in ("patches list", "patches list --json"):
+        done = subprocess.run(
+            ["/bin/sh", "-c", f'"$0" -m sparkforge {words} {stdout}', sys.executable],
+            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert ("standard output: No space left" in done.stderr) == (code == 11)
 
 
 def test_a_plan_for_the_real_pins_makes_nothing(
