@@ -212,6 +212,7 @@ def _compute(case: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any
 
 def _reasons() -> dict[str, str | None]:
     """Why MXFP8 experts are refused, by what is missing."""
+    from vllm.config import get_current_vllm_config
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
     from vllm.model_executor.layers.fused_moe.oracle import mxfp8 as oracle
@@ -234,6 +235,9 @@ def _reasons() -> dict[str, str | None]:
     parallel.dp_size = 2
     sequence = FusedMoEParallelConfig.make_no_parallel()
     sequence.use_ep, sequence.sp_size = True, 2
+    parts = FusedMoEParallelConfig.make_no_parallel()
+    parts.use_ep, parts.ep_size = True, 2
+    in_parts = {"moe_parallel_config": parts, "num_experts": 4, "num_local_experts": 2}
     reasons = {
         "nothing": ask(),
         "automatically": ask(moe_backend="auto"),
@@ -242,6 +246,9 @@ def _reasons() -> dict[str, str | None]:
         "activation": ask(activation=MoEActivation.SWIGLUOAI),
         "data parallelism": ask(moe_parallel_config=parallel),
         "sequence parallelism": ask(moe_parallel_config=sequence),
+        "nothing, equal parts": ask(**in_parts),
+        "equal parts": ask(**{**in_parts, "num_experts": 5}),
+        "equal parts, automatically": ask(**{**in_parts, "num_experts": 5, "moe_backend": "auto"}),
     }
 
     def without(holder: Any, name: str, value: Any, then: Callable[[], str | None]) -> str | None:
@@ -252,6 +259,11 @@ def _reasons() -> dict[str, str | None]:
         finally:
             setattr(holder, name, kept)
 
+    reasons["linear placement"] = without(
+        get_current_vllm_config().parallel_config, "expert_placement_strategy", "round_robin",
+        lambda: ask(**in_parts),
+    )  # fmt: skip
+    reasons["JIT"] = without(os, "environ", {**os.environ, "FLASHINFER_DISABLE_JIT": "1"}, ask)
     nothing_found = types.SimpleNamespace(which=lambda _: None)
     reasons["compiler"] = without(ours, "shutil", nothing_found, ask)
     find_spec = ours.importlib.util.find_spec

@@ -59,6 +59,10 @@ def test_the_kernel_gets_what_its_contract_says(answers: Any, name: str) -> None
         ("activation", "swigluoai"),
         ("data parallelism", "dispatch of tokens"),
         ("sequence parallelism", "dispatch of tokens"),
+        # FlashInfer gets no map of experts: any other placement would be computed wrongly
+        ("equal parts", "not 5 experts on 2 ranks, placed linear"),
+        ("linear placement", "not 4 experts on 2 ranks, placed round_robin"),
+        ("JIT", "FLASHINFER_DISABLE_JIT"),
     ],
 )
 def test_it_is_refused_with_the_reason(answers: Any, missing: str, words: str) -> None:
@@ -67,6 +71,8 @@ def test_it_is_refused_with_the_reason(answers: Any, missing: str, words: str) -
 
 def test_it_is_taken_where_nothing_is_missing(answers: Any) -> None:
     assert answers["reasons"]["nothing"] is None
+    assert answers["reasons"]["nothing, equal parts"] is None
+    assert answers["reasons"]["equal parts, automatically"] == "MARLIN"
     assert answers["reasons"]["automatically"] == "FLASHINFER_CUTLASS"
     assert answers["reasons"]["kernels, automatically"] == "MARLIN"
 
