@@ -295,8 +295,7 @@ def clone_at(repo: Path, where: Path, commit: str) -> None:
         where.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{where.name}-", dir=where.parent))
     except OSError as error:
-        msg = f"{where}: no folder can be made there: {error.strerror}"
-        raise UsageError(msg, "name another place") from None
+        raise _no_folder(where, error) from None
     try:
         # --no-hardlinks: the user may do what he likes with the clone, the store must not notice
         call("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=", repo,
@@ -305,7 +304,15 @@ def clone_at(repo: Path, where: Path, commit: str) -> None:
         git(fresh, "fetch", "--quiet", str(repo), commit)
         git(fresh, "checkout", "--quiet", "-B", "sparkforge", commit)
         fresh.chmod(0o755)
-        fresh.rename(where)  # complete, or not there at all
+        try:
+            fresh.rename(where)  # complete, or not there at all
+        except OSError as error:  # somebody else made it meanwhile
+            raise _no_folder(where, error) from None
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+
+
+def _no_folder(where: Path, error: OSError) -> UsageError:
+    msg = f"{where}: no folder can be made there: {error.strerror}"
+    return UsageError(msg, "name another place")

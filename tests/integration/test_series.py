@@ -547,6 +547,11 @@ def test_a_clone_where_none_can_be_is_told(shop: Workshop, tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="no folder can be made there"):
         git.clone_at(shop.source.repo, tmp_path / "file" / "clone", patched.commit)
+    # two at once: the other one was faster
+    (tmp_path / "taken" / "pkg").mkdir(parents=True)
+    with pytest.raises(UsageError, match="no folder can be made there: Directory not empty"):
+        git.clone_at(shop.source.repo, tmp_path / "taken", patched.commit)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] == ".") == []
 
 
 def test_a_series_that_is_no_file_is_told(tmp_path: Path) -> None:
