@@ -1,4 +1,4 @@
-"""What the image runs: `vllm serve MODEL`, with the target's options and then the caller's.
+"""What the image runs: `vllm serve MODEL`, with options of profile, target and caller.
 
 The model is the first argument if that is no option, else SPARKFORGE_MODEL: a directory in the
 container (by default /model, where a checkpoint is mounted) or the name of a model on the hub.
@@ -6,8 +6,13 @@ container (by default /model, where a checkpoint is mounted) or the name of a mo
     SPARKFORGE_MODEL            /model
     SPARKFORGE_MODEL_REVISION   commit on the hub; without it the hub's newest is served
     SPARKFORGE_MODEL_NAME       the name that clients ask for; without it the model's own
+    SPARKFORGE_PROFILE          file of the profile (pins.yaml); empty: none
     SPARKFORGE_SERVE_ARGS       options of the target, set when the image was built
-    SPARKFORGE_EXTRA_ARGS       options on top of those, e.g. --mxfp4-layers qkv,o,lm_head
+    SPARKFORGE_EXTRA_ARGS       options on top of those, e.g. --max-num-seqs 8
+    SPARKFORGE_MXFP4_LAYERS     e.g. qkv,o,lm_head; off by default (docs/mxfp4-layers.md)
+    SPARKFORGE_GPU_MEMORY_UTILIZATION   share of all memory; without it: computed (docs/serving.md)
+    SPARKFORGE_BACKEND_CHECK    fail, warn or off, where vLLM chose other backends than the profile
+    SPARKFORGE_HANG_SECONDS     without progress until a server is ended; 60; 0: never
     SPARKFORGE_LISTEN_PORT      port in the container
 """
 
@@ -15,52 +20,125 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NoReturn
+
+# the image's own copy lies beside this file; with -I its folder is not searched
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from sparkforge.serving import access, memory, pagecache, profile, supervise, vocabulary
+from sparkforge.serving.progress import Client
+from sparkforge.serving.supervise import say
 
 EX_NOINPUT = 66  # sysexits.h: no such input, which is no fault of the program
 
-ENCODINGS = (
-    Path("/opt/sparkforge/share/encodings"),
-    Path("/var/cache/sparkforge/encodings"),
-)
+PROFILE = Path("/opt/sparkforge/share/profile.json")
+LOOK_S = 6.0
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> NoReturn:
+    """Serve until the server ends; its exit code is ours."""
     model = os.environ.get("SPARKFORGE_MODEL", "/model")
     if arguments and not arguments[0].startswith("-"):
         model, *arguments = arguments
     if model.startswith(("/", ".")):
         check_checkpoint(Path(model))
+    plan = wanted_profile()
+    caller = shlex.split(os.environ.get("SPARKFORGE_EXTRA_ARGS", "")) + arguments
+    variables = dict(os.environ)
+    key = access.api_key(variables)
+    if key:
+        variables["VLLM_API_KEY"] = key
+    access.check_open(variables, key, caller)
+    if name := plan.get("vocabulary_sha256"):
+        vocabulary.check(name)
 
-    command = ["vllm", "serve", model, "--port", os.environ.get("SPARKFORGE_LISTEN_PORT", "8000")]
+    port = os.environ.get("SPARKFORGE_LISTEN_PORT", "8000")
+    command = ["vllm", "serve", model, "--port", port]
     for option, variable in (
         ("--revision", "SPARKFORGE_MODEL_REVISION"),
         ("--served-model-name", "SPARKFORGE_MODEL_NAME"),
     ):
         if value := os.environ.get(variable):
             command += [option, value]
-    for variable in ("SPARKFORGE_SERVE_ARGS", "SPARKFORGE_EXTRA_ARGS"):
-        command += shlex.split(os.environ.get(variable, ""))
-    command += arguments  # last: of two values of one option vLLM takes the later
-
-    if "TIKTOKEN_ENCODINGS_BASE" not in os.environ:
-        # The Harmony vocabulary. Without it the first chat request downloads it, or fails.
-        for folder in ENCODINGS:
-            if folder.is_dir():
-                os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(folder)
-                break
+    command += profile.options(plan)
+    files = weight_files(model)
+    if plan.get("evict_page_cache"):
+        evict(files)  # first: memory is measured after it
+    command += memory_options(plan, caller)
+    if layers := os.environ.get("SPARKFORGE_MXFP4_LAYERS"):
+        command += ["--mxfp4-layers", layers]
+    command += shlex.split(os.environ.get("SPARKFORGE_SERVE_ARGS", ""))
+    command += caller  # last: of two values of one option vLLM takes the later
 
     if not shutil.which("c++") and not shutil.which("g++"):
         # torch.compile would call the compiler at the first token (vLLM's CPU sampler uses it even
         # with --enforce-eager), and the engine would die of it.
-        print("entrypoint: no C++ compiler here: serving without torch.compile", flush=True)
-        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+        say("no C++ compiler here: serving without torch.compile")
+        variables.setdefault("TORCH_COMPILE_DISABLE", "1")
         if "--enforce-eager" not in command:
             command.append("--enforce-eager")
 
-    print("entrypoint:", shlex.join(command), flush=True)
-    # In place of this process, so that a signal reaches the server itself.
-    os.execvp(command[0], command)
+    say(shlex.join(access.redacted(command)))
+    check = os.environ.get("SPARKFORGE_BACKEND_CHECK") or plan.get("on_mismatch", "fail")
+    if check not in ("fail", "warn", "off"):
+        fail(f"SPARKFORGE_BACKEND_CHECK is {check!r}: use fail, warn or off")
+    hang_s = float(os.environ.get("SPARKFORGE_HANG_SECONDS") or 60)
+    if hang_s and "--disable-log-stats" in command:
+        say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
+        hang_s = 0
+    sys.exit(supervise.run(supervise.Plan(
+        command=command, variables=variables,
+        expected={} if check == "off" else profile.expectations(plan, caller),
+        client=Client(int(port), LOOK_S, key),
+        strict=check == "fail", hang_s=hang_s,
+        at_ready=(lambda: evict(files)) if plan.get("evict_page_cache") else lambda: None,
+    )))  # fmt: skip
+
+
+def wanted_profile() -> Mapping[str, Any]:
+    """Return the image's profile, another one that is named, or nothing."""
+    named = os.environ.get("SPARKFORGE_PROFILE")
+    if named == "" or (named is None and not PROFILE.is_file()):
+        return {}
+    return profile.read(Path(named or PROFILE))
+
+
+def memory_options(plan: Mapping[str, Any], caller: list[str]) -> list[str]:
+    """Return the share of memory to ask for: the user's, else what the profile's plan gives."""
+    option = "--gpu-memory-utilization"
+    if share := os.environ.get("SPARKFORGE_GPU_MEMORY_UTILIZATION"):
+        return [option, share]
+    others = (option, "--device-memory-utilization", "--kv-cache-memory-bytes")
+    if not plan.get("memory") or any(profile.given(caller, other) for other in others):
+        return []
+    reading = memory.read()
+    share = f"{memory.utilisation(plan['memory'], reading):.2f}"
+    say(f"{reading.available / memory.GIB:.1f} of {reading.total / memory.GIB:.1f} GiB are"
+        f" available: {option} {share}")  # fmt: skip
+    return [option, share]
+
+
+def weight_files(model: str) -> list[Path]:
+    """Return the files that the weights are read from, as far as they are here already."""
+    if model.startswith(("/", ".")):
+        return pagecache.weight_files(Path(model))
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    found = pagecache.snapshot(hub, model, os.environ.get("SPARKFORGE_MODEL_REVISION"))
+    return pagecache.weight_files(found) if found else []
+
+
+def evict(files: list[Path]) -> None:
+    """Drop the weight files from the page cache; a failure costs memory and ends nothing."""
+    try:
+        asked = pagecache.evict(files)
+        left = sum(pagecache.resident(file) for file in files)
+    except OSError as error:
+        say(f"warning: the page cache keeps the weights: {error}")
+        return
+    say(f"page cache: {asked / 1e9:.1f} GB of weights dropped, {left / 1e9:.1f} GB stay")
 
 
 def check_checkpoint(path: Path) -> None:
@@ -75,14 +153,24 @@ def check_checkpoint(path: Path) -> None:
         problem = f"has files that user {os.getuid()} cannot read: chmod -R a+rX it on the host"
     else:
         return
-    print(
-        f"entrypoint: error: the model directory {path} {problem}.\n"
+    fail(
+        f"the model directory {path} {problem}.\n"
         "Mount a checkpoint there (with Compose: SPARKFORGE_MODEL_DIR=/path/on/the/host), or name "
         "another one in SPARKFORGE_MODEL.",
-        file=sys.stderr,
+        EX_NOINPUT,
     )
-    sys.exit(EX_NOINPUT)
+
+
+def fail(text: str, code: int = supervise.EX_CONFIG) -> NoReturn:
+    """End with an error that the user can mend."""
+    say(f"error: {text}")
+    sys.exit(code)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except (access.AccessError, memory.MemoryShortError, vocabulary.VocabularyError) as error:
+        fail(str(error))
+    except (OSError, ValueError) as error:
+        fail(f"{type(error).__name__}: {error}")

@@ -10,8 +10,10 @@ from typing import Any
 from sparkforge import series
 from sparkforge.engine import Engine
 from sparkforge.errors import StoreError
-from sparkforge.pins import Pins, Platform, ReleaseFile, Target
+from sparkforge.pinbase import Platform
+from sparkforge.pins import Pins, ReleaseFile, Target
 from sparkforge.series import Series
+from sparkforge.serving import profile
 from sparkforge.sources import Access, Source
 from sparkforge.store import Artefact, Store, key_of
 
@@ -51,6 +53,19 @@ class Context:
     @property
     def epoch(self) -> int:
         return self.pins.release.source_date_epoch
+
+    @property
+    def serve(self) -> tuple[str, ...]:
+        """Options of ``vllm serve`` for a plain environment: the profile's, then the target's.
+
+        An image holds the profile itself, and works out the share of memory, too.
+        """
+        return (*profile.options(self.profile), *self.target.serve)
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """The target's profile, as an image gets it."""
+        return self.pins.profile_of(self.target)
 
     @property
     def lock(self) -> Path:

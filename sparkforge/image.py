@@ -15,7 +15,13 @@ from sparkforge.log import log
 from sparkforge.run import call
 from sparkforge.store import code_digest
 
-RECIPE = ("Dockerfile", "scripts/entrypoint.py", "scripts/healthcheck.py")
+RECIPE = (
+    "Dockerfile", "scripts/entrypoint.py", "scripts/healthcheck.py", "sparkforge/__init__.py",
+    *(f"sparkforge/serving/{name}.py" for name in (
+        "__init__", "access", "backends", "memory", "pagecache", "profile", "progress",
+        "supervise", "vocabulary",
+    )),
+)  # fmt: skip
 """What of the checkout goes into the image."""
 
 
@@ -29,6 +35,7 @@ class Request:
         python: version whose wheels are installed, e.g. ``3.11``.
         epoch: date of all files, seconds since 1970.
         system_packages: distribution packages installed into the image.
+        profile: how the model is served; the entrypoint makes arguments of it.
         serve: default arguments of ``vllm serve``.
         ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
         release: version of the result; the image's tag.
@@ -43,6 +50,7 @@ class Request:
     epoch: int
     system_packages: tuple[str, ...]
     serve: tuple[str, ...]
+    profile: Mapping[str, Any]
     ca_bundle: Path | None
     release: str
     lock: Path
@@ -87,6 +95,10 @@ def bake(
     for wheel in wheels:
         (ours / wheel.name).hardlink_to(wheel)
     (ours / "requirements.txt").write_bytes(request.lock.read_bytes())
+    if request.profile:
+        (ours / "share").mkdir()
+        text = json.dumps(request.profile, indent=2, sort_keys=True) + "\n"
+        (ours / "share" / "profile.json").write_text(text)
     metadata = folder / "build.json"
     arguments = {
         "BASE": request.base,

@@ -32,7 +32,7 @@ class Launcher:
     @contextmanager
     def patched(self) -> Iterator[Server]:
         """Serve what was baked, with the target's own arguments; keeps its words on a failure."""
-        with self._server(self.baked, self.context.target.serve, unpatched=False) as server:
+        with self._server(self.baked, self.context.serve, unpatched=False) as server:
             try:
                 yield server
             except SmokeError as error:
@@ -45,7 +45,7 @@ class Launcher:
     @contextmanager
     def unpatched(self) -> Iterator[Server]:
         """Serve the release without our patches; our option is not among its arguments."""
-        options = list(self.context.target.serve)
+        options = list(self.context.serve)
         if "--moe-backend" in options:
             at = options.index("--moe-backend")
             del options[at : at + 2]

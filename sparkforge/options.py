@@ -12,7 +12,8 @@ from sparkforge import generated, series
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.index import Index
 from sparkforge.log import log
-from sparkforge.pins import Pins, Platform, SourcePlan, Target
+from sparkforge.pinbase import Platform
+from sparkforge.pins import Pins, SourcePlan, Target
 from sparkforge.sources import Access
 from sparkforge.store import Store
 

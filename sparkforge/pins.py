@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-)
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationError
 
 from sparkforge import yamlfile
 from sparkforge.errors import PinsError, UsageError
+from sparkforge.pinbase import Commit, Count, Digest, Model, Name, Platform, Sha256, Tag, number
+from sparkforge.profiles import Profile
 from sparkforge.yamlfile import Document, NotYamlError, Where, dotted
 
 _T = TypeVar("_T")
-
-
-def _number(value: Any) -> Any:
-    """Turn a plain decimal number into an int; 010, 0x10, 1e3 and yes stay text, and refused."""
-    plain = isinstance(value, str) and re.fullmatch(r"0|[1-9][0-9]{0,17}", value)
-    return int(value) if plain else value
-
-
-Count = Annotated[int, BeforeValidator(_number), Field(gt=0, strict=True)]
-Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-Tag = Annotated[str, StringConstraints(pattern=r"^v?[0-9]+(\.[0-9]+)+[0-9A-Za-z.]*$")]
-Platform = Literal["linux/amd64", "linux/arm64"]
 
 # how to mend, by the shape that a value should have had
 _SHAPE_REMEDIES = {
@@ -47,12 +26,6 @@ _SHAPE_REMEDIES = {
         "name a release tag such as v0.31.0; branches and 'latest' move"
     ),
 }
-
-
-class Model(BaseModel):
-    """Base of all parts: frozen, and unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ReleaseFile(Model):
@@ -176,8 +149,10 @@ class Target(Model):
     """Base image among ``images``; null: none is pinned, ``--base`` names one."""
     system_packages: tuple[str, ...] = ()
     """Distribution packages that the image needs beside Python and the wheels."""
-    serve: tuple[str, ...]
-    """Arguments of ``vllm serve`` for this target's model."""
+    profile: Name | None = None
+    """How its model is served, among ``profiles``."""
+    serve: tuple[str, ...] = ()
+    """Further arguments of ``vllm serve``, behind the profile's."""
     smoke: Literal["tiny-mxfp4"] | None = None
     model: Name | None = None
 
@@ -193,12 +168,13 @@ class Release(Model):
 class Pins(Model):
     """The whole of pins.yaml."""
 
-    version: Annotated[Literal[1], BeforeValidator(_number)] = Field(alias="schema")
+    version: Annotated[Literal[1], BeforeValidator(number)] = Field(alias="schema")
     release: Release
     upstreams: Mapping[Name, Upstream]
     images: Mapping[Name, BaseImage]
     models: Mapping[Name, ModelPin]
     vocabularies: Mapping[Name, Vocabulary]
+    profiles: Mapping[Name, Profile] = Field(default_factory=dict)
     targets: Mapping[Name, Target]
 
     def upstream(self, name: str) -> Upstream:
@@ -216,6 +192,16 @@ class Pins(Model):
             UsageError: there is none of that name.
         """
         return _pick(self.targets, name, "target")
+
+    def profile_of(self, target: Target) -> dict[str, Any]:
+        """Return a target's profile as the image gets it; empty where it has none."""
+        if target.profile is None:
+            return {}
+        profile = self.profiles[target.profile]
+        document: dict[str, Any] = profile.model_dump(mode="json", exclude_defaults=True)
+        if profile.vocabulary is not None:
+            document["vocabulary_sha256"] = self.vocabularies[profile.vocabulary].sha256
+        return document
 
 
 def _pick(table: Mapping[str, _T], name: str, kind: str) -> _T:
@@ -330,12 +316,23 @@ def _cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, 
                 if prefix is not None and not prefix.endswith("/"):
                     what = f"{prefix!r} does not end with a slash"
                     report((*here, "paths", i, side), what, "name a folder: NAME/")
+    for name, profile in pins.profiles.items():
+        for key, value, pinned in (
+            ("model", profile.model, set(pins.models)),
+            ("vocabulary", profile.vocabulary, set(pins.vocabularies)),
+        ):
+            if value is not None and value not in pinned:
+                report(("profiles", name, key), f"{value!r} is not pinned", "pin it")
     for name, target in pins.targets.items():
         here = ("targets", name)
         if target.base is not None and target.base not in pins.images:
             report((*here, "base"), f"{target.base!r} is not among images", "pin it there")
         if target.model is not None and target.model not in pins.models:
             report((*here, "model"), f"{target.model!r} is not among models", "pin it there")
+        if target.profile is not None and target.profile not in pins.profiles:
+            report(
+                (*here, "profile"), f"{target.profile!r} is not among profiles", "write it there"
+            )
         for platform in target.platforms:
             lock = target.requirements.get(platform)
             if lock is None:

@@ -179,5 +179,5 @@ def serve(context: Context, baked: Artefact, model: Path | None) -> None:
     replace_process(
         python_path(baked.path), "-P", "-m", "vllm.entrypoints.cli.main", "serve", chosen,
         "--host", LOOPBACK, "--port", str(port), "--served-model-name",
-        MODEL_NAME if model is None else chosen.name, *context.target.serve, *context.arguments,
+        MODEL_NAME if model is None else chosen.name, *context.serve, *context.arguments,
     )  # fmt: skip

@@ -269,7 +269,7 @@ def starter(context: Context, baked: Artefact, model: Path | None, tiny: Path, w
         folder.mkdir()
         usual: Sequence[str] = SMOKE_ARGUMENTS if model is None else ()
         launch = servers.Launch(
-            tiny if model is None else model, context.target.serve,
+            tiny if model is None else model, context.serve,
             (*usual, *context.arguments, *arguments),
             SMOKE_VARIABLES if model is None else {}, context.port,
             gpus=context.target.cuda_arch is not None,

@@ -186,6 +186,7 @@ def from_image(
     variables = {**launch.variables, "SPARKFORGE_MODEL_NAME": MODEL_NAME}
     if restored:  # the image's own options are for what is patched
         variables["SPARKFORGE_SERVE_ARGS"] = shlex.join(launch.options)
+        variables["SPARKFORGE_PROFILE"] = ""
     container = engine.client.containers.create(
         image, command=["/model", *launch.arguments], volumes=volumes, environment=variables,
         ports={"8000/tcp": (LOOPBACK, port)}, read_only=True, cap_drop=["ALL"],

@@ -276,6 +276,7 @@ def _image_item(context: Context, wheels: list[Item], house: Item) -> Item:
         root=context.root, target=context.target_name, base=context.base,
         python=context.target.python, platform=context.platform, epoch=context.epoch,
         system_packages=context.target.system_packages, serve=context.target.serve,
+        profile=context.profile,
         ca_bundle=context.ca_bundle,
         release=context.pins.upstream("vllm").version + f"-spark.{context.pins.release.counter}",
         lock=context.lock,
@@ -288,6 +289,7 @@ def _image_item(context: Context, wheels: list[Item], house: Item) -> Item:
         "platform": context.platform,
         "system_packages": list(context.target.system_packages),
         "serve": list(context.target.serve),
+        "profile": context.profile,
         "epoch": context.epoch,
         "release": request.release,
         "recipe": image.recipe_digest(context.root),
@@ -320,7 +322,7 @@ def _smoke_item(context: Context, baked: Item, extra: list[Item]) -> Item:
         "baked": baked.key,
         "kind": "image" if context.engine is not None else "environment",
         "unpatched": {item.label: item.key for item in extra},
-        "serve": list(context.target.serve),
+        "serve": list(context.serve),
         "arguments": list(context.arguments),
         "code": code_digest(
             *(_HERE / f"{n}.py" for n in ("smoke", "servers", "launcher", "environment", "tiny"))

@@ -1,25 +1,65 @@
-"""What the image runs: the order of options decides which of two values counts."""
+"""What the image runs: order of options, checks before the start, and what is refused."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ENTRYPOINT = Path(__file__).resolve().parents[2] / "scripts" / "entrypoint.py"
+from sparkforge import pins
+from sparkforge.serving import memory, supervise
+from tests.support import ROOT
+
+ENTRYPOINT = ROOT / "scripts" / "entrypoint.py"
+VARIABLES = (
+    "MODEL_REVISION", "MODEL_NAME", "LISTEN_PORT", "PROFILE", "SERVE_ARGS", "EXTRA_ARGS",
+    "MXFP4_LAYERS", "GPU_MEMORY_UTILIZATION", "BACKEND_CHECK", "HANG_SECONDS", "API_KEY_PATH",
+    "BIND", "ALLOW_OPEN",
+)  # fmt: skip
+
 
 
 @pytest.fixture
-def entrypoint() -> Any:
+def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module, in an environment of its own; the server is not run."""
     spec = importlib.util.spec_from_file_location("entrypoint", ENTRYPOINT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    for name in VARIABLES:
+        monkeypatch.delenv(f"SPARKFORGE_{name}", raising=False)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("SPARKFORGE_MODEL", "some/model")
+    monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/c++")
     return module
+
+
+def plan_of(
+    entrypoint: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> supervise.Plan:
+    """Return what the entrypoint would run."""
+    plans: list[supervise.Plan] = []
+
+    def run(plan: supervise.Plan) -> int:
+        plans.append(plan)
+        return 7
+
+    monkeypatch.setattr(entrypoint.supervise, "run", run)
+    with pytest.raises(SystemExit) as ended:
+        entrypoint.main(arguments)
+    assert ended.value.code == 7
+    return plans[0]
+
+
+def profile(tmp_path: Path, **keys: Any) -> str:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(keys))
+    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -34,18 +74,145 @@ def entrypoint() -> Any:
 def test_extra_arguments_stand_between_the_targets_and_the_callers(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any, extra: str | None, words: list[str]
 ) -> None:
-    ran: list[list[str]] = []
-    monkeypatch.setattr(os, "execvp", lambda file, command: ran.append(command))
-    monkeypatch.setattr(entrypoint.shutil, "which", lambda name: "/usr/bin/c++")
     monkeypatch.setenv("SPARKFORGE_SERVE_ARGS", "--max-model-len 9")
-    monkeypatch.delenv("SPARKFORGE_EXTRA_ARGS", raising=False)
     if extra is not None:
         monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", extra)
-    monkeypatch.setenv("SPARKFORGE_MODEL", "some/model")
-    for name in ("SPARKFORGE_MODEL_REVISION", "SPARKFORGE_MODEL_NAME", "SPARKFORGE_LISTEN_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    entrypoint.main(["--max-num-seqs", "4"])
-    assert ran == [
-        ["vllm", "serve", "some/model", "--port", "8000", "--max-model-len", "9", *words,
-         "--max-num-seqs", "4"],
+    plan = plan_of(entrypoint, monkeypatch, ["--max-num-seqs", "4"])
+    assert plan.command == [
+        "vllm", "serve", "some/model", "--port", "8000", "--max-model-len", "9", *words,
+        "--max-num-seqs", "4",
     ]  # fmt: skip
+
+
+def test_the_profiles_options_come_first_and_its_backends_are_expected(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
+) -> None:
+    path = profile(
+        tmp_path, moe_backend="marlin", expect={"moe": "MARLIN", "attention": "TRITON_ATTN"}
+    )
+    monkeypatch.setenv("SPARKFORGE_PROFILE", path)
+    monkeypatch.setenv("SPARKFORGE_MXFP4_LAYERS", "qkv")
+    plan = plan_of(entrypoint, monkeypatch, ["--attention-backend=FLASHINFER"])
+    assert plan.command[5:] == [
+        "--moe-backend", "marlin", "--mxfp4-layers", "qkv", "--attention-backend=FLASHINFER",
+    ]  # fmt: skip
+    # who names another attention backend gets it
+    assert plan.expected == {"moe": "MARLIN"}
+    assert plan.strict
+
+
+@pytest.mark.parametrize(
+    ("check", "strict", "expected"),
+    [("fail", True, {"moe": "M"}), ("warn", False, {"moe": "M"}), ("off", False, {})],
+)
+def test_the_check_of_backends_can_be_loosened(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, check: str, strict: bool,
+    expected: dict[str, str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, expect={"moe": "M"}))
+    monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", check)
+    plan = plan_of(entrypoint, monkeypatch, [])
+    assert (plan.strict, plan.expected) == (strict, expected)
+
+
+def test_an_unknown_kind_of_check_is_refused(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", "Fail")
+    with pytest.raises(SystemExit) as ended:
+        entrypoint.main([])
+    assert ended.value.code == supervise.EX_CONFIG
+    assert "use fail, warn or off" in capsys.readouterr().err
+
+
+def test_an_empty_profile_variable_means_none(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(entrypoint, "PROFILE", Path(profile(tmp_path, max_num_seqs=3)))
+    assert plan_of(entrypoint, monkeypatch, []).command[5:] == ["--max-num-seqs", "3"]
+    monkeypatch.setenv("SPARKFORGE_PROFILE", "")
+    assert plan_of(entrypoint, monkeypatch, []).command[5:] == []
+
+
+SPARK_MEMORY = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "share", "words"),
+    [
+        ([], None, ["--gpu-memory-utilization", "0.74"]),
+        ([], "0.5", ["--gpu-memory-utilization", "0.5"]),
+        (["--gpu_memory_utilization=0.6"], None, ["--gpu_memory_utilization=0.6"]),
+        (["--kv-cache-memory-bytes", "9"], None, ["--kv-cache-memory-bytes", "9"]),
+    ],
+)
+def test_the_share_of_memory_is_computed_unless_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, arguments: list[str],
+    share: str | None, words: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
+    if share:
+        monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", share)
+    reading = memory.Reading(total=120 * memory.GIB, available=101 * memory.GIB)
+    monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
+    assert plan_of(entrypoint, monkeypatch, arguments).command[5:] == words
+
+
+def test_without_counters_a_busy_server_is_not_ended(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any
+) -> None:
+    assert plan_of(entrypoint, monkeypatch, []).hang_s == 60
+    assert plan_of(entrypoint, monkeypatch, ["--disable-log-stats"]).hang_s == 0
+
+
+def test_the_key_reaches_the_server_and_no_log(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "key").write_text("very-secret\n")
+    monkeypatch.setenv("SPARKFORGE_API_KEY_PATH", str(tmp_path / "key"))
+    monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", "--api-key other-secret third-secret --seed 1")
+    plan = plan_of(entrypoint, monkeypatch, ["--hf-token=token-secret"])
+    assert plan.variables["VLLM_API_KEY"] == "very-secret"
+    assert plan.client is not None
+    assert plan.client.key == "very-secret"
+    said = capsys.readouterr()
+    assert "secret" not in said.out + said.err
+    assert "--api-key '***' '***' --seed 1 '--hf-token=***'" in said.err
+
+
+def test_weights_are_evicted_before_memory_is_measured_and_after_loading(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "hf/hub/models--some--model/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model-00001.safetensors").write_bytes(b"x" * 9)
+    (snapshot / "config.json").write_text("{}")
+    monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "abc")
+    monkeypatch.setenv(
+        "SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY, evict_page_cache=True)
+    )
+    order: list[str] = []
+
+    def evict(files: list[Path]) -> int:
+        order.extend(file.name for file in files)
+        return 9
+
+    def read() -> memory.Reading:
+        order.append("read")
+        return memory.Reading(120 << 30, 110 << 30)
+
+    monkeypatch.setattr(entrypoint.pagecache, "evict", evict)
+    monkeypatch.setattr(entrypoint.memory, "read", read)
+    plan = plan_of(entrypoint, monkeypatch, [])
+    plan.at_ready()
+    assert order == ["model-00001.safetensors", "read", "model-00001.safetensors"]
+
+
+def test_compose_and_pins_name_the_same_model() -> None:
+    loaded = pins.load(ROOT / "pins.yaml")
+    name = loaded.target("spark").model
+    assert name is not None
+    compose = (ROOT / "docker-compose.yml").read_text()
+    assert f"SPARKFORGE_MODEL: {loaded.models[name].repository}\n" in compose
+    assert f"SPARKFORGE_MODEL_REVISION: {loaded.models[name].revision}\n" in compose

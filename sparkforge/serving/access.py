@@ -1,0 +1,83 @@
+"""Who may ask: the API key, and whether a server without one may be open to others."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+KEY_FILE = Path("/run/secrets/api_key")
+_SECRET_OPTIONS = ("--api-key", "--hf-token")
+
+
+class AccessError(Exception):
+    """The server would be open to others, or its key is unusable; the message says what to do."""
+
+
+def api_key(variables: Mapping[str, str], file: Path = KEY_FILE) -> str:
+    """Return the key that requests must carry, or "" for none.
+
+    A secret's file comes before VLLM_API_KEY: what is in the environment shows in
+    ``docker inspect``. An empty file (Compose mounts /dev/null where none is named) is no key.
+
+    Raises:
+        AccessError: the file is there and cannot be read, or holds more than one line.
+    """
+    path = Path(variables.get("SPARKFORGE_API_KEY_PATH") or file)
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        key = ""
+    except (OSError, UnicodeDecodeError) as error:
+        msg = (
+            f"the API key in {path} cannot be read by user {os.getuid()}: {error};"
+            " make the file readable for that user on the host (it is mounted as it is)"
+        )
+        raise AccessError(msg) from None
+    if any(character.isspace() for character in key):
+        msg = f"the API key in {path} is more than one word: write nothing else into the file"
+        raise AccessError(msg)
+    return key or variables.get("VLLM_API_KEY", "")
+
+
+def check_open(variables: Mapping[str, str], key: str, words: Sequence[str]) -> None:
+    """Refuse to serve others than this machine without a key.
+
+    Args:
+        variables: SPARKFORGE_BIND is the host's address that Compose publishes the port on.
+        words: the server's options; a key may stand there, too.
+
+    Raises:
+        AccessError: that would happen, and SPARKFORGE_ALLOW_OPEN is not 1.
+    """
+    bind = variables.get("SPARKFORGE_BIND", "127.0.0.1")
+    try:
+        local = ipaddress.ip_address(bind.strip("[]")).is_loopback
+    except ValueError:
+        local = bind == "localhost"
+    named = any(word.partition("=")[0] == "--api-key" for word in words)
+    if local or key or named or variables.get("SPARKFORGE_ALLOW_OPEN") == "1":
+        return
+    msg = (
+        f"port published on {bind} without an API key: anybody who reaches it may use the model."
+        " Name a file with a key in SPARKFORGE_API_KEY_FILE, or say SPARKFORGE_ALLOW_OPEN=1"
+    )
+    raise AccessError(msg)
+
+
+def redacted(words: Sequence[str]) -> list[str]:
+    """Return a command with the secrets in it replaced, for the log."""
+    shown: list[str] = []
+    secret = False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if option.replace("_", "-") in _SECRET_OPTIONS:
+            secret = not equals
+            shown.append(f"{option}=***" if equals else option)
+        elif secret and not word.startswith("--"):  # --api-key takes several
+            shown.append("***")
+        else:
+            secret = False
+            shown.append(word)
+    return shown

@@ -1,0 +1,75 @@
+"""A profile of pins.yaml, as the image holds it: JSON → options of ``vllm serve``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# One value each. Names and values were held against vLLM 0.31.0's own parser:
+# tests/patches/test_profiles.py.
+_VALUES = (
+    ("moe_backend", "--moe-backend"),
+    ("attention_backend", "--attention-backend"),
+    ("kv_cache_dtype", "--kv-cache-dtype"),
+    ("load_format", "--load-format"),
+    ("max_model_len", "--max-model-len"),
+    ("max_num_seqs", "--max-num-seqs"),
+    ("max_num_batched_tokens", "--max-num-batched-tokens"),
+    ("mxfp4_layers", "--mxfp4-layers"),
+    ("reasoning_parser", "--reasoning-parser"),
+)
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """Return the profile in a file.
+
+    Raises:
+        ValueError: it holds no profile.
+        OSError: it cannot be read.
+    """
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        msg = f"{path} holds no profile"
+        raise ValueError(msg)
+    return found
+
+
+def options(profile: Mapping[str, Any]) -> list[str]:
+    """Return the options that a profile stands for, but for the share of memory.
+
+    That one depends on the machine and the hour: ``memory.utilisation``.
+    """
+    words: list[str] = []
+    for key, option in _VALUES:
+        if (value := profile.get(key)) is not None:
+            words += [option, str(value)]
+    if sizes := profile.get("cudagraph_capture_sizes"):
+        words += ["--cudagraph-capture-sizes", *(str(size) for size in sizes)]
+    if parser := profile.get("tool_call_parser"):
+        # without the second one, "tool_choice": "auto" is answered 400
+        words += ["--tool-call-parser", str(parser), "--enable-auto-tool-choice"]
+    if (caching := profile.get("prefix_caching")) is not None:
+        words.append("--enable-prefix-caching" if caching else "--no-enable-prefix-caching")
+    if profile.get("enforce_eager"):
+        words.append("--enforce-eager")
+    return words
+
+
+def given(words: Sequence[str], option: str) -> bool:
+    """Tell whether an option is among a command's words, in either way of writing it."""
+    plain = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    return option in plain
+
+
+def expectations(profile: Mapping[str, Any], caller: Sequence[str]) -> dict[str, str]:
+    """Return which backends vLLM has to choose, by kind (``moe``, ``attention``).
+
+    Who names a backend in the caller's options wants that one: the profile's no longer counts.
+    """
+    wanted = dict(profile.get("expect") or {})
+    for kind in list(wanted):
+        if given(caller, f"--{kind}-backend"):
+            del wanted[kind]
+    return wanted

@@ -1,0 +1,205 @@
+"""Run the server as a child: pass on its words and our signals, and end it when it hangs.
+
+Docker marks a container unhealthy and leaves it running; it restarts what *ends*. So a server that
+has answered once and then makes no progress for ``hang_s`` is killed, and Docker's restart policy
+starts the container anew. While it loads, however long, nothing is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparkforge.serving.backends import Watch
+from sparkforge.serving.progress import PROBLEMS, Client, Counters
+
+EX_TEMPFAIL = 75  # sysexits.h: try again
+EX_CONFIG = 78
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LINE_LIMIT = 1 << 16  # bytes of one line that are searched
+
+
+def say(text: str) -> None:
+    """Print one line of our own between the server's."""
+    print(f"entrypoint: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class Hang:
+    """Decides when a server counts as hung. Times in seconds of the monotonic clock.
+
+    One failed look is no proof, and neither is a long time without a look: a container that was
+    paused wakes up with an old clock. It takes ``looks`` failures in a row, and ``limit_s`` since
+    the last success.
+    """
+
+    limit_s: float
+    looks: int = 3
+    answered: bool = False
+    _since: float = 0.0
+    _failures: int = 0
+
+    def well(self, now: float) -> None:
+        """Note a success that began at ``now``."""
+        self.answered, self._since, self._failures = True, now, 0
+
+    def ill(self, now: float) -> bool:
+        """Note a failure; returns whether the server is to be ended."""
+        self._failures += 1
+        enough = self._failures >= self.looks and now - self._since >= self.limit_s
+        return self.answered and self.limit_s > 0 and enough
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run, and what to hold it against.
+
+    Attributes:
+        client: asks the server; None: it is not looked at.
+        strict: end the server when a backend is not the expected one; else warn.
+        hang_s: seconds without progress, after the first answer, until it is killed; 0: never.
+        every_s: seconds between two looks at a server that has answered.
+        at_ready: called once, at the first answer.
+    """
+
+    command: Sequence[str]
+    variables: Mapping[str, str]
+    expected: Mapping[str, str]
+    client: Client | None
+    strict: bool = True
+    hang_s: float = 60.0
+    every_s: float = 5.0
+    at_ready: Callable[[], None] = lambda: None
+
+
+@dataclass
+class _Output:
+    """Passes the child's words on, and looks for backends in them."""
+
+    watch: Watch
+    problems: list[str] = field(default_factory=list)
+
+    def run(self, source: int) -> None:
+        rest = b""
+        while chunk := os.read(source, 1 << 16):
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(1, view) :]
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[-_LINE_LIMIT:]
+            for line in lines:
+                if problem := self.watch.feed(line[:_LINE_LIMIT].decode(errors="replace")):
+                    self.problems.append(problem)
+
+
+def run(plan: Plan) -> int:
+    """Run the server to its end; returns the exit code for this process.
+
+    That is the server's own; 128 + N after signal N; 75 after a hang; 78 after a wrong backend.
+    """
+    start = time.monotonic()
+    child = subprocess.Popen(
+        plan.command, env=dict(plan.variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    for number in _SIGNALS:
+        signal.signal(number, lambda sent, frame: _pass_on(child, sent))
+    output = _Output(Watch(plan.expected))
+    reader = threading.Thread(target=output.run, args=(child.stdout.fileno(),), daemon=True)
+    reader.start()
+    try:
+        code = _attend(plan, child, output, start)
+    finally:
+        _kill(child)  # also what the server may have left behind
+    reader.join(5)
+    return code
+
+
+def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: float) -> int:
+    hang = Hang(plan.hang_s)
+    before: Counters | None = None
+    next_look = start
+    while True:
+        try:
+            code = child.wait(0.5)
+        except subprocess.TimeoutExpired:
+            pass
+        else:
+            return code if code >= 0 else 128 - code
+        if output.problems and not _tolerated(plan, output.problems):
+            return EX_CONFIG
+        now = time.monotonic()
+        if plan.client is None or now < next_look:
+            continue
+        try:
+            before = plan.client.observe(before)
+        except PROBLEMS as error:
+            if hang.ill(time.monotonic()) and child.poll() is None:
+                say(f"the server hangs: {type(error).__name__}: {error}")
+                say(f"no progress for {plan.hang_s:.0f} s: ending it, to be started anew")
+                for line in processes(child.pid):
+                    say(f"  {line}")
+                return EX_TEMPFAIL
+        else:
+            if not hang.answered:
+                say(f"first token after {now - start:.0f} s; backends: {_shown(output.watch)}")
+                if not _tolerated(plan, output.watch.missing()):
+                    return EX_CONFIG
+                plan.at_ready()
+            hang.well(now)
+        next_look = time.monotonic() + plan.every_s
+
+
+def _tolerated(plan: Plan, problems: list[str]) -> bool:
+    """Say what is wrong with the backends; returns whether to go on."""
+    for problem in problems:
+        say(f"{'error' if plan.strict else 'warning'}: {problem}")
+    if problems and plan.strict:
+        say("to serve all the same: SPARKFORGE_BACKEND_CHECK=warn")
+        return False
+    problems.clear()
+    return True
+
+
+def _shown(watch: Watch) -> str:
+    return ", ".join(f"{kind} {'/'.join(sorted(v))}" for kind, v in watch.seen.items()) or "unknown"
+
+
+def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
+    if child.poll() is None:
+        child.send_signal(number)
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End the server and all of its group; SIGKILL ends a stopped process, too."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+def processes(group: int) -> list[str]:
+    """Describe the processes of a group, one line each: what one looks at first after a hang."""
+    found = []
+    for stat in sorted(Path("/proc").glob("[0-9]*/stat")):
+        try:
+            text = stat.read_text(encoding="utf-8", errors="replace")
+            where = (stat.parent / "wchan").read_text(encoding="ascii", errors="replace")
+        except OSError:  # it ended, or is another user's
+            continue
+        if (match := re.match(r"(\d+) \((.*)\) (\S) \d+ (\d+) ", text, re.DOTALL)) is None:
+            continue
+        if int(match[4]) == group:
+            found.append(f"{match[1]} {match[2]}: state {match[3]}, waits in {where or '-'}")
+    return found
