@@ -35,6 +35,8 @@ EX_NOINPUT = 66  # sysexits.h: no such input, which is no fault of the program
 
 PROFILE = Path("/opt/sparkforge/share/profile.json")
 LOOK_S = 6.0
+# what our own looks ask for, every few seconds, would fill the log
+QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models")
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -55,7 +57,7 @@ def main(arguments: list[str]) -> NoReturn:
         vocabulary.check(name)
 
     port = os.environ.get("SPARKFORGE_LISTEN_PORT", "8000")
-    command = ["vllm", "serve", model, "--port", port]
+    command = ["vllm", "serve", model, "--port", port, *QUIET]
     for option, variable in (
         ("--revision", "SPARKFORGE_MODEL_REVISION"),
         ("--served-model-name", "SPARKFORGE_MODEL_NAME"),

@@ -39,8 +39,8 @@ def digest() -> str:
             sums.update(b"%s %d\n" % (token, rank))
     except HarmonyError as error:
         msg = (
-            f"the Harmony vocabulary cannot be loaded: {error}; unset TIKTOKEN_ENCODINGS_BASE to use"
-            " the one that the package carries, or correct the file there"
+            f"the Harmony vocabulary cannot be loaded: {error}; unset TIKTOKEN_ENCODINGS_BASE to"
+            " use the one that the package carries, or correct the file there"
         )
         raise VocabularyError(msg) from error
     return sums.hexdigest()

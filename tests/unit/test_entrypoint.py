@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import pytest
 
 from sparkforge import pins
 from sparkforge.serving import memory, supervise
-from tests.support import ROOT
+from tests.support import ROOT, load_script
 
-ENTRYPOINT = ROOT / "scripts" / "entrypoint.py"
 VARIABLES = (
     "MODEL_REVISION", "MODEL_NAME", "LISTEN_PORT", "PROFILE", "SERVE_ARGS", "EXTRA_ARGS",
     "MXFP4_LAYERS", "GPU_MEMORY_UTILIZATION", "BACKEND_CHECK", "HANG_SECONDS", "API_KEY_PATH",
@@ -21,15 +19,10 @@ VARIABLES = (
 )  # fmt: skip
 
 
-
 @pytest.fixture
 def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The module, in an environment of its own; the server is not run."""
-    spec = importlib.util.spec_from_file_location("entrypoint", ENTRYPOINT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("entrypoint")
     for name in VARIABLES:
         monkeypatch.delenv(f"SPARKFORGE_{name}", raising=False)
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
@@ -79,8 +72,8 @@ def test_extra_arguments_stand_between_the_targets_and_the_callers(
         monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", extra)
     plan = plan_of(entrypoint, monkeypatch, ["--max-num-seqs", "4"])
     assert plan.command == [
-        "vllm", "serve", "some/model", "--port", "8000", "--max-model-len", "9", *words,
-        "--max-num-seqs", "4",
+        "vllm", "serve", "some/model", "--port", "8000", *entrypoint.QUIET,
+        "--max-model-len", "9", *words, "--max-num-seqs", "4",
     ]  # fmt: skip
 
 
@@ -93,7 +86,7 @@ def test_the_profiles_options_come_first_and_its_backends_are_expected(
     monkeypatch.setenv("SPARKFORGE_PROFILE", path)
     monkeypatch.setenv("SPARKFORGE_MXFP4_LAYERS", "qkv")
     plan = plan_of(entrypoint, monkeypatch, ["--attention-backend=FLASHINFER"])
-    assert plan.command[5:] == [
+    assert plan.command[7:] == [
         "--moe-backend", "marlin", "--mxfp4-layers", "qkv", "--attention-backend=FLASHINFER",
     ]  # fmt: skip
     # who names another attention backend gets it
@@ -129,9 +122,9 @@ def test_an_empty_profile_variable_means_none(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(entrypoint, "PROFILE", Path(profile(tmp_path, max_num_seqs=3)))
-    assert plan_of(entrypoint, monkeypatch, []).command[5:] == ["--max-num-seqs", "3"]
+    assert plan_of(entrypoint, monkeypatch, []).command[7:] == ["--max-num-seqs", "3"]
     monkeypatch.setenv("SPARKFORGE_PROFILE", "")
-    assert plan_of(entrypoint, monkeypatch, []).command[5:] == []
+    assert plan_of(entrypoint, monkeypatch, []).command[7:] == []
 
 
 SPARK_MEMORY = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
@@ -155,7 +148,7 @@ def test_the_share_of_memory_is_computed_unless_it_is_given(
         monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", share)
     reading = memory.Reading(total=120 * memory.GIB, available=101 * memory.GIB)
     monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
-    assert plan_of(entrypoint, monkeypatch, arguments).command[5:] == words
+    assert plan_of(entrypoint, monkeypatch, arguments).command[7:] == words
 
 
 def test_without_counters_a_busy_server_is_not_ended(

@@ -1,0 +1,61 @@
+"""Runs in the patched interpreter: what vLLM's own parser makes of a profile's options.
+
+    python probe_profiles.py < '{"NAME": ["--moe-backend", …], …}'
+
+Prints one JSON object: by name, the parsed values; and the sentences that the check of backends
+looks for, as vLLM's source makes them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend, _make_log_backend
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+
+def parsed(options: list[str]) -> dict[str, Any]:
+    """Parse as ``vllm serve`` does; an unknown option or value ends the process."""
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", *options])
+    validate_parsed_serve_args(arguments)
+    engine = AsyncEngineArgs.from_cli_args(arguments)
+    found: dict[str, Any] = {
+        "quiet": arguments.disable_access_log_for_endpoints,
+        "moe_backend": engine.moe_backend,
+        "attention_backend": engine.attention_backend
+        and getattr(engine.attention_backend, "name", str(engine.attention_backend)),
+        "kv_cache_dtype": engine.kv_cache_dtype,
+        "load_format": str(engine.load_format),
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "cudagraph_capture_sizes": engine.cudagraph_capture_sizes,
+        "prefix_caching": engine.enable_prefix_caching,
+        "enforce_eager": engine.enforce_eager,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "mxfp4_layers": engine.mxfp4_layers,
+        "reasoning_parser": engine.reasoning_parser,
+        "tool_call_parser": arguments.tool_call_parser,
+        "enable_auto_tool_choice": arguments.enable_auto_tool_choice,
+    }
+    if name := found["reasoning_parser"]:
+        found["reasoning_class"] = ReasoningParserManager.get_reasoning_parser(name).__name__
+    if name := found["tool_call_parser"]:
+        found["tool_class"] = ToolParserManager.get_tool_parser(name).__name__
+    return found
+
+
+def main() -> None:
+    """Answer on standard output."""
+    result = {name: parsed(options) for name, options in json.load(sys.stdin).items()}
+    sentences = {backend.name: _make_log_backend(backend) for backend in Mxfp4MoeBackend}
+    json.dump({"parsed": result, "moe": sentences}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

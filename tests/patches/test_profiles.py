@@ -1,0 +1,123 @@
+"""Profiles of pins.yaml against vLLM itself: its parser takes every option, its words are the ones
+that the check of backends looks for, and its package has the pinned Harmony vocabulary.
+
+No patch is tested here; it stands here for the interpreters that are baked for this folder.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge import pins
+from sparkforge.serving import backends, profile
+from tests.patches.checkout import CHECKOUT
+from tests.support import ROOT, load_script
+
+PROBE = Path(__file__).with_name("probe_profiles.py")
+PINS = pins.load(CHECKOUT / "pins.yaml")
+DOCUMENTS = {target.profile: PINS.profile_of(target) for target in PINS.targets.values()}
+NAMES = [name for name in DOCUMENTS if name is not None]
+WRONG = {
+    "unknown value": ["--moe-backend", "nosuch"],
+    "unknown option": ["--nosuch"],
+    "unknown parser": ["--tool-call-parser", "nosuch", "--enable-auto-tool-choice"],
+}
+
+
+def ask(python: Path, options: dict[str, list[str]]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, PROBE], input=json.dumps(options), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def answer(patched_python: Path) -> Any:
+    quiet = list(load_script("entrypoint").QUIET)
+    options = {
+        name: [*quiet, *profile.options(DOCUMENTS[name]), "--gpu-memory-utilization", "0.74"]
+        for name in NAMES
+    }
+    # in no profile, and can be asked for
+    options["opt-in"] = ["--mxfp4-layers", "qkv,o,lm_head", "--load-format", "fastsafetensors"]
+    done = ask(patched_python, options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str) -> None:
+    found = answer["parsed"][name]
+    document = DOCUMENTS[name]
+    assert found["quiet"] == "/health,/metrics,/v1/models"
+    assert found["gpu_memory_utilization"] == 0.74
+    told = [key for key in document if key in found]
+    assert {key: found[key] for key in told} == {key: document[key] for key in told}
+    # keys that are no option of vLLM; a new key must be in one of the two
+    ours = {"model", "memory", "evict_page_cache", "vocabulary", "vocabulary_sha256", "expect",
+            "on_mismatch"}  # fmt: skip
+    assert set(document) - set(told) <= ours
+
+
+def test_gpt_oss_gets_its_own_parsers(answer: Any) -> None:
+    found = answer["parsed"]["spark-gpt-oss-120b"]
+    assert found["reasoning_class"] == "GptOssReasoningParser"
+    assert found["tool_class"] == "GptOssToolParser"
+    assert found["enable_auto_tool_choice"]
+
+
+def test_quantised_layers_can_be_asked_for_and_are_in_no_profile(answer: Any) -> None:
+    assert answer["parsed"]["opt-in"]["mxfp4_layers"] == "qkv,o,lm_head"
+    assert answer["parsed"]["opt-in"]["load_format"] == "fastsafetensors"
+    assert all(answer["parsed"][name]["mxfp4_layers"] is None for name in NAMES)
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_the_parser_does_refuse(patched_python: Path, what: str) -> None:
+    done = ask(patched_python, {what: WRONG[what]})
+    assert done.returncode != 0
+    assert "nosuch" in done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_expected_moe_backends_are_named_as_vllm_names_them(answer: Any, name: str) -> None:
+    wanted = DOCUMENTS[name]["expect"]["moe"]
+    watch = backends.Watch({"moe": wanted})
+    line = f"(Worker pid=1) INFO 11-21 07:21:00 [mxfp4.py:878] {answer['moe'][wanted]}"
+    assert watch.feed(line) is None
+    assert watch.seen == {"moe": {wanted}}
+
+
+def test_vllm_still_says_which_attention_it_chose(patched_python: Path) -> None:
+    (package,) = patched_python.parent.parent.glob("lib/python3*/site-packages/vllm")
+    source = (package / "platforms/cuda.py").read_text()
+    assert 'logger.info("Using %s backend.", selected_backend)' in source
+    assert '"Using %s attention backend out of potential backends: %s."' in source
+
+
+def test_the_harmony_vocabulary_is_in_the_package_and_is_the_pinned_one(
+    patched_python: Path, tmp_path: Path
+) -> None:
+    pinned = PINS.vocabularies["harmony"].sha256
+    code = f"from sparkforge.serving import vocabulary as v; v.check({pinned!r}); print('same')"
+    good = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    bad = good | {"TIKTOKEN_ENCODINGS_BASE": str(tmp_path)}
+    (tmp_path / "o200k_base.tiktoken").write_text("QQ== 0\n")
+    said = subprocess.run(
+        [patched_python, "-c", code], env=good, capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "same\n"
+    said = subprocess.run(
+        [patched_python, "-c", code], env=bad, capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 1
+    assert "VocabularyError: the Harmony vocabulary cannot be loaded" in said.stderr
+    other = code.replace(pinned, "0" * 64)
+    said = subprocess.run(
+        [patched_python, "-c", other], env=good, capture_output=True, text=True, check=False
+    )
+    assert f"has sha256 {pinned}, and pins.yaml says 000" in said.stderr

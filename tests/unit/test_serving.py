@@ -1,0 +1,234 @@
+"""What is decided before the server starts: options, share of memory, page cache, access."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkforge.serving import access, backends, memory, pagecache, profile
+from sparkforge.serving.memory import GIB, MemoryShortError, Reading
+
+PLAN = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
+SPARK_GIB = 119.7  # MemTotal of a Spark as its owners report it
+
+
+# -- profile ---------------------------------------------------------------------------------------
+
+
+def test_options_of_a_full_profile() -> None:
+    assert profile.options(
+        {
+            "model": "m", "moe_backend": "marlin", "attention_backend": "FLASHINFER",
+            "kv_cache_dtype": "auto", "max_model_len": 8, "cudagraph_capture_sizes": [1, 2],
+            "tool_call_parser": "openai", "reasoning_parser": "openai_gptoss",
+            "prefix_caching": False, "enforce_eager": True, "memory": PLAN, "expect": {"moe": "M"},
+        }
+    ) == [
+        "--moe-backend", "marlin", "--attention-backend", "FLASHINFER", "--kv-cache-dtype", "auto",
+        "--max-model-len", "8", "--reasoning-parser", "openai_gptoss",
+        "--cudagraph-capture-sizes", "1", "2", "--tool-call-parser", "openai",
+        "--enable-auto-tool-choice", "--no-enable-prefix-caching", "--enforce-eager",
+    ]  # fmt: skip
+    assert profile.options({}) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "there"),
+    [
+        (["--moe-backend", "x"], True),
+        (["--moe-backend=x"], True),
+        (["--moe_backend=x"], True),
+        (["--moe-backend-of-mine", "--other", "--", "moe-backend"], False),
+    ],
+)
+def test_an_option_is_found_as_vllm_would_take_it(words: list[str], there: bool) -> None:
+    assert profile.given(words, "--moe-backend") is there
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def machine(root: Path, *, available_gib: float, **group: str) -> Path:
+    """A root folder with the files that are read: total memory is a Spark's."""
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text(
+        f"MemTotal:       {int(SPARK_GIB * (1 << 20))} kB\nMemFree:  1 kB\n"
+        f"MemAvailable:   {int(available_gib * (1 << 20))} kB\nHugePages_Total:       0\n"
+    )
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    for name, text in group.items():
+        (root / "sys/fs/cgroup" / name.replace("_", ".")).write_text(text)
+    return root
+
+
+def test_an_idle_spark_gets_the_most_that_the_plan_allows(tmp_path: Path) -> None:
+    reading = memory.read(machine(tmp_path, available_gib=114, memory_max="max\n"))
+    assert reading.total == int(SPARK_GIB * (1 << 20)) * 1024
+    assert memory.utilisation(PLAN, reading) == 0.80
+
+
+def test_what_others_hold_is_not_asked_for(tmp_path: Path) -> None:
+    reading = memory.read(machine(tmp_path, available_gib=98))
+    assert memory.utilisation(PLAN, reading) == 0.71  # (98 - 12) / 119.7 = 0.718
+
+
+def test_too_little_is_an_error_with_numbers(tmp_path: Path) -> None:
+    reading = memory.read(machine(tmp_path, available_gib=80))
+    with pytest.raises(MemoryShortError, match=r"80\.0 of 119\.7 GiB are available; 12 are kept"):
+        memory.utilisation(PLAN, reading)
+
+
+def test_the_containers_own_limit_counts(tmp_path: Path) -> None:
+    reading = memory.read(
+        machine(
+            tmp_path, available_gib=114, memory_max=str(100 * GIB),
+            memory_current=str(7 * GIB), memory_stat=f"anon 1\ninactive_file {5 * GIB}\n",
+        )
+    )  # fmt: skip
+    assert reading.available == 98 * GIB
+
+
+@given(
+    total=st.integers(GIB, 4096 * GIB), share=st.floats(0, 1), keep=st.integers(1, 64),
+    least=st.integers(1, 512), most=st.integers(1, 95),
+)  # fmt: skip
+def test_never_more_than_there_is(
+    total: int, share: float, keep: int, least: int, most: int
+) -> None:
+    reading = Reading(total, int(total * share))
+    plan = {"keep_free_gib": keep, "most_percent": most, "least_gib": least}
+    try:
+        percent = round(memory.utilisation(plan, reading) * 100)
+    except MemoryShortError:
+        return
+    taken = total * percent // 100
+    assert least * GIB <= taken <= reading.available - keep * GIB
+    assert 1 <= percent <= most
+
+
+def test_this_machines_memory_can_be_read() -> None:
+    reading = memory.read()
+    assert 0 < reading.available <= reading.total
+
+
+# -- page cache ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_disk() -> Any:
+    """A folder on a real disk: files of a tmpfs are never dropped."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
+        yield Path(folder)
+
+
+def test_files_leave_the_page_cache_and_keep_their_bytes(on_disk: Path) -> None:
+    weights = on_disk / "model-00001-of-00002.safetensors"
+    blob = on_disk / "blob"
+    for file in (weights, blob):
+        with file.open("wb") as out:
+            out.write(os.urandom(1 << 20) * 8)
+            os.fsync(out.fileno())  # a page that is not on the disk yet stays
+    (on_disk / "model-00002-of-00002.safetensors").symlink_to(blob)  # as in the hub's cache
+    files = pagecache.weight_files(on_disk)
+    before = weights.read_bytes(), blob.read_bytes()
+    assert [pagecache.resident(file) for file in files] == [8 << 20, 8 << 20]
+    assert pagecache.evict(files) == 16 << 20
+    assert sum(pagecache.resident(file) for file in files) < 1 << 20
+    assert (weights.read_bytes(), blob.read_bytes()) == before
+
+
+def test_a_model_is_found_in_the_hubs_cache(tmp_path: Path) -> None:
+    folder = tmp_path / "models--openai--gpt-oss-120b"
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    assert pagecache.snapshot(tmp_path, "openai/gpt-oss-120b", None) is None
+    (folder / "refs" / "main").write_text("abc")
+    found = folder / "snapshots" / "abc"
+    assert pagecache.snapshot(tmp_path, "openai/gpt-oss-120b", None) == found
+    assert pagecache.snapshot(tmp_path, "openai/gpt-oss-120b", "abc") == found
+    assert pagecache.snapshot(tmp_path, "openai/gpt-oss-120b", "def") is None
+
+
+# -- backends --------------------------------------------------------------------------------------
+
+LINE = "(EngineCore pid=7) INFO 11-21 07:21:00 "
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "name"),
+    [
+        ("[mxfp4.py:878] Using 'BF16_DEQUANT' Mxfp4 MoE backend.", "moe", "BF16_DEQUANT"),
+        (
+            "[cuda.py:478] Using AttentionBackendEnum.FLASHINFER backend.",
+            "attention", "FLASHINFER",
+        ),
+        (
+            "[cuda.py:527] Using TRITON_ATTN attention backend out of potential backends: ['X'].",
+            "attention", "TRITON_ATTN",
+        ),
+        ("[cuda.py:527] Using TurboQuant attention backend.", None, None),
+        ("[mxfp4.py:2326] Using CPUUnquantizedExperts", None, None),
+    ],
+)  # fmt: skip
+def test_what_vllm_says_of_its_backends(line: str, kind: str | None, name: str | None) -> None:
+    watch = backends.Watch({})
+    assert watch.feed(LINE + line) is None
+    assert watch.seen == ({kind: {name}} if kind else {})
+    if kind:
+        problem = backends.Watch({kind: "OTHER"}).feed(LINE + line)
+        assert problem == f"vLLM chose the {kind} backend {name}; the profile says OTHER"
+
+
+# -- access ----------------------------------------------------------------------------------------
+
+
+def test_a_secret_comes_before_the_environment(tmp_path: Path) -> None:
+    secret, none = tmp_path / "key", tmp_path / "none"
+    secret.write_text("from-the-file\n")
+    environment = {"VLLM_API_KEY": "from-the-environment"}
+    assert access.api_key(environment, secret) == "from-the-file"
+    assert access.api_key(environment, none) == "from-the-environment"
+    assert access.api_key(environment, Path(os.devnull)) == "from-the-environment"
+    assert access.api_key({}, none) == ""
+
+
+def test_more_than_a_word_is_no_key(tmp_path: Path) -> None:
+    secret = tmp_path / "key"
+    secret.write_text("one two\n")
+    with pytest.raises(access.AccessError, match="more than one word"):
+        access.api_key({}, secret)
+
+
+def test_a_key_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(access.AccessError, match="cannot be read by user"):
+        access.api_key({}, tmp_path)  # a folder: root may read any file
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_this_machine_alone_needs_no_key(bind: str) -> None:
+    access.check_open({"SPARKFORGE_BIND": bind}, "", [])
+    access.check_open({}, "", [])
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "192.168.1.4", "::", ""])
+def test_others_need_one(bind: str) -> None:
+    variables = {"SPARKFORGE_BIND": bind}
+    with pytest.raises(access.AccessError, match="without an API key"):
+        access.check_open(variables, "", [])
+    access.check_open(variables, "key", [])
+    access.check_open(variables, "", ["--api-key", "key"])
+    access.check_open(variables | {"SPARKFORGE_ALLOW_OPEN": "1"}, "", [])
+
+
+def test_no_secret_is_shown() -> None:
+    words = ["vllm", "--api-key", "a", "b", "--seed", "1", "--hf_token=c", "--api-key=d"]
+    assert access.redacted(words) == [
+        "vllm", "--api-key", "***", "***", "--seed", "1", "--hf_token=***", "--api-key=***",
+    ]  # fmt: skip

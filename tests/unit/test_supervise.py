@@ -1,0 +1,286 @@
+"""The supervisor and the health check, on a server that is stopped, killed, busy or slow to load.
+
+The server is a small stand-in (fake_server.py), the processes and signals are real; the same with
+vLLM itself: tests/patches/test_serving.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from sparkforge.servers import free_port
+from sparkforge.serving.progress import Client, NoProgressError
+from sparkforge.serving.supervise import EX_CONFIG, EX_TEMPFAIL, Hang
+from tests.support import ROOT, wait_for
+
+FAKE = Path(__file__).with_name("fake_server.py")
+
+# what scripts/entrypoint.py does with a plan, in a process of its own
+RUN = """
+import json, sys
+from sparkforge.serving import progress, supervise
+asked = json.loads(sys.argv[1])
+port = asked.pop("port")
+plan = supervise.Plan(variables={}, client=progress.Client(port, 1.5), every_s=0.3,
+                      at_ready=lambda: print("at ready", flush=True), **asked)
+sys.exit(supervise.run(plan))
+"""
+
+
+class Supervised:
+    """A supervisor with its server."""
+
+    def __init__(self, folder: Path, load_s: float = 0, **plan: Any) -> None:
+        self.port = free_port(0)
+        self.output = folder / "output"
+        command = [sys.executable, str(FAKE), str(self.port), str(load_s)]
+        asked = {"port": self.port, "command": command, "expected": {}, "hang_s": 4} | plan
+        with self.output.open("wb") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", RUN, json.dumps(asked)], cwd=ROOT, stdout=sink,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def said(self, text: str) -> bool:
+        return text in self.output.read_text()
+
+    def ready(self) -> int:
+        """Wait for the first token; returns the engine's process."""
+        wait_for(lambda: self.said("first token"))
+        return int(self.output.read_text().split("engine ")[1].split()[0])
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
+    started: list[Supervised] = []
+
+    def start(**plan: Any) -> Supervised:
+        started.append(Supervised(tmp_path, **plan))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+        for line in one.output.read_text().splitlines():
+            if line.startswith("engine "):
+                _end(int(line.split()[1]))
+
+
+def _end(engine: int) -> None:
+    """Kill an engine and the server in whose group it is, where a test has left them."""
+    try:
+        os.killpg(os.getpgid(engine), signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def gone(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_stopped_engine_is_ended_with_all_its_processes(
+    supervised: Callable[..., Supervised],
+) -> None:
+    one = supervised()
+    engine = one.ready()
+    os.kill(engine, signal.SIGSTOP)
+    start = time.monotonic()
+    assert one.process.wait(30) == EX_TEMPFAIL
+    assert 4 <= time.monotonic() - start < 15
+    assert gone(engine)
+    assert one.said(f"{engine} python")
+    assert one.said("state T")
+    with pytest.raises(requests.ConnectionError):
+        requests.get(one.url("/health"), timeout=2)
+
+
+def test_a_stopped_server_is_ended(supervised: Callable[..., Supervised]) -> None:
+    one = supervised()
+    engine = one.ready()
+    server = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(server, signal.SIGSTOP)
+    assert one.process.wait(30) == EX_TEMPFAIL
+    assert gone(engine)
+
+
+def test_a_killed_engine_is_ended(supervised: Callable[..., Supervised]) -> None:
+    one = supervised()
+    os.kill(one.ready(), signal.SIGKILL)
+    assert one.process.wait(30) == EX_TEMPFAIL
+
+
+def test_a_killed_server_is_its_exit_code(supervised: Callable[..., Supervised]) -> None:
+    one = supervised()
+    engine = one.ready()
+    os.kill(os.getpgid(engine), signal.SIGKILL)
+    assert one.process.wait(30) == 128 + signal.SIGKILL
+    wait_for(lambda: gone(engine))
+
+
+def test_a_short_stop_is_forgiven(supervised: Callable[..., Supervised]) -> None:
+    one = supervised()
+    engine = one.ready()
+    os.kill(engine, signal.SIGSTOP)
+    time.sleep(2)
+    os.kill(engine, signal.SIGCONT)
+    time.sleep(5)
+    assert one.process.poll() is None
+
+
+def test_a_busy_server_is_well_though_it_has_no_token_for_us(
+    supervised: Callable[..., Supervised],
+) -> None:
+    one = supervised()
+    one.ready()
+    requests.post(one.url("/busy"), timeout=5)
+    with pytest.raises(requests.ReadTimeout):
+        requests.post(one.url("/v1/completions"), json={}, timeout=1)
+    time.sleep(6)
+    assert one.process.poll() is None
+
+
+def test_loading_is_not_ended(supervised: Callable[..., Supervised]) -> None:
+    one = supervised(load_s=9, hang_s=1)
+    time.sleep(6)
+    assert one.process.poll() is None
+    assert not one.said("first token")
+    one.ready()
+    wait_for(lambda: one.said("at ready"))
+
+
+def test_sigterm_reaches_the_server_and_its_end_is_ours(
+    supervised: Callable[..., Supervised],
+) -> None:
+    one = supervised()
+    engine = one.ready()
+    one.process.terminate()
+    assert one.process.wait(10) == 0
+    wait_for(lambda: gone(engine))
+
+
+def test_another_backend_ends_the_server_while_it_loads(
+    supervised: Callable[..., Supervised],
+) -> None:
+    one = supervised(load_s=60, expected={"moe": "TRITON"})
+    assert one.process.wait(20) == EX_CONFIG
+    assert one.said("error: vLLM chose the moe backend MARLIN; the profile says TRITON")
+    assert one.said("SPARKFORGE_BACKEND_CHECK=warn")
+
+
+def test_a_backend_without_a_word_ends_the_server(supervised: Callable[..., Supervised]) -> None:
+    one = supervised(expected={"moe": "MARLIN", "attention": "FLASHINFER"})
+    assert one.process.wait(20) == EX_CONFIG
+    assert one.said("vLLM did not say which attention backend it uses")
+    assert not one.said("at ready")
+
+
+def test_loosened_it_warns_once_and_serves(supervised: Callable[..., Supervised]) -> None:
+    one = supervised(expected={"moe": "TRITON", "attention": "X"}, strict=False)
+    one.ready()
+    wait_for(lambda: one.said("at ready"))
+    text = one.output.read_text()
+    assert text.count("warning: vLLM chose the moe backend MARLIN") == 1
+    assert text.count("warning: vLLM did not say which attention backend") == 1
+    assert one.process.poll() is None
+
+
+def test_a_paused_supervisor_does_not_take_its_own_sleep_for_a_hang() -> None:
+    hang = Hang(limit_s=60)
+    hang.well(100)
+    assert not hang.ill(10_000)  # just woken up: one look in an old clock's time
+    assert not hang.ill(10_005)
+    hang.well(10_006)
+    assert not any(hang.ill(now) for now in (10_010, 10_030, 10_065))
+    assert hang.ill(10_066)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """The stand-in alone: its port and its engine's process."""
+    port = free_port(0)
+    with subprocess.Popen(
+        [sys.executable, FAKE, str(port)], stdout=subprocess.PIPE, start_new_session=True
+    ) as server:
+        assert server.stdout is not None
+        engine = int(server.stdout.readline().split()[1])
+        yield port, engine
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def test_a_look_sees_progress_or_causes_it(fake: tuple[int, int]) -> None:
+    port, engine = fake
+    client = Client(port, 1.5)
+    first = client.observe(None)
+    assert list(first.values()) == ["1"]  # no counter to compare with: a token was asked for
+    second = client.observe(first)
+    assert list(second.values()) == ["2"]  # no progress since: another one
+    requests.post(f"http://127.0.0.1:{port}/v1/completions", json={}, timeout=5)
+    assert list(client.observe(second).values()) == ["3"]  # another's token was enough
+    os.kill(engine, signal.SIGSTOP)
+    before = client.observe(second)
+    start = time.monotonic()
+    with pytest.raises(NoProgressError, match="no step of the engine, and no token within"):
+        client.observe(before)
+    assert time.monotonic() - start < 3
+
+
+def health(port: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    env = {"SPARKFORGE_LISTEN_PORT": str(port), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / "healthcheck.py"], env=env, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_health_check_tells_a_stopped_engine(fake: tuple[int, int], tmp_path: Path) -> None:
+    port, engine = fake
+    assert health(port, tmp_path).returncode == 0
+    os.kill(engine, signal.SIGSTOP)
+    start = time.monotonic()
+    said = health(port, tmp_path)
+    assert said.returncode == 1
+    assert said.stderr.startswith("unhealthy: NoProgressError: no step of the engine")
+    assert time.monotonic() - start < 8  # the time-out of the image's HEALTHCHECK
+    os.kill(engine, signal.SIGCONT)
+    assert health(port, tmp_path).returncode == 0
+
+
+def test_a_mark_of_an_earlier_start_does_not_count(fake: tuple[int, int], tmp_path: Path) -> None:
+    port, engine = fake
+    assert health(port, tmp_path).returncode == 0
+    mark = tmp_path / "sparkforge-progress.json"
+    old = json.loads(mark.read_text())
+    mark.write_text(json.dumps({"start": "1", "counters": {"other": "0"}}))
+    os.kill(engine, signal.SIGSTOP)
+    assert health(port, tmp_path).returncode == 1
+    mark.write_text('{"start": ')  # a check that was killed
+    assert health(port, tmp_path).returncode == 1
+    os.kill(engine, signal.SIGCONT)
+    assert health(port, tmp_path).returncode == 0
+    assert json.loads(mark.read_text())["start"] == old["start"]
+
+
+def test_nothing_listening_is_one_line(tmp_path: Path) -> None:
+    said = health(free_port(0), tmp_path)
+    assert said.returncode == 1
+    assert said.stderr.count("\n") == 1
+    assert "ConnectionRefusedError" in said.stderr
