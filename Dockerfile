@@ -4,7 +4,7 @@
 #     --build-arg SOURCE_DATE_EPOCH=SECONDS --build-context wheels=DIR --build-context wheelhouse=DIR .
 #
 # wheels      what sparkforge built: *.whl, requirements.txt (everything else, with hashes), and
-#             optionally share/ (data files, e.g. encodings/ with the Harmony vocabulary)
+#             optionally share/ (profile.json: how the model is served)
 # wheelhouse  the wheels that requirements.txt names, and uv for the target's platform
 #
 # No `# syntax=` line: it would fetch a frontend from a registry, unpinned, before anything else.
@@ -106,6 +106,8 @@ RUN --network=none \
     install -d -o 10001 -g 10001 /var/cache/sparkforge /var/cache/sparkforge/huggingface; \
     install -d /model
 COPY --chmod=0555 scripts/entrypoint.py scripts/healthcheck.py /opt/sparkforge/bin/
+COPY --chmod=0444 sparkforge/__init__.py /opt/sparkforge/bin/sparkforge/
+COPY --chmod=0444 sparkforge/serving/*.py /opt/sparkforge/bin/sparkforge/serving/
 
 # Everything that is written at run time lies under one folder, so that the root can be read-only and one
 # volume keeps compiled kernels over restarts.
@@ -138,8 +140,9 @@ USER 10001:10001
 WORKDIR /var/cache/sparkforge
 VOLUME /var/cache/sparkforge
 EXPOSE 8000
-# Loading takes minutes for a large model; failures count only after the start period.
-HEALTHCHECK --interval=15s --timeout=10s --start-period=20m --start-interval=2s --retries=3 \
+# Loading takes minutes for a large model; failures count only after the start period. A server that stops
+# is unhealthy 45 s later at most: a look that still sees the last step, then three that see none.
+HEALTHCHECK --interval=5s --timeout=8s --start-period=20m --start-interval=2s --retries=3 \
     CMD ["/opt/sparkforge/venv/bin/python", "-I", "/opt/sparkforge/bin/healthcheck.py"]
 # tini is process 1: a process 1 without handlers ignores SIGTERM, which vLLM is while it loads,
 # and vLLM does not collect the children that its workers leave behind.

@@ -9,6 +9,7 @@ is counted in /metrics changes only with the child's answers. It prints the chil
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def main() -> None:
             engine.token()
             self._answer(json.dumps({"usage": {"completion_tokens": 1}}))
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = ThreadingHTTPServer((os.environ.get("FAKE_HOST", "127.0.0.1"), port), Handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"engine {engine.child.pid}", flush=True)
     print("(Worker pid=1) INFO 11-21 07:21:00 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.",

@@ -1,0 +1,218 @@
+"""docker-compose.yml and the Dockerfile on a real engine: rights, secrets, health, restart.
+
+The image is made by the real Dockerfile; only vLLM in it is a stand-in of a few lines (two
+processes, as vLLM has), because none of this depends on the model. With vLLM itself: test_image.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from sparkforge import engine, image
+from sparkforge.servers import free_port
+from tests.support import ROOT
+
+from .conftest import Build
+
+STAND_IN = """
+
+def cli():
+    os.environ["FAKE_HOST"] = "0.0.0.0"
+    sys.argv = ["vllm", sys.argv[sys.argv.index("--port") + 1], "0"]
+    main()
+"""
+KEY = "the-key-of-this-test"
+
+
+def docker(*arguments: str) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def stand_in_wheel(folder: Path) -> Path:
+    """Write a wheel named vllm, whose program is tests/unit/fake_server.py."""
+    path = folder / "vllm-0-py3-none-any.whl"
+    info = "vllm-0.dist-info"
+    source = (ROOT / "tests/unit/fake_server.py").read_text()
+    members = {
+        "vllm_stand_in.py": source.partition('if __name__ == "__main__"')[0] + STAND_IN,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[console_scripts]\nvllm = vllm_stand_in:cli\n",
+    }
+    members[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*members, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in members.items():
+            wheel.writestr(name, text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def stand_in(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("stand-in")
+    receipt = build("--target", "cpu", "--engine", "none", "--until", "wheelhouse")
+    (house,) = (one["key"] for one in receipt["items"] if one["label"] == "wheelhouse")
+    store = Path(os.environ.get("SPARKFORGE_STORE", Path.home() / ".cache" / "sparkforge"))
+    (uv,) = (store / "artefacts" / "wheelhouse").glob(f"{house[:32]}*/wheels/uv-*.whl")
+    (folder / "house").mkdir()
+    (folder / "house" / uv.name).write_bytes(uv.read_bytes())
+    (folder / "lock.txt").write_text("")
+    request = image.Request(
+        root=ROOT, target="stand-in", base=base_image, python="3.11", platform="linux/amd64",
+        epoch=1_795_219_200, system_packages=(), serve=(), release="0", lock=folder / "lock.txt",
+        profile={"expect": {"moe": "MARLIN"}},
+        ca_bundle=Path(ca) if (ca := os.environ.get("SPARKFORGE_TEST_CA")) else None,
+    )  # fmt: skip
+    work = folder / "work"
+    work.mkdir()
+    made = image.bake(
+        engine.connect(), request, [stand_in_wheel(folder)], folder / "house", {}, work
+    )
+    return str(made["tag"])
+
+
+class Composed:
+    """One project of docker-compose.yml."""
+
+    def __init__(self, image_tag: str, folder: Path, variables: Mapping[str, str]) -> None:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text("{}")
+        self.port = free_port(0)
+        self.env = {
+            **os.environ, "COMPOSE_PROFILES": "cpu", "SPARKFORGE_IMAGE_CPU": image_tag,
+            "SPARKFORGE_MODEL_DIR": str(folder / "model"), "SPARKFORGE_PORT": str(self.port),
+            "SPARKFORGE_API_KEY_FILE": "/dev/null", **variables,
+        }  # fmt: skip
+        self.name = f"sparkforge-test-{os.getpid()}-{self.port}"
+
+    def compose(self, *arguments: str) -> str:
+        command = ["docker", "compose", "--project-name", self.name, "--env-file", os.devnull,
+                   "--project-directory", str(ROOT), *arguments]  # fmt: skip
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    @property
+    def container(self) -> str:
+        return self.compose("ps", "--all", "--quiet")
+
+    def inspect(self) -> Any:
+        return json.loads(docker("inspect", self.container))[0]
+
+    def logs(self) -> str:
+        done = subprocess.run(
+            ["docker", "logs", self.container], stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    def wait(self, condition: Callable[[Any], bool], seconds: float) -> float:
+        """Wait for a condition of the container's inspection; returns the seconds it took."""
+        start = time.monotonic()
+        while not condition(self.inspect()):
+            assert time.monotonic() - start < seconds, self.logs()[-2000:]
+            time.sleep(0.5)
+        return time.monotonic() - start
+
+    def healthy(self, seconds: float = 60) -> None:
+        self.wait(lambda seen: seen["State"]["Health"]["Status"] == "healthy", seconds)
+
+
+@contextmanager
+def composed(image_tag: str, folder: Path, **variables: str) -> Iterator[Composed]:
+    one = Composed(image_tag, folder, variables)
+    try:
+        one.compose("up", "--detach")
+        yield one
+    finally:
+        one.compose("down", "--volumes", "--timeout", "5")
+
+
+def test_the_container_has_no_rights_that_it_does_not_need(stand_in: str, tmp_path: Path) -> None:
+    with composed(stand_in, tmp_path) as one:
+        one.healthy()
+        seen = one.inspect()
+        host = seen["HostConfig"]
+        assert host["ReadonlyRootfs"] is True
+        assert host["CapDrop"] == ["ALL"]
+        assert not host["CapAdd"]
+        assert not host["Privileged"]
+        assert host["SecurityOpt"] == ["no-new-privileges=true"]
+        assert host["PidsLimit"] == 4096
+        assert host["Memory"] == host["MemorySwap"] == 8 << 30
+        assert seen["Config"]["User"] == "10001:10001"
+        assert {bind["HostIp"] for bind in seen["NetworkSettings"]["Ports"]["8000/tcp"]} == {
+            "127.0.0.1"
+        }
+        # what can be written: /tmp and the volume, and nothing that could be run by another user
+        write = (
+            "for d in / /opt/sparkforge /etc /usr/bin /model; do touch $d/x 2>&1 && echo $d; done"
+        )
+        refused = docker("exec", one.container, "sh", "-c", f"{write}; touch /tmp/x ~/x && echo ok")
+        assert refused.splitlines()[-1] == "ok"
+        assert refused.count("Read-only file system") == 5
+        caps = docker("exec", one.container, "sh", "-c", "grep -E '^(Cap|NoNew)' /proc/1/status")
+        assert {line.split()[1].strip("0") for line in caps.splitlines()} == {"", "1"}
+        reply = requests.post(f"http://127.0.0.1:{one.port}/v1/completions", json={}, timeout=5)
+        assert reply.json()["usage"]["completion_tokens"] == 1
+
+
+def test_a_frozen_engine_turns_unhealthy_and_is_started_anew(stand_in: str, tmp_path: Path) -> None:
+    with composed(stand_in, tmp_path) as one:
+        one.healthy()
+        first = one.inspect()["State"]["StartedAt"]
+        pid = one.logs().split("engine ")[1].split()[0]
+        docker("exec", one.container, "sh", "-c", f"kill -STOP {pid}")
+        start = time.monotonic()
+        one.wait(lambda seen: seen["State"]["Health"]["Status"] == "unhealthy", 60)
+        unhealthy_s = time.monotonic() - start
+        one.wait(lambda seen: seen["State"]["StartedAt"] > first, 60)
+        print(f"unhealthy after {unhealthy_s:.0f} s, anew after {time.monotonic() - start:.0f} s")
+        assert one.inspect()["RestartCount"] == 1
+        one.healthy()
+        assert "the server hangs: NoProgressError" in one.logs()
+
+
+def test_a_killed_server_is_started_anew(stand_in: str, tmp_path: Path) -> None:
+    with composed(stand_in, tmp_path) as one:
+        one.healthy()
+        pid = one.logs().split("engine ")[1].split()[0]
+        parent = f"$(cut -d' ' -f4 /proc/{pid}/stat)"
+        docker("exec", one.container, "sh", "-c", f"kill -KILL {parent}")
+        one.wait(lambda seen: seen["RestartCount"] == 1, 30)
+        one.healthy()
+
+
+def test_the_key_is_a_secret(stand_in: str, tmp_path: Path) -> None:
+    secret = tmp_path / "key"
+    secret.write_text(f"{KEY}\n")
+    secret.chmod(0o444)
+    options = {"SPARKFORGE_API_KEY_FILE": str(secret), "SPARKFORGE_BIND": "0.0.0.0"}
+    with composed(stand_in, tmp_path, **options) as one:
+        one.healthy()  # on an open address, since there is a key
+        code = "import pathlib,sys;e=[p.read_bytes() for p in pathlib.Path('/proc').glob('[0-9]*/environ')];print(sum(sys.argv[1].encode() in x for x in e))"  # noqa: E501
+        python = "/opt/sparkforge/venv/bin/python"
+        assert int(docker("exec", one.container, python, "-c", code, f"VLLM_API_KEY={KEY}")) >= 1
+        assert KEY not in json.dumps(one.inspect())
+        assert KEY not in one.logs()
+        assert KEY not in docker("history", "--no-trunc", stand_in)
+
+
+def test_an_open_address_without_a_key_is_refused(stand_in: str, tmp_path: Path) -> None:
+    options = {"SPARKFORGE_BIND": "0.0.0.0", "SPARKFORGE_RESTART": "no"}
+    with composed(stand_in, tmp_path, **options) as one:
+        one.wait(lambda seen: seen["State"]["Status"] == "exited", 30)
+        assert one.inspect()["State"]["ExitCode"] == 78
+        assert "error: port published on 0.0.0.0 without an API key" in one.logs()
