@@ -83,10 +83,16 @@ class Plan:
 
 @dataclass
 class _Output:
-    """Passes the child's words on, and looks for backends in them."""
+    """Passes the child's words on, and looks for backends in them.
+
+    Attributes:
+        problems: what is wrong with the backends and was not told yet.
+        told_to_end: whether a signal was passed on to the server.
+    """
 
     watch: Watch
     problems: list[str] = field(default_factory=list)
+    told_to_end: bool = False
 
     def run(self, source: int) -> None:
         rest = b""
@@ -104,7 +110,8 @@ class _Output:
 def run(plan: Plan) -> int:
     """Run the server to its end; returns the exit code for this process.
 
-    That is the server's own; 128 + N after signal N; 75 after a hang; 78 after a wrong backend.
+    That is the server's own; 128 + N after signal N; 75 after a hang, and where the server ends
+    with 0 though nobody told it to; 78 after a wrong backend.
     """
     start = time.monotonic()
     child = subprocess.Popen(
@@ -112,9 +119,15 @@ def run(plan: Plan) -> int:
         stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     assert child.stdout is not None
-    for number in _SIGNALS:
-        signal.signal(number, lambda sent, frame: _pass_on(child, sent))
     output = _Output(Watch(plan.expected))
+
+    def pass_on(number: int, frame: object) -> None:
+        output.told_to_end = True
+        if child.poll() is None:
+            child.send_signal(number)
+
+    for number in _SIGNALS:
+        signal.signal(number, pass_on)
     reader = threading.Thread(target=output.run, args=(child.stdout.fileno(),), daemon=True)
     reader.start()
     try:
@@ -135,6 +148,10 @@ def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: 
         except subprocess.TimeoutExpired:
             pass
         else:
+            if code == 0 and hang.answered and not output.told_to_end:
+                # so does vLLM after the death of its engine, and nothing restarts a success
+                say("error: the server ended by itself; its words above say why")
+                return EX_TEMPFAIL
             return code if code >= 0 else 128 - code
         if output.problems and not _tolerated(plan, output.problems):
             return EX_CONFIG
@@ -173,11 +190,6 @@ def _tolerated(plan: Plan, problems: list[str]) -> bool:
 
 def _shown(watch: Watch) -> str:
     return ", ".join(f"{kind} {'/'.join(sorted(v))}" for kind, v in watch.seen.items()) or "unknown"
-
-
-def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
-    if child.poll() is None:
-        child.send_signal(number)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -177,6 +177,14 @@ def test_sigterm_reaches_the_server_and_its_end_is_ours(
     wait_for(lambda: gone(engine))
 
 
+def test_an_end_without_reason_is_no_success(supervised: Callable[..., Supervised]) -> None:
+    one = supervised()
+    engine = one.ready()
+    os.kill(os.getpgid(engine), signal.SIGTERM)  # not through the supervisor
+    assert one.process.wait(10) == EX_TEMPFAIL
+    assert one.said("error: the server ended by itself")
+
+
 def test_another_backend_ends_the_server_while_it_loads(
     supervised: Callable[..., Supervised],
 ) -> None:
