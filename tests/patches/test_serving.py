@@ -136,7 +136,7 @@ def test_a_killed_engine_ends_the_server(patched_python: Path, tmp_path: Path) -
     with serving(patched_python, tmp_path) as one:
         one.wait_for("first token", READY_S)
         os.kill(int(re.findall(r"EngineCore pid=(\d+)", one.output())[0]), signal.SIGKILL)
-        assert one.process.wait(HANG_S + 60) != 0
+        assert one.process.wait(HANG_S + 60) == EX_TEMPFAIL  # vLLM itself ends with 0 then
         assert not group_alive(one.group())
 
 
