@@ -58,9 +58,10 @@ class Context:
     def serve(self) -> tuple[str, ...]:
         """Options of ``vllm serve`` for a plain environment: the profile's, then the target's.
 
-        An image holds the profile itself, and works out the share of memory, too.
+        Of memory it names the most that the profile allows; an image holds the profile itself, and
+        works out what the machine has available.
         """
-        return (*profile.options(self.profile), *self.target.serve)
+        return (*profile.options(self.profile, most_memory=True), *self.target.serve)
 
     @property
     def profile(self) -> dict[str, Any]:

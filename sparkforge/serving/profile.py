@@ -36,12 +36,16 @@ def read(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def options(profile: Mapping[str, Any]) -> list[str]:
-    """Return the options that a profile stands for, but for the share of memory.
+def options(profile: Mapping[str, Any], *, most_memory: bool = False) -> list[str]:
+    """Return the options that a profile stands for.
 
-    That one depends on the machine and the hour: ``memory.utilisation``.
+    Args:
+        most_memory: with the largest share of memory that the profile allows. The right one depends
+            on the machine and the hour: ``memory.utilisation``.
     """
     words: list[str] = []
+    if most_memory and (plan := profile.get("memory")):
+        words += ["--gpu-memory-utilization", f"{int(plan['most_percent']) / 100:.2f}"]
     for key, option in _VALUES:
         if (value := profile.get(key)) is not None:
             words += [option, str(value)]

@@ -35,6 +35,9 @@ def test_options_of_a_full_profile() -> None:
         "--enable-auto-tool-choice", "--no-enable-prefix-caching", "--enforce-eager",
     ]  # fmt: skip
     assert profile.options({}) == []
+    assert profile.options({"memory": PLAN}) == []
+    share = ["--gpu-memory-utilization", "0.80"]
+    assert profile.options({"memory": PLAN}, most_memory=True) == share
 
 
 @pytest.mark.parametrize(
