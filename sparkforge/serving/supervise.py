@@ -25,6 +25,9 @@ EX_TEMPFAIL = 75  # sysexits.h: try again
 EX_CONFIG = 78
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# A kernel that is built at its first use holds up the engine for minutes; ended, it would be built
+# again at the next start, and again.
+_COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "cudafe++", "cc1plus", "fatbinary"})
 _LINE_LIMIT = 1 << 16  # bytes of one line that are searched
 
 
@@ -51,6 +54,10 @@ class Hang:
     def well(self, now: float) -> None:
         """Note a success that began at ``now``."""
         self.answered, self._since, self._failures = True, now, 0
+
+    def excused(self, now: float) -> None:
+        """Note a failure at ``now`` that has a good reason."""
+        self._since, self._failures = now, 0
 
     def ill(self, now: float) -> bool:
         """Note a failure; returns whether the server is to be ended."""
@@ -161,11 +168,14 @@ def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: 
         try:
             before = plan.client.observe(before)
         except PROBLEMS as error:
-            if hang.ill(time.monotonic()) and child.poll() is None:
+            if hang.answered and _COMPILERS.intersection(one.name for one in session(child.pid)):
+                say("no progress, but a compiler is at work: waiting for it")
+                hang.excused(time.monotonic())
+            elif hang.ill(time.monotonic()) and child.poll() is None:
                 say(f"the server hangs: {type(error).__name__}: {error}")
                 say(f"no progress for {plan.hang_s:.0f} s: ending it, to be started anew")
-                for line in processes(child.pid):
-                    say(f"  {line}")
+                for one in session(child.pid):
+                    say(f"  {one.pid} {one.name}: state {one.state}, waits in {one.waits_in}")
                 return EX_TEMPFAIL
         else:
             if not hang.answered:
@@ -193,25 +203,38 @@ def _shown(watch: Watch) -> str:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End the server and all of its group; SIGKILL ends a stopped process, too."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    """End the server and all of its session; SIGKILL ends a stopped process, too.
+
+    Its group is not enough: ninja gives each of its jobs a group of its own.
+    """
+    for one in session(child.pid):
+        try:
+            os.kill(one.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
     child.wait()
 
 
-def processes(group: int) -> list[str]:
-    """Describe the processes of a group, one line each: what one looks at first after a hang."""
+@dataclass(frozen=True)
+class Process:
+    """What one looks at first after a hang; ``waits_in`` is a function of the kernel, or 0."""
+
+    pid: int
+    name: str
+    state: str
+    waits_in: str
+
+
+def session(leader: int) -> list[Process]:
+    """Return the living processes of the session that ``leader`` has begun."""
     found = []
     for stat in sorted(Path("/proc").glob("[0-9]*/stat")):
         try:
             text = stat.read_text(encoding="utf-8", errors="replace")
-            where = (stat.parent / "wchan").read_text(encoding="ascii", errors="replace")
+            waits_in = (stat.parent / "wchan").read_text(encoding="ascii", errors="replace")
         except OSError:  # it ended, or is another user's
             continue
-        if (match := re.match(r"(\d+) \((.*)\) (\S) \d+ (\d+) ", text, re.DOTALL)) is None:
-            continue
-        if int(match[4]) == group:
-            found.append(f"{match[1]} {match[2]}: state {match[3]}, waits in {where or '-'}")
+        match = re.match(r"(\d+) \((.*)\) (\S) \d+ \d+ (\d+) ", text, re.DOTALL)
+        if match is not None and int(match[4]) == leader and match[3] != "Z":
+            found.append(Process(int(match[1]), match[2], match[3], waits_in))
     return found

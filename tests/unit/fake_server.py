@@ -1,6 +1,6 @@
 """A stand-in for vLLM's server, as far as a supervisor can see it; run as a process of its own.
 
-    fake_server.py PORT [SECONDS-UNTIL-READY]
+    fake_server.py PORT [SECONDS-UNTIL-READY [COMPILER]]
 
 Like vLLM it has two processes: this one answers HTTP, and a child, the engine, makes tokens. What
 is counted in /metrics changes only with the child's answers. It prints the child's number.
@@ -76,6 +76,11 @@ def main() -> None:
                 self._answer("")
 
         def do_POST(self) -> None:
+            if self.path == "/compile":
+                # a program of that name, as ninja starts it: in a group of its own
+                subprocess.Popen([sys.argv[3], "10"], process_group=0)
+                self._answer("")
+                return
             if self.path == "/busy":
                 threading.Thread(target=engine.serve_a_slow_customer, daemon=True).start()
                 self._answer("")

@@ -21,7 +21,7 @@ import requests
 
 from sparkforge.servers import free_port
 from sparkforge.serving.progress import Client, NoProgressError
-from sparkforge.serving.supervise import EX_CONFIG, EX_TEMPFAIL, Hang
+from sparkforge.serving.supervise import EX_CONFIG, EX_TEMPFAIL, Hang, session
 from tests.support import ROOT, wait_for
 
 FAKE = Path(__file__).with_name("fake_server.py")
@@ -44,7 +44,9 @@ class Supervised:
     def __init__(self, folder: Path, load_s: float = 0, **plan: Any) -> None:
         self.port = free_port(0)
         self.output = folder / "output"
-        command = [sys.executable, str(FAKE), str(self.port), str(load_s)]
+        compiler = folder / "ptxas"
+        compiler.symlink_to("/bin/sleep")
+        command = [sys.executable, str(FAKE), str(self.port), str(load_s), str(compiler)]
         asked = {"port": self.port, "command": command, "expected": {}, "hang_s": 4} | plan
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
@@ -156,6 +158,30 @@ def test_a_busy_server_is_well_though_it_has_no_token_for_us(
         requests.post(one.url("/v1/completions"), json={}, timeout=1)
     time.sleep(6)
     assert one.process.poll() is None
+
+
+def test_a_compiler_at_work_is_waited_for(supervised: Callable[..., Supervised]) -> None:
+    one = supervised()
+    engine = one.ready()
+    requests.post(one.url("/compile"), timeout=5)
+    os.kill(engine, signal.SIGSTOP)
+    start = time.monotonic()
+    assert one.process.wait(40) == EX_TEMPFAIL
+    assert time.monotonic() - start > 10  # the compiler's time; a hang alone takes 4 and a little
+    assert one.said("a compiler is at work")
+
+
+def test_no_process_stays_though_it_has_a_group_of_its_own(
+    supervised: Callable[..., Supervised],
+) -> None:
+    one = supervised()
+    engine = one.ready()
+    requests.post(one.url("/compile"), timeout=5)
+    server = os.getpgid(engine)
+    wait_for(lambda: any(found.name == "ptxas" for found in session(server)))
+    os.kill(server, signal.SIGKILL)
+    assert one.process.wait(5) == 128 + signal.SIGKILL
+    wait_for(lambda: not session(server), 2)
 
 
 def test_loading_is_not_ended(supervised: Callable[..., Supervised]) -> None:
