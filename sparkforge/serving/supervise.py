@@ -184,7 +184,8 @@ def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: 
                     return EX_CONFIG
                 plan.at_ready()
             hang.well(now)
-        next_look = time.monotonic() + plan.every_s
+        # while it loads a look is cheap, and the backends are to be known when Docker says healthy
+        next_look = time.monotonic() + (plan.every_s if hang.answered else 1)
 
 
 def _tolerated(plan: Plan, problems: list[str]) -> bool:
