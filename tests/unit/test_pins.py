@@ -53,8 +53,19 @@ models:
   tiny: {{repository: a/b, revision: {COMMIT}}}
 vocabularies:
   words: {{file: w.txt, sha256: {HASH}}}
+profiles:
+  plain: {{}}
+  full:
+    model: tiny
+    vocabulary: words
+    max_num_seqs: 4
+    cudagraph_capture_sizes: [1, 2, 4]
+    prefix_caching: true
+    memory: {{keep_free_gib: 2, most_percent: 80, least_gib: 3}}
+    expect: {{moe: MARLIN}}
 targets:
   here:
+    profile: full
     summary: a target
     platforms: [linux/amd64]
     python: 3.11
@@ -120,6 +131,13 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         (f"        sha256: {HASH}\n", "", "upstreams.demo.files.wheel.sha256", "missing", "add it"),
         (f"        sha256: {HASH}", "        sha256: cafe", "upstreams.demo.files.wheel.sha256",
          "'cafe'", "sha256sum"),
+        ("profile: full", "profile: fast", "targets.here.profile", "'fast'", "write it there"),
+        ("    model: tiny", "    model: huge", "profiles.full.model", "'huge'", "pin it"),
+        ("vocabulary: words", "vocabulary: w", "profiles.full.vocabulary", "'w'", "pin it"),
+        ("[1, 2, 4]", "[4, 2, 1]", "profiles.full.cudagraph_capture_sizes", "ascend", "correct"),
+        ("caching: true", "caching: yes", "profiles.full.prefix_caching", "'yes'", "correct"),
+        ("percent: 80", "percent: 100", "profiles.full.memory.most_percent", "95", "correct"),
+        ("{moe: MARLIN}", "{lm_head: X}", "profiles.full.expect.lm_head", "'lm_head'", "use"),
         (f"index: sha256:{HASH}", "index: latest", "images.base.index", "'latest'", "not a tag"),
         ("source_file: sdist", "source_file: sdisd", "upstreams.demo.source_file",
          "'sdisd' is not among files", "sdist, wheel"),
@@ -441,3 +459,14 @@ def test_a_record_is_refused_where_the_upstream_stands_on_one_line(tmp_path: Pat
     with pytest.raises(PinsError, match="one key a line"):
         pins.record(path, "other", "git", RECORDED)
     assert path.read_bytes() == before
+
+
+def test_a_profile_is_handed_on_with_what_it_says_and_its_vocabularys_hash(tmp_path: Path) -> None:
+    loaded = pins.load(write(tmp_path, GOOD))
+    assert loaded.profile_of(loaded.target("here")) == {
+        "model": "tiny", "vocabulary": "words", "vocabulary_sha256": HASH, "max_num_seqs": 4,
+        "cudagraph_capture_sizes": [1, 2, 4], "prefix_caching": True, "expect": {"moe": "MARLIN"},
+        "memory": {"keep_free_gib": 2, "most_percent": 80, "least_gib": 3},
+    }  # fmt: skip
+    bare = pins.load(write(tmp_path, changed("    profile: full\n", "")))
+    assert bare.profile_of(bare.target("here")) == {}
