@@ -81,7 +81,7 @@ def build(options: argparse.Namespace) -> int:
         target=context.target_name, target_platform=context.platform, pins=context.pins_path,
         lines=lines, seconds=seconds,
     )  # fmt: skip
-    folder = publish.publish(context, lines, document)
+    folder, document = publish.publish(context, lines, document)
     if options.json:
         log.json(document)
     publish.summary(context, lines, folder, seconds)

@@ -17,6 +17,9 @@ from sparkforge.serving import profile
 from sparkforge.sources import Access, Source
 from sparkforge.store import Artefact, Store, key_of
 
+# A wheelhouse has the wheels, and beside them uv's cache of the same wheels unpacked, which
+# environments are linked from: it goes when the wheelhouse goes.
+WHEELS, UNPACKED = "wheels", "unpacked"
 STAGES = ("sources", "series", "wheels", "wheelhouse", "image", "smoke")
 UNPATCHED = "unpatched"
 
@@ -67,6 +70,12 @@ class Context:
     def profile(self) -> dict[str, Any]:
         """The target's profile, as an image gets it."""
         return self.pins.profile_of(self.target)
+
+    @property
+    def release(self) -> str:
+        """What the result is called: the version of the target's first wheel, and our counter."""
+        first = self.pins.upstream(next(iter(self.target.wheels)))
+        return f"{first.version}-spark.{self.pins.release.counter}"
 
     @property
     def lock(self) -> Path:

@@ -1,10 +1,12 @@
-"""What a build gives to the user: dist/<target>/ with wheels, checksums and receipt, and .env.
+"""What a build gives to the user: dist/<target>/ with wheels, bill of materials, provenance,
+checksums and receipt, and .env.
 
 Everything in dist/ is a link to or a copy of the store's; deleting it loses nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -13,19 +15,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkforge.context import Context, wheel_path
+from sparkforge.context import WHEELS, Context, wheel_path
 from sparkforge.environment import python_path, server_env
 from sparkforge.errors import UsageError
 from sparkforge.log import human_bytes, log
-from sparkforge.receipt import Line
+from sparkforge.receipt import PROVENANCE, SBOM, Line
 from sparkforge.run import replace_process
 from sparkforge.store import Artefact, disk_errors
 
+SUMS = "SHA256SUMS"
 
-def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]) -> Path:
-    """Put wheels, SHA256SUMS and receipt.json into dist/<target>/; returns the folder.
+
+def publish(
+    context: Context, lines: Sequence[Line], document: Mapping[str, Any]
+) -> tuple[Path, dict[str, Any]]:
+    """Put wheels, bill of materials, provenance, SHA256SUMS and receipt.json into dist/<target>/.
 
     Untouched where it already holds the result of the same items.
+
+    Returns:
+        The folder, and the receipt with the sha256 of each published file under ``files``.
     """
     folder = context.root / "dist" / context.target_name
     receipt_path = folder / "receipt.json"
@@ -35,16 +44,18 @@ def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]
     ]  # fmt: skip
     there = [receipt_path, *(folder / wheel.name for wheel in wheels)]
     if wheels:
-        there.append(folder / "SHA256SUMS")
-    if all(path.exists() for path in there) and _items(receipt_path) == document["items"]:
-        return folder
+        there += [folder / SUMS, *(folder / name for name in (SBOM, PROVENANCE))]
+    before = _receipt(receipt_path)
+    if all(path.exists() for path in there) and before.get("items") == document["items"]:
+        return folder, {**document, "files": before.get("files", {})}
     from filelock import FileLock  # not needed by a build in which nothing changed
 
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with disk_errors(folder), FileLock(folder / ".lock"):
+        files: dict[str, str] = {}
         if wheels:  # a run that stopped before has nothing to say about them
-            _publish_wheels(folder, lines)
+            files = _publish_wheels(context, folder, lines)
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is mended
         if context.target.smoke is not None:
             tiny_model(folder)
@@ -52,36 +63,70 @@ def publish(context: Context, lines: Sequence[Line], document: Mapping[str, Any]
         if baked is not None and baked.outputs["kind"] == "image":
             _write_env(context, baked, folder)
         fresh = receipt_path.with_name(".receipt.json.new")
-        fresh.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+        complete = {**document, "files": files}
+        fresh.write_text(json.dumps(complete, indent=2, sort_keys=True) + "\n")
         fresh.rename(receipt_path)
-    return folder
+    return folder, complete
 
 
-def _publish_wheels(folder: Path, lines: Sequence[Line]) -> None:
+def _publish_wheels(context: Context, folder: Path, lines: Sequence[Line]) -> dict[str, str]:
+    """Publish wheels, their bill and provenance; returns the sha256 of each file by its name."""
+    from sparkforge import provenance, sbom  # not needed by a build in which nothing changed
+
     for old in folder.glob("*.whl"):
         old.unlink()
-    sums = []
+    files = {}
     for line in lines:
         if line.artefact.stage == "wheels":
             wheel = wheel_path(line.artefact)
             _link(wheel, folder / wheel.name)
-            sums.append(f"{line.artefact.outputs['sha256']}  {wheel.name}\n")
-    (folder / "SHA256SUMS").write_text("".join(sorted(sums)))
+            files[wheel.name] = str(line.artefact.outputs["sha256"])
+    found = {line.label: line.artefact for line in lines}
+    house = found.get("wheelhouse")
+    third_party = house.path / WHEELS if house is not None else None
+    image = found.get("image")
+    system = image.outputs["system"] if image is not None else []
+    bill = sbom.document(
+        context, {name: found[f"wheel {name}"].outputs for name in context.target.wheels},
+        third_party=third_party, base=str(image.inputs["base"]) if image is not None else None,
+        system=[sbom.SystemPackage(*package) for package in system],
+    )  # fmt: skip
+    files[SBOM] = _write(folder / SBOM, bill)
+    subjects = dict(files)
+    if image is not None:
+        name = f"{image.outputs['tag']}@{context.platform}"
+        digest = image.outputs["digest"] or image.outputs["image_id"]
+        subjects[name] = str(digest).removeprefix("sha256:")
+    statement = provenance.statement(
+        context, lines, subjects, third_party.glob("*.whl") if third_party is not None else ()
+    )
+    text = json.dumps(statement, indent=1, sort_keys=True) + "\n"
+    files[PROVENANCE] = _write(folder / PROVENANCE, text.encode())
+    sums = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items()))
+    (folder / SUMS).write_text(sums)
+    return files
+
+
+def _write(path: Path, data: bytes) -> str:
+    """Write a file; returns its sha256."""
+    path.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
 
 
 def last_base(context_root: Path, target: str) -> str | None:
     """Return the base of the image that was built last; None after a plain environment."""
-    items = _items(context_root / "dist" / target / "receipt.json") or []
+    items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
     outputs = [item["outputs"] for item in items if item["stage"] == "image"]
     return outputs[0].get("base") if outputs and outputs[0]["kind"] == "image" else None
 
 
-def _items(receipt_path: Path) -> Any:
-    """Return the items of the receipt that is there; None where none can be read."""
+def _receipt(path: Path) -> dict[str, Any]:
+    """Return the receipt that is there; {} where none can be read."""
     try:
-        return json.loads(receipt_path.read_text()).get("items")
+        found = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def tiny_model(folder: Path) -> Path:

@@ -12,6 +12,9 @@ from sparkforge import __version__
 from sparkforge.store import Artefact, sha256_file
 
 SCHEMA = 1
+# what lies beside the receipt, and is named in it by its sha256
+SBOM = "sbom.cdx.json"
+PROVENANCE = "provenance.intoto.json"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from typing import Any
 from sparkforge import environment, git, series, sources
 from sparkforge.context import (
     STAGES,
+    UNPACKED,
     UNPATCHED,
+    WHEELS,
     Context,
     Item,
     Results,
@@ -196,11 +198,6 @@ def _wheel_item(context: Context, name: str, *, patched: bool) -> Item:
     return Item(stage, label, inputs, make, download=(file,))
 
 
-# A wheelhouse has the wheels, and beside them uv's cache of the same wheels unpacked, which
-# environments are linked from: it goes when the wheelhouse goes.
-WHEELS, UNPACKED = "wheels", "unpacked"
-
-
 def _wheelhouse_item(context: Context) -> Item:
     from sparkforge import wheelhouse
 
@@ -278,7 +275,7 @@ def _image_item(context: Context, wheels: list[Item], house: Item) -> Item:
         system_packages=context.target.system_packages, serve=context.target.serve,
         profile=context.profile,
         ca_bundle=context.ca_bundle,
-        release=context.pins.upstream("vllm").version + f"-spark.{context.pins.release.counter}",
+        release=context.release,
         lock=context.lock,
     )  # fmt: skip
     inputs = {

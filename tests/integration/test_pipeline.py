@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from sparkforge.receipt import PROVENANCE, SBOM
 from tests.project import FILES, PATCH, PATCHED, PLATFORM, Project, slow_down
 from tests.support import alive, sha256, wait_for
 
@@ -36,13 +37,18 @@ def member(wheel: Path, name: str) -> bytes:
         return archive.read(name)
 
 
+def _name(line: str) -> str:
+    return line.partition("  ")[2]
+
+
 def check_result(project: Project) -> None:
     """Hold dist/ against what the project promises, and the store against leftovers."""
     assert project.wheel.name == "demo-1.0+spark.3-py3-none-any.whl"
     assert member(project.wheel, "demo/mod.py") == PATCHED
     assert member(project.wheel, "demo/__init__.py") == FILES["demo/__init__.py"]
-    sums = (project.root / "dist" / "tiny" / "SHA256SUMS").read_text()
-    assert sums == f"{sha256(project.wheel.read_bytes())}  {project.wheel.name}\n"
+    published = [project.wheel.name, PROVENANCE, SBOM]
+    sums = [f"{sha256((project.wheel.parent / name).read_bytes())}  {name}\n" for name in published]
+    assert (project.wheel.parent / "SHA256SUMS").read_text() == "".join(sorted(sums, key=_name))
     assert list((project.store / "tmp").iterdir()) == []
     assert list((project.store / "partial").iterdir()) == []
 

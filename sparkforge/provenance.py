@@ -1,0 +1,123 @@
+"""How a build came about: a SLSA v1 provenance predicate in an in-toto statement.
+
+The statement is not signed; ``docs/supply-chain.md`` says what that leaves open. It holds no time
+of day: what depends on the run stands in the receipt, under ``run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sparkforge import __version__, git
+from sparkforge.context import Context
+from sparkforge.errors import CommandError
+from sparkforge.receipt import Line
+from sparkforge.store import sha256_file
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+# names, not places: nothing is fetched from there
+BUILD_TYPE = "https://sparkforge.example/build/v1"
+BUILDER = "https://sparkforge.example/build.py"
+
+
+def statement(
+    context: Context, lines: Sequence[Line], subjects: Mapping[str, str],
+    third_party: Iterable[Path] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Return the statement as JSON values.
+
+    Args:
+        lines: the build's items with their results.
+        subjects: sha256 of each thing that was made, by its name.
+        third_party: the verified wheels that went in beside ours.
+    """
+    artefacts = [line.artefact for line in lines]
+    baked = next((one for one in artefacts if one.stage == "image"), None)
+    external: dict[str, Any] = {
+        "target": context.target_name, "platform": context.platform,
+        "pins": {"sha256": sha256_file(context.pins_path)},
+    }  # fmt: skip
+    if baked is not None:
+        external["bakes"] = baked.outputs["kind"]
+        if context.base is not None:
+            external["base"] = context.base
+    dependencies = [
+        *_checkout(context.root),
+        *_upstreams(context, lines),
+        *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
+    ]
+    if baked is not None and "base" in baked.inputs:
+        digest = str(baked.inputs["base"]).removeprefix("sha256:")
+        dependencies.append({"name": "base image", "digest": {"sha256": digest}})
+    return {
+        "_type": STATEMENT,
+        "subject": [
+            {"name": name, "digest": {"sha256": value}} for name, value in sorted(subjects.items())
+        ],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": external,
+                "internalParameters": {line.label: line.artefact.key for line in lines},
+                "resolvedDependencies": dependencies,
+            },
+            "runDetails": {
+                "builder": {"id": BUILDER, "version": {"sparkforge": __version__}},
+            },
+        },
+    }  # fmt: skip
+
+
+def _checkout(root: Path) -> list[dict[str, Any]]:
+    """Return the commit of this checkout, and whether files differ from it; [] outside git."""
+    try:
+        top = git.git(root, "rev-parse", "--show-toplevel")
+        if Path(top).resolve() != root.resolve():
+            return []  # unpacked inside a repository of something else
+        commit = git.git(root, "rev-parse", "HEAD")
+        changed = git.git(root, "status", "--porcelain", "--untracked-files=normal")
+    except CommandError:
+        return []  # an unpacked archive: pins, series and recipe are named by their hashes
+    return [{
+        "name": "sparkforge", "digest": {"gitCommit": commit},
+        "annotations": {"clean": not changed},
+    }]  # fmt: skip
+
+
+def _upstreams(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
+    found = {line.label: line.artefact for line in lines}
+    result: list[dict[str, Any]] = []
+    for wheel, plan in context.target.wheels.items():
+        release = context.pins.upstream(wheel).files[plan.files[context.platform]]
+        result.append(_file(release.file, release.sha256))
+        for name in context.layers(wheel):
+            upstream = context.pins.upstream(name)
+            entry: dict[str, Any] = {
+                "name": name, "uri": f"git+{upstream.git}@refs/tags/{upstream.tag}",
+                "digest": {"gitCommit": upstream.commit},
+            }  # fmt: skip
+            source = found.get(f"source {name}")
+            series = found.get(f"series {name}")
+            if source is not None and series is not None:
+                # which one was really read: the commit itself, or the release file in its place
+                entry["annotations"] = {
+                    "provider": source.outputs["provider"],
+                    "patchedTree": series.outputs["tree"],
+                }
+            result.append(entry)
+            result += [
+                {"name": f"patches/{name}/{patch.name}", "digest": {"sha256": patch.sha256}}
+                for patch in context.series_of(name).patches
+            ]
+    return result
+
+
+def _file(name: str, sha256: str) -> dict[str, Any]:
+    """A file of the package index, by what it is and not by where this machine had it from."""
+    return {"name": name, "uri": f"pkg:generic/{quote(name)}?checksum=sha256:{sha256}",
+            "digest": {"sha256": sha256}}  # fmt: skip

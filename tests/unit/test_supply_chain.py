@@ -1,0 +1,202 @@
+"""Bill of materials and provenance of the real pins: valid by their formats' own definitions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from google.protobuf.json_format import ParseDict
+from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
+
+from sparkforge import pins, provenance, sbom
+from sparkforge.context import Context
+from sparkforge.errors import WheelError
+from sparkforge.index import Index
+from sparkforge.receipt import Line
+from sparkforge.sbom import SystemPackage
+from sparkforge.sources import Access
+from sparkforge.store import Artefact, Store
+from tests.support import ROOT, make_wheel, sha256
+
+BASE = f"sha256:{'5' * 64}"
+SPARK_WHEELS = {
+    name: {"file": f"{name}-1.0+spark.1-py3-none-any.whl", "sha256": digit * 64}
+    for name, digit in (("vllm", "1"), ("flashinfer", "2"), ("triton", "3"))
+}
+SYSTEM = (SystemPackage("debian", "libc6", "2.36-9+deb12u10", "amd64"),)
+
+
+def context(target: str = "spark", root: Path = ROOT) -> Context:
+    loaded = pins.load(ROOT / "pins.yaml")
+    chosen = loaded.target(target)
+    return Context(
+        root=root, pins=loaded, pins_path=ROOT / "pins.yaml", store=Store(root / "no-store"),
+        target_name=target, target=chosen, platform=chosen.platforms[0],
+        access=Access(Index(), {}, offline=True),
+    )  # fmt: skip
+
+
+def bill(**more: Any) -> Any:
+    return json.loads(sbom.document(context(), SPARK_WHEELS, **more))
+
+
+def component(document: Any, ref: str) -> Any:
+    return next(one for one in document["components"] if one["bom-ref"] == ref)
+
+
+def properties(one: Any) -> dict[str, str]:
+    return {item["name"]: item["value"] for item in one["properties"]}
+
+
+def test_the_bill_is_valid_cyclonedx() -> None:
+    text = sbom.document(context(), SPARK_WHEELS, base=BASE, system=SYSTEM).decode()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    # the validator does refuse
+    broken = text.replace('"libc6"', "6")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(broken) is not None
+
+
+@pytest.mark.parametrize("upstream", ["vllm", "flashinfer", "triton"])
+def test_every_patch_stands_whole_and_in_order_in_its_components_pedigree(upstream: str) -> None:
+    own = component(bill(), f"own-{upstream}")
+    patches = context().series_of(upstream).patches
+    assert patches
+    texts = [patch["diff"]["text"]["content"] for patch in own["pedigree"]["patches"]]
+    assert sorted(texts) == sorted(patch.path.read_text() for patch in patches)
+    source = next(one for one in own["pedigree"]["ancestors"] if one["bom-ref"].startswith("sour"))
+    numbered = {
+        name: value for name, value in properties(source).items()
+        if name.startswith("sparkforge:patch:")
+    }  # fmt: skip
+    assert [numbered[name].split()[:2] for name in sorted(numbered)] == [
+        [patch.name, f"sha256:{patch.sha256}"] for patch in patches
+    ]
+    pinned = context().pins.upstream(upstream)
+    assert own["pedigree"]["commits"][0]["uid"] == pinned.commit
+    assert properties(source)["sparkforge:patched-tree:release"] == pinned.patched["release"].tree
+    release = next(
+        one for one in own["pedigree"]["ancestors"] if one["bom-ref"].startswith("release-")
+    )
+    plan = context().target.wheels[upstream]
+    assert release["hashes"][0]["content"] == pinned.files[plan.files["linux/arm64"]].sha256
+
+
+def test_what_a_wheel_carries_is_listed_in_it_with_its_own_patches() -> None:
+    (carried,) = component(bill(), "own-vllm")["components"]
+    assert carried["name"] == "triton-kernels"
+    assert len(carried["pedigree"]["patches"]) == len(context().series_of("triton-kernels").patches)
+    assert carried["purl"].endswith("#python/triton_kernels")
+
+
+def test_the_bill_is_the_same_whatever_the_order_of_hashes() -> None:
+    code = (
+        "import sys; from tests.unit.test_supply_chain import *;"
+        "sys.stdout.buffer.write(sbom.document(context(), SPARK_WHEELS, base=BASE, system=SYSTEM))"
+    )
+    seen = set()
+    for seed in ("1", "2", "3"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC+{seed}"}
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True,
+                              check=True)  # fmt: skip
+        seen.add(sha256(done.stdout))
+    assert len(seen) == 1
+    assert json.loads(done.stdout)["serialNumber"] != bill()["serialNumber"]
+
+
+def test_third_party_wheels_are_listed_with_their_hash_and_licence_but_no_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = tmp_path / "house"
+    inside = make_wheel(house, "anyio", "9.0", {"anyio/__init__.py": b""})
+    make_wheel(house, "uv", "1.0", {"uv/__init__.py": b""})
+    lock = tmp_path / "lock.txt"
+    lock.write_text(f"anyio==9.0 --hash=sha256:{'0' * 64}\n")
+    monkeypatch.setattr(Context, "lock", lock)
+    found = bill(third_party=house)
+    wheels = [one for one in found["components"] if one["bom-ref"].startswith("wheel-")]
+    assert [one["purl"] for one in wheels] == ["pkg:pypi/anyio@9.0"]
+    assert wheels[0]["hashes"][0]["content"] == sha256(inside.read_bytes())
+    inside.write_bytes(b"no zip")
+    with pytest.raises(WheelError, match=r"anyio-9\.0"):
+        bill(third_party=house)
+
+
+def test_the_distributions_packages_come_from_its_own_database() -> None:
+    status = (
+        "Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2.36-9\n"
+        "Description: libraries\n Version: 1 of a line that is not a field\n\n"
+        "Package: gone\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n\n"
+        "Package: adduser\nStatus: install ok installed\nArchitecture: all\nVersion: 3.134\n"
+    )
+    found = sbom.dpkg_packages(status, 'NAME="Debian"\nID=debian\n')
+    assert found == [
+        SystemPackage("debian", "adduser", "3.134", "all"),
+        SystemPackage("debian", "libc6", "2.36-9", "amd64"),
+    ]
+    purls = [one.get("purl") for one in bill(system=found)["components"]]
+    assert "pkg:deb/debian/libc6@2.36-9?arch=amd64" in purls
+
+
+def lines(folder: Path) -> list[Line]:
+    def line(stage: str, label: str, **outputs: Any) -> Line:
+        inputs = {"base": BASE} if stage == "image" else {}
+        return Line(label, Artefact(stage, "f" * 64, inputs, outputs, folder, 1.0), made_now=True)
+
+    return [
+        line("sources", "source vllm", provider="release", commit="a" * 40, tree="b" * 40),
+        line("series", "series vllm", commit="c" * 40, tree="d" * 40),
+        line("image", "image", kind="image"),
+    ]
+
+
+def test_the_provenance_is_a_valid_slsa_statement_that_names_all_that_went_in(
+    tmp_path: Path,
+) -> None:
+    wheel = make_wheel(tmp_path, "anyio", "9.0", {"anyio/__init__.py": b""})
+    made = provenance.statement(context(), lines(tmp_path), {"x.whl": "9" * 64}, [wheel])
+    text = json.loads(json.dumps(made))
+    predicate = text["predicate"]
+    # an unknown field is an error, so this holds every name in statement and predicate
+    Statement.copy_from_pb(ParseDict(text, statement_pb2.Statement())).validate()
+    parsed = ParseDict(predicate, provenance_pb2.Provenance())
+    assert parsed.build_definition.build_type == provenance.BUILD_TYPE
+    assert parsed.run_details.builder.id == provenance.BUILDER
+
+    names = {one["name"]: one for one in predicate["buildDefinition"]["resolvedDependencies"]}
+    pinned = context().pins
+    assert names["vllm"]["digest"]["gitCommit"] == pinned.upstream("vllm").commit
+    assert names["vllm"]["annotations"] == {"provider": "release", "patchedTree": "d" * 40}
+    assert names["base image"]["digest"]["sha256"] == "5" * 64
+    assert names["anyio-9.0-py3-none-any.whl"]["digest"]["sha256"] == sha256(wheel.read_bytes())
+    release = pinned.upstream("vllm").files["cuda-arm64"]
+    assert names[release.file]["digest"]["sha256"] == release.sha256
+    for upstream in ("vllm", "triton-kernels", "flashinfer", "triton"):
+        for patch in context().series_of(upstream).patches:
+            assert names[f"patches/{upstream}/{patch.name}"]["digest"]["sha256"] == patch.sha256
+
+
+def test_the_checkouts_commit_is_named_only_where_it_is_one(tmp_path: Path) -> None:
+    def names(root: Path) -> list[Any]:
+        made = provenance._checkout(root)
+        return [(one["digest"]["gitCommit"], one["annotations"]["clean"]) for one in made]
+
+    assert names(tmp_path) == []
+    for words in (["init", "-q"], ["-c", "user.name=x", "-c", "user.email=x@x.invalid", "commit",
+                                   "-qm", "x", "--allow-empty"]):  # fmt: skip
+        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    head = subprocess.run(["git", "-C", tmp_path, "rev-parse", "HEAD"], capture_output=True,
+                          text=True, check=True).stdout.strip()  # fmt: skip
+    assert names(tmp_path) == [(head, True)]
+    (tmp_path / "new").touch()
+    assert names(tmp_path) == [(head, False)]
+    (tmp_path / "below").mkdir()
+    assert names(tmp_path / "below") == []  # another project's repository around it
