@@ -113,6 +113,12 @@ def _proofs(options: argparse.Namespace) -> int:
     return command.run(options)
 
 
+def _verify(options: argparse.Namespace) -> int:
+    from sparkforge import verify  # no other command needs it
+
+    return verify.run(options)
+
+
 def _parser() -> argparse.ArgumentParser:
     codes = "\n".join(f"  {code:3}  {meaning}" for code, meaning in errors.exit_codes())
     shared = _Parser(add_help=False)
@@ -301,6 +307,14 @@ def _parser() -> argparse.ArgumentParser:
         help="compilers at once (default: as many as memory holds)",
     )
     proofs.set_defaults(run=_proofs)
+
+    verify = commands_.add_parser(
+        "verify", parents=[shared, sources, target],
+        help="build a second time, cold: every byte must be the same",
+    )  # fmt: skip
+    verify.add_argument("--until", choices=("wheels", "image"), default="image",
+                        help="compare up to this stage (default: image)")  # fmt: skip
+    verify.set_defaults(run=_verify)
 
     clean = commands_.add_parser("clean", parents=[shared], help="empty the store's artefacts")
     how = clean.add_mutually_exclusive_group()

@@ -127,6 +127,12 @@ class ProofError(SparkforgeError):
     exit_code = 17
 
 
+class VerifyError(SparkforgeError):
+    """Two builds differ, or an image is not what this checkout makes."""
+
+    exit_code = 20
+
+
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

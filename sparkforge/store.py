@@ -26,7 +26,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,14 +201,17 @@ class Store:
                         gone += 1
         return gone
 
-    def borrowed(self, root: Path) -> Store:
+    def borrowed(self, root: Path, shared: Sequence[str] = _SHARED) -> Store:
         """Return a store in a new folder that shares what does not depend on a series.
+
+        Args:
+            shared: which folders, where it is less than that.
 
         Its other artefacts, and what it remembers as newest, are its own and go with the folder.
         """
         self._prepare()
         with disk_errors(root):
-            for name in _SHARED:
+            for name in shared:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).symlink_to(self.root / name)

@@ -95,3 +95,9 @@ def test_the_environment_has_exactly_one_vllm(receipt: Any, checkout: Path) -> N
     code = "import importlib.metadata as m; print(m.version('vllm')); import vllm"
     said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == item(receipt, "wheel vllm")["outputs"]["version"]
+
+
+def test_a_second_cold_build_gives_the_same_wheel(receipt: Any, build: Build) -> None:
+    found = build("verify", "--target", "cpu", "--engine", "none")
+    sha256 = item(receipt, "wheel vllm")["outputs"]["sha256"]
+    assert [(one["first"], one["second"]) for one in found["results"]] == [(sha256, sha256)]

@@ -1,0 +1,157 @@
+"""Where two files that should be the same differ: the member, the offset, both values."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from zipfile import BadZipFile, ZipFile, ZipInfo
+
+_CHUNK = 1 << 20
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference.
+
+    Attributes:
+        where: file, and the member in it.
+        what: e.g. ``offset 0x1f2: 61 62 → 61 63``.
+    """
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """The first bytes that differ: where, and up to eight of each from there."""
+
+    offset: int
+    first: bytes
+    second: bytes
+
+    def __str__(self) -> str:
+        return f"offset {self.offset:#x}: {_hex(self.first)} → {_hex(self.second)}"
+
+
+def streams(first: IO[bytes], second: IO[bytes]) -> Bytes | None:
+    """Read two streams to their first difference; None where there is none."""
+    offset = 0
+    while True:
+        one, two = _read(first, _CHUNK), _read(second, _CHUNK)
+        if one == two:
+            if not one:
+                return None
+            offset += len(one)
+            continue
+        at = next(
+            (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b),
+            min(len(one), len(two)),
+        )
+        one += _read(first, _SHOWN)
+        two += _read(second, _SHOWN)
+        return Bytes(offset + at, one[at:][:_SHOWN], two[at:][:_SHOWN])
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    """Read exactly so many bytes, or to the end: a stream may give less at a time."""
+    pieces = []
+    while size and (piece := stream.read(size)):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+def _hex(data: bytes) -> str:
+    return data.hex(" ") or "the end"
+
+
+def files(first: Path, second: Path) -> Bytes | None:
+    """As ``streams``, for two files."""
+    with first.open("rb") as one, second.open("rb") as two:
+        return streams(one, two)
+
+
+def wheels(first: Path, second: Path) -> list[Difference]:
+    """Return what differs between two wheels; an empty list: the same to the byte."""
+    where = second.name
+    raw = files(first, second)
+    named = []
+    if first.name != second.name:
+        named.append(Difference(where, f"named {first.name} → {second.name}"))
+    if raw is None:
+        return named
+    result = []
+    try:
+        with ZipFile(first) as one, ZipFile(second) as two:
+            result = _members(where, one, two)
+    except BadZipFile:
+        pass  # what can't be opened is still compared as bytes, below
+    # the archive's own bytes where no member's entry shows the difference: a damaged file
+    return [*named, *(result or [Difference(_at(second, raw.offset), str(raw))])]
+
+
+def _at(wheel: Path, offset: int) -> str:
+    """Name the member that holds a byte of the archive, where it can be told."""
+    try:
+        with ZipFile(wheel) as archive:
+            before = [info for info in archive.infolist() if info.header_offset <= offset]
+            if before and offset < archive.start_dir:
+                last = max(before, key=lambda info: info.header_offset)
+                return f"{wheel.name}: {last.filename} (packed)"
+    except BadZipFile:
+        pass  # the archive as a whole is all there is to name
+    return wheel.name
+
+
+def _members(where: str, one: ZipFile, two: ZipFile) -> list[Difference]:
+    before = {info.filename: info for info in one.infolist()}
+    after = {info.filename: info for info in two.infolist()}
+    result = [Difference(f"{where}: {name}", "only in the first") for name in before.keys() - after]
+    result += [
+        Difference(f"{where}: {name}", "only in the second") for name in after.keys() - before
+    ]
+    for name in before.keys() & after.keys():
+        old, new = before[name], after[name]
+        if (old.CRC, old.file_size) != (new.CRC, new.file_size):
+            with one.open(old) as left, two.open(new) as right:
+                found = streams(left, right)
+            if found is not None:
+                result.append(Difference(f"{where}: {name}", str(found)))
+        result += [Difference(f"{where}: {name}", text) for text in _attributes(old, new)]
+    # RECORD last: it differs because something else does
+    result.sort(key=lambda difference: (difference.where.endswith("/RECORD"), difference.where))
+    if not result and list(before) != list(after):
+        at = next(i for i, names in enumerate(zip(before, after, strict=True)) if len({*names}) > 1)
+        text = f"member {at}: {list(before)[at]} → {list(after)[at]}"
+        result.append(Difference(where, text))
+    return result
+
+
+def _attributes(old: ZipInfo, new: ZipInfo) -> list[str]:
+    """Return what differs of two members beside their content."""
+    pairs = {
+        "date": (_date(old), _date(new)),
+        "mode": (_mode(old), _mode(new)),
+        "compression": (str(old.compress_type), str(new.compress_type)),
+        "extra field": (old.extra.hex(), new.extra.hex()),
+    }
+    result = [f"{name} {a} → {b}" for name, (a, b) in pairs.items() if a != b]
+    same = (old.CRC, old.file_size) == (new.CRC, new.file_size)
+    if same and old.compress_size != new.compress_size:
+        result.append(f"compressed size {old.compress_size} → {new.compress_size}")
+    return result
+
+
+def _date(info: ZipInfo) -> str:
+    return "{}-{:02}-{:02} {:02}:{:02}:{:02}".format(*info.date_time)
+
+
+def _mode(info: ZipInfo) -> str:
+    return stat.filemode(info.external_attr >> 16)
