@@ -4,7 +4,7 @@
 #     --build-arg SOURCE_DATE_EPOCH=SECONDS --build-context wheels=DIR --build-context wheelhouse=DIR .
 #
 # wheels      what sparkforge built: *.whl, requirements.txt (everything else, with hashes), and
-#             optionally share/ (profile.json: how the model is served)
+#             optionally share/ (profile.json: how the model is served; what it was made of)
 # wheelhouse  the wheels that requirements.txt names, and uv for the target's platform
 #
 # No `# syntax=` line: it would fetch a frontend from a registry, unpinned, before anything else.
@@ -100,7 +100,9 @@ RUN --network=none \
     done >/run/list/ours.txt; \
     /run/tools/install /run/wheels /run/list/ours.txt; \
     /run/tools/uv pip check --no-cache --no-config --python /opt/sparkforge/venv; \
-    if [ -d /run/wheels/share ]; then cp -r /run/wheels/share /opt/sparkforge/share; fi; \
+    if [ -d /run/wheels/share ]; then \
+      cp -r /run/wheels/share /opt/sparkforge/share; chmod -R u=rwX,go=rX /opt/sparkforge/share; \
+    fi; \
     echo 'sparkforge:x:10001:10001:sparkforge:/var/cache/sparkforge:/usr/sbin/nologin' >>/etc/passwd; \
     echo 'sparkforge:x:10001:' >>/etc/group; \
     install -d -o 10001 -g 10001 /var/cache/sparkforge /var/cache/sparkforge/huggingface; \

@@ -119,6 +119,36 @@ def _verify(options: argparse.Namespace) -> int:
     return verify.run(options)
 
 
+def _target_options(*, required: bool = True) -> _Parser:
+    target = _Parser(add_help=False)
+    target.add_argument(
+        "--target", required=required, metavar="NAME", help="what to build for whom"
+    )
+    target.add_argument(
+        "--engine",
+        choices=("auto", "docker", "none"),
+        default="auto",
+        help="container engine; none: a plain environment (default: auto)",
+    )
+    target.add_argument("--base", metavar="IMAGE", help="base image: NAME@sha256:… or a local one")
+    target.add_argument(
+        "--ca-bundle",
+        type=Path,
+        metavar="FILE",
+        default=None,
+        help="certificates of a company proxy, for the image's build steps",
+    )
+    target.add_argument("--port", type=_port, default=0, help="loopback port (default: a free one)")
+    target.add_argument(
+        "--ready-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long a server may load (default: 300)",
+    )
+    return target
+
+
 def _parser() -> argparse.ArgumentParser:
     codes = "\n".join(f"  {code:3}  {meaning}" for code, meaning in errors.exit_codes())
     shared = _Parser(add_help=False)
@@ -143,30 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         help="take an upstream's git commit from here",
     )
 
-    target = _Parser(add_help=False)
-    target.add_argument("--target", required=True, metavar="NAME", help="what to build for whom")
-    target.add_argument(
-        "--engine",
-        choices=("auto", "docker", "none"),
-        default="auto",
-        help="container engine; none: a plain environment (default: auto)",
-    )
-    target.add_argument("--base", metavar="IMAGE", help="base image: NAME@sha256:… or a local one")
-    target.add_argument(
-        "--ca-bundle",
-        type=Path,
-        metavar="FILE",
-        default=None,
-        help="certificates of a company proxy, for the image's build steps",
-    )
-    target.add_argument("--port", type=_port, default=0, help="loopback port (default: a free one)")
-    target.add_argument(
-        "--ready-timeout",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="how long a server may load (default: 300)",
-    )
+    target = _target_options()
 
     parser = _Parser(
         prog="build.py",
@@ -309,8 +316,13 @@ def _parser() -> argparse.ArgumentParser:
     proofs.set_defaults(run=_proofs)
 
     verify = commands_.add_parser(
-        "verify", parents=[shared, sources, target],
-        help="build a second time, cold: every byte must be the same",
+        "verify", parents=[shared, sources, _target_options(required=False)],
+        help="build a second time, cold: every byte must be the same; or look into an image",
+    )  # fmt: skip
+    verify.add_argument(
+        "image", nargs="?",
+        help="say what is in it, and whether this checkout makes it: archive, receipt.json, or a"
+        " name that the engine knows (default: build --target a second time)",
     )  # fmt: skip
     verify.add_argument("--until", choices=("wheels", "image"), default="image",
                         help="compare up to this stage (default: image)")  # fmt: skip

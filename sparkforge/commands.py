@@ -24,7 +24,7 @@ from sparkforge.options import MACHINES, access_of, pins_path, platform_of, sett
 from sparkforge.stages import items
 
 
-def _context(options: argparse.Namespace, until: str, force: Sequence[str] = ()) -> Context:
+def context_of(options: argparse.Namespace, until: str, force: Sequence[str] = ()) -> Context:
     path = pins_path(options)
     all_pins = pins.load(path)
     target = all_pins.target(options.target)
@@ -59,7 +59,7 @@ def _context(options: argparse.Namespace, until: str, force: Sequence[str] = ())
 def build(options: argparse.Namespace) -> int:
     """Make what the store lacks, publish it under dist/, print the receipt."""
     start = time.monotonic()
-    context = _context(options, options.until, options.force)
+    context = context_of(options, options.until, options.force)
     todo = items(context, options.until)
     steps = pipeline.plan(context, todo)
     if options.dry_run:
@@ -98,7 +98,7 @@ def _mention_fallback(context: Context, lines: Sequence[receipt.Line]) -> None:
                      " fetched; --force sources tries again")  # fmt: skip
 
 
-def _follow_last_build(options: argparse.Namespace) -> None:
+def follow_last_build(options: argparse.Namespace) -> None:
     """Mean the image that was built last, where neither engine nor base is named."""
     if options.engine == "auto" and options.base is None:
         options.base = publish.last_base(pins_path(options).parent, options.target)
@@ -106,11 +106,11 @@ def _follow_last_build(options: argparse.Namespace) -> None:
 
 def explain(options: argparse.Namespace) -> int:
     """Say for each item whether it stands, and if not, which input changed."""
-    _follow_last_build(options)
+    follow_last_build(options)
     target = pins.load(pins_path(options)).target(options.target)
     here = MACHINES.get(platform.machine()) == platform_of(target)
     until = STAGES[-1] if here else "wheelhouse"
-    context = _context(options, until)
+    context = context_of(options, until)
     steps = pipeline.plan(context, items(context, until))
     if not here:
         log.info(f"up to the {until}: what follows is made on {context.platform}")
@@ -123,7 +123,7 @@ def explain(options: argparse.Namespace) -> int:
 
 def smoke(options: argparse.Namespace) -> int:
     """Run the smoke test again; what it tests is built first where it is missing."""
-    _follow_last_build(options)
+    follow_last_build(options)
     if options.serve_arguments:
         return _smoke_with_arguments(options)
     options.until, options.force, options.dry_run = STAGES[-1], ["smoke"], False
@@ -133,7 +133,7 @@ def smoke(options: argparse.Namespace) -> int:
 def _smoke_with_arguments(options: argparse.Namespace) -> int:
     """Run the smoke test with the user's arguments of ``vllm serve``; dist/ stays as it is."""
     start = time.monotonic()
-    context = _context(options, STAGES[-1], ["smoke"])
+    context = context_of(options, STAGES[-1], ["smoke"])
     if context.target.smoke is None:
         msg = f"target {context.target_name} has no smoke test"
         raise UsageError(msg, "serve with these arguments: build.py serve --target NAME -- …")
@@ -148,8 +148,8 @@ def _smoke_with_arguments(options: argparse.Namespace) -> int:
 
 def serve(options: argparse.Namespace) -> int:
     """Become the server of what was built."""
-    _follow_last_build(options)
-    context = _context(options, "image")
+    follow_last_build(options)
+    context = context_of(options, "image")
     lines = pipeline.run(context, items(context, "image"))
     publish.serve(context, lines[-1].artefact, options.model)
     return 0
@@ -161,8 +161,8 @@ def bench(options: argparse.Namespace) -> int:
 
     for layers in options.layers or ():
         roofline.parse_layers(layers)  # here, and not by a server after the first has run
-    _follow_last_build(options)
-    context = _context(options, "image")
+    follow_last_build(options)
+    context = context_of(options, "image")
     if options.model is None and context.target.smoke is None:
         msg = f"target {context.target_name} comes without a checkpoint"
         raise UsageError(msg, "name the folder of one with --model DIR")

@@ -35,6 +35,7 @@ class Context:
         offline: ask no network.
         force: stages that run again although the store has their result.
         arguments: of ``vllm serve``, behind the target's own; the user's, for one run.
+        cold: the image is built without the engine's cache, into a file and not into the engine.
     """
 
     root: Path
@@ -52,6 +53,7 @@ class Context:
     ready_timeout_s: float = 300.0
     force: frozenset[str] = frozenset()
     arguments: tuple[str, ...] = ()
+    cold: bool = False
 
     @property
     def epoch(self) -> int:

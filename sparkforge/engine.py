@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +65,25 @@ class Engine:
         except ImageNotFound:
             return False
         return True
+
+    def read_file(self, image: str, path: str) -> bytes:
+        """Return a file of an image, without running anything of it.
+
+        Raises:
+            EngineError: the image has no such file.
+        """
+        from docker.errors import NotFound
+
+        container = self.client.containers.create(image)
+        try:
+            pieces, _ = container.get_archive(path)
+            with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
+                file = archive.extractfile(archive.next() or path)
+                return b"" if file is None else file.read()
+        except NotFound:
+            raise EngineError(f"image {image}: has no file {path}") from None
+        finally:
+            container.remove(v=True)
 
     def image_label(self, image: str, label: str) -> str:
         """Return a label of an image; the Dockerfile sets those that sparkforge reads."""

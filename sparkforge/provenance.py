@@ -14,6 +14,7 @@ from urllib.parse import quote
 from sparkforge import __version__, git
 from sparkforge.context import Context
 from sparkforge.errors import CommandError
+from sparkforge.pins import Upstream
 from sparkforge.receipt import Line
 from sparkforge.store import sha256_file
 
@@ -97,24 +98,31 @@ def _upstreams(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
         result.append(_file(release.file, release.sha256))
         for name in context.layers(wheel):
             upstream = context.pins.upstream(name)
-            entry: dict[str, Any] = {
-                "name": name, "uri": f"git+{upstream.git}@refs/tags/{upstream.tag}",
-                "digest": {"gitCommit": upstream.commit},
-            }  # fmt: skip
-            source = found.get(f"source {name}")
-            series = found.get(f"series {name}")
+            source, series = found.get(f"source {name}"), found.get(f"series {name}")
             if source is not None and series is not None:
-                # which one was really read: the commit itself, or the release file in its place
-                entry["annotations"] = {
-                    "provider": source.outputs["provider"],
-                    "patchedTree": series.outputs["tree"],
-                }
-            result.append(entry)
+                tree = {"patchedTree": series.outputs["tree"]}
+                result.append(_source(context, name, source.outputs["provider"], upstream, tree))
             result += [
                 {"name": f"patches/{name}/{patch.name}", "digest": {"sha256": patch.sha256}}
                 for patch in context.series_of(name).patches
             ]
     return result
+
+
+def _source(
+    context: Context, name: str, provider: str, upstream: Upstream, notes: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what was really read: the commit, or the release file in its place."""
+    if provider == "git" or upstream.source_file is None:
+        return {
+            "name": name, "uri": f"git+{upstream.git}@refs/tags/{upstream.tag}",
+            "digest": {"gitCommit": upstream.commit}, "annotations": dict(notes),
+        }  # fmt: skip
+    file = context.pins.upstream(upstream.source_in or name).files[upstream.source_file]
+    stands_for = f"git+{upstream.git}@{upstream.commit}"
+    return {
+        **_file(file.file, file.sha256), "annotations": {"standsFor": stands_for, **notes}
+    }  # fmt: skip
 
 
 def _file(name: str, sha256: str) -> dict[str, Any]:

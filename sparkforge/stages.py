@@ -7,6 +7,8 @@ cost only hashing.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,8 +29,9 @@ from sparkforge.context import (
 )
 from sparkforge.log import log
 from sparkforge.pins import Upstream
+from sparkforge.receipt import SBOM
 from sparkforge.series import Patched, Series
-from sparkforge.store import code_digest, sha256_file
+from sparkforge.store import code_digest, key_of, sha256_file
 
 _HERE = Path(__file__).parent
 _SMOKE_CODE = ("smoke.py", "servers.py", "launcher.py", "environment.py", "tiny.py")
@@ -264,46 +267,73 @@ def _unpatched_items(context: Context, house: Item) -> list[Item]:
     return [*wheels, _environment_item(context, wheels, house, label, stage="smoke")]
 
 
-def _image_item(context: Context, wheels: list[Item], house: Item) -> Item:
+def made_of(context: Context, base: str) -> dict[str, Mapping[str, Any]]:
+    """Return the inputs of an image's parts and of the image itself, by label.
+
+    They lie in the image, too, so that ``verify IMAGE`` can say what differs. Nothing in them
+    depends on the machine: not where sources came from, nor how they were fetched.
+
+    Args:
+        base: digest of the base image.
+    """
+    wheels = [_wheel_item(context, name, patched=True) for name in context.target.wheels]
+    house = _wheelhouse_item(context)
+    parts = {item.label: item.inputs for item in [*wheels, house]}
+    return {**parts, "image": _image_inputs(context, wheels, house, base)}
+
+
+def _image_inputs(
+    context: Context, wheels: list[Item], house: Item, base: str
+) -> Mapping[str, Any]:
     from sparkforge import image
 
-    assert context.engine is not None and context.base is not None
-    engine = context.engine
-    request = image.Request(
-        root=context.root, target=context.target_name, base=context.base,
-        python=context.target.python, platform=context.platform, epoch=context.epoch,
-        system_packages=context.target.system_packages, serve=context.target.serve,
-        profile=context.profile,
-        ca_bundle=context.ca_bundle,
-        release=context.release,
-        lock=context.lock,
-    )  # fmt: skip
-    inputs = {
+    return {
         "wheels": {item.label: item.key for item in wheels},
         "wheelhouse": house.key,
-        "base": engine.identity(context.base),
+        "base": base,
         "python": context.target.python,
         "platform": context.platform,
         "system_packages": list(context.target.system_packages),
         "serve": list(context.target.serve),
         "profile": context.profile,
         "epoch": context.epoch,
-        "release": request.release,
+        "release": context.release,
+        "labels": image.labels(context, base),
         "recipe": image.recipe_digest(context.root),
-        "code": code_digest(_HERE / "image.py"),
+        "code": code_digest(*(_HERE / f"{n}.py" for n in ("image", "sbom"))),
     }
 
+
+def _image_item(context: Context, wheels: list[Item], house: Item) -> Item:
+    from sparkforge import image
+
+    assert context.engine is not None and context.base is not None
+    engine = context.engine
+    base = engine.identity(context.base)
+    request = image.Request(
+        root=context.root, target=context.target_name, base=context.base,
+        python=context.target.python, platform=context.platform, epoch=context.epoch,
+        system_packages=context.target.system_packages, serve=context.target.serve,
+        profile=context.profile, ca_bundle=context.ca_bundle, release=context.release,
+        lock=context.lock, cold=context.cold,
+    )  # fmt: skip
+    inputs = _image_inputs(context, wheels, house, base)
+
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        ours = [wheel_path(results[item.label]) for item in wheels]
-        named = [layer for name in context.target.wheels for layer in context.layers(name)]
-        labels = {
-            f"org.sparkforge.{name}.commit": context.pins.upstream(name).commit for name in named
-        }
-        labels |= {
-            f"org.sparkforge.{name}.series": context.series_of(name).sha256 for name in named
-        }
+        from sparkforge import sbom
+
         third_party = results[house.label].path / WHEELS
-        return image.bake(engine, request, ours, third_party, labels, folder)
+        outputs = {name: results[f"wheel {name}"].outputs for name in context.target.wheels}
+        bill = sbom.document(context, outputs, third_party=third_party, base=base)
+        note = json.dumps({"target": context.target_name, "items": made_of(context, base)},
+                          indent=1, sort_keys=True)  # fmt: skip
+        share = {SBOM: bill, image.INPUTS: f"{note}\n".encode()}
+        labels = {
+            **inputs["labels"], image.KEY_LABEL: key_of(inputs),
+            image.SBOM_LABEL: hashlib.sha256(bill).hexdigest(),
+        }  # fmt: skip
+        ours = [wheel_path(results[item.label]) for item in wheels]
+        return image.bake(engine, request, ours, third_party, share, labels, folder)
 
     return Item(
         "image", "image", inputs, make,

@@ -1,4 +1,7 @@
-"""`build.py verify`: a second, cold build is the same to the byte, or what differs is named."""
+"""`build.py verify`: a second, cold build is the same to the byte, or what differs is named.
+
+With an image's name: what is in it, and whether this checkout makes it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import argparse
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +17,7 @@ from pathlib import Path
 from sparkforge import bytediff, commands, options, pins, pipeline
 from sparkforge.bytediff import Difference
 from sparkforge.context import Context, wheel_path
-from sparkforge.errors import VerifyError
+from sparkforge.errors import ImageError, UsageError, VerifyError
 from sparkforge.log import log
 from sparkforge.receipt import Line
 from sparkforge.run import call, have
@@ -28,18 +31,29 @@ _DIFFOSCOPE_LINES = 80
 
 
 def run(opts: argparse.Namespace) -> int:
-    """Build a target a second time, cold, and compare it with what the store holds.
+    """Build a target a second time, or look into an image; 20 where something differs."""
+    if opts.image is not None:
+        return _image(opts)
+    if opts.target is None:
+        raise UsageError("verify what?", "name an image, or a target to build again: --target NAME")
+    return _build_again(opts)
 
-    Returns 20 where they differ; the message names files and bytes.
-    """
+
+def _build_again(opts: argparse.Namespace) -> int:
+    """Build a target a second time, cold, and compare it with what the store holds."""
     target = pins.load(options.pins_path(opts)).target(opts.target)
+    commands.follow_last_build(opts)
     if options.MACHINES.get(platform.machine()) != options.platform_of(target):
         until = "wheels"  # what follows needs a machine of its own kind
     else:
         until = opts.until
-    context = commands._context(opts, until)
+    context = commands.context_of(opts, until)
     if context.engine is None:
         until = "wheels"  # an environment names its own folder: it never repeats to the byte
+    elif until != "wheels" and not context.engine.containerd_store:
+        until = "wheels"
+        log.warning("only the wheels are compared: this engine's image store never gives the"
+                    " same image twice (daemon.json: containerd-snapshotter)")  # fmt: skip
     log.heading(f"{context.target_name} on {context.platform}: the build to compare with")
     first = pipeline.run(context, items(context, until))
     with _cold(context) as again:
@@ -49,20 +63,30 @@ def run(opts: argparse.Namespace) -> int:
             second = pipeline.run(again, items(again, until))
         finally:
             os.umask(before)
-        document, found = _compare(first, second)
+        document, found = _compare(context, first, second)
+    return _say(opts, context.target_name, document, found)
+
+
+def _say(
+    opts: argparse.Namespace, name: str, document: Sequence[Mapping[str, str]],
+    found: Sequence[Difference],
+) -> int:  # fmt: skip
     if opts.json:
-        log.json({"target": context.target_name, "same": not found, "results": document,
+        log.json({"target": name, "same": not found, "results": document,
                   "differences": [asdict(one) for one in found]})  # fmt: skip
     if found:
-        shown = "\n".join(f"  {one}" for one in found[:_SHOWN])
-        more = f"\n  and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        msg = f"two builds of {context.target_name} differ:\n{shown}{more}"
+        msg = f"two builds of {name} differ:\n{_shortened([str(one) for one in found])}"
         remedy = "make the step that wrote these bytes independent of when and where it runs"
         log.error(str(VerifyError(msg, remedy)))
         return VerifyError.exit_code
     for one in document:
-        log.info(f"the same: {one['name']}  sha256 {one['second']}")
+        log.info(f"the same: {one['name']}  {one['second']}")
     return 0
+
+
+def _shortened(found: Sequence[str]) -> str:
+    shown = "\n".join(f"  {one}" for one in found[:_SHOWN])
+    return shown + (f"\n  and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
 @contextmanager
@@ -80,27 +104,43 @@ def _cold(context: Context) -> Iterator[Context]:
         store = context.store.borrowed(work / "store", ("downloads", "partial"))
         yield replace(
             context, root=root, pins_path=root / context.pins_path.name, store=store,
-            force=frozenset(),
+            force=frozenset(), cold=True,
         )  # fmt: skip
 
 
 def _compare(
-    first: Sequence[Line], second: Sequence[Line]
+    context: Context, first: Sequence[Line], second: Sequence[Line]
 ) -> tuple[list[dict[str, str]], list[Difference]]:
     """Return each result with both hashes, and what differs."""
     document = []
     found: list[Difference] = []
     for old, new in zip(first, second, strict=True):
-        if old.artefact.stage != "wheels":
-            continue
-        one, two = wheel_path(old.artefact), wheel_path(new.artefact)
-        # read again: what the store says of its files is not what is asked
-        hashes = sha256_file(one), sha256_file(two)
-        document.append({"name": two.name, "first": hashes[0], "second": hashes[1]})
-        if hashes[0] != hashes[1] or one.name != two.name:
-            found += bytediff.wheels(one, two)
-            _diffoscope(one, two)
+        if old.artefact.stage == "wheels":
+            one, two = wheel_path(old.artefact), wheel_path(new.artefact)
+            # read again: what the store says of its files is not what is asked
+            hashes = f"sha256:{sha256_file(one)}", f"sha256:{sha256_file(two)}"
+            document.append({"name": two.name, "first": hashes[0], "second": hashes[1]})
+            if hashes[0] != hashes[1] or one.name != two.name:
+                found += bytediff.wheels(one, two)
+                _diffoscope(one, two)
+        elif old.artefact.stage == "image":
+            tag, digest = str(old.artefact.outputs["tag"]), str(old.artefact.outputs["digest"])
+            again = str(new.artefact.outputs["digest"])
+            document.append({"name": tag, "first": digest, "second": again})
+            if digest != again:
+                image_id = str(old.artefact.outputs["image_id"])
+                two = new.artefact.path / str(new.artefact.outputs["archive"])
+                found += _image_differences(context, image_id, two)
     return document, found
+
+
+def _image_differences(context: Context, image_id: str, second: Path) -> list[Difference]:
+    from sparkforge import imagecheck, ociarchive
+
+    with imagecheck.archive(image_id, context.store) as (first, _):
+        found = ociarchive.compare(first, second)
+        _diffoscope(first, second)
+    return found
 
 
 def _diffoscope(one: Path, two: Path) -> None:
@@ -110,3 +150,56 @@ def _diffoscope(one: Path, two: Path) -> None:
     said = call("diffoscope", "--text", "-", one, two, check=False).stdout.decode(errors="replace")
     for line in said.splitlines()[:_DIFFOSCOPE_LINES]:
         log.info(line)
+
+
+# -- an image by itself ---------------------------------------------------------------------
+
+
+def _image(opts: argparse.Namespace) -> int:
+    """Say what is in an image, and compare it with what this checkout would make."""
+    from sparkforge import image, imagecheck
+
+    store = options.store_of(opts)
+    store.sweep()
+    with imagecheck.archive(opts.image, store) as (path, promised):
+        reading = imagecheck.read(path)
+    name = reading.labels[image.TARGET_LABEL]
+    if opts.target not in (None, name):
+        raise UsageError(f"{opts.image}: is of target {name}", f"leave out --target {opts.target}")
+    all_pins = pins.load(options.pins_path(opts))
+    target = all_pins.target(name)
+    context = Context(
+        root=options.pins_path(opts).parent, pins=all_pins, pins_path=options.pins_path(opts),
+        store=store, target_name=name, target=target, platform=_platform(reading.platform, target),
+        access=options.access_of(opts, all_pins),
+    )  # fmt: skip
+    report = imagecheck.check(reading, context, promised)
+    if opts.json:
+        log.json({**asdict(report), "matches": not report.problems})
+    log.heading(f"{report.target} {report.version}, {context.platform}, {report.digest}")
+    log.info(f"base {report.base}")
+    for upstream, said in report.contents.items():
+        tree = next((said[key] for key in sorted(said) if key.startswith("tree.")), "")
+        log.info(f"{upstream} {said.get('tag', '')}  commit {said.get('commit', '')[:12]}  series"
+                 f" {said.get('series', '')[:12]}  tree {tree[:12]}")  # fmt: skip
+    log.info("checked: " + ", ".join(f"{count} {what}" for what, count in report.checked.items()))
+    if report.problems:
+        msg = f"{opts.image}: not what this checkout makes:\n{_shortened(report.problems)}"
+        remedy = "check out the commit that it was built from, or build it again"
+        log.error(str(VerifyError(msg, remedy)))
+        return VerifyError.exit_code
+    log.info("it is what this checkout makes")
+    return 0
+
+
+def _platform(stated: str, target: pins.Target) -> pins.Platform:
+    """Return an image's platform as one of the target's.
+
+    Raises:
+        ImageError: the target is not for it.
+    """
+    for one in target.platforms:
+        if one == stated:
+            return one
+    msg = f"the image is for {stated}, its target is not"
+    raise ImageError(msg, f"the target's platforms: {', '.join(target.platforms)}")

@@ -99,5 +99,5 @@ def test_the_environment_has_exactly_one_vllm(receipt: Any, checkout: Path) -> N
 
 def test_a_second_cold_build_gives_the_same_wheel(receipt: Any, build: Build) -> None:
     found = build("verify", "--target", "cpu", "--engine", "none")
-    sha256 = item(receipt, "wheel vllm")["outputs"]["sha256"]
+    sha256 = f"sha256:{item(receipt, 'wheel vllm')['outputs']['sha256']}"
     assert [(one["first"], one["second"]) for one in found["results"]] == [(sha256, sha256)]

@@ -57,6 +57,30 @@ def test_labels_name_upstream_commit_and_series(image: Any) -> None:
                                image["image"]["image_id"]))  # fmt: skip
     assert len(labels["org.sparkforge.vllm.commit"]) == 40
     assert len(labels["org.sparkforge.vllm.series"]) == 64
+    assert len(labels["org.sparkforge.vllm.tree.release"]) == 40
+
+
+def test_the_image_alone_says_what_is_in_it_and_that_this_checkout_makes_it(
+    image: Any, build: Build, checkout: Path
+) -> None:
+    found = build("verify", str(checkout / "dist" / "cpu" / "receipt.json"))
+    assert found["matches"]
+    assert found["digest"] == image["image"]["digest"]
+    assert found["checked"]["installed files"] > 10_000
+    assert found["checked"]["wheels in the store"] == 1
+    assert set(found["contents"]["vllm"]) >= {"commit", "series", "tag", "tree.release"}
+
+
+def test_a_second_cold_build_gives_the_same_manifest(
+    image: Any, build: Build, base_image: str
+) -> None:
+    arguments = ["--target", "cpu", "--engine", "docker", "--base", base_image]
+    if ca := os.environ.get("SPARKFORGE_TEST_CA"):
+        arguments += ["--ca-bundle", ca]
+    found = build("verify", *arguments)
+    assert found["same"]
+    baked = next(one for one in found["results"] if one["name"] == image["image"]["tag"])
+    assert baked["first"] == baked["second"] == image["image"]["digest"]
 
 
 def test_a_missing_base_is_one_clear_error(checkout: Path, base_image: str) -> None:

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
 
-from sparkforge.errors import VerifyError
-from tests.project import PATCHED, Project
-from tests.support import sha256
+import pytest
+
+from sparkforge import image, pins, sbom, stages
+from sparkforge.context import Context
+from sparkforge.errors import ImageError, UsageError, VerifyError
+from sparkforge.index import Index
+from sparkforge.receipt import SBOM
+from sparkforge.servers import SITE_PACKAGES_LABEL
+from sparkforge.sources import Access
+from sparkforge.store import Store, key_of
+from tests.images import layer, make_image
+from tests.project import PATCH, PATCHED, PLATFORM, Project
+from tests.support import record_line, sha256
 
 VERIFY = ("verify", "--target", "tiny", "--engine", "none")
 
@@ -21,7 +34,7 @@ def test_a_second_cold_build_gives_the_same_wheel_and_asks_for_no_download(
     found = json.loads(out)
     assert found["same"]
     assert found["results"] == [
-        {"name": project.wheel.name, "first": before, "second": before}
+        {"name": project.wheel.name, "first": f"sha256:{before}", "second": f"sha256:{before}"}
     ]  # fmt: skip
     assert err.count("series demo") > 0  # it was applied again, not taken from the store
     assert project.requests() == []
@@ -74,3 +87,139 @@ def test_a_build_that_reads_the_clock_is_found_out(project: Project) -> None:
     _, err = project.run(*VERIFY, code=VerifyError.exit_code,
                          PYTHONPATH=f"{sitecustomize}:{places}")  # fmt: skip
     assert "demo/mod.py: offset" in err
+
+
+# -- an image by itself -------------------------------------------------------------------
+
+SITE = "opt/sparkforge/venv/lib/python3.11/site-packages"
+BASE = f"sha256:{'b' * 64}"
+Files = dict[str, bytes]
+
+
+@dataclass
+class Baked:
+    """An image of the small project, put together as the Dockerfile would."""
+
+    project: Project
+    files: Files
+    labels: dict[str, str]
+
+    def verify(self, *words: str, code: int = 0, how: str = "zstd") -> tuple[str, str]:
+        path = self.project.root.parent / "image.tar"
+        make_image(path, [layer(self.files)], self.labels, how=how, platform=PLATFORM)
+        return self.project.run("verify", str(path), *words, code=code)
+
+    def refused(self) -> str:
+        return self.verify(code=VerifyError.exit_code)[1]
+
+
+@pytest.fixture
+def baked(project: Project) -> Baked:
+    receipt = project.build()
+    made = next(item["outputs"] for item in receipt["items"] if item["label"] == "wheel demo")
+    loaded = pins.load(project.root / "pins.yaml")
+    context = Context(
+        root=project.root, pins=loaded, pins_path=project.root / "pins.yaml",
+        store=Store(project.store), target_name="tiny", target=loaded.target("tiny"),
+        platform=loaded.target("tiny").platforms[0], access=Access(Index(), {}, offline=True),
+    )  # fmt: skip
+    for name in image.RECIPE:
+        (project.root / name).parent.mkdir(exist_ok=True)
+        (project.root / name).write_text("recipe\n")
+    bill = sbom.document(context, {"demo": made}, base=BASE)
+    items = stages.made_of(context, BASE)
+    labels = {
+        **items["image"]["labels"], image.KEY_LABEL: key_of(items["image"]),
+        image.SBOM_LABEL: sha256(bill), SITE_PACKAGES_LABEL: f"/{SITE}",
+    }  # fmt: skip
+    note = json.dumps({"target": "tiny", "items": items}).encode()
+    files: Files = {f"{image.SHARE}/{SBOM}": bill, f"{image.SHARE}/{image.INPUTS}": note}
+    with zipfile.ZipFile(project.wheel) as wheel:
+        files |= {f"{SITE}/{name}": wheel.read(name) for name in wheel.namelist()}
+    return Baked(project, files, labels)
+
+
+def test_an_image_says_what_is_in_it_and_that_this_checkout_makes_it(baked: Baked) -> None:
+    out, _ = baked.verify()
+    commit = pins.load(baked.project.root / "pins.yaml").upstream("demo").commit
+    assert f"demo v1.0  commit {commit[:12]}" in out
+    assert "1 patched files" in out
+    assert "1 wheels in the store" in out
+    assert "it is what this checkout makes" in out
+    found = json.loads(baked.verify("--json", how="plain")[0])
+    assert found["matches"]
+    assert found["contents"]["demo"]["commit"] == commit
+    assert found["base"] == BASE
+
+
+def test_a_changed_patch_is_told_from_the_image_alone(baked: Baked) -> None:
+    baked.project.patch({"demo/mod.py": PATCHED + b"more = 1\n"})
+    said = baked.refused()
+    assert "wheel demo: series.demo: " in said
+    assert f"{SITE}/demo/mod.py: not as {PATCH} leaves it" in said
+
+
+def test_changed_pins_are_told(baked: Baked) -> None:
+    baked.project.edit_pins("counter: 3", "counter: 4")
+    said = baked.refused()
+    assert "image: release: 1.0-spark.3 → 1.0-spark.4" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "said"),
+    [
+        (f"{SITE}/demo/mod.py", b"evil\n", f"{SITE}/demo/mod.py: not what "),
+        (f"{SITE}/demo/extra.py", b"evil\n", "extra.py: in no distribution's RECORD"),
+        (f"{SITE}/sitecustomize.py", b"evil\n", "sitecustomize.py: in no distribution's RECORD"),
+        (f"{image.SHARE}/{SBOM}", b'{"components": []}', f"{SBOM}: is not the one that label"),
+        (f"{SITE}/other-1.0.dist-info/RECORD", b"", "other: installed, not in"),
+    ],
+)
+def test_a_changed_or_added_file_is_told(baked: Baked, path: str, data: bytes, said: str) -> None:
+    baked.files[path] = data
+    assert said in baked.refused()
+
+
+def test_a_file_and_its_record_changed_together_are_told_by_patch_and_store(baked: Baked) -> None:
+    record = f"{SITE}/demo-1.0+spark.3.dist-info/RECORD"
+    for name, why in (
+        ("demo/mod.py", f"not as {PATCH} leaves it"),
+        ("demo/__init__.py", "not the file of the wheel in the store"),
+    ):
+        kept = dict(baked.files)
+        old = record_line(name, baked.files[f"{SITE}/{name}"])
+        new = record_line(name, b"evil\n")
+        baked.files[f"{SITE}/{name}"] = b"evil\n"
+        text = baked.files[record].decode().replace(",".join(old), ",".join(new))
+        assert new[1] in text
+        baked.files[record] = text.encode()
+        said = baked.refused()
+        assert f"{name}: {why}" in said
+        assert "RECORD says" not in said  # it agrees with the file
+        baked.files = kept
+
+
+def test_a_missing_file_a_changed_label_and_a_forged_note_are_told(baked: Baked) -> None:
+    del baked.files[f"{SITE}/demo/__init__.py"]
+    baked.labels["org.sparkforge.demo.commit"] = "0" * 40
+    note = baked.files[f"{image.SHARE}/{image.INPUTS}"]
+    assert note.count(b'"epoch"') == 2
+    baked.files[f"{image.SHARE}/{image.INPUTS}"] = note.replace(b'"python": "3.11"',
+                                                                b'"python": "3.12"')  # fmt: skip
+    said = baked.refused()
+    assert f"{SITE}/demo/__init__.py: gone, though" in said
+    assert "label org.sparkforge.demo.commit: is not the one that inputs.json states" in said
+    assert "label org.sparkforge.key: is not the key of inputs.json" in said
+    assert "wheelhouse: its key is another" in said
+
+
+def test_an_image_of_others_is_one_clear_error(project: Project, tmp_path: Path) -> None:
+    path = make_image(tmp_path / "i.tar", [layer({"a": b""})])
+    _, err = project.run("verify", str(path), code=ImageError.exit_code)
+    assert "not made by sparkforge" in err
+    _, err = project.run("verify", code=UsageError.exit_code)
+    assert "verify what?" in err
+    receipt = tmp_path / "receipt.json"
+    receipt.write_text('{"items": []}')
+    _, err = project.run("verify", str(receipt), code=UsageError.exit_code)
+    assert "no receipt of a build that baked an image" in err

@@ -17,7 +17,7 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from sparkforge import pins, provenance, sbom
+from sparkforge import image, pins, provenance, sbom
 from sparkforge.context import Context
 from sparkforge.errors import WheelError
 from sparkforge.index import Index
@@ -146,13 +146,25 @@ def test_the_distributions_packages_come_from_its_own_database() -> None:
     assert "pkg:deb/debian/libc6@2.36-9?arch=amd64" in purls
 
 
-def lines(folder: Path) -> list[Line]:
+def test_labels_name_commits_trees_and_series_and_nothing_of_this_machine() -> None:
+    labels = image.labels(context(), BASE)
+    pinned = context().pins.upstream("triton-kernels")
+    assert labels["org.sparkforge.triton-kernels.commit"] == pinned.commit
+    assert labels["org.sparkforge.triton-kernels.tree.release"] == pinned.patched["release"].tree
+    assert labels["org.sparkforge.vllm.series"] == context().series_of("vllm").sha256
+    assert labels["org.opencontainers.image.version"] == "0.31.0-spark.1"
+    assert labels["org.opencontainers.image.created"] == "2026-11-21T00:00:00Z"
+    assert labels["org.opencontainers.image.base.digest"] == BASE
+    assert not any(str(ROOT) in value for value in labels.values())
+
+
+def lines(folder: Path, provider: str = "release") -> list[Line]:
     def line(stage: str, label: str, **outputs: Any) -> Line:
         inputs = {"base": BASE} if stage == "image" else {}
         return Line(label, Artefact(stage, "f" * 64, inputs, outputs, folder, 1.0), made_now=True)
 
     return [
-        line("sources", "source vllm", provider="release", commit="a" * 40, tree="b" * 40),
+        line("sources", "source vllm", provider=provider, commit="a" * 40, tree="b" * 40),
         line("series", "series vllm", commit="c" * 40, tree="d" * 40),
         line("image", "image", kind="image"),
     ]
@@ -173,8 +185,14 @@ def test_the_provenance_is_a_valid_slsa_statement_that_names_all_that_went_in(
 
     names = {one["name"]: one for one in predicate["buildDefinition"]["resolvedDependencies"]}
     pinned = context().pins
-    assert names["vllm"]["digest"]["gitCommit"] == pinned.upstream("vllm").commit
-    assert names["vllm"]["annotations"] == {"provider": "release", "patchedTree": "d" * 40}
+    vllm = pinned.upstream("vllm")
+    # the release file was read and not the commit, so it is what is named
+    sdist = names[vllm.files["sdist"].file]
+    assert sdist["digest"]["sha256"] == vllm.files["sdist"].sha256
+    assert sdist["annotations"] == {
+        "standsFor": f"git+{vllm.git}@{vllm.commit}", "patchedTree": "d" * 40,
+    }  # fmt: skip
+    assert "vllm" not in names
     assert names["base image"]["digest"]["sha256"] == "5" * 64
     assert names["anyio-9.0-py3-none-any.whl"]["digest"]["sha256"] == sha256(wheel.read_bytes())
     release = pinned.upstream("vllm").files["cuda-arm64"]
@@ -182,6 +200,15 @@ def test_the_provenance_is_a_valid_slsa_statement_that_names_all_that_went_in(
     for upstream in ("vllm", "triton-kernels", "flashinfer", "triton"):
         for patch in context().series_of(upstream).patches:
             assert names[f"patches/{upstream}/{patch.name}"]["digest"]["sha256"] == patch.sha256
+
+
+def test_a_source_from_git_is_named_by_its_commit(tmp_path: Path) -> None:
+    made = provenance.statement(context(), lines(tmp_path, "git"), {"x.whl": "9" * 64})
+    found = made["predicate"]["buildDefinition"]["resolvedDependencies"]
+    (vllm,) = [one for one in found if one["name"] == "vllm"]
+    assert vllm["digest"] == {"gitCommit": context().pins.upstream("vllm").commit}
+    assert vllm["annotations"] == {"patchedTree": "d" * 40}
+    assert context().pins.upstream("vllm").files["sdist"].file not in {x["name"] for x in found}
 
 
 def test_the_checkouts_commit_is_named_only_where_it_is_one(tmp_path: Path) -> None:

@@ -1,0 +1,345 @@
+"""`build.py verify IMAGE`: what is in an image, and is it what this checkout makes?
+
+All is read from the image's own bytes; nothing of it is run, and no registry is asked.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+from sparkforge import git, image, ociarchive, stages
+from sparkforge.context import Context
+from sparkforge.errors import CommandError, ImageError, UsageError
+from sparkforge.log import log
+from sparkforge.ociarchive import Entry
+from sparkforge.receipt import SBOM, differences
+from sparkforge.run import call
+from sparkforge.servers import SITE_PACKAGES_LABEL
+from sparkforge.store import Store, key_of
+from sparkforge.wheelhouse import read_lock
+
+
+@dataclass
+class Report:
+    """What was found in an image.
+
+    Attributes:
+        contents: per upstream, what its labels say.
+        checked: how much was compared, by what it is.
+        problems: one line for everything that is not as it should be.
+    """
+
+    digest: str
+    target: str
+    version: str
+    base: str
+    contents: dict[str, dict[str, str]] = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An image as it was read: its labels and its files."""
+
+    digest: str
+    platform: str
+    labels: Mapping[str, str]
+    files: Mapping[str, Entry]
+
+    def share(self, name: str) -> bytes | None:
+        entry = self.files.get(f"{image.SHARE}/{name}")
+        return None if entry is None else entry.data
+
+
+@contextmanager
+def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
+    """Give the archive of an image, and the digest that a receipt promises for it.
+
+    Args:
+        named: an archive, a receipt.json, or a reference of an image that the engine holds.
+
+    Raises:
+        ImageError: the engine has no such image. UsageError: the receipt names none.
+    """
+    path = Path(named)
+    promised = None
+    if path.is_file() and path.suffix == ".json":
+        try:
+            items = json.loads(path.read_text())["items"]
+            built = next(item["outputs"] for item in items if item["stage"] == "image")
+            named, promised = str(built["image_id"]), built["digest"]
+        except (ValueError, KeyError, TypeError, StopIteration):
+            msg = f"{path}: no receipt of a build that baked an image"
+            raise UsageError(msg, "name the receipt.json of one, or the image itself") from None
+    elif path.is_file():
+        yield path, None
+        return
+    with store.temporary("image") as work:
+        log.info(f"reading {named} out of the engine")
+        try:
+            call("docker", "save", "--output", work / "image.tar", named)
+        except CommandError as error:
+            msg = f"{named}: neither a file nor an image of the engine:\n{error}"
+            remedy = "give an archive, a receipt.json or an image that docker images lists"
+            raise ImageError(msg, remedy) from None
+        yield work / "image.tar", promised
+
+
+def read(path: Path) -> Reading:
+    """Read an image made by sparkforge.
+
+    Raises:
+        ImageError: it was not, or can't be read.
+    """
+    with ociarchive.opened(path) as found:
+        if image.TARGET_LABEL not in found.labels:
+            msg = f"{path.name}: not made by sparkforge: no label {image.TARGET_LABEL}"
+            raise ImageError(msg, "name an image that build.py baked")
+        site = _site(found.labels)
+        files = ociarchive.files(
+            found,
+            lambda name: name.startswith(f"{image.SHARE}/") or (
+                name.startswith(site) and name.endswith(".dist-info/RECORD")
+            ),
+        )  # fmt: skip
+        kind = f"{found.config['os']}/{found.config['architecture']}"
+        return Reading(found.digest, kind, found.labels, files)
+
+
+def _site(labels: Mapping[str, str]) -> str:
+    return labels.get(SITE_PACKAGES_LABEL, "").strip("/") + "/"
+
+
+def check(reading: Reading, context: Context, promised: str | None = None) -> Report:
+    """Compare an image with itself and with the checkout.
+
+    Args:
+        promised: digest that a receipt gives for it.
+    """
+    labels = reading.labels
+    base = labels.get("org.opencontainers.image.base.digest", "")
+    report = Report(
+        reading.digest, labels[image.TARGET_LABEL],
+        labels.get("org.opencontainers.image.version", ""), base, _contents(labels),
+    )  # fmt: skip
+    if promised is not None and promised != reading.digest:
+        report.problems.append(f"the receipt promises {promised}")
+    _check_notes(report, reading, context)
+    _check_records(report, reading)
+    _check_patched(report, reading, context)
+    _check_bill(report, reading, context)
+    _check_wheels(report, reading, context)
+    return report
+
+
+def _contents(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for label, value in sorted(labels.items()):
+        match = re.fullmatch(r"org\.sparkforge\.([a-z0-9-]+)\.([a-z.]+)", label)
+        if match:
+            found.setdefault(match[1], {})[match[2]] = value
+    return found
+
+
+# -- the image's own notes, against each other and against the checkout -----------------------
+
+
+def _check_notes(report: Report, reading: Reading, context: Context) -> None:
+    note = reading.share(image.INPUTS)
+    if note is None:
+        report.problems.append(f"{image.INPUTS}: not in the image")
+        return
+    theirs: dict[str, Any] = json.loads(note)["items"]
+    said = theirs["image"]
+    if key_of(said) != reading.labels.get(image.KEY_LABEL):
+        report.problems.append(f"label {image.KEY_LABEL}: is not the key of {image.INPUTS}")
+    for label, key in {**said["wheels"], "wheelhouse": said["wheelhouse"]}.items():
+        if key_of(theirs[label]) != key:
+            report.problems.append(f"{image.INPUTS}: {label}: its key is another")
+    for name, value in said["labels"].items():
+        if reading.labels.get(name) != value:
+            report.problems.append(f"label {name}: is not the one that {image.INPUTS} states")
+    ours = stages.made_of(context, _base(context, report.base))
+    # the parts by what went into them; the image names them by key, which would say it twice
+    for label in sorted(theirs.keys() | ours.keys()):
+        one, two = (dict(items.get(label, {})) for items in (theirs, ours))
+        for items in (one, two):
+            for key in ("wheels", "wheelhouse", "labels"):
+                if label == "image":
+                    items.pop(key, None)
+        report.problems += [f"{label}: {text}" for text in differences(one, two)]
+    report.checked["inputs"] = len(theirs)
+
+
+def _base(context: Context, stated: str) -> str:
+    """Return the base that this checkout pins; where it pins none, any is as good."""
+    if context.target.base is None:
+        return stated
+    pinned = context.pins.images[context.target.base]
+    return pinned.platforms.get(context.platform, pinned.index)
+
+
+# -- installed files --------------------------------------------------------------------------
+
+
+def _records(reading: Reading) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield each installed distribution's folder with its (path, sha256 in hex or '')."""
+    site = _site(reading.labels)
+    for name, entry in reading.files.items():
+        below = name.removeprefix(site)
+        # one level below: what packages vendor (setuptools does) is their files, not installed
+        if entry.data is not None and name != below and re.fullmatch(r"[^/]+/RECORD", below):
+            rows = []
+            for row in csv.reader(io.StringIO(entry.data.decode())):
+                if row:
+                    rows.append((_joined(site, row[0]), _hex(row[1])))
+            yield below.rpartition("/")[0], rows
+
+
+def _joined(site: str, path: str) -> str:
+    """Return a RECORD's path below the root; scripts are written with ../ in it."""
+    parts = [] if path.startswith("/") else site.strip("/").split("/")
+    for part in path.strip("/").split("/"):
+        if part == "..":
+            parts.pop()
+        else:
+            parts.append(part)
+    return "/".join(parts)
+
+
+def _hex(stated: str) -> str:
+    kind, _, value = stated.partition("=")
+    if kind != "sha256":
+        return ""
+    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+
+
+# what `uv venv` itself puts beside the packages
+_OF_THE_VENV = ("_virtualenv.py", "_virtualenv.pth")
+
+
+def _check_records(report: Report, reading: Reading) -> None:
+    listed: set[str] = set()
+    count = 0
+    for folder, rows in _records(reading):
+        for path, sha256 in rows:
+            listed.add(path)
+            # byte code that a wheel ships is compiled anew, against the hash of its source
+            if not sha256 or path.endswith(".pyc"):
+                continue
+            count += 1
+            found = reading.files.get(path)
+            if found is None:
+                report.problems.append(f"{path}: gone, though {folder}/RECORD lists it")
+            elif found.sha256 != sha256:
+                report.problems.append(f"{path}: not what {folder}/RECORD says")
+    site = _site(reading.labels)
+    for path in reading.files:
+        name = path[len(site) :]
+        if path.startswith(site) and path not in listed and not path.endswith(".pyc") and (
+            name not in _OF_THE_VENV
+        ):  # fmt: skip
+            report.problems.append(f"{path}: in no distribution's RECORD")
+    report.checked["installed files"] = count
+
+
+def _check_patched(report: Report, reading: Reading, context: Context) -> None:
+    """Hold each patched file against the blob that the checkout's last patch of it promises."""
+    site = _site(reading.labels)
+    wanted: dict[str, tuple[str, str]] = {}
+    for wheel in context.target.wheels:
+        for layer in context.layers(wheel):
+            rules = context.pins.upstream(layer).paths
+            for patch in context.series_of(layer).patches:
+                for entry in patch.entries:
+                    fitting = [rule for rule in rules if entry.path.startswith(rule.repo)]
+                    rule = max(fitting, key=lambda one: len(one.repo), default=None)
+                    if rule is not None and rule.wheel is not None and entry.new_blob is not None:
+                        member = site + rule.wheel + entry.path[len(rule.repo) :]
+                        wanted[member] = (entry.new_blob, patch.name)
+    report.checked["patched files"] = len(wanted)
+    for path, (blob, patch_name) in sorted(wanted.items()):
+        found = reading.files.get(path)
+        if blob == git.ABSENT:
+            if found is not None:
+                report.problems.append(f"{path}: there, though {patch_name} removes it")
+        elif found is None:
+            report.problems.append(f"{path}: not in the image, though {patch_name} changes it")
+        elif found.git_blob != blob:
+            report.problems.append(f"{path}: not as {patch_name} leaves it")
+
+
+# -- bill of materials and wheels -----------------------------------------------------------------
+
+
+def _check_bill(report: Report, reading: Reading, context: Context) -> None:
+    bill = reading.share(SBOM)
+    if bill is None:
+        report.problems.append(f"{SBOM}: not in the image")
+        return
+    if hashlib.sha256(bill).hexdigest() != reading.labels.get(image.SBOM_LABEL):
+        report.problems.append(f"{SBOM}: is not the one that label {image.SBOM_LABEL} names")
+    locked = {item.name: item.sha256s for item in read_lock(context.lock)}
+    installed = {
+        re.sub(r"[-_.]+", "-", folder.removesuffix(".dist-info").rpartition("-")[0]).lower()
+        for folder, _ in _records(reading)
+    }
+    parts = json.loads(bill)["components"]
+    billed = set()
+    for part in parts:
+        ref = part["bom-ref"]
+        if ref.startswith(("wheel-", "own-")):
+            billed.add(part["name"])
+        if ref.startswith("wheel-") and part["hashes"][0]["content"] not in (
+            locked.get(part["name"], frozenset())
+        ):
+            report.problems.append(f"{SBOM}: {part['name']}: no wheel that {context.lock.name} has")
+    report.problems += [f"{SBOM}: {name}: not installed" for name in sorted(billed - installed)]
+    report.problems += [f"{name}: installed, not in {SBOM}" for name in sorted(installed - billed)]
+    report.checked["components"] = len(parts)
+
+
+def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
+    """Hold what is installed of our wheels against the wheels, where the store has them."""
+    bill = reading.share(SBOM)
+    note = reading.share(image.INPUTS)
+    if bill is None or note is None:
+        return
+    hashes = {
+        part["bom-ref"]: part["hashes"][0]["content"] for part in json.loads(bill)["components"]
+        if part["bom-ref"].startswith("own-")
+    }  # fmt: skip
+    rows = dict(_records(reading))
+    compared = 0
+    for name in context.target.wheels:
+        inputs = json.loads(note)["items"].get(f"wheel {name}")
+        made = context.store.find("wheels", inputs) if inputs is not None else None
+        if made is None:
+            continue
+        compared += 1
+        if made.outputs["sha256"] != hashes.get(f"own-{name}"):
+            report.problems.append(f"wheel {name}: the one of the same inputs in the store differs")
+            continue
+        with ZipFile(made.path / str(made.outputs["file"])) as wheel:
+            record = next(n for n in wheel.namelist() if n.endswith(".dist-info/RECORD"))
+            text = wheel.read(record).decode()
+        there = dict(rows.get(record.rpartition("/")[0], []))
+        site = _site(reading.labels)
+        for row in csv.reader(io.StringIO(text)):
+            if row and row[1] and ".data/" not in row[0] and (
+                there.get(_joined(site, row[0])) != _hex(row[1])
+            ):  # fmt: skip
+                report.problems.append(f"{row[0]}: not the file of the wheel in the store")
+    report.checked["wheels in the store"] = compared

@@ -1,0 +1,120 @@
+"""Image archives: what their files are, damage found out, and where two of them differ."""
+
+from __future__ import annotations
+
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from sparkforge import ociarchive
+from sparkforge.errors import ImageError
+from tests.images import layer, link, make_image
+from tests.support import sha256
+
+
+def contents(path: Path) -> dict[str, bytes | None]:
+    with ociarchive.opened(path) as image:
+        found = ociarchive.files(image, lambda name: True)
+    assert all(sha256(entry.data or b"") == entry.sha256 for entry in found.values())
+    return {name: entry.data for name, entry in found.items()}
+
+
+@pytest.mark.parametrize("how", ["zstd", "gzip", "plain"])
+def test_later_layers_replace_remove_and_link_files(tmp_path: Path, how: str) -> None:
+    one = layer({
+        "etc/a": b"old", "etc/b": b"gone", "var/log/x": b"1", "var/log/deep/y": b"2",
+        "bin/tool": b"tool", "opt/c": b"c", "lib/is-a-file": b"f",
+    })  # fmt: skip
+    two = layer({
+        "./etc/a": b"new", "etc/.wh.b": b"", "var/.wh.log": b"", "var/log/z": b"3",
+        "bin/same": link("bin/tool"), "opt/.wh..wh..opq": b"", "opt/d": b"d",
+        "lib/is-a-file": link("elsewhere", tarfile.SYMTYPE),
+    })  # fmt: skip
+    assert contents(make_image(tmp_path / "i.tar", [one, two], how=how)) == {
+        "etc/a": b"new", "var/log/z": b"3", "bin/tool": b"tool", "bin/same": b"tool", "opt/d": b"d",
+    }  # fmt: skip
+
+
+def test_gits_name_of_a_file_is_gits(tmp_path: Path) -> None:
+    with ociarchive.opened(make_image(tmp_path / "i.tar", [layer({"a": b"x = 1\n"})])) as image:
+        entry = ociarchive.files(image, lambda name: False)["a"]
+    assert entry.git_blob == "7d4290a117a4ddcc11daae7ea675841033830c8f"  # git hash-object
+    assert entry.data is None
+
+
+@pytest.mark.parametrize("how", ["zstd", "plain"])
+def test_a_changed_byte_of_a_layer_is_found_out(tmp_path: Path, how: str) -> None:
+    noise = random.Random(1).randbytes(3000)  # which zstd stores as it is
+    path = make_image(tmp_path / "i.tar", [layer({"a": noise})], how=how)
+    data = bytearray(path.read_bytes())
+    data[data.index(noise) + 100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ImageError, match=r"is not what its digest says|can't be read"):
+        contents(path)
+
+
+def test_a_changed_configuration_is_found_out(tmp_path: Path) -> None:
+    path = make_image(tmp_path / "i.tar", [], {"who": "me"})
+    path.write_bytes(path.read_bytes().replace(b'"who": "me"', b'"who": "ye"'))
+    with pytest.raises(ImageError, match="something else"):
+        contents(path)
+
+
+def test_what_is_no_image_archive_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("words")
+    with tarfile.open(tmp_path / "empty.tar", "w"):
+        pass
+    for name in ("text", "empty.tar", "absent"):
+        with pytest.raises(ImageError, match=r"no image archive|holds no index.json"):
+            contents(tmp_path / name)
+
+
+def test_an_attestation_beside_the_image_is_left_aside(tmp_path: Path) -> None:
+    beside = [{"digest": f"sha256:{'0' * 64}", "platform": {"os": "unknown"}}]
+    path = make_image(tmp_path / "i.tar", [layer({"a": b"1"})], more=beside)
+    assert contents(path) == {"a": b"1"}
+
+
+def told(tmp_path: Path, one: Path, two: Path) -> list[str]:
+    return [str(difference) for difference in ociarchive.compare(one, two)]
+
+
+def test_the_same_image_differs_in_nothing(tmp_path: Path) -> None:
+    one, two = (make_image(tmp_path / name, [layer({"a": b"1"})]) for name in ("1.tar", "2.tar"))
+    assert told(tmp_path, one, two) == []
+
+
+def test_a_difference_is_named_by_layer_file_and_byte(tmp_path: Path) -> None:
+    same = layer({"same": b"same"})
+    one = make_image(tmp_path / "1.tar", [same, layer({"a": b"-- 1 --", "b": b"b", "c": b""})])
+    two = make_image(tmp_path / "2.tar", [same, layer({"a": b"-- 2 --", "b": b"b", "d": b""})])
+    assert told(tmp_path, one, two) == [
+        "layer 2: a: offset 0x3: 31 20 2d 2d → 32 20 2d 2d",
+        "layer 2: c: only in the first",
+        "layer 2: d: only in the second",
+    ]
+
+
+def test_dates_owners_order_packing_and_settings_are_named(tmp_path: Path) -> None:
+    dated = tarfile.TarInfo()
+    dated.mtime, dated.uid = 5, 7
+    one = make_image(tmp_path / "1.tar", [layer({"a": tarfile.TarInfo()})])
+    two = make_image(tmp_path / "2.tar", [layer({"a": dated})])
+    (said,) = told(tmp_path, one, two)
+    assert said.startswith("layer 1: a: type 0 mode ")
+    assert "owner 0:0 mtime 0" in said
+    assert "owner 7:0 mtime 5" in said
+    one = make_image(tmp_path / "1.tar", [layer({"a": b"", "b": b""})])
+    two = make_image(tmp_path / "2.tar", [layer({"b": b"", "a": b""})])
+    assert told(tmp_path, one, two) == ["layer 1: a: member 0 → 1"]
+    two = make_image(tmp_path / "2.tar", [layer({"a": b"", "b": b""})], how="gzip")
+    (said,) = told(tmp_path, one, two)
+    assert said.startswith("layer 1: the same files, packed otherwise: sha256:")
+    two = make_image(tmp_path / "2.tar", [layer({"a": b"", "b": b""})], {"x": "1"}, created="2026")
+    assert told(tmp_path, one, two) == [
+        "configuration: config.Labels.x: nothing → 1", "configuration: created: nothing → 2026"
+    ]  # fmt: skip
+    two = make_image(tmp_path / "2.tar", [])
+    assert "number of layers: 1 → 0" in told(tmp_path, one, two)
