@@ -158,6 +158,13 @@ def test_labels_name_commits_trees_and_series_and_nothing_of_this_machine() -> N
     assert not any(str(ROOT) in value for value in labels.values())
 
 
+def test_no_command_pays_for_what_it_does_not_use() -> None:
+    code = "import sys, sparkforge.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    assert not {"cyclonedx", "packageurl", "zstandard"} & set(done.stdout.split())
+
+
 def lines(folder: Path, provider: str = "release") -> list[Line]:
     def line(stage: str, label: str, **outputs: Any) -> Line:
         inputs = {"base": BASE} if stage == "image" else {}
