@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,14 @@ def test_a_wheel_with_another_byte_is_named_with_offset_and_values(project: Proj
     document = json.loads(out)
     assert not document["same"]
     assert document["differences"][0]["where"].endswith("demo/mod.py (packed)")
+    # where diffoscope is installed (a stand-in here), its words follow; it ends with 1 then
+    tools = project.root.parent / "tools"
+    tools.mkdir()
+    (tools / "diffoscope").write_text('#!/bin/sh\necho "diffoscope $1 $2 ${3##*/}"; exit 1\n')
+    (tools / "diffoscope").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    out, _ = project.run(*VERIFY, code=VerifyError.exit_code, PATH=path)
+    assert f"diffoscope --text - {wheel.name}" in out
 
 
 def test_a_build_that_reads_the_clock_is_found_out(project: Project) -> None:
