@@ -19,6 +19,7 @@ from sparkforge.bytediff import Difference
 from sparkforge.context import Context, wheel_path
 from sparkforge.errors import ImageError, UsageError, VerifyError
 from sparkforge.log import log
+from sparkforge.pinbase import Platform
 from sparkforge.receipt import Line
 from sparkforge.run import call, have
 from sparkforge.stages import items
@@ -192,7 +193,7 @@ def _image(opts: argparse.Namespace) -> int:
     return 0
 
 
-def _platform(stated: str, target: pins.Target) -> pins.Platform:
+def _platform(stated: str, target: pins.Target) -> Platform:
     """Return an image's platform as one of the target's.
 
     Raises:

@@ -78,7 +78,7 @@ def stand_in(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFac
     work = folder / "work"
     work.mkdir()
     made = image.bake(
-        engine.connect(), request, [stand_in_wheel(folder)], folder / "house", {}, work
+        engine.connect(), request, [stand_in_wheel(folder)], folder / "house", {}, {}, work
     )
     return str(made["tag"])
 
