@@ -42,10 +42,10 @@ def docker(*arguments: str) -> str:
 
 
 def stand_in_wheel(folder: Path) -> Path:
-    """Write a wheel named vllm, whose program is tests/unit/fake_server.py."""
+    """Write a wheel named vllm, whose program is tests/fake_server.py."""
     path = folder / "vllm-0-py3-none-any.whl"
     info = "vllm-0.dist-info"
-    source = (ROOT / "tests/unit/fake_server.py").read_text()
+    source = (ROOT / "tests/fake_server.py").read_text()
     members = {
         "vllm_stand_in.py": source.partition('if __name__ == "__main__"')[0] + STAND_IN,
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0\n",

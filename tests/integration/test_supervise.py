@@ -24,7 +24,7 @@ from sparkforge.serving.progress import Client, NoProgressError
 from sparkforge.serving.supervise import EX_CONFIG, EX_TEMPFAIL, Hang, session
 from tests.support import ROOT, wait_for
 
-FAKE = Path(__file__).with_name("fake_server.py")
+FAKE = ROOT / "tests" / "fake_server.py"
 
 # what scripts/entrypoint.py does with a plan, in a process of its own
 RUN = """
