@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from sparkforge.disk import disk_errors
 from sparkforge.errors import FetchError, IntegrityError
 from sparkforge.log import human_bytes, log
-from sparkforge.store import Store, disk_errors
+from sparkforge.store import Store
 
 if TYPE_CHECKING:
     import requests

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.context import WHEELS, Context, wheel_path
+from sparkforge.disk import disk_errors
 from sparkforge.environment import python_path, server_env
 from sparkforge.errors import UsageError
 from sparkforge.log import human_bytes, log
 from sparkforge.receipt import PROVENANCE, SBOM, Line
 from sparkforge.run import replace_process
-from sparkforge.store import Artefact, disk_errors
+from sparkforge.store import Artefact
 
 SUMS = "SHA256SUMS"
 

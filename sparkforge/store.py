@@ -32,14 +32,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.errors import IntegrityError, SparkforgeError, StoreError
-from sparkforge.log import human_bytes, log
+from sparkforge.disk import disk_errors
+from sparkforge.errors import IntegrityError, StoreError
+from sparkforge.log import log
 
 _CACHEDIR_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This folder is sparkforge's store; it can be deleted, the next build fills it again.\n"
 )
-_FULL = 64 << 10  # a failure with so few bytes free is a failure for want of them
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
 _SHARED = ("downloads", "partial", "git", "locks", "artefacts/sources", "artefacts/wheelhouse",
            "artefacts/smoke")  # fmt: skip
@@ -88,40 +88,6 @@ def code_digest(*modules: Path) -> str:
     for path in sorted(modules, key=lambda p: p.name):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
-
-
-@contextmanager
-def disk_errors(where: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write into one clear error."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _disk_full(where) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            msg = f"{error.filename or where}: {error.strerror}"
-            raise StoreError(msg, "give the user write access, or choose --store DIR") from error
-        raise
-    except SparkforgeError as error:
-        # programs that we run tell of a full disk in words of their own
-        if isinstance(error, StoreError) or _free(where) > _FULL:
-            raise
-        raise _disk_full(where, f":\n{error.what}") from error
-
-
-def _disk_full(where: Path, more: str = "") -> StoreError:
-    remedy = (
-        "make room (build.py clean empties the store's artefacts), or put the store on"
-        " a larger disk with --store DIR or SPARKFORGE_STORE; the next run goes on"
-    )
-    msg = f"{where}: the disk is full ({human_bytes(_free(where))} free){more}"
-    return StoreError(msg, remedy)
-
-
-def _free(where: Path) -> int:
-    while not where.exists():
-        where = where.parent
-    return shutil.disk_usage(where).free
 
 
 class Store:

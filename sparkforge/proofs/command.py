@@ -10,11 +10,11 @@ from pathlib import Path
 from sparkforge import options as given
 from sparkforge import pins
 from sparkforge.context import Context
+from sparkforge.disk import disk_errors
 from sparkforge.errors import ProofError
 from sparkforge.log import log
 from sparkforge.pins import Pins
 from sparkforge.proofs import report, runner, toolchain, triton_aot, units
-from sparkforge.store import disk_errors
 
 
 def run(options: argparse.Namespace) -> int:

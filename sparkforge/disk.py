@@ -1,0 +1,48 @@
+"""What the disk refuses, told as one clear error."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sparkforge.errors import SparkforgeError, StoreError
+from sparkforge.log import human_bytes
+
+_FULL = 64 << 10  # a failure with so few bytes free is a failure for want of them
+
+
+@contextmanager
+def disk_errors(where: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to write into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_full(where) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            msg = f"{error.filename or where}: {error.strerror}"
+            raise StoreError(msg, "give the user write access, or choose --store DIR") from error
+        raise
+    except SparkforgeError as error:
+        # programs that we run tell of a full disk in words of their own
+        if isinstance(error, StoreError) or _free(where) > _FULL:
+            raise
+        raise _disk_full(where, f":\n{error.what}") from error
+
+
+def _disk_full(where: Path, more: str = "") -> StoreError:
+    remedy = (
+        "make room (build.py clean empties the store's artefacts), or put the store on"
+        " a larger disk with --store DIR or SPARKFORGE_STORE; the next run goes on"
+    )
+    msg = f"{where}: the disk is full ({human_bytes(_free(where))} free){more}"
+    return StoreError(msg, remedy)
+
+
+def _free(where: Path) -> int:
+    while not where.exists():
+        where = where.parent
+    return shutil.disk_usage(where).free
