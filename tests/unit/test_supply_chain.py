@@ -158,6 +158,15 @@ def test_labels_name_commits_trees_and_series_and_nothing_of_this_machine() -> N
     assert not any(str(ROOT) in value for value in labels.values())
 
 
+def test_the_build_context_holds_what_the_recipe_copies_and_no_more() -> None:
+    kept = [
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]  # fmt: skip
+    let_in = {str(path.relative_to(ROOT)) for pattern in kept for path in ROOT.glob(pattern)}
+    assert let_in == {name for name in image.RECIPE if name != "Dockerfile"}
+
+
 def test_no_command_pays_for_what_it_does_not_use() -> None:
     code = "import sys, sparkforge.cli; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
