@@ -26,7 +26,15 @@ from sparkforge.stages import items
 from sparkforge.store import sha256_file
 
 # what a build reads of the checkout
-_INPUTS = ("pins.yaml", "patches", "requirements", "scripts", "Dockerfile")
+INPUTS = (
+    "pins.yaml",
+    "patches",
+    "requirements",
+    "scripts",
+    "sparkforge",
+    "Dockerfile",
+    ".dockerignore",
+)
 _SHOWN = 20
 _DIFFOSCOPE_LINES = 80
 
@@ -96,7 +104,7 @@ def _cold(context: Context) -> Iterator[Context]:
     with context.store.temporary("verify") as work:
         root = work / "checkout"
         root.mkdir()
-        for name in _INPUTS:
+        for name in INPUTS:
             path = context.root / name
             if path.is_dir():
                 shutil.copytree(path, root / name, ignore=shutil.ignore_patterns("__pycache__"))

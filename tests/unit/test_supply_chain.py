@@ -17,7 +17,7 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from sparkforge import image, pins, provenance, sbom
+from sparkforge import image, pins, provenance, sbom, verify
 from sparkforge.context import Context
 from sparkforge.errors import WheelError
 from sparkforge.index import Index
@@ -243,3 +243,8 @@ def test_the_checkouts_commit_is_named_only_where_it_is_one(tmp_path: Path) -> N
     assert names(tmp_path) == [(head, False)]
     (tmp_path / "below").mkdir()
     assert names(tmp_path / "below") == []  # another project's repository around it
+
+
+def test_a_second_build_gets_all_that_an_image_is_made_from() -> None:
+    for name in (*image.RECIPE, ".dockerignore"):
+        assert any(Path(name).is_relative_to(one) for one in verify.INPUTS), name
