@@ -185,6 +185,14 @@ class Report:
             self._file.flush()
 
 
+def conditions(about: Mapping[str, Any]) -> str:
+    """Return the line above a table: what `machine` and `copy_bandwidth` found."""
+    return (
+        f"{about['device']}, torch {about['torch']}, {about['date']}; copy bandwidth "
+        f"{about['copy_bandwidth'] / 1e12:.3f} TB/s (read and written)"
+    )
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from gpu_common import (
     Report,
     Step,
+    conditions,
     copy_bandwidth,
     distance,
     expand,
@@ -254,9 +255,7 @@ def table(report: Report) -> str:
         ]
         for row in report.rows if row["kind"] == "product"
     ]  # fmt: skip
-    line = f"{about['device']}, torch {about['torch']}, {about['date']}; copy bandwidth "
-    line += f"{about['copy_bandwidth'] / 1e12:.3f} TB/s (read and written)"
-    return f"{line}\n\n{markdown(head, rows)}"
+    return f"{conditions(about)}\n\n{markdown(head, rows)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

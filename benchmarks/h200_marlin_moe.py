@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from gpu_common import (
     BLOCK,
     Report,
+    conditions,
     copy_bandwidth,
     distance,
     expand,
@@ -320,9 +321,7 @@ def table(report: Report) -> str:
         ]
         for row in report.rows if row["kind"] == "layer"
     ]  # fmt: skip
-    line = f"{about['device']}, torch {about['torch']}, {about['date']}; copy bandwidth "
-    line += f"{about['copy_bandwidth'] / 1e12:.3f} TB/s (read and written)"
-    return f"{line}\n\n{markdown(head, rows)}"
+    return f"{conditions(about)}\n\n{markdown(head, rows)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
