@@ -31,7 +31,7 @@ _FLAGS = (
     "-DCUTLASS_ENABLE_GDC_FOR_SM100=1",
 )  # fmt: skip
 _INTERNAL = "csrc/nv_internal"
-_INCLUDES = (
+INCLUDES = (
     _INTERNAL, f"{_INTERNAL}/include", f"{_INTERNAL}/tensorrt_llm/cutlass_extensions/include",
     f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels/include",
     f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels",
@@ -140,7 +140,7 @@ def compile_cubin(source: Path, arch: str, tree: Path | None, out: Path) -> None
     """
     words: list[str | Path] = [*_flags(tree is not None)]
     if tree is not None:
-        for folder in (_HERE / "include", *(tree / folder for folder in _INCLUDES)):
+        for folder in (_HERE / "include", *(tree / folder for folder in INCLUDES)):
             words += ["-isystem", folder]
     call("nvcc", *words, f"-arch=sm_{arch}", "-cubin", source, "-o", out)
 
@@ -152,4 +152,4 @@ def _flags(on_tree: bool) -> tuple[str, ...]:
 def recipe(on_tree: bool) -> dict[str, Any]:
     """Return what shapes the machine code beside source, tree and nvcc: part of its key."""
     headers = code_digest(*(_HERE / "include").glob("*.h")) if on_tree else None
-    return {"flags": _flags(on_tree), "includes": _INCLUDES if on_tree else (), "headers": headers}
+    return {"flags": _flags(on_tree), "includes": INCLUDES if on_tree else (), "headers": headers}

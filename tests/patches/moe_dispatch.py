@@ -9,20 +9,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkforge.proofs.toolchain import INCLUDES
 from tests.patches.checkout import ROOT
 
 HERE = Path(__file__).parent
 STUBS = ROOT / "sparkforge" / "proofs" / "include"  # names of cuBLAS's status codes
 TIMEOUT_S = 600
 _INTERNAL = "csrc/nv_internal"
-_INCLUDES = (
-    _INTERNAL, f"{_INTERNAL}/include", f"{_INTERNAL}/tensorrt_llm/cutlass_extensions/include",
-    f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels/include",
-    f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels",
-    "3rdparty/cccl/cub", "3rdparty/cccl/libcudacxx/include", "3rdparty/cccl/thrust",
-    "include", "csrc", "3rdparty/cutlass/include", "3rdparty/cutlass/tools/util/include",
-    "3rdparty/spdlog/include",
-)  # fmt: skip
 # gen_cutlass_fused_moe_sm120_module's, without what shapes device code only
 _DEFINES = (
     "COMPILE_BLACKWELL_TMA_GEMMS", "COMPILE_BLACKWELL_SM120_TMA_GROUPED_GEMMS",
@@ -92,7 +85,7 @@ def fp8_gemms(files: dict[str, str]) -> Counter[Gemm]:
 def compile_host(tree: Path, source: Path, out: Path, *, link: bool = False) -> None:
     """Compile a source on a tree's headers for this machine's CPU, to an object or a program."""
     words: list[str | Path] = ["nvcc", "-std=c++17", "-O0", *(f"-D{name}" for name in _DEFINES)]
-    for include in (STUBS, *(tree / name for name in _INCLUDES)):
+    for include in (STUBS, *(tree / name for name in INCLUDES)):
         words += ["-isystem", include]
     # the real header of cuBLAS brings math.h
     words += ["-include", "math.h", "-Xcompiler", "-ffunction-sections,-fdata-sections"]
