@@ -8,9 +8,6 @@ test process; `probe_logits.py` runs in theirs, three times in all.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ import pytest
 
 from sparkforge.tiny import TinyCheckpoint, make_tiny_gpt_oss
 from tests.patches import gpt_oss_reference as reference
+from tests.patches.probing import runner
 
 PROBE = Path(__file__).with_name("probe_logits.py")
 TIMEOUT_S = 300
@@ -75,29 +73,7 @@ def probe(
         "greedy_count": GREEDY_COUNT,
         "available": _too_little(tiny),
     }
-    request_path = folder / "request.json"
-    request_path.write_text(json.dumps(request), encoding="utf-8")
-    # One cache for both interpreters: the engine inspects each model class in a process of its
-    # own, once for the same source.
-    env = {**os.environ, "VLLM_CACHE_ROOT": str(folder / "cache")}
-    env.pop("PYTHONPATH", None)
-
-    def run(python: Path, steps: str) -> Path:
-        out = Path(tempfile.mkdtemp(prefix=f"{steps.partition(',')[0]}-", dir=folder))
-        done = subprocess.run(
-            [python, PROBE, steps, request_path, out],
-            env=env,
-            cwd=out,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        (out / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
-        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        return out
-
-    return run
+    return runner(PROBE, request, folder, TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,6 @@ quantised by `mx_reference.py`: neither shares anything with the engine.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +20,7 @@ import pytest
 from sparkforge.tiny import VOCAB_SIZE, TinyCheckpoint, make_tiny_gpt_oss, to_bf16
 from tests.patches import gpt_oss_reference as reference
 from tests.patches import mx_reference as mx
+from tests.patches.probing import runner
 
 PROBE = Path(__file__).with_name("probe_mxfp4_layers.py")
 TIMEOUT_S = 300
@@ -131,29 +129,7 @@ def probe(
         "capabilities": [[7, 5], [8, 0], [9, 0], [10, 0], [12, 0], [12, 1]],
         "shapes": [[5120, 2880], [2880, 4096], [201088, 2880]],
     }  # fmt: skip
-    request_path = folder / "request.json"
-    request_path.write_text(json.dumps(request), encoding="utf-8")
-    # One cache for both interpreters: the engine inspects each model class in a process of its
-    # own, once for the same source.
-    env = {**os.environ, "VLLM_CACHE_ROOT": str(folder / "cache")}
-    env.pop("PYTHONPATH", None)
-
-    def run(python: Path, steps: str) -> Path:
-        out = Path(tempfile.mkdtemp(prefix=f"{steps.partition(',')[0]}-", dir=folder))
-        done = subprocess.run(
-            [python, PROBE, steps, request_path, out],
-            env=env,
-            cwd=out,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        (out / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
-        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        return out
-
-    return run
+    return runner(PROBE, request, folder, TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,42 @@
+"""Run a probe, a script for the target's interpreter, from a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def runner(
+    probe: Path, request: Mapping[str, Any], folder: Path, timeout: float
+) -> Callable[[Path, str], Path]:
+    """Return ``run(python, steps)``, which runs a probe's steps and returns the folder they fill.
+
+    Args:
+        probe: the script; it is given the steps, the request's path and the folder.
+        request: what it reads, as JSON.
+        folder: for the request, a folder a run, and vLLM's cache.
+        timeout: of a run, in seconds.
+    """
+    request_path = folder / "request.json"
+    request_path.write_text(json.dumps(request), encoding="utf-8")
+    # One cache for both interpreters: the engine inspects each model class in a process of its
+    # own, once for the same source.
+    env = {**os.environ, "VLLM_CACHE_ROOT": str(folder / "cache")}
+    env.pop("PYTHONPATH", None)
+
+    def run(python: Path, steps: str) -> Path:
+        out = Path(tempfile.mkdtemp(prefix=f"{steps.partition(',')[0]}-", dir=folder))
+        done = subprocess.run(
+            [python, probe, steps, request_path, out],
+            env=env, cwd=out, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+        (out / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        return out
+
+    return run
