@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError
 
-from sparkforge import yamlfile
+from sparkforge import pinchecks, yamlfile
 from sparkforge.errors import PinsError, UsageError
 from sparkforge.pinbase import Commit, Count, Digest, Model, Name, Platform, Sha256, Tag, number
 from sparkforge.profiles import Profile
-from sparkforge.yamlfile import Document, NotYamlError, Where, dotted
+from sparkforge.yamlfile import Document, NotYamlError, dotted
 
 _T = TypeVar("_T")
 
@@ -241,7 +241,7 @@ def load(path: Path) -> Pins:
     except ValidationError as error:
         problems += [_problem(document, detail) for detail in error.errors()]
     else:
-        problems += _cross_check(pins, document, path.parent)
+        problems += pinchecks.cross_check(pins, document, path.parent)
     if problems:
         shown = [f"{path.name}:{line}: {text}" for line, text in sorted(set(problems))]
         raise PinsError("\n".join(shown))
@@ -283,81 +283,6 @@ def _problem(document: Document, detail: Any) -> tuple[int, str]:
     else:
         what, remedy = f"{given}: {detail['msg']}", "correct the value"
     return document.line(where), f"{dotted(where)}: {what}: {remedy}"
-
-
-def _cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, str]]:
-    """Find names that point at nothing, and files that are not there."""
-    problems: list[tuple[int, str]] = []
-
-    def report(where: Where, what: str, remedy: str) -> None:
-        problems.append((document.line(where), f"{dotted(where)}: {what}: {remedy}"))
-
-    for name, upstream in pins.upstreams.items():
-        here: Where = ("upstreams", name)
-        if upstream.tag.removeprefix("v") != upstream.version:
-            report(
-                (*here, "version"), f"{upstream.version!r} is not that of tag {upstream.tag}",
-                "name the version of the pinned release",
-            )  # fmt: skip
-        lender = upstream if upstream.source_in is None else pins.upstreams.get(upstream.source_in)
-        if lender is None:
-            report(
-                (*here, "source_in"), "no such upstream",
-                f"use one of {', '.join(sorted(pins.upstreams))}",
-            )  # fmt: skip
-        elif upstream.source_file is not None and upstream.source_file not in lender.files:
-            report(
-                (*here, "source_file"), f"{upstream.source_file!r} is not among files",
-                f"use one of {', '.join(sorted(lender.files))}",
-            )  # fmt: skip
-        for i, rule in enumerate(upstream.paths):
-            for side, prefix in (("repo", rule.repo), ("wheel", rule.wheel)):
-                # without the slash, vllm would fit vllm-tests/ too
-                if prefix is not None and not prefix.endswith("/"):
-                    what = f"{prefix!r} does not end with a slash"
-                    report((*here, "paths", i, side), what, "name a folder: NAME/")
-    for name, profile in pins.profiles.items():
-        for key, value, pinned in (
-            ("model", profile.model, set(pins.models)),
-            ("vocabulary", profile.vocabulary, set(pins.vocabularies)),
-        ):
-            if value is not None and value not in pinned:
-                report(("profiles", name, key), f"{value!r} is not pinned", "pin it")
-    for name, target in pins.targets.items():
-        here = ("targets", name)
-        if target.base is not None and target.base not in pins.images:
-            report((*here, "base"), f"{target.base!r} is not among images", "pin it there")
-        if target.model is not None and target.model not in pins.models:
-            report((*here, "model"), f"{target.model!r} is not among models", "pin it there")
-        if target.profile is not None and target.profile not in pins.profiles:
-            report(
-                (*here, "profile"), f"{target.profile!r} is not among profiles", "write it there"
-            )
-        for platform in target.platforms:
-            lock = target.requirements.get(platform)
-            if lock is None:
-                report((*here, "requirements"), f"none for {platform}", "name a lock file")
-            elif not (root / lock).is_file():
-                report((*here, "requirements", platform), f"{lock} is not there", "make the lock")
-        for up_name, plan in target.wheels.items():
-            at = (*here, "wheels", up_name)
-            if up_name not in pins.upstreams:
-                report(at, "no such upstream", f"use one of {', '.join(sorted(pins.upstreams))}")
-                continue
-            for carried in plan.carries:
-                if carried not in pins.upstreams:
-                    what, known = f"{carried!r}: no such upstream", sorted(pins.upstreams)
-                    report((*at, "carries"), what, f"use one of {', '.join(known)}")
-            for platform in target.platforms:
-                file = plan.files.get(platform)
-                if file is None:
-                    report((*at, "files"), f"none for {platform}", "name the release wheel")
-                elif file not in pins.upstreams[up_name].files:
-                    report(
-                        (*at, "files", platform), f"{file!r} is not among the upstream's files",
-                        f"use one of {', '.join(sorted(pins.upstreams[up_name].files))}",
-                    )  # fmt: skip
-    return problems
 
 
 def record(path: Path, upstream: str, provider: str, recorded: Recorded) -> None:

@@ -1,0 +1,88 @@
+"""build, explain, smoke, serve, verify, clean."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sparkforge import commands
+from sparkforge.context import STAGES
+from sparkforge.words.parents import Parents, Subparsers, target_options
+
+
+def register(subparsers: Subparsers, groups: Parents) -> None:
+    """Add the commands that make something of a target."""
+    shared, sources, target = groups
+    build = subparsers.add_parser("build", parents=[shared, sources, target],
+                                 help="the default: sources to a proved image")  # fmt: skip
+    build.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
+    build.add_argument(
+        "--force",
+        action="append",
+        choices=STAGES,
+        default=[],
+        help="run a stage again although its result is in the store",
+    )
+    build.add_argument(
+        "--wheels",
+        choices=("overlay",),
+        default="overlay",
+        help="how wheels are made: a release wheel with the patched files put in place",
+    )
+    build.add_argument("--dry-run", action="store_true", help="show the plan, do nothing")
+    build.set_defaults(run=commands.build)
+
+    explain = subparsers.add_parser(
+        "explain",
+        parents=[shared, sources, target],
+        help="what would be made again, and which input changed",
+    )
+    explain.set_defaults(run=commands.explain)
+
+    smoke = subparsers.add_parser(
+        "smoke",
+        parents=[shared, sources, target],
+        help="run the smoke test again on what was built",
+    )
+    smoke.set_defaults(run=commands.smoke)
+
+    serve = subparsers.add_parser(
+        "serve",
+        parents=[shared, sources, target],
+        help="serve what was built, on loopback, until Ctrl-C",
+    )
+    serve.add_argument(
+        "--model",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="checkpoint to serve (default: the tiny one)",
+    )
+    serve.set_defaults(run=commands.serve)
+
+    verify = subparsers.add_parser(
+        "verify", parents=[shared, sources, target_options(required=False)],
+        help="build a second time, cold: every byte must be the same; or look into an image",
+    )  # fmt: skip
+    verify.add_argument(
+        "image", nargs="?",
+        help="say what is in it, and whether this checkout makes it: archive, receipt.json, or a"
+        " name that the engine knows (default: build --target a second time)",
+    )  # fmt: skip
+    verify.add_argument("--until", choices=("wheels", "image"), default="image",
+                        help="compare up to this stage (default: image)")  # fmt: skip
+    verify.set_defaults(run=_verify)
+
+    clean = subparsers.add_parser("clean", parents=[shared], help="empty the store's artefacts")
+    how = clean.add_mutually_exclusive_group()
+    how.add_argument("--all", action="store_true", help="downloads and git mirrors too")
+    how.add_argument(
+        "--superseded", action="store_true", help="only results that no target's newest build uses"
+    )
+    clean.set_defaults(run=commands.clean)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from sparkforge import verify  # no other command needs it
+
+    return verify.run(options)

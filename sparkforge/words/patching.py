@@ -1,0 +1,64 @@
+"""pins, patches, ablate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparkforge import patchcommands
+from sparkforge.words.parents import Parents, Parser, Subparsers
+
+
+def register(subparsers: Subparsers, groups: Parents) -> None:
+    """Add the commands about pins and series."""
+    shared, sources, _ = groups
+    pins = subparsers.add_parser("pins", help="check pins.yaml, record patched trees")
+    pins_commands = pins.add_subparsers(dest="action", required=True, metavar="ACTION",
+                                        parser_class=Parser)  # fmt: skip
+    check = pins_commands.add_parser("check", parents=[shared], help="is pins.yaml well formed?")
+    check.set_defaults(run=patchcommands.pins_check)
+    record = pins_commands.add_parser(
+        "record",
+        parents=[shared, sources],
+        help="write what the series give into pins.yaml",
+    )
+    record.set_defaults(run=patchcommands.pins_record)
+
+    patches = subparsers.add_parser("patches", help="list, check, apply or document the series")
+    patches_commands = patches.add_subparsers(dest="action", required=True, metavar="ACTION",
+                                              parser_class=Parser)  # fmt: skip
+    listing = patches_commands.add_parser("list", parents=[shared], help="every patch, in order")
+    listing.add_argument("upstream", nargs="?", help="only this upstream's series")
+    listing.set_defaults(run=patchcommands.patches_list)
+    check = patches_commands.add_parser(
+        "check",
+        parents=[shared, sources],
+        help="lint, and apply in memory against the record",
+    )
+    check.add_argument("upstream", nargs="?", help="only this upstream's series")
+    check.set_defaults(run=patchcommands.patches_check)
+    apply = patches_commands.add_parser(
+        "apply",
+        parents=[shared, sources],
+        help="give a folder with the patched tree",
+    )
+    apply.add_argument("upstream")
+    apply.add_argument("folder", type=Path, help="where; must not exist yet")
+    apply.set_defaults(run=patchcommands.patches_apply)
+
+    stats = patches_commands.add_parser("stats", parents=[shared], help="how much each changes")
+    stats.add_argument("upstream", nargs="?", help="only this upstream's series")
+    stats.set_defaults(run=patchcommands.patches_stats)
+    page = patches_commands.add_parser("docs", parents=[shared], help="write docs/patches.md")
+    page.add_argument("--check", action="store_true", help="fail where it is stale, write nothing")
+    page.set_defaults(run=patchcommands.patches_docs, upstream=None)
+
+    ablate = subparsers.add_parser(
+        "ablate", parents=[shared, sources],
+        help="leave each patch out in turn: its own test must fail then",
+    )  # fmt: skip
+    ablate.add_argument("patch", nargs="*", help="only these (names as in series)")
+    ablate.add_argument(
+        "--python", type=Path, metavar="FILE",
+        help="interpreter that has pytest (default: .venv-dev, made where it is missing)",
+    )  # fmt: skip
+    ablate.set_defaults(run=patchcommands.ablate, upstream=None)
