@@ -1,36 +1,23 @@
-"""The proof of a patch's test: leave the patch out, and the test must fail.
+"""The proof of a patch: leave it out, and what it is for must fail.
 
-A series without one of its patches is made by a three-way merge of the later ones; those that do
-not merge are left out, too, and named. The reduced series, with pins that record its tree, stands
-in a checkout of its own, and the tests get it through two variables:
-
-    SPARKFORGE_CHECKOUT   whose pins.yaml and patches/ they shall use (tests/patches/checkout.py)
-    SPARKFORGE_STORE      a store that borrows downloads, sources and wheelhouses, and is thrown
-                          away with what was made of the reduced series
+What is run then is a check: patches' own tests, the smoke test, or a command (``ablatechecks.py``).
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparkforge import git, pins, series
-from sparkforge.errors import CommandError, SeriesError, UsageError
-from sparkforge.pins import Recorded
+from sparkforge.errors import SeriesError, UsageError
+from sparkforge.reduced import CHECKOUT, Place, Reduced
 from sparkforge.run import call, failure_text
-from sparkforge.series import Patched, Series
-from sparkforge.sources import Source
-from sparkforge.store import Store
 
-CHECKOUT = "SPARKFORGE_CHECKOUT"
 Verdict = Literal["noticed", "not noticed", "fails in any case", "not run", "broken"]
 
 _MEANINGS: dict[Verdict, str] = {
@@ -42,114 +29,9 @@ _MEANINGS: dict[Verdict, str] = {
 }
 
 
-# -- a series without one patch ------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """A series without one patch and those that need its lines.
-
-    Attributes:
-        commit, tree: what it gives on the source.
-        files: name and bytes of each patch left, in order, in canonical form.
-        dependents: later patches that do not merge without it.
-    """
-
-    commit: str
-    tree: str
-    files: tuple[tuple[str, bytes], ...]
-    dependents: tuple[str, ...]
-
-
-def reduce(store: Store, whole: Series, source: Source, name: str) -> Reduced:
-    """Return a series without one of its patches.
-
-    Raises:
-        SeriesError: the series does not apply, or has no such patch.
-    """
-    names = [patch.name for patch in whole.patches]
-    if name not in names:
-        raise SeriesError(f"{whole.folder}: has no patch {name}", "see build.py patches list")
-    # its commits hold the blobs that a three-way merge starts from
-    series.apply(store, whole, source)
-    paths = [entry.path for patch in whole.patches for entry in patch.entries]
-    dependents = []
-    with (
-        store.temporary("ablate") as work,
-        git.sparse_worktree(source.repo, work / "tree", source.commit, paths) as tree,
-    ):
-        for patch in whole.patches:
-            if patch.name != name and not _picked(tree, patch.path):
-                dependents.append(patch.name)
-        commit = git.git(tree, "rev-parse", "HEAD")
-        files = series.export(source.repo, source.commit, commit)
-    final = git.git(source.repo, "rev-parse", f"{commit}^{{tree}}")
-    return Reduced(commit, final, tuple(files), tuple(dependents))
-
-
-def _picked(tree: Path, patch: Path) -> bool:
-    """Apply one patch as a commit; False, and nothing changed, where it does not merge."""
-    before = git.git(tree, "rev-parse", "HEAD")
-    try:
-        git.git(
-            tree, "am", "--quiet", "--keep-non-patch", "--keep-cr", "--3way",
-            "--committer-date-is-author-date", "--no-gpg-sign", str(patch.resolve()),
-        )  # fmt: skip
-    except CommandError:
-        git.git(tree, "am", "--abort")
-        return False
-    return git.git(tree, "rev-parse", "HEAD") != before  # nothing of it may be left
-
-
-@contextmanager
-def checkout(
-    store: Store, root: Path, upstream: str, source: Source, reduced: Reduced
-) -> Iterator[dict[str, str]]:
-    """Give the variables under which tests see the reduced series in place of the whole.
-
-    Raises:
-        SeriesError: the reduced series does not apply as it should.
-    """
-    with store.temporary("ablate") as work:
-        here = work / "checkout"
-        here.mkdir()
-        for path in root.iterdir():
-            if path.name not in ("pins.yaml", "patches", "dist") and path.name[0] != ".":
-                (here / path.name).symlink_to(path)
-        shutil.copytree(root / "patches", here / "patches")
-        folder = here / "patches" / upstream
-        shutil.rmtree(folder)
-        folder.mkdir()
-        for name, data in reduced.files:
-            (folder / name).write_bytes(data)
-        (folder / "series").write_text("".join(f"{name}\n" for name, _ in reduced.files))
-        shutil.copyfile(root / "pins.yaml", here / "pins.yaml")
-        pins.forget(here / "pins.yaml", upstream)
-        remade = series.read(folder)
-        borrowed = store.borrowed(work / "store")
-        if remade.patches:
-            made = series.apply(borrowed, remade, source)
-            _check_same(made, reduced)
-            recorded = Recorded(commit=made.commit, tree=made.tree)
-            pins.record(here / "pins.yaml", upstream, source.provider, recorded)
-        try:
-            yield {CHECKOUT: str(here), "SPARKFORGE_STORE": str(borrowed.root)}
-        finally:
-            series.forget(remade, source)
-
-
-def _check_same(made: Patched, reduced: Reduced) -> None:
-    if made.tree != reduced.tree:
-        msg = f"the reduced series gives tree {made.tree}, its commits {reduced.tree}"
-        raise SeriesError(msg, "report this as a bug of sparkforge")
-
-
-# -- tests -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """How one test (all its parameters together) ended.
+    """How one check ended: a test with all its parameters, a smoke test, a command.
 
     Attributes:
         message: first line of the first failure.
@@ -164,9 +46,14 @@ class Outcome:
 
 
 def run_tests(
-    python: Path, root: Path, tests: Sequence[str], env: dict[str, str], work: Path
-) -> dict[str, Outcome]:
+    python: Path, root: Path, tests: Sequence[str], env: Mapping[str, str], work: Path,
+    *, found: bool = False,
+) -> dict[str, Outcome]:  # fmt: skip
     """Run tests by their node ids in the checkout ``root``; returns how each ended.
+
+    Args:
+        found: they ran before, with the whole series. A test file that can't be imported now needs
+            what the patch adds; that is a failure of its tests, as any other.
 
     Raises:
         SeriesError: pytest finds no such test, or could not run at all.
@@ -177,17 +64,43 @@ def run_tests(
         python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", root,
         f"--junitxml={report}", *dict.fromkeys(tests), cwd=root, env=env, check=False,
     )  # fmt: skip
-    if done.returncode not in (0, 1) or not report.exists():
+    cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []
+    unread = {test: bad for test in tests if (bad := _unread(test, cases)) is not None}
+    if found and unread:  # for which pytest runs nothing at all
+        rest = [test for test in tests if test not in unread]
+        ended = run_tests(python, root, rest, env, work, found=True) if rest else {}
+        return {**ended, **{test: _failed(bad) for test, bad in unread.items()}}
+    if done.returncode not in (0, 1) or not cases:
         msg = f"the tests could not be run:\n{failure_text(done)}"
         raise SeriesError(msg, "check the trailer Test of the patch, and the test itself")
-    cases = list(ET.parse(report).getroot().iter("testcase"))
     return {test: _outcome(test, cases) for test in tests}
 
 
+def _unread(test: str, cases: Sequence[ET.Element]) -> ET.Element | None:
+    """Return the error with which a test's file could not be imported, where it could not."""
+    module = _module(test)
+    for case in cases:
+        if not case.get("classname") and case.get("name") == module:
+            bad = case.find("error")
+            if bad is not None and bad.get("message") == "collection failure":
+                return bad
+    return None
+
+
+def _failed(bad: ET.Element) -> Outcome:
+    # the text of a collection error: its last line tells the exception
+    told = re.findall(r"^E\s+(\S.*)$", bad.text or "", re.MULTILINE)
+    message = str(told[-1]) if told else "its file can't be imported"
+    return Outcome(failed=1, message=message, ours="sparkforge.errors." in message)
+
+
+def _module(test: str) -> str:
+    return test.partition("::")[0].removesuffix(".py").replace("/", ".")
+
+
 def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome:
-    file, _, inside = test.partition("::")
-    *classes, function = inside.split("::")
-    place = ".".join([file.removesuffix(".py").replace("/", "."), *classes])
+    *classes, function = test.partition("::")[2].split("::")
+    place = ".".join([_module(test), *classes])
     passed = failed = skipped = 0
     message, ours = "", False
     for case in cases:
@@ -218,7 +131,7 @@ def _gist(bad: ET.Element) -> str:
 
 
 def judge(whole: Outcome, without: Outcome) -> Verdict:
-    """Return what a test's two outcomes say about it."""
+    """Return what a check's two outcomes say about it."""
     if whole.failed:
         return "broken" if whole.ours else "fails in any case"
     if not whole.passed:
@@ -230,16 +143,21 @@ def judge(whole: Outcome, without: Outcome) -> Verdict:
     return "not noticed" if without.passed else "not run"
 
 
-# -- all together ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Result:
-    """What was found about one patch's test."""
+    """What was found about one check of patches left out.
+
+    Attributes:
+        upstream, patch: whose check it is; joined where several patches have it in common.
+        check: the test's node id, or what was run in its place.
+        left_out: what was to be left out, all patches.
+        dependents: later patches that do not merge without those, left out, too.
+    """
 
     upstream: str
     patch: str
-    test: str
+    check: str
+    left_out: tuple[str, ...]
     dependents: tuple[str, ...]
     whole: Outcome
     without: Outcome
@@ -256,10 +174,10 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         return {
-            "upstream": self.upstream, "patch": self.patch, "test": self.test,
-            "left_out_too": list(self.dependents), "verdict": self.verdict,
-            "with_series": _counts(self.whole), "without_patch": _counts(self.without),
-            "seconds": round(self.seconds, 1),
+            "upstream": self.upstream, "patch": self.patch, "test": self.check,
+            "left_out": list(self.left_out), "left_out_too": list(self.dependents),
+            "verdict": self.verdict, "with_series": _counts(self.whole),
+            "without_patch": _counts(self.without), "seconds": round(self.seconds, 1),
         }  # fmt: skip
 
 
@@ -268,40 +186,50 @@ def _counts(outcome: Outcome) -> dict[str, Any]:
             "message": outcome.message}  # fmt: skip
 
 
-def one(
-    store: Store, root: Path, whole: Series, source: Source, name: str, python: Path,
-    outcome: Outcome,
-) -> Result:  # fmt: skip
-    """Leave one patch out and run its test.
+@dataclass(frozen=True)
+class OwnTests:
+    """The check that each patch brings along: the test of its trailer.
 
-    Args:
-        outcome: how the test ended with the whole series.
-
-    Raises:
-        SeriesError: the reduced series or the test can't be made to run.
+    Attributes:
+        python: interpreter that has pytest.
+        root: the checkout whose tests are run, whichever series they see.
+        tests: node id by upstream and patch.
     """
-    start = time.monotonic()
-    test = next(patch.trailers["Test"] for patch in whole.patches if patch.name == name)
-    reduced = reduce(store, whole, source, name)
-    with (
-        checkout(store, root, whole.upstream, source, reduced) as env,
-        store.temporary("report") as work,
-    ):
-        without = run_tests(python, root, [test], env, work)[test]
-    seconds = time.monotonic() - start
-    return Result(whole.upstream, name, test, reduced.dependents, outcome, without, seconds)
+
+    python: Path
+    root: Path
+    tests: Mapping[tuple[str, str], str]
+
+    def whole(self, place: Place) -> dict[str, Outcome]:
+        """Run all of them with the whole series, as CI does.
+
+        Raises:
+            UsageError: the tests are already pointed at another checkout.
+            SeriesError: as ``run_tests``.
+        """
+        if CHECKOUT in os.environ:
+            msg = f"{CHECKOUT} is set: the whole series would not be the one of {self.root}"
+            raise UsageError(msg, f"unset {CHECKOUT}")
+        env = {"SPARKFORGE_STORE": str(place.store.root)}
+        with place.store.temporary("report") as work:
+            return run_tests(self.python, self.root, list(self.tests.values()), env, work)
+
+    def without(self, place: Place, whole: Mapping[str, Outcome]) -> list[Result]:
+        """Run those of the patches that a place lacks; a result a patch."""
+        start = time.monotonic()
+        asked = [(one, name) for one in place.reduced for name in one.left_out]
+        tests = [self.tests[one.upstream, name] for one, name in asked]
+        with place.store.temporary("report") as work:
+            found = run_tests(self.python, self.root, tests, place.env, work, found=True)
+        seconds = time.monotonic() - start
+        return [
+            Result(one.upstream, name, test, *missing(place.reduced), whole[test], found[test],
+                   seconds)
+            for (one, name), test in zip(asked, tests, strict=True)
+        ]  # fmt: skip
 
 
-def baseline(store: Store, root: Path, chosen: Sequence[str], python: Path) -> dict[str, Outcome]:
-    """Run tests with the whole series, as CI does.
-
-    Raises:
-        UsageError: the tests are already pointed at another checkout.
-        SeriesError: as ``run_tests``.
-    """
-    env = {"SPARKFORGE_STORE": str(store.root)}
-    if CHECKOUT in os.environ:
-        msg = f"{CHECKOUT} is set: the whole series would not be the one of {root}"
-        raise UsageError(msg, f"unset {CHECKOUT}")
-    with store.temporary("report") as work:
-        return run_tests(python, root, chosen, env, work)
+def missing(reduced: Sequence[Reduced]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the patches that were to be left out, and those that went with them."""
+    return (tuple(name for one in reduced for name in one.left_out),
+            tuple(name for one in reduced for name in one.dependents))  # fmt: skip

@@ -18,11 +18,12 @@ from typing import NoReturn
 from sparkforge import errors, git
 from sparkforge.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.log import log
-from sparkforge.words import building, measuring, patching
+from sparkforge.words import ablating, building, measuring, patching
 from sparkforge.words.parents import Parser, parents
 
 _DEFAULT_COMMAND = "build"
 _STARTS_A_SERVER = ("smoke", "serve", "bench")
+_TAKES_A_COMMAND = ("ablate",)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # the operating system's answers that are about the user's files, and no bug of ours
 _REFUSED = (
@@ -43,7 +44,7 @@ def _parser() -> Parser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND",
                                       parser_class=Parser)  # fmt: skip
     groups = parents()
-    for words in (building, measuring, patching):
+    for words in (building, measuring, patching, ablating):
         words.register(subparsers, groups)
     return parser
 
@@ -51,7 +52,7 @@ def _parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (see ``errors``)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    behind: list[str] = []  # what stands behind -- goes to `vllm serve`, in whatever form
+    behind: list[str] = []  # what stands behind -- goes to `vllm serve`, or is a command
     if "--" in words:
         at = words.index("--")
         words, behind = words[:at], words[at + 1 :]
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(words)
         options.serve_arguments = tuple(behind)
-        if behind and options.command not in _STARTS_A_SERVER:
+        if behind and options.command not in (*_STARTS_A_SERVER, *_TAKES_A_COMMAND):
             msg = f"{options.command} starts no server that could take {behind[0]}"
             raise UsageError(msg, f"only these do: {', '.join(_STARTS_A_SERVER)}")
         log.configure(to_stderr=options.json, verbose=options.verbose)

@@ -116,7 +116,7 @@ class QualityError(SparkforgeError):
 
 
 class AblationError(SparkforgeError):
-    """A patch's own test does not notice that the patch is left out."""
+    """A test does not notice that its patch is left out, or no patch makes a difference."""
 
     exit_code = 16
 

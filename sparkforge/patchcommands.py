@@ -148,22 +148,6 @@ def patches_stats(options: argparse.Namespace) -> int:
     return 0
 
 
-def ablate(options: argparse.Namespace) -> int:
-    """Leave patches out one by one; every patch's own test must notice."""
-    from sparkforge import ablation
-
-    path = pins_path(options)
-    loaded = pins.load(path)
-    job = ablation.Job(
-        root=path.parent, store=store_of(options), python=options.python,
-        series=chosen_series(options, path.parent, loaded), names=tuple(options.patch),
-        source_of=lambda name: sources.ensure(
-            store_of(options), name, loaded.upstream(name), RELEASE_PLAN, access_of(options, loaded)
-        ),
-    )  # fmt: skip
-    return ablation.run(job, as_json=options.json)
-
-
 def patches_docs(options: argparse.Namespace) -> int:
     """Write docs/patches.md from the patches' messages, or say whether it is what they say."""
     from sparkforge import patchdocs

@@ -8,6 +8,7 @@ Layout under the root::
     git/<upstream>.git                 bare repositories
     artefacts/<stage>/<key>/           finished results, each with its artefact.json
     last/<target>/<label>.json         what the newest build of a target was made from
+    bisect/<key>.json                  what an interrupted ablate --bisect knows
     tmp/                               work in progress; each folder locked by its maker, swept
                                        when nobody holds that lock
     locks/                             one file a resource, held with flock: gone with its holder
@@ -309,6 +310,10 @@ class Store:
         """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
         return _read_json(self.root / "last" / target / f"{label}.json")
 
+    def read_json(self, path: Path) -> Mapping[str, Any] | None:
+        """Return what ``write_json`` wrote; None where there is nothing, or half of it."""
+        return _read_json(path)
+
     def write_json(self, path: Path, value: Any) -> None:
         """Write a small JSON file atomically; untouched where it already says the same."""
         text = json.dumps(value, indent=1, sort_keys=True) + "\n"
@@ -327,7 +332,7 @@ class Store:
             The bytes freed.
         """
         self.sweep()
-        names = ["artefacts", "last"]
+        names = ["artefacts", "last", "bisect"]
         if everything:
             names += ["downloads", "partial", "git", "serve"]
         freed = sum(self._remove(self.root / name) for name in names)

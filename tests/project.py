@@ -81,7 +81,11 @@ class Project:
 
     def command(self, *words: str) -> list[str]:
         places = ["--pins", str(self.root / "pins.yaml"), "--store", str(self.store)]
-        return [sys.executable, "-m", "sparkforge", *words, *places]
+        behind: list[str] = []
+        if "--" in words:  # what stands behind is not ours
+            at = words.index("--")
+            words, behind = words[:at], list(words[at:])
+        return [sys.executable, "-m", "sparkforge", *words, *places, *behind]
 
     def env(self, **more: str) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(ROOT), **more}

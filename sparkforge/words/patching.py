@@ -1,4 +1,4 @@
-"""pins, patches, ablate."""
+"""pins, patches."""
 
 from __future__ import annotations
 
@@ -51,14 +51,3 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     page = patches_commands.add_parser("docs", parents=[shared], help="write docs/patches.md")
     page.add_argument("--check", action="store_true", help="fail where it is stale, write nothing")
     page.set_defaults(run=patchcommands.patches_docs, upstream=None)
-
-    ablate = subparsers.add_parser(
-        "ablate", parents=[shared, sources],
-        help="leave each patch out in turn: its own test must fail then",
-    )  # fmt: skip
-    ablate.add_argument("patch", nargs="*", help="only these (names as in series)")
-    ablate.add_argument(
-        "--python", type=Path, metavar="FILE",
-        help="interpreter that has pytest (default: .venv-dev, made where it is missing)",
-    )  # fmt: skip
-    ablate.set_defaults(run=patchcommands.ablate, upstream=None)
