@@ -185,9 +185,10 @@ class Bisection:
         start = time.monotonic()
         with log.step(f"with {self._name(at)}"), ExitStack() as stack:
             outcome = self.check.run(self._place(at, stack))
-        answer = "good" if outcome.passed else "bad"
-        if outcome.skipped or outcome.ours:  # what could not be built is no answer
-            answer = "skip"
+            answer = "good" if outcome.passed else "bad"
+            if outcome.skipped or outcome.ours:  # what could not be built is no answer
+                answer = "skip"
+            log.info(answer + (f": {outcome.message}" if outcome.message else ""))
         return {"answer": answer, "message": outcome.message,
                 "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
 
@@ -205,9 +206,8 @@ class Bisection:
         return Place(place.root, place.store, tuple(parts))  # whole ones have trees, too
 
     def _tell(self, at: int, found: Mapping[str, Any], *, resumed: bool) -> None:
-        note = "known" if resumed else f"{found['seconds']:.1f} s"
-        message = f": {found['message']}" if found["message"] else ""
-        log.info(f"{found['answer']}  with {self._name(at)}  ({note}){message}")
+        if resumed:
+            log.info(f"{found['answer']} with {self._name(at)}, known")
         self.steps.append({"patches": at, "last": self.patches[at - 1][1] if at else None,
                            "resumed": resumed, **found})  # fmt: skip
 
