@@ -16,12 +16,21 @@ from types import FrameType
 from typing import NoReturn
 
 from sparkforge import errors, git
+from sparkforge.doctor import command as doctor
 from sparkforge.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.log import log
 from sparkforge.words import ablating, building, measuring, patching
 from sparkforge.words.parents import Parser, parents
 
 _DEFAULT_COMMAND = "build"
+# in the order in which --help lists their commands
+_WORDS = (
+    building,
+    measuring,
+    patching,
+    ablating,
+    doctor,
+)
 _STARTS_A_SERVER = ("smoke", "serve", "bench")
 _TAKES_A_COMMAND = ("ablate",)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -44,7 +53,7 @@ def _parser() -> Parser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND",
                                       parser_class=Parser)  # fmt: skip
     groups = parents()
-    for words in (building, measuring, patching, ablating):
+    for words in _WORDS:
         words.register(subparsers, groups)
     return parser
 

@@ -127,6 +127,12 @@ class ProofError(SparkforgeError):
     exit_code = 17
 
 
+class DoctorError(SparkforgeError):
+    """This machine would not build or serve the target; the findings say why."""
+
+    exit_code = 18
+
+
 class VerifyError(SparkforgeError):
     """Two builds differ, or an image is not what this checkout makes."""
 

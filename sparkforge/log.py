@@ -59,6 +59,10 @@ class Log:
             return text
         return f"\033[{code}m{text}\033[0m"
 
+    def painted(self, code: str, text: str) -> str:
+        """Return a text in a colour (SGR code) where the words go to a terminal, else as it is."""
+        return self._paint(code, text)
+
     def _line(self, text: str = "") -> None:
         clear = "\r\033[K" if self._progress_open else ""
         self._progress_open = False

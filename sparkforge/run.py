@@ -15,9 +15,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -116,6 +118,71 @@ def _failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
         remedy = "make room, or put the store on a larger disk with --store DIR"
         return StoreError(f"the disk is full:\n{text}", remedy)
     return CommandError(text)
+
+
+@dataclass(frozen=True)
+class Glimpse:
+    """What a program that may be broken gave within its bounds.
+
+    Attributes:
+        code: exit code; None: it was not there, could not be started, or did not end in time.
+        out, err: what it wrote, as text, cut at the limit.
+        problem: why there is no exit code, in words; empty where there is one.
+    """
+
+    code: int | None
+    out: str = ""
+    err: str = ""
+    problem: str = ""
+
+
+def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
+    """Run a program that may hang, flood or not be there, and never wait longer than asked.
+
+    A process that waits for a dead device can't be killed, not even by SIGKILL; it is left behind
+    then, where ``call`` would wait for it.
+
+    Args:
+        limit: bytes of each stream that are kept; a program that writes more is ended.
+    """
+    program = shutil.which(args[0])
+    if program is None:
+        return Glimpse(None, problem=f"{args[0]} is not on the PATH")
+    log.detail("+ " + shlex.join(args))
+    try:
+        child = subprocess.Popen(
+            [program, *args[1:]], env=_merged({"LC_ALL": "C"}), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:  # not a program after all
+        return Glimpse(None, problem=f"{args[0]} cannot be started: {error.strerror}")
+    kept = [bytearray(), bytearray()]
+
+    def read(stream: IO[bytes], sink: bytearray) -> None:
+        with stream:
+            sink += stream.read(limit)  # one that writes more waits for us, and runs out of time
+
+    assert child.stdout is not None and child.stderr is not None
+    pairs = zip((child.stdout, child.stderr), kept, strict=True)
+    threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    problem = ""
+    try:
+        child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        problem = f"{args[0]} did not end within {timeout_s:.0f} s"
+    try:
+        os.killpg(child.pid, signal.SIGKILL)  # also what it may have started
+        child.wait(1)
+    except ProcessLookupError:
+        pass
+    except subprocess.TimeoutExpired:
+        problem += ", and cannot be killed"
+    for thread in threads:
+        thread.join(1)
+    out, err = (bytes(data).decode(errors="replace") for data in kept)
+    return Glimpse(None if problem else child.returncode, out, err, problem)
 
 
 def have(program: str) -> bool:

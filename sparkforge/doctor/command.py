@@ -1,0 +1,166 @@
+"""``build.py doctor``: words → readings → findings → table or JSON, and the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from sparkforge import generated, pins
+from sparkforge.doctor import checkpoint, containers, gpu, machine, reading, storage
+from sparkforge.doctor.finding import CHECKS, STATES, Finding
+from sparkforge.doctor.reading import Readings
+from sparkforge.doctor.wanted import Wanted, wanted
+from sparkforge.errors import DoctorError, UsageError
+from sparkforge.log import log
+from sparkforge.options import MACHINES, pins_path, settle, store_of
+from sparkforge.words.parents import Parents, Subparsers
+
+Probe = Callable[[Readings, Wanted], Iterator[Finding]]
+PROBES: tuple[Probe, ...] = (
+    *machine.PROBES, *gpu.PROBES, *storage.PROBES, *containers.PROBES,
+)  # fmt: skip
+_PAGE = "doctor --docs"
+_MARKS = {"ok": ("32", "✓"), "note": ("2", "·"), "warn": ("33", "!"), "fail": ("31;1", "✗")}
+
+
+def register(subparsers: Subparsers, groups: Parents) -> None:
+    """Add the command."""
+    doctor = subparsers.add_parser(
+        "doctor",
+        parents=[groups.shared],
+        help="will this machine build and serve a target, and what mends it",
+    )
+    doctor.add_argument("--target", metavar="NAME",
+                        help="for which (default: what this machine looks like)")  # fmt: skip
+    doctor.add_argument("--model", type=Path, metavar="DIR",
+                        help="look at this checkpoint, not at the hub's cache")  # fmt: skip
+    record = doctor.add_mutually_exclusive_group()
+    record.add_argument("--save", type=Path, metavar="FILE",
+                        help="write what was read, too: for a report")  # fmt: skip
+    record.add_argument("--readings", type=Path, metavar="FILE",
+                        help="judge what --save wrote on another machine")  # fmt: skip
+    how = doctor.add_mutually_exclusive_group()
+    how.add_argument("--docs", action="store_true", help="write the table in docs/doctor.md")
+    how.add_argument("--check", action="store_true", help="fail where that table is stale")
+    doctor.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look, judge, print; returns 18 where something would stop the target."""
+    path = pins_path(options)
+    if options.docs or options.check:
+        page = path.parent / "docs" / "doctor.md"
+        return settle(options, {page: generated.between(page, _PAGE, markdown())}, _PAGE)
+    all_pins = pins.load(path)
+    want = wanted(all_pins, options.target or _likely_target())
+    seen = _recorded(options.readings) if options.readings else _read(options, want)
+    if options.save:
+        options.save.write_text(seen.dumps() + "\n", encoding="utf-8")
+    findings = judge(seen, want, PROBES)
+    stops = [one for one in findings if one.state == "fail"]
+    if options.json:
+        log.json(document(want.target, findings))
+    else:
+        show(want.target, findings)
+    if not stops:
+        return 0
+    names = ", ".join(one.name for one in stops)
+    error = DoctorError(f"target {want.target} would not be built or served here: {names}",
+                        "the remedies stand beside the findings")  # fmt: skip
+    log.error(str(error))
+    return error.exit_code
+
+
+def judge(seen: Readings, want: Wanted, probes: Iterable[Probe]) -> list[Finding]:
+    """Ask every probe; one that fails takes no other with it."""
+    findings: list[Finding] = []
+    for probe in probes:
+        try:
+            findings += probe(seen, want)
+        except Exception as error:  # what a machine may say has no end: the others still count
+            log.detail(f"{probe.__name__}: {type(error).__name__}: {error}")
+            findings.append(Finding(
+                "doctor", "warn", f"{probe.__name__} could not judge: {type(error).__name__}:"
+                f" {error}", "python3 build.py doctor --save readings.json   # and report it",
+            ))  # fmt: skip
+    if seen.late:
+        findings.append(Finding("doctor", "warn", f"no answer in time: {', '.join(seen.late)}",
+                                "df -h; dmesg | tail"))  # fmt: skip
+    order = list(CHECKS)
+    return sorted(findings, key=lambda one: order.index(one.name))
+
+
+def document(target: str, findings: Iterable[Finding]) -> dict[str, object]:
+    """Return what ``--json`` prints; docs/doctor.md describes it."""
+    found = list(findings)
+    counts = {state: sum(one.state == state for one in found) for state in STATES}
+    return {
+        "target": target, "ok": counts["fail"] == 0, "counts": counts,
+        "findings": [one.as_json() for one in found],
+    }  # fmt: skip
+
+
+def show(target: str, findings: Iterable[Finding]) -> None:
+    """Print findings by theme, gravest remedies beside what was seen."""
+    theme = ""
+    for one in findings:
+        check = CHECKS[one.name]
+        if check.theme != theme:
+            theme = check.theme
+            log.heading(theme)
+        colour, mark = _MARKS[one.state]
+        log.info(f"{log.painted(colour, f'{mark} {one.state:4}')}  {one.name}: {one.seen}")
+        if one.state in ("warn", "fail"):
+            log.info(f"          why   {check.why}")
+        if one.remedy:
+            log.info(f"          mend  {one.remedy}")
+
+
+def markdown() -> str:
+    """Return the table of all checks."""
+    rows = ["| finding | what is read | more than a note | why |", "|---|---|---|---|"]
+    for name, check in CHECKS.items():
+        rows.append(f"| `{name}` | {check.what} | {check.worse or 'never'} | {check.why} |")
+    return "\n".join(rows)
+
+
+def _likely_target() -> str:
+    """Return the target of a machine of this kind; a card is looked for by the probes."""
+    return "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
+
+
+def _recorded(path: Path) -> Readings:
+    try:
+        return Readings.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", "name what --save wrote") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        msg = f"{path} is no recording: {error}"
+        raise UsageError(msg, "build.py doctor --save FILE writes one") from None
+
+
+def _read(options: argparse.Namespace, want: Wanted) -> Readings:
+    env_file = pins_path(options).parent / ".env"
+    hub = _hub(reading.variables(env_file))
+    if want.model is None and options.model is None:
+        look: Callable[[], dict[str, object]] | None = None
+    elif options.model is not None:
+        folder = options.model.resolve()
+        look = lambda: checkpoint.read_folder(folder)  # noqa: E731
+    else:
+        assert want.model is not None
+        _, repository, revision = want.model
+        look = lambda: checkpoint.read(hub, repository, revision)  # noqa: E731
+    return reading.take(store=store_of(options).root, model=hub, env_file=env_file, checkpoint=look)
+
+
+def _hub(variables: Mapping[str, str]) -> Path:
+    """Return the hub's cache as Compose, with a folder of the host, or huggingface_hub has it."""
+    if chosen := variables.get("SPARKFORGE_HF_CACHE"):
+        return Path(chosen).expanduser() / "hub"
+    if chosen := variables.get("HF_HUB_CACHE"):
+        return Path(chosen).expanduser()
+    home = variables.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(home).expanduser() / "hub"

@@ -1,0 +1,140 @@
+"""Probes of disks, the model's files and the server's port: readings → findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sparkforge.doctor.finding import Finding
+from sparkforge.doctor.reading import Readings
+from sparkforge.doctor.wanted import MODEL_BYTES, Wanted
+
+_GIB = 1 << 30
+_LEAST = 2 * _GIB
+_LISTEN = "0A"  # the state in /proc/net/tcp
+
+
+def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    disk = seen.disks.get("store")
+    if disk is None:
+        yield Finding(
+            "store", "fail", "the disk of the store did not answer",
+            "df -h   # a network disk whose server is gone? then: --store DIR on another one",
+        )  # fmt: skip
+        return
+    rights = seen.paths.get(str(disk["path"]), {})
+    free = int(disk["free"])
+    said = f"{disk['path']}: {free / _GIB:.1f} GiB free"
+    elsewhere = "python3 build.py clean --superseded; or SPARKFORGE_STORE=/larger/disk/sparkforge"
+    if not rights.get("folder", True) or not rights.get("writable", True):
+        yield Finding("store", "fail", f"{said}; it can't be written",
+                      f"ls -ld {disk['path']}; or SPARKFORGE_STORE=/another/folder")  # fmt: skip
+    elif free < _LEAST:
+        yield Finding("store", "fail", said, elsewhere)
+    elif free < want.store_bytes:
+        need = f"{want.store_bytes / _GIB:.0f} GiB"
+        kind = "an estimate" if want.gpu else "measured"
+        yield Finding("store", "warn", f"{said}; a first build takes {need} ({kind})", elsewhere)
+    else:
+        yield Finding("store", "ok", said)
+
+
+def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    """Judge ``disks["checkpoint"]``: what ``checkpoint.read`` or ``read_folder`` gave."""
+    if want.model is None:
+        yield Finding("model", "ok", f"target {want.target} makes its own, a tiny one")
+        return
+    name, repository, revision = want.model
+    found = seen.disks.get("checkpoint")
+    if found is None:
+        yield Finding("model", "warn", "its folder did not answer, or can't be read",
+                      "ls -l ~/.cache/huggingface/hub; sudo python3 build.py doctor")  # fmt: skip
+        return
+    where = found.get("folder") or found.get("snapshot")
+    fetch = f"hf download {repository} --revision {revision}"
+    if not where:
+        yield _absent(seen, want, found, fetch)
+        yield from _room(seen, name)
+        return
+    wrong = _wrong(found)
+    halves = [*found.get("incomplete", ()), *found.get("incomplete_here", ())]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        yield Finding("model", "fail", f"{where}: {'; '.join(wrong[:3])}{more}", fetch)
+        yield from _room(seen, name)
+    elif halves:
+        yield Finding("model", "warn", f"{where}: complete, but {len(halves)} downloads beside it"
+                      " stopped half-way", fetch)  # fmt: skip
+    else:
+        size = sum(int(one["size"]) for one in found["shards"].values())
+        yield Finding("model", "ok", f"{where}: {len(found['shards'])} shards, {size / 1e9:.1f} GB,"
+                      " each as long as its header says")  # fmt: skip
+
+
+def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) -> Finding:
+    assert want.model is not None
+    said = f"revision {want.model[2][:12]} is not in {found.get('hub')}"
+    if found.get("revisions"):
+        said += f" (there: {', '.join(one[:12] for one in found['revisions'])})"
+    if found.get("incomplete"):
+        said += f"; {len(found['incomplete'])} downloads stopped half-way"
+    offline = seen.variables.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON")
+    if offline:
+        return Finding("model", "fail", f"{said}, and HF_HUB_OFFLINE forbids to fetch it",
+                       f"HF_HUB_OFFLINE=0 {fetch}")  # fmt: skip
+    return Finding("model", "warn", f"{said}; the first start fetches it", fetch)
+
+
+def _wrong(found: Mapping[str, Any]) -> list[str]:
+    wrong = []
+    if found.get("index_problem"):
+        wrong.append(f"model.safetensors.index.json: {found['index_problem']}")
+    if not found.get("config"):
+        wrong.append("no config.json")
+    shards = found.get("shards") or {}
+    if not shards and not wrong:
+        wrong.append("no safetensors file")
+    for name, one in shards.items():
+        if one.get("problem"):
+            wrong.append(f"{name}: {one['problem']}")
+        elif one["size"] != one["expected"]:
+            wrong.append(f"{name}: {one['size']} bytes, its header says {one['expected']}")
+    return wrong
+
+
+def _room(seen: Readings, name: str) -> Iterator[Finding]:
+    disk, need = seen.disks.get("model"), MODEL_BYTES.get(name)
+    if disk is None or need is None:
+        return
+    said = f"{disk['path']}: {int(disk['free']) / 1e9:.0f} GB free, {name} takes {need / 1e9:.0f}"
+    if int(disk["free"]) < need:
+        mend = "echo SPARKFORGE_HF_CACHE=/larger/disk/huggingface >>.env   # of user 10001"
+        yield Finding("model-disk", "fail", said, mend)
+    else:
+        yield Finding("model-disk", "ok", said)
+
+
+def port(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    text = seen.variables.get("SPARKFORGE_PORT") or "8000"
+    if not text.isdecimal() or not 0 < int(text) <= 65535:
+        yield Finding("port", "fail", f"SPARKFORGE_PORT is {text!r}", "SPARKFORGE_PORT=8000")
+        return
+    taken = listening(seen.text("/proc/net/tcp")) | listening(seen.text("/proc/net/tcp6"))
+    if int(text) in taken:
+        yield Finding(
+            "port", "warn", f"{text} is taken, perhaps by the server itself",
+            f"ss -ltnp 'sport = :{text}'; or another one: SPARKFORGE_PORT=8001 docker compose up",
+        )  # fmt: skip
+    else:
+        yield Finding("port", "ok", f"{text} is free")
+
+
+def listening(text: str) -> set[int]:
+    """Return the ports that /proc/net/tcp (or tcp6) shows a listener on."""
+    rows = re.findall(r"^\s*\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} (\w\w) ", text,
+                      re.MULTILINE)  # fmt: skip
+    return {int(number, 16) for number, state in rows if state == _LISTEN}
+
+
+PROBES = (store, model, port)
