@@ -160,7 +160,7 @@ def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
 
     def read(stream: IO[bytes], sink: bytearray) -> None:
         with stream:
-            sink += stream.read(limit)  # one that writes more waits for us, and runs out of time
+            sink += stream.read(limit)  # one that writes more meets a closed pipe
 
     assert child.stdout is not None and child.stderr is not None
     pairs = zip((child.stdout, child.stderr), kept, strict=True)
@@ -181,6 +181,8 @@ def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
         problem += ", and cannot be killed"
     for thread in threads:
         thread.join(1)
+    if max(map(len, kept)) >= limit:
+        problem = f"{args[0]} writes without end"
     out, err = (bytes(data).decode(errors="replace") for data in kept)
     return Glimpse(None if problem else child.returncode, out, err, problem)
 

@@ -1,0 +1,118 @@
+"""`build.py doctor` on this machine, with programs on the PATH that hang, fail or print garbage."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+
+
+def doctor(*words: str, path: str = "", **variables: str) -> tuple[int, Any, str]:
+    """Run the command with --json; returns exit code, document, and what it said beside it."""
+    env = {**os.environ, **variables, "PATH": f"{path}:{os.environ['PATH']}".strip(":")}
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkforge", "doctor", "--json", *words],
+        cwd=ROOT, env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def states(document: Any) -> dict[str, str]:
+    return {one["name"]: one["state"] for one in document["findings"]}
+
+
+def test_this_machine_is_fit_for_the_cpu_target(tmp_path: Path) -> None:
+    code, document, _ = doctor("--target", "cpu", "--store", str(tmp_path / "not made yet"))
+    assert (code, document["ok"], document["counts"]["fail"]) == (0, True, 0)
+    assert states(document)["architecture"] == "ok"
+    assert not (tmp_path / "not made yet").exists()  # it reads, and makes nothing
+    assert all(set(one) == {"name", "theme", "state", "seen", "why", "remedy"}
+               for one in document["findings"])  # fmt: skip
+
+
+def test_a_machine_without_gpu_is_told_that_it_is_no_spark() -> None:
+    code, document, err = doctor("--target", "spark")
+    assert code == 18
+    assert document["ok"] is False
+    assert states(document)["gpu"] == "fail"
+    (gpu,) = (one for one in document["findings"] if one["name"] == "gpu")
+    assert "target spark needs one" in gpu["seen"]
+    assert "error: target spark would not be built or served here" in err
+
+
+def program(folder: Path, name: str, script: str) -> str:
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("script", "fragment"),
+    [
+        ("trap '' TERM; sleep 300 & sleep 300", "did not end within"),
+        ("echo 'No devices were found' >&2; exit 6", "ended with 6: No devices were found"),
+        ("head -c 3000000 /dev/urandom", "no XML"),
+        ("yes", "writes without end"),
+        ("kill -SEGV $$", "ended with -11"),
+    ],
+)
+def test_a_broken_nvidia_smi_is_a_finding(tmp_path: Path, script: str, fragment: str) -> None:
+    start = time.monotonic()
+    path = program(tmp_path / "bin with blanks", "nvidia-smi", script)
+    code, document, _ = doctor("--target", "spark", path=path)
+    assert time.monotonic() - start < 30
+    assert code == 18
+    (gpu,) = (one for one in document["findings"] if one["name"] == "gpu")
+    assert (gpu["state"], fragment in gpu["seen"]) == ("fail", True), gpu
+
+
+def test_what_was_read_elsewhere_can_be_judged_here(tmp_path: Path) -> None:
+    path = program(tmp_path / "bin", "nvidia-smi", "exit 3")
+    file = tmp_path / "read.json"
+    token = {"HF_TOKEN": "hf_secret", "SPARKFORGE_X_TOKEN": "secret-too"}
+    code, first, _ = doctor("--target", "spark", "--save", str(file), path=path, **token)
+    assert code == 18
+    assert "secret" not in file.read_text()
+    again, second, _ = doctor("--target", "spark", "--readings", str(file))
+    assert (again, second) == (18, first)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"files": 3, "x": 1}', "\x00"])
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "f").write_text(text)
+    code, document, _ = doctor("--target", "cpu", "--readings", str(tmp_path / "f"))
+    assert code == 2
+    assert "is no recording" in document["error"]["what"]
+
+
+def test_a_store_that_cannot_be_written_stops_the_target(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, document, _ = doctor("--target", "cpu", "--store", str(tmp_path / "file" / "store"))
+    assert code == 18
+    assert states(document)["store"] == "fail"
+
+
+def test_without_a_terminal_there_is_no_colour(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkforge", "doctor", "--target", "cpu"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "\033" not in done.stdout
+    assert "ok    architecture" in done.stdout
+
+
+def test_the_page_lists_every_finding() -> None:
+    code, _, _ = doctor("--check")
+    assert code == 0

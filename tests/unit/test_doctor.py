@@ -1,0 +1,335 @@
+"""Doctor's probes on readings. None is a recording of a Spark: they are written after reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge import pins
+from sparkforge.doctor import checkpoint, command, machine, reading, storage
+from sparkforge.doctor.finding import CHECKS, Finding
+from sparkforge.doctor.reading import Readings
+from sparkforge.doctor.wanted import Wanted, wanted
+from sparkforge.run import Glimpse, glimpse
+from tests.support import ROOT
+
+GIB_KIB = 1 << 20
+SMI = """<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log>
+ <driver_version>{driver}</driver_version><cuda_version>{cuda}</cuda_version>
+ <gpu id="0000000F:01:00.0">
+  <product_name>NVIDIA GB10</product_name>
+  <fb_memory_usage><total>{memory}</total><used>{memory}</used></fb_memory_usage>
+  <utilization><gpu_util>{load} %</gpu_util></utilization>
+  <clocks><sm_clock>{clock}</sm_clock></clocks>
+  <max_clocks><sm_clock>3003 MHz</sm_clock></max_clocks>
+  <clocks_event_reasons>
+   <clocks_event_reason_gpu_idle>Active</clocks_event_reason_gpu_idle>
+   <clocks_event_reason_hw_power_brake_slowdown>{brake}</clocks_event_reason_hw_power_brake_slowdown>
+  </clocks_event_reasons>
+  <processes>{processes}</processes>
+ </gpu>
+</nvidia_smi_log>
+"""
+
+
+def smi(**changes: str) -> Glimpse:
+    values = {
+        "driver": "580.95.05", "cuda": "13.0", "memory": "N/A", "load": "96",
+        "clock": "2411 MHz", "brake": "Not Active", "processes": "",
+    }  # fmt: skip
+    return Glimpse(0, SMI.format(**{**values, **changes}))
+
+
+def meminfo(total: int = 119, available: int = 110, free: int = 100, swap: int = 0) -> str:
+    """Return a /proc/meminfo; sizes in GiB, ``swap``: of 16, how many are used."""
+    return (
+        f"MemTotal: {total * GIB_KIB} kB\nMemFree: {free * GIB_KIB} kB\n"
+        f"MemAvailable: {available * GIB_KIB} kB\nCached: {(available - free) * GIB_KIB} kB\n"
+        f"SwapTotal: {16 * GIB_KIB} kB\nSwapFree: {(16 - swap) * GIB_KIB} kB\n"
+    )
+
+
+INFO: dict[str, Any] = {"ServerVersion": "28.5.1", "Runtimes": {"runc": {}, "nvidia": {}}}
+CHECKPOINT = {
+    "hub": "/hub", "snapshot": "/hub/s", "revisions": ["b5"], "incomplete": [], "folder": "/hub/s",
+    "config": True, "named": ["a.safetensors"], "index_problem": "", "incomplete_here": [],
+    "shards": {"a.safetensors": {"size": 9, "expected": 9}},
+}  # fmt: skip
+
+
+def spark(**changes: Any) -> Readings:
+    """A Spark on which all is well, but for ``changes``: program or file names, or a field's."""
+    programs = {
+        "nvidia-smi": smi(), "compute-cap": Glimpse(0, "NVIDIA GB10, 12.1\n"),
+        "docker": Glimpse(0, json.dumps(INFO)), "buildx": Glimpse(0, "github.com/x v0.29.1\n"),
+        "compose": Glimpse(0, "2.40.3\n"), "nvidia-ctk": Glimpse(0, "NVIDIA … version 1.18.0\n"),
+        "git": Glimpse(0, "git version 2.43.0\n"),
+    }  # fmt: skip
+    files = {"/proc/meminfo": meminfo(), "/etc/os-release": 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\n'}
+    for name in [*changes]:
+        if name.replace("_", "-") in programs:
+            programs[name.replace("_", "-")] = changes.pop(name)
+        elif name == "mem":
+            files["/proc/meminfo"] = changes.pop(name)
+    there = {"exists": True, "readable": True, "writable": True, "folder": False}
+    plain: dict[str, Any] = {
+        "files": files,
+        "programs": programs,
+        "facts": {"machine": "aarch64", "kernel": "6.14", "page_size": "4096", "python": "3.12.3",
+                  "docker_socket": "/run/docker.sock", "pythons": "3.12"},
+        "paths": {**dict.fromkeys((*reading.DEVICES, "/run/docker.sock"), there),
+                  "/store": {**there, "folder": True}},
+        "disks": {"store": {"path": "/store", "free": 900 << 30, "total": 1 << 40},
+                  "model": {"path": "/hub", "free": 900 << 30, "total": 1 << 40},
+                  "checkpoint": CHECKPOINT},
+    }  # fmt: skip
+    return dataclasses.replace(Readings(**plain), **changes)
+
+
+@pytest.fixture(scope="module")
+def want() -> Wanted:
+    return wanted(pins.load(ROOT / "pins.yaml"), "spark")
+
+
+def found(seen: Readings, want: Wanted) -> dict[str, Finding]:
+    return {one.name: one for one in command.judge(seen, want, command.PROBES)}
+
+
+def test_a_spark_on_which_all_is_well(want: Wanted) -> None:
+    findings = found(spark(), want)
+    assert set(findings) == set(CHECKS) - {"model-disk", "doctor"} - CLUSTER
+    assert {one.name for one in findings.values() if one.state != "ok"} == {"firmware"}
+
+
+CLUSTER = {name for name, check in CHECKS.items() if check.theme == "cluster"}
+FULL = {**CHECKPOINT, "shards": {"a.safetensors": {"size": 9, "expected": 12}}}
+NONE = {"hub": "/hub", "snapshot": None, "revisions": ["0" * 40], "incomplete": ["x.incomplete"]}
+DISKS = spark().disks
+FACTS = spark().facts
+NO = {"exists": True, "readable": False, "writable": False, "folder": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "state", "fragment"),
+    [
+        # GPU: hangs, fails, prints garbage, another card, an old driver
+        ({"nvidia_smi": Glimpse(None, problem="nvidia-smi did not end within 8 s")}, "gpu", "fail",
+         "did not end within 8 s"),
+        ({"nvidia_smi": Glimpse(9, "NVIDIA-SMI has failed because it couldn't communicate")},
+         "gpu", "fail", "ended with 9: NVIDIA-SMI has failed"),
+        ({"nvidia_smi": Glimpse(0, "\x00\x01garbage")}, "gpu", "fail", "no XML"),
+        ({"nvidia_smi": Glimpse(0, "<nvidia_smi_log/>")}, "gpu", "fail", "names no GPU"),
+        ({"compute_cap": Glimpse(0, "NVIDIA H200, 9.0\n")}, "gpu", "fail", "is for 12.1"),
+        ({"compute_cap": Glimpse(2, 'Field "compute_cap" is not a valid field to query.')},
+         "gpu", "note", "not told"),
+        ({"nvidia_smi": smi(driver="570.86", cuda="12.8")}, "driver", "fail", "CUDA is 13.0"),
+        ({"nvidia_smi": smi(cuda="N/A")}, "driver", "note", "CUDA N/A"),
+        ({"nvidia_smi": smi(memory="Not Supported")}, "gpu-memory", "ok", "not told"),
+        ({"nvidia_smi": smi(processes="<process_info/>")}, "gpu-memory", "warn", "1 processes"),
+        # clocks: stuck only at load, low when idle, braked, not told
+        ({"nvidia_smi": smi(clock="702 MHz")}, "clocks", "fail", "702 MHz, at most 3003 MHz"),
+        ({"nvidia_smi": smi(clock="208 MHz", load="0")}, "clocks", "note", "idle clocks"),
+        ({"nvidia_smi": smi(brake="Active")}, "clocks", "warn", "hw_power_brake_slowdown"),
+        ({"nvidia_smi": smi(clock="N/A")}, "clocks", "note", "not told"),
+        ({"paths": {}}, "devices", "warn", "/dev/nvidia-uvm"),
+        # memory
+        ({"mem": meminfo(available=60, free=50)}, "memory", "fail", "the model needs 75"),
+        ({"mem": meminfo(available=110, free=20)}, "page-cache", "warn", "20.0 GiB free"),
+        ({"mem": meminfo(swap=5)}, "swap", "warn", "5.0 of 16.0 GiB used"),
+        ({"mem": ""}, "memory", "note", "says nothing"),
+        # disks and model
+        ({"disks": {**DISKS, "store": {**DISKS["store"], "free": 1 << 30}}}, "store", "fail",
+         "1.0 GiB"),
+        ({"disks": {**DISKS, "store": {**DISKS["store"], "free": 9 << 30}}}, "store", "warn",
+         "an estimate"),
+        ({"disks": {}}, "store", "fail", "did not answer"),
+        ({"paths": {"/store": NO}}, "store", "fail", "can't be written"),
+        ({"disks": {**DISKS, "checkpoint": FULL}}, "model", "fail", "9 bytes, its header says 12"),
+        ({"disks": {**DISKS, "checkpoint": NONE}}, "model", "warn", "stopped half-way"),
+        ({"disks": {**DISKS, "checkpoint": NONE}, "variables": {"HF_HUB_OFFLINE": "1"}}, "model",
+         "fail", "forbids"),
+        ({"disks": {**DISKS, "checkpoint": NONE, "model": {**DISKS["model"], "free": 9 << 30}}},
+         "model-disk", "fail", "gpt-oss-120b takes 65"),
+        # engine
+        ({"paths": {"/run/docker.sock": NO}}, "docker-socket", "fail", "no right to use it"),
+        ({"docker": Glimpse(None, problem="docker is not on the PATH")}, "engine", "fail", "PATH"),
+        ({"docker": Glimpse(1, '{"ServerErrors":["Cannot connect"]}')}, "engine", "fail",
+         "Cannot connect"),
+        ({"docker": Glimpse(0, '{"ServerVersion": "20.10.24"}')}, "engine", "fail", "too old"),
+        ({"docker": Glimpse(0, '{"ServerVersion": "28.5.1", "Runtimes": {"runc": {}}}'),
+          "nvidia_ctk": Glimpse(None, problem="no")}, "container-toolkit", "fail", "not there"),
+        ({"docker": Glimpse(0, '{"ServerVersion": "28.5.1"}')}, "container-toolkit", "warn", "no"),
+        ({"docker": Glimpse(0, '{"ServerVersion": "28.5.1", "DiscoveredDevices":'
+                               ' [{"ID": "nvidia.com/gpu=all"}]}')}, "container-toolkit", "ok",
+         "CDI"),
+        ({"buildx": Glimpse(1, "", "docker: 'buildx' is not a docker command.")}, "buildx", "fail",
+         "not a docker command"),
+        ({"compose": Glimpse(0, "1.29.2\n")}, "compose", "warn", "older than 2.20"),
+        ({"variables": {"SPARKFORGE_PORT": "80 00"}}, "port", "fail", "'80 00'"),
+        # machine
+        ({"facts": {**FACTS, "machine": "x86_64"}}, "architecture", "fail", "linux/arm64"),
+        ({"facts": {**FACTS, "page_size": "65536"}}, "page-size", "warn", "64 KiB"),
+        ({"facts": {**FACTS, "pythons": ""}}, "python", "note", "its image brings along"),
+        ({"git": Glimpse(None, problem="git is not on the PATH")}, "git", "fail", "PATH"),
+        ({"git": Glimpse(0, "git version 2.20.1")}, "git", "warn", "2.20.1"),
+        ({"variables": {"https_proxy": "http://me:secret@proxy:3128"}}, "proxies", "warn",
+         "http://***@proxy:3128"),
+        ({"variables": {"https_proxy": "http://proxy:3128", "no_proxy": "x,localhost"}},
+         "proxies", "note", "proxy:3128"),
+        ({"late": ("disk store",)}, "doctor", "warn", "disk store"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_found(
+    want: Wanted, changes: dict[str, Any], name: str, state: str, fragment: str
+) -> None:
+    one = found(spark(**dict(changes)), want)[name]
+    assert (one.state, fragment in one.seen) == (state, True), one
+    assert one.remedy or state in ("ok", "note") or name == "doctor"
+    assert "secret" not in one.seen
+
+
+GARBAGE = ("", "\x00\xff" * 99, "null", "[1, 2]", "{}", '{"ServerVersion": 5}', "<a><b/></a>", "∞")
+
+
+@pytest.mark.parametrize("text", GARBAGE)
+@pytest.mark.parametrize("target", ["cpu", "spark", "rtx"])
+def test_no_garbage_ends_a_probe(text: str, target: str) -> None:
+    plain = spark()
+    seen = dataclasses.replace(
+        plain, programs={name: Glimpse(0, text, text) for name in plain.programs},
+        files=dict.fromkeys((*reading.FILES, "/proc/meminfo"), text),
+    )  # fmt: skip
+    findings = found(seen, wanted(pins.load(ROOT / "pins.yaml"), target))
+    assert "doctor" not in findings
+    assert {"gpu", "engine", "git", "memory"} <= set(findings)
+
+
+def test_a_probe_that_fails_takes_no_other_with_it(want: Wanted) -> None:
+    broken = dataclasses.replace(spark(), facts={**FACTS, "page_size": "large"})
+    findings = found(broken, want)
+    assert "page_size could not judge: ValueError" in findings["doctor"].seen
+    assert {"git", "clocks", "port"} <= set(findings)
+
+
+def test_readings_come_back_from_a_file() -> None:
+    assert Readings.loads(spark().dumps()) == spark()
+
+
+def test_ports_of_listeners_only() -> None:
+    table = (
+        "  sl  local_address rem_address   st tx_queue rx_queue\n"
+        "   0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000\n"
+        "   1: 0100007F:1F41 0100007F:C350 01 00000000:00000000 00:00000000\n"
+    )
+    assert storage.listening(table) == {8000}
+    assert machine.meminfo("MemTotal: 12 kB\nHugePages_Total: 0\n") == {"MemTotal": 12288}
+
+
+# -- a checkpoint on the disk ----------------------------------------------------
+
+
+def shard(path: Path, size: int = 100, cut: int = 0) -> None:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    data = struct.pack("<Q", len(header)) + header + bytes(size)
+    path.write_bytes(data[: len(data) - cut])
+
+
+def checkpoint_in(folder: Path, names: list[str]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    index = {"weight_map": {f"w{i}": name for i, name in enumerate(names)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in names:
+        shard(folder / name)
+    return folder
+
+
+NAMES = ["model-1.safetensors", "model-2.safetensors"]
+
+
+def test_a_complete_model_of_the_hubs_cache(want: Wanted, tmp_path: Path) -> None:
+    assert want.model is not None
+    _, repository, revision = want.model
+    folder = checkpoint.folder_of(tmp_path, repository) / "snapshots" / revision
+    checkpoint_in(folder, NAMES)
+    read = checkpoint.read(tmp_path, repository, revision)
+    one = found(spark(disks={**DISKS, "checkpoint": read}), want)["model"]
+    assert one.state == "ok"
+    assert "2 shards" in one.seen
+    # another revision is not that one
+    folder.rename(folder.with_name("f" * 40))
+    read = checkpoint.read(tmp_path, repository, revision)
+    one = found(spark(disks={**DISKS, "checkpoint": read}), want)["model"]
+    assert (one.state, "there: ffffffffffff" in one.seen) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("harm", "fragment"),
+    [
+        (lambda f: (f / NAMES[1]).unlink(), "model-2.safetensors: missing"),
+        (lambda f: shard(f / NAMES[0], cut=1), "bytes, its header says"),
+        (lambda f: (f / NAMES[0]).write_bytes(b""), "no safetensors header"),
+        (lambda f: (f / NAMES[0]).write_bytes(b"\xff" * 99), "no safetensors header"),
+        (lambda f: (f / "config.json").unlink(), "no config.json"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{"), "JSONDecodeError"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "TypeError"),
+        (lambda f: (f / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"w": "../../etc/x.safetensors"}}'), "which is no shard"),
+    ],
+)  # fmt: skip
+def test_an_incomplete_model_is_told(
+    want: Wanted, tmp_path: Path, harm: Any, fragment: str
+) -> None:
+    folder = checkpoint_in(tmp_path / "a model", NAMES)
+    harm(folder)
+    read = checkpoint.read_folder(folder)
+    one = found(spark(disks={**DISKS, "checkpoint": read}), want)["model"]
+    assert one.state == "fail"
+    assert fragment in one.seen
+    assert "hf download openai/gpt-oss-120b --revision" in one.remedy
+
+
+# -- programs that may be broken, and reading that hangs -------------------------
+
+
+def test_a_glimpse_waits_no_longer_than_asked_and_leaves_nothing() -> None:
+    start = time.monotonic()
+    seen = glimpse("sh", "-c", "trap '' TERM; echo here; sleep 60 & sleep 60", timeout_s=0.3)
+    assert time.monotonic() - start < 5
+    assert (seen.code, seen.out) == (None, "here\n")
+    assert seen.problem == "sh did not end within 0 s"
+
+
+def test_a_glimpse_of_a_flood_is_cut() -> None:
+    seen = glimpse("yes", timeout_s=0.5, limit=1 << 16)
+    assert len(seen.out) == 1 << 16
+    assert (seen.code, seen.problem) == (None, "yes writes without end")
+
+
+def test_a_glimpse_of_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert glimpse("no-such-program", timeout_s=1).problem == "no-such-program is not on the PATH"
+    (tmp_path / "broken").write_bytes(b"\x7fELF")
+    (tmp_path / "broken").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "broken cannot be started" in glimpse("broken", timeout_s=1).problem
+    assert glimpse("/bin/sh", "-c", "echo a; echo b >&2; exit 3", timeout_s=9) == Glimpse(
+        3, "a\n", "b\n"
+    )
+
+
+def test_what_hangs_is_left_behind() -> None:
+    def refused() -> None:
+        raise PermissionError
+
+    start = time.monotonic()
+    works = {"late": lambda: time.sleep(20), "soon": lambda: 5, "refused": refused}
+    assert reading.bounded(works, 0.3) == {"soon": 5}
+    assert time.monotonic() - start < 3
