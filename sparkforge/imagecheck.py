@@ -23,6 +23,7 @@ from sparkforge.context import Context
 from sparkforge.errors import CommandError, ImageError, UsageError
 from sparkforge.log import log
 from sparkforge.ociarchive import Entry
+from sparkforge.pins import rule_of
 from sparkforge.receipt import SBOM, differences
 from sparkforge.run import call
 from sparkforge.servers import SITE_PACKAGES_LABEL
@@ -264,8 +265,7 @@ def _check_patched(report: Report, reading: Reading, context: Context) -> None:
             rules = context.pins.upstream(layer).paths
             for patch in context.series_of(layer).patches:
                 for entry in patch.entries:
-                    fitting = [rule for rule in rules if entry.path.startswith(rule.repo)]
-                    rule = max(fitting, key=lambda one: len(one.repo), default=None)
+                    rule = rule_of(rules, entry.path)
                     if rule is not None and rule.wheel is not None and entry.new_blob is not None:
                         member = site + rule.wheel + entry.path[len(rule.repo) :]
                         wanted[member] = (entry.new_blob, patch.name)

@@ -89,7 +89,7 @@ def patches_check(options: argparse.Namespace) -> int:
     report: dict[str, Any] = {}
     problems: list[str] = []
     for one in chosen_series(options, path.parent, loaded):
-        problems += series.lint(one, path.parent)
+        problems += series.lint(one, path.parent, loaded.upstreams[one.upstream].paths)
         series.check_emptied(one, loaded.upstreams[one.upstream])
         if not one.patches:
             report[one.upstream] = {"patches": 0}

@@ -26,6 +26,10 @@ class Entry:
     new_blob: str | None
 
 
+NATIVE = "Native"
+"""Trailer of a patch that changes rules of compiling (``build`` in pins.yaml's paths)."""
+
+
 @dataclass(frozen=True)
 class Patch:
     """One patch file.
@@ -49,6 +53,15 @@ class Patch:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def natives(self) -> tuple[str, ...]:
+        """Targets of the upstream's CMake that are compiled otherwise by its rules of compiling.
+
+        What its other changes touch, the paths tell; no trailer ``Native``, or none: empty.
+        """
+        named = self.trailers.get(NATIVE, "none")
+        return () if named == "none" else tuple(name.strip() for name in named.split(","))
 
 
 def slug(subject: str) -> str:

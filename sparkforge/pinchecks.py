@@ -42,10 +42,15 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
             )  # fmt: skip
         for i, rule in enumerate(upstream.paths):
             for side, prefix in (("repo", rule.repo), ("wheel", rule.wheel)):
+                if side == "repo" and rule.build:
+                    continue  # CMakeLists.txt and its like
                 # without the slash, vllm would fit vllm-tests/ too
                 if prefix is not None and not prefix.endswith("/"):
                     what = f"{prefix!r} does not end with a slash"
                     report((*here, "paths", i, side), what, "name a folder: NAME/")
+            if rule.build and rule.wheel is not None:
+                what = "rules of compiling that ship in a wheel"
+                report((*here, "paths", i, "build"), what, "write wheel: null")
     for name, profile in pins.profiles.items():
         for key, value, pinned in (
             ("model", profile.model, set(pins.models)),

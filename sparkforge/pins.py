@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -42,9 +42,20 @@ class PathRule(Model):
     """Where files of the repository are found in the release wheel."""
 
     repo: str
-    """Prefix in the repository, with its trailing slash."""
+    """Prefix in the repository, with its trailing slash; where ``build`` is set, a file, too."""
     wheel: str | None
     """Prefix in the wheel; null: files that no wheel ships and none needs (tests, docs)."""
+    build: bool = False
+    """Rules of compiling: a compile heeds a change of them, an overlay has no use for it."""
+
+
+def rule_of(rules: Iterable[PathRule], path: str) -> PathRule | None:
+    """Return the rule that a path of the repository falls under: the longest; None: no rule."""
+    fitting = [
+        rule for rule in rules
+        if path == rule.repo or (rule.repo.endswith("/") and path.startswith(rule.repo))
+    ]  # fmt: skip
+    return max(fitting, key=lambda rule: len(rule.repo), default=None)
 
 
 class External(Model):

@@ -8,14 +8,15 @@ can happen, and the blob after must be the one that the patch promises.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkforge import git
 from sparkforge.errors import CommandError, IntegrityError, SeriesError
-from sparkforge.patchfile import Patch, read_patch, slug
-from sparkforge.pins import Recorded, Upstream
+from sparkforge.patchfile import NATIVE, Patch, read_patch, slug
+from sparkforge.pins import PathRule, Recorded, Upstream, rule_of
 from sparkforge.sources import Source
 from sparkforge.store import Store
 
@@ -105,15 +106,33 @@ def read(folder: Path) -> Series:
 # -- lint ------------------------------------------------------------------------
 
 
-def lint(series: Series, root: Path) -> list[str]:
+def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str]:
     """Return every problem of form; an empty list is a clean series.
 
     Args:
         root: the checkout, where the tests that patches name are looked for.
+        rules: the upstream's; they tell which patches change rules of compiling.
     """
     return [
-        f"{patch.path}: {problem}" for patch in series.patches for problem in _lint(patch, root)
+        f"{patch.path}: {problem}"
+        for patch in series.patches
+        for problem in (*_lint(patch, root), *_lint_native(patch, rules))
     ]
+
+
+def _lint_native(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
+    """Hold the trailer ``Native`` against the files that the patch changes."""
+    fitting = [(entry.path, rule_of(rules, entry.path)) for entry in patch.entries]
+    build = [path for path, rule in fitting if rule is not None and rule.build]
+    named = patch.trailers.get(NATIVE)
+    if named is None:
+        which = "name the CMake targets that come out otherwise, or none"
+        return [f"trailer {NATIVE}: missing: it changes {path}: {which}" for path in build[:1]]
+    if not build:
+        return [f"trailer {NATIVE}: it changes no rules of compiling: remove the trailer"]
+    if not re.fullmatch(r"\w+(, \w+)*", named):
+        return [f"trailer {NATIVE}: {named!r}: name CMake targets: A, B; or none"]
+    return []
 
 
 def _lint(patch: Patch, root: Path) -> list[str]:
@@ -134,8 +153,8 @@ def _lint(patch: Patch, root: Path) -> list[str]:
         if not patch.trailers.get(key):
             problems.append(f"trailer {key}: missing: add it to the last paragraph")
     for key in patch.trailers:
-        if key not in _TRAILERS:
-            problems.append(f"trailer {key}: unknown: use {', '.join(_TRAILERS)}")
+        if key not in (*_TRAILERS, NATIVE):
+            problems.append(f"trailer {key}: unknown: use {', '.join((*_TRAILERS, NATIVE))}")
     status, _, ref = patch.trailers.get("Upstream-Status", "Pending").partition(" ")
     if status not in STATUSES:
         problems.append(f"Upstream-Status: {status!r}: use {', '.join(STATUSES)}")

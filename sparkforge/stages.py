@@ -172,7 +172,8 @@ def _wheel_item(context: Context, name: str, *, patched: bool) -> Item:
             log.info(f"{name}: nothing to change: the release wheel as it is")
             os.link(wheel, folder / wheel.name)
             return {"file": wheel.name, "sha256": file.sha256, "version": upstream.version,
-                    "replaced": [], "added": [], "removed": [], "left_out": []}  # fmt: skip
+                    "replaced": [], "added": [], "removed": [], "left_out": [],
+                    "compile_only": []}  # fmt: skip
         request = overlay.Request(
             wheel=wheel, name=plan.name, local=local, drop_requires=plan.drop_requires,
             version_file=upstream.version_file, epoch=context.epoch,
@@ -188,11 +189,15 @@ def _wheel_item(context: Context, name: str, *, patched: bool) -> Item:
         sha256 = sha256_file(made.path)
         counts = f"{len(made.replaced)} file(s) replaced, {len(made.added)} added"
         log.info(f"{made.path.name}: {counts}")
+        if made.compile_only:
+            paths = ", ".join(made.compile_only)
+            log.info(f"left out, since only a compile heeds it: {paths}")
         log.info(f"sha256 {sha256}")
         return {
             "file": made.path.name, "sha256": sha256, "version": made.version,
             "replaced": list(made.replaced), "added": list(made.added),
             "removed": list(made.removed), "left_out": list(made.left_out),
+            "compile_only": list(made.compile_only),
         }  # fmt: skip
 
     label = f"wheel {name}" if patched else f"wheel {name} ({UNPATCHED})"

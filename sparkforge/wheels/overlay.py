@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from sparkforge import git
 from sparkforge.errors import WheelError
 from sparkforge.git import Change
-from sparkforge.pins import PathRule
+from sparkforge.pins import PathRule, rule_of
 from sparkforge.series import Patched
 from sparkforge.wheels import archive
 
@@ -54,7 +54,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Overlaid:
-    """The result: the file, its distribution and version, and which members are ours."""
+    """The result: the file, its distribution and version, and which members are ours.
+
+    Attributes:
+        left_out: changed files of the repository that no wheel ships.
+        compile_only: of these, rules of compiling, which the release's native code has not seen.
+    """
 
     path: Path
     name: str
@@ -63,6 +68,7 @@ class Overlaid:
     added: tuple[str, ...]
     removed: tuple[str, ...]
     left_out: tuple[str, ...]
+    compile_only: tuple[str, ...]
 
 
 def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
@@ -115,7 +121,7 @@ def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
             writer.finish()
     return Overlaid(
         path=out, name=name, version=version, replaced=plan.replaced, added=plan.added,
-        removed=plan.removed, left_out=plan.left_out,
+        removed=plan.removed, left_out=plan.left_out, compile_only=plan.compile_only,
     )  # fmt: skip
 
 
@@ -136,6 +142,7 @@ class _Plan:
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    compile_only: tuple[str, ...] = ()
 
 
 def _plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> _Plan:
@@ -145,6 +152,7 @@ def _plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> 
     added: list[str] = []
     removed: list[str] = []
     left_out: list[str] = []
+    compile_only: list[str] = []
     refused: dict[str, list[str]] = {}
     changes = [
         (layer, change) for layer in layers
@@ -154,13 +162,15 @@ def _plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> 
     ]  # fmt: skip
     for layer, change in changes:
         patched = layer.patched
-        rule = _rule(layer.paths, change.path)
+        rule = rule_of(layer.paths, change.path)
         if rule is None:
             patch = patched.touched.get(change.path, "the series")
             refused.setdefault(patch, []).append(change.path)
             continue
         if rule.wheel is None:
             left_out.append(change.path)
+            if rule.build:
+                compile_only.append(change.path)
             continue
         member = rule.wheel + change.path[len(rule.repo) :]
         _check_before(request, source, change, member)
@@ -180,13 +190,8 @@ def _plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> 
         raise WheelError(msg, "these files do not ship in a wheel: compile it from source")
     return _Plan(
         fresh, executable, tuple(replaced), tuple(added), tuple(removed),
-        tuple(left_out),
+        tuple(left_out), tuple(compile_only),
     )  # fmt: skip
-
-
-def _rule(rules: Sequence[PathRule], path: str) -> PathRule | None:
-    fitting = [rule for rule in rules if path.startswith(rule.repo)]
-    return max(fitting, key=lambda rule: len(rule.repo), default=None)
 
 
 def _check_before(request: Request, source: archive.Source, change: Change, member: str) -> None:

@@ -299,6 +299,30 @@ def test_the_same_series_gives_the_same_wheel_in_another_store(bench: Bench) -> 
 # -- refusals ---------------------------------------------------------------------------
 
 
+BUILD_RULES = (
+    *RULES, PathRule(repo="cmake/", wheel=None, build=True),
+    PathRule(repo="CMakeLists.txt", wheel=None, build=True),
+)  # fmt: skip
+
+
+def test_rules_of_compiling_are_left_out_and_told(bench: Bench) -> None:
+    files = {"cmake/a.cmake": b"# a\n", "CMakeLists.txt": b"# all\n", "demo/mod.py": b"y = 2\n"}
+    layer = overlay.Layer(bench.patched(files), BUILD_RULES)
+    made = overlay.build(bench.request, [layer], bench.folder)
+    assert made.replaced == ("demo/mod.py",)
+    assert made.added == ()
+    assert made.left_out == made.compile_only == ("CMakeLists.txt", "cmake/a.cmake")
+    assert not any("cmake" in name.lower() for name in read(made.path))
+
+
+@pytest.mark.parametrize("file", ["csrc/kernel.cu", "CMakeLists.txt.in", "demo2/CMakeLists.txt"])
+def test_native_sources_are_refused_beside_rules_of_compiling(bench: Bench, file: str) -> None:
+    patched = bench.patched({"CMakeLists.txt": b"# all\n", file: b"// faster\n"})
+    with pytest.raises(WheelError, match="an overlay would lose") as caught:
+        overlay.build(bench.request, [overlay.Layer(patched, BUILD_RULES)], bench.folder)
+    assert str(caught.value).splitlines()[1].endswith(f": {file}")
+
+
 def test_native_sources_are_refused_and_the_patch_is_named(bench: Bench) -> None:
     bench.patched({"demo/mod.py": b"y = 2\n"}, "A change of Python alone")
     patched = bench.patched({"csrc/kernel.cu": b"// faster\n"}, "Make the kernel faster")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparkforge import git, pins, series, sources
@@ -11,8 +15,13 @@ from sparkforge.sources import Access
 from tests.patches.checkout import CHECKOUT, store
 
 
-def tree(upstream: str, folder: Path, *, patched: bool) -> Path:
-    """Check an upstream's tree out into a new folder: its release's, or the one we make of it."""
+def tree(upstream: str, folder: Path, *, patched: bool, only: Sequence[str] = ()) -> Path:
+    """Check an upstream's tree out into a new folder: its release's, or the one we make of it.
+
+    Args:
+        only: paths of the repository, of which plain files are made, which is faster; none: a clone
+            of the whole.
+    """
     loaded = pins.load(CHECKOUT / "pins.yaml").upstream(upstream)
     kept = store()
     access = Access(Index(), {}, offline=False)
@@ -20,5 +29,12 @@ def tree(upstream: str, folder: Path, *, patched: bool) -> Path:
     commit = source.commit
     if patched:
         commit = series.apply(kept, series.read(CHECKOUT / "patches" / upstream), source).commit
-    git.clone_at(source.repo, folder, commit)
+    if not only:
+        git.clone_at(source.repo, folder, commit)
+        return folder
+    packed = subprocess.run(
+        ["git", "-C", source.repo, "archive", commit, "--", *only], capture_output=True, check=True
+    ).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
     return folder

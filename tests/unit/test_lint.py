@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sparkforge import git, series
 from sparkforge.errors import SeriesError
 from sparkforge.patchfile import read_patch, slug
+from sparkforge.pins import PathRule
 from tests.support import BODY
 
 GOOD = f"""\
@@ -84,6 +85,35 @@ def test_each_fault_of_form_is_named_with_its_file(
     problems = lint(tmp_path, changed(old, new))
     assert any(problem in one for one in problems), problems
     assert all(one.startswith(f"{tmp_path}/patches/demo/{NAME}: ") for one in problems)
+
+
+BUILD = (PathRule(repo="pkg/", wheel="pkg/"), PathRule(repo="CMake.txt", wheel=None, build=True))
+
+
+@pytest.mark.parametrize(
+    ("path", "trailer", "problem"),
+    [
+        ("CMake.txt", "", "trailer Native: missing: it changes CMake.txt: name"),
+        ("CMake.txt", "Native: _C, _moe_C\n", None),
+        ("CMake.txt", "Native: none\n", None),
+        ("CMake.txt", "Native: _C and _moe_C\n", "name CMake targets"),
+        ("CMake.txt.in", "", None),  # a rule that names a file is for that file
+        ("pkg/mod.py", "", None),
+        ("pkg/mod.py", "Native: _C\n", "it changes no rules of compiling"),
+    ],
+)
+def test_changed_rules_of_compiling_tell_which_targets_they_concern(
+    tmp_path: Path, path: str, trailer: str, problem: str | None
+) -> None:
+    text = changed("Risk: build\n", f"Risk: build\n{trailer}").replace("pkg/mod.py", path)
+    read = series.read(write(tmp_path, text))
+    found = series.lint(read, tmp_path, BUILD)
+    assert len(found) == (problem is not None)
+    assert problem is None or problem in found[0]
+    if trailer == "Native: _C, _moe_C\n":
+        assert read.patches[0].natives == ("_C", "_moe_C")
+    elif problem is None:
+        assert read.patches[0].natives == ()
 
 
 @pytest.mark.parametrize(

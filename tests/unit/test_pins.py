@@ -177,6 +177,8 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
          "upstreams.demo.paths[0].repo", "'demo'", "slash"),
         ("{repo: demo/, wheel: demo/}", "{repo: demo/, wheel: demo}",
          "upstreams.demo.paths[0].wheel", "'demo'", "slash"),
+        ("{repo: demo/, wheel: demo/}", "{repo: demo/, wheel: demo/, build: true}",
+         "upstreams.demo.paths[0].build", "ship in a wheel", "wheel: null"),
         ("version: 1.2.3", "version: null", "upstreams.demo.version", "None", "string"),
         ("version: 1.2.3", "version: [1, 2]", "upstreams.demo.version", "['1', '2']", "string"),
     ],

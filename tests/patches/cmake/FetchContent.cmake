@@ -1,0 +1,17 @@
+# In the place of CMake's own module: nothing is fetched, and each project's folder is a stand-in.
+
+macro(FetchContent_Declare name)
+endmacro()
+macro(FetchContent_Populate name)
+  set(${name}_SOURCE_DIR "${STAND_INS}/fetched/${name}")
+endmacro()
+macro(FetchContent_MakeAvailable name)
+  set(${name}_SOURCE_DIR "${STAND_INS}/fetched/${name}")
+  if("${name}" STREQUAL "cutlass")
+    set(CUTLASS_INCLUDE_DIR "${STAND_INS}/cutlass/include")
+  endif()
+endmacro()
+macro(FetchContent_GetProperties name)
+  set(${name}_POPULATED FALSE)
+  set(${name}_SOURCE_DIR "${STAND_INS}/fetched/${name}")
+endmacro()

@@ -1,0 +1,283 @@
+"""What vLLM's CMake makes of a list of architectures, as released and with the series.
+
+golden/cuda-archs.json holds the flags of every source for lists with and without 12.x and three
+versions of CUDA. After a change that is meant:
+
+    SPARKFORGE_UPDATE_GOLDEN=1 python -m pytest tests/patches/test_cuda_archs.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.index import Index
+from sparkforge.proofs import toolchain
+from sparkforge.sources import Access
+from tests.patches import cuda_archs
+from tests.patches.checkout import ROOT, store
+from tests.patches.cuda_archs import MARLIN_HELPERS, Configured, Tree, loads_on
+
+GOLDEN = Path(__file__).with_name("golden") / "cuda-archs.json"
+CUDA = ("12.8.93", "12.9.86", "13.0.88")
+WITH_12 = (
+    "12.0", "12.0a", "12.0f", "12.1", "12.1a", "12.1f", "12.1+PTX", "12.0;12.1", "12.0a;12.1",
+    "12.0a;12.1a", "12.0f;12.1", "10.0;12.1", "9.0a;12.0f", "8.0;8.6;9.0;12.0",
+    "7.5;8.0;8.6;8.9;9.0;10.0;12.0",
+)  # fmt: skip
+WITHOUT_12 = (
+    "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "9.0a", "10.0", "10.0a", "10.0f", "10.3", "10.3a",
+    "11.0", "8.0+PTX", "9.0+PTX", "8.0;8.6;9.0", "9.0a;10.0f", "10.0;10.3",
+    "7.5;8.0;8.6;8.7;8.9;9.0;10.0;11.0",
+)  # fmt: skip
+_QUANT = "csrc/libtorch_stable/quantization"
+FP4 = f"{_QUANT}/fp4/nvfp4_scaled_mm_sm120_kernels.cu"
+SCALED_MM = f"{_QUANT}/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
+QUTLASS = "fetched/qutlass/qutlass/csrc/gemm.cu"
+CUTLASS_SM12X = (FP4, f"{_QUANT}/fp4/nvfp4_blockwise_moe_kernel.cu", SCALED_MM)
+
+
+@pytest.fixture(scope="module")
+def torch(patched_python: Path) -> Path:
+    """torch's package folder, for its CMake files and headers."""
+    (found,) = patched_python.parent.parent.glob("lib/python3*/site-packages/torch")
+    return found
+
+
+@pytest.fixture(scope="module")
+def stock(torch: Path, tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    return cuda_archs.make(tmp_path_factory.mktemp("vllm") / "stock", torch, patched=False)
+
+
+@pytest.fixture(scope="module")
+def patched(torch: Path, tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    return cuda_archs.make(tmp_path_factory.mktemp("vllm") / "patched", torch, patched=True)
+
+
+@pytest.fixture
+def changed(patched: Tree, tmp_path: Path) -> Iterator[Tree]:
+    """A patched tree whose CMake files a test may change."""
+    folder = tmp_path / "tree"
+    shutil.copytree(patched.folder, folder)
+    yield Tree(folder, patched.torch)
+    shutil.rmtree(folder)  # pytest keeps folders of several runs
+
+
+@pytest.fixture(scope="module")
+def matrix(stock: Tree, patched: Tree) -> dict[tuple[str, str], tuple[Configured, Configured]]:
+    """By CUDA and list: as released, and with the series."""
+    return {
+        (cuda, archs): (stock.configure(archs, cuda), patched.configure(archs, cuda))
+        for cuda in CUDA for archs in (*WITH_12, "8.0;8.6;9.0")
+    }  # fmt: skip
+
+
+def _name(sources: list[str]) -> str:
+    first, *others = sources
+    return f"{Path(first).stem} and {len(others)} more" if others else first
+
+
+def _table(matrix: dict[tuple[str, str], tuple[Configured, Configured]]) -> dict[str, Any]:
+    """Fold sources that come out alike everywhere into a group, named after its first."""
+    columns: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
+    sources = {source for both in matrix.values() for one in both for source in one.flags}
+    for source in sorted(sources):
+        column = tuple(one.flags.get(source) for both in matrix.values() for one in both)
+        columns[column].append(source)
+    groups = {_name(members): members for members in columns.values()}
+    assert len(groups) == len(columns)
+    rows: dict[str, Any] = {}
+    for (cuda, archs), (before, after) in matrix.items():
+        row = rows.setdefault(cuda, {})[archs] = {}
+        for group, (first, *_) in groups.items():
+            old, new = (" ".join(one.flags.get(first, ())) for one in (before, after))
+            if old or new:
+                row[group] = old if old == new else {"released": old, "series": new}
+    return {"groups": groups, "flags": rows}
+
+
+def test_flags_are_as_recorded(
+    matrix: dict[tuple[str, str], tuple[Configured, Configured]],
+) -> None:
+    for both in matrix.values():
+        assert [one.error for one in both] == ["", ""]
+    found = _table(matrix)
+    if os.environ.get("SPARKFORGE_UPDATE_GOLDEN"):
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    assert found == json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("cuda", CUDA)
+def test_lists_without_12_x_come_out_as_released(cuda: str, stock: Tree, patched: Tree) -> None:
+    for archs in WITHOUT_12:
+        before, after = stock.configure(archs, cuda), patched.configure(archs, cuda)
+        assert after.flags == before.flags, archs
+        assert len(after.warnings) == len(before.warnings), archs
+        if before.error:
+            assert after.error.partition(" at ")[0] == before.error.partition(" at ")[0]
+        else:
+            assert not after.error, archs
+            assert len(after.flags) > 50, archs
+
+
+# -- lists whose code does not load on 12.1 -------------------------------------------------------
+
+WARNED = {
+    "12.8.93": {"12.0", "12.0a", "8.0;8.6;9.0;12.0", "7.5;8.0;8.6;8.9;9.0;10.0;12.0"},
+    "12.9.86": {"12.0", "12.0a", "8.0;8.6;9.0;12.0", "7.5;8.0;8.6;8.9;9.0;10.0;12.0"},
+    "13.0.88": {"12.0a", "12.0a;12.1", "12.0a;12.1a"},
+}
+
+
+@pytest.mark.parametrize("cuda", CUDA)
+def test_lists_that_12_1_cannot_load_are_warned_about(
+    cuda: str, matrix: dict[tuple[str, str], tuple[Configured, Configured]]
+) -> None:
+    for archs in WITH_12:
+        before, after = matrix[cuda, archs]
+        ours = [one for one in after.warnings if "will not load on compute capability 12.1" in one]
+        assert len(ours) == (archs in WARNED[cuda]), archs
+        assert len(after.warnings) == len(before.warnings) + len(ours), archs
+        # the warning is right: what is built for SM12x's own kernels does not load there
+        assert any(loads_on(code, "121") for code in after.flags[FP4]) == (not ours), archs
+        for warning in ours:
+            requested = archs.replace("+PTX", "")
+            assert f"{requested} was requested, and they are built for 12.0a" in warning
+            assert ("(which was requested)" if "12.1" in archs else "DGX Spark") in warning
+            assert ("List 12.0f" if cuda == "13.0.88" else "Build with CUDA 13.0") in warning
+            assert ("list 12.1 as well" in warning) == (cuda == "12.9.86")
+
+
+def test_12_x_that_this_cuda_cannot_build_at_all_is_warned_about(patched: Tree) -> None:
+    warnings = patched.configure("9.0;12.1", "12.6.85").warnings
+    assert any("12.1 (which was requested)" in one and "built for none" in one for one in warnings)
+
+
+# -- no stubs in the place of CUTLASS's kernels ---------------------------------------------------
+
+PLAIN = {"120", "121"}
+
+
+def test_cutlass_is_never_compiled_for_a_plain_12_x(
+    stock: Tree, changed: Tree, matrix: dict[tuple[str, str], tuple[Configured, Configured]]
+) -> None:
+    for both in matrix.values():
+        for one in both:
+            assert not any(PLAIN & set(one.flags.get(s, ())) for s in (*CUTLASS_SM12X, QUTLASS))
+
+    # the trap: 12.1 among the supported architectures, which CUDA 13's list leaves out
+    assert stock.intersect("12.0f", "12.1") == ["12.1"]
+    assert changed.intersect("12.0f", "12.1") == ["12.1f"]
+    changed.replace("CMakeLists.txt", '10.0;11.0;12.0")', '10.0;11.0;12.0;12.1")')
+    for archs, code in (
+        ("12.1", "121f"), ("12.1a", "121a"), ("12.1f", "121f"), ("12.0;12.1", "120f"),
+        ("9.0a;12.1", "121f"),
+    ):  # fmt: skip
+        found = changed.configure(archs, "13.0.88")
+        assert not found.error
+        assert not found.warnings
+        for source in (*CUTLASS_SM12X, QUTLASS):
+            assert found.flags[source] == (code,), (archs, source)
+        assert all(
+            any(loads_on(c, "121") for c in codes) for s, codes in found.flags.items()
+            if any(c.startswith("12") for c in codes)
+        ), archs  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("entries", "targets", "result"),
+    [
+        ("12.0f", "12.0", ["12.0f"]),
+        ("12.0f", "12.0a", ["12.0a"]),
+        ("12.0f", "12.1a", ["12.1a"]),
+        ("12.0f", "12.1f", ["12.1f"]),
+        ("12.0f", "12.0;12.1", ["12.0f"]),
+        ("12.0a;12.1a", "12.1", ["12.1a"]),
+        ("8.0+PTX;12.0f", "8.0;12.1", ["12.1f", "8.0+PTX"]),
+        ("10.0f", "10.3", ["10.3"]),  # as released
+        ("9.0a;10.0f", "11.0", []),
+    ],
+)
+def test_the_loose_intersection(
+    entries: str, targets: str, result: list[str], patched: Tree
+) -> None:
+    assert patched.intersect(entries, targets) == result
+
+
+@pytest.mark.parametrize(
+    ("file", "variable", "kernels"),
+    [
+        ("CMakeLists.txt", "FP4_SM120_ARCHS", "NVFP4"),
+        ("CMakeLists.txt", "SCALED_MM_ARCHS", "scaled_mm"),
+        ("cmake/external_projects/qutlass.cmake", "QUTLASS_SM120_ARCHS", "QuTLASS"),
+    ],
+)
+def test_a_plain_12_x_for_cutlass_ends_the_configuration(
+    file: str, variable: str, kernels: str, changed: Tree
+) -> None:
+    call = f'cuda_archs_loose_intersection({variable} "12.0'
+    changed.replace(file, f'{call}f"', f'{call}"')
+    error = changed.configure("12.1", "13.0.88").error
+    assert f"{kernels} for SM12x would be compiled for 12.0," in error
+    assert "12.0f" in error.partition("empty stub")[2]
+    assert not changed.configure("9.0", "13.0.88").error
+
+
+# -- Marlin's helpers ------------------------------------------------------------------------------
+
+
+def test_marlin_s_helpers_are_native_on_sm12x(
+    matrix: dict[tuple[str, str], tuple[Configured, Configured]],
+) -> None:
+    for (cuda, archs), (before, after) in matrix.items():
+        # what the sources get that are compiled for each listed architecture
+        wanted = before.flags["csrc/libtorch_stable/sampler.cu"]
+        for source in MARLIN_HELPERS:
+            old, new = before.flags[source], after.flags[source]
+            assert not any(code.startswith("12") for code in old)
+            if "12" not in archs:
+                assert new == old
+                continue
+            for device in ("120", "121"):
+                if any(loads_on(code, device) for code in wanted):
+                    assert any(loads_on(code, device) for code in new), (cuda, archs, source)
+            older = [code for code in wanted if not code.startswith("12")]
+            assert [code for code in new if not code.startswith("12")] == (
+                list(old) if older else []), (cuda, archs)  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc (CUDA 13.0) is not on this machine")
+def test_a_helper_s_machine_code_is_sm_120(
+    patched: Tree, torch: Path, matrix: Any, tmp_path: Path
+) -> None:
+    source = MARLIN_HELPERS[2]
+    (code,) = matrix["13.0.88", "12.1"][1].flags[source]
+    fatbin = tmp_path / "helper.fatbin"
+    subprocess.run(
+        ["nvcc", "-std=c++20", "-O3", "-DNDEBUG", "-DUSE_CUDA", "--expt-relaxed-constexpr",
+         "-static-global-template-stub=false", "-DTORCH_TARGET_VERSION=0x020B000000000000ULL",
+         "-I", patched.folder / "csrc", "-I", torch / "include",
+         f"-gencode=arch=compute_{code},code=sm_{code}",
+         "-fatbin", patched.folder / source, "-o", fatbin],
+        check=True, timeout=300,
+    )  # fmt: skip
+    access = Access(Index(), {}, offline=False)
+    readers = toolchain.readers(store(), ROOT, "linux/amd64", access)
+    kernels = readers.read(fatbin)
+    assert len(kernels) == 8  # 4 and 8 bits, with and without an order of columns, A of 8 bits
+    for kernel in kernels:
+        assert kernel.target == "sm_120"
+    listed = subprocess.run(
+        [readers.folder / "cuobjdump", "--list-elf", "--list-ptx", fatbin],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert ".sm_120.cubin" in listed
+    assert "ptx" not in listed.lower()
