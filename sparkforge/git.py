@@ -83,6 +83,12 @@ def git_bytes(repo: Path, *args: str, stdin: bytes | None = None) -> bytes:
     return call("git", "-C", repo, *args, stdin=stdin, env=clean_env()).stdout
 
 
+def attempt(repo: Path, *args: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """As ``git``, for what may rightly fail: returns (exit code, all that git said)."""
+    result = call("git", "-C", repo, *args, env={**clean_env(), **(env or {})}, check=False)
+    return result.returncode, (result.stdout + result.stderr).decode(errors="surrogateescape")
+
+
 def git_ok(repo: Path, *args: str) -> bool:
     """Tell whether a git command succeeds; for questions, not for work."""
     return call("git", "-C", repo, *args, env=clean_env(), check=False).returncode == 0
@@ -205,14 +211,19 @@ def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) 
     git(repo, "worktree", "prune")  # entries of killed runs, whose folders were swept
     git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(where), commit)
     try:
-        # --no-cone: patterns are single files; a leading slash anchors them at the top
-        patterns = "".join(f"/{_escape_pattern(path)}\n" for path in sorted(set(paths)))
+        # --no-cone: patterns are single files
         git(where, "sparse-checkout", "set", "--no-cone", "--stdin",
-            stdin=patterns.encode(errors="surrogateescape"))  # fmt: skip
+            stdin=sparse_patterns(paths))  # fmt: skip
         git(where, "read-tree", "-mu", "HEAD")
         yield where
     finally:
         git(repo, "worktree", "remove", "--force", str(where))
+
+
+def sparse_patterns(paths: Iterable[str]) -> bytes:
+    """Return what a sparse checkout of just these files is told; a slash anchors at the top."""
+    patterns = "".join(f"/{_escape_pattern(path)}\n" for path in sorted(set(paths)))
+    return patterns.encode(errors="surrogateescape")
 
 
 def _escape_pattern(path: str) -> str:

@@ -1,0 +1,1 @@
+"""A series moved onto another release: verdicts, resumable moves, and landing all at once."""

@@ -1,0 +1,108 @@
+"""What may help a person with a conflict: upstream's commits, and where the old lines went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkforge import git
+from sparkforge.rebase import verdicts
+from sparkforge.rebase.workspace import Unmerged
+from sparkforge.sources import Source
+
+if TYPE_CHECKING:
+    from sparkforge.rebase.move import Mover
+
+_PLACES = 3  # so many places where a line stands now are worth naming
+
+
+@dataclass(frozen=True)
+class History:
+    """Upstream's commits between two releases."""
+
+    repo: Path
+    old: str
+    new: str
+
+    @classmethod
+    def of(cls, repo: Path | None, old: Source, new: Source) -> History | None:
+        """Return the history between two sources; None where it is not at hand.
+
+        A release file has none, and the store fetches single commits; a clone has it.
+        """
+        if repo is None or "release" in (old.provider, new.provider):
+            return None
+        if not git.git_ok(repo, "merge-base", old.commit, new.commit):
+            return None
+        return cls(repo, old.commit, new.commit)
+
+    def culprit(self, path: str) -> str | None:
+        """Return the last commit that touched a file which is gone: what it is and did."""
+        text = git.git(self.repo, "log", "--full-history", "-1", "--format=%h %s",
+                       f"{self.old}..{self.new}", "--", path)  # fmt: skip
+        if not text:
+            return None
+        status = git.git(self.repo, "show", "--format=", "--name-status", "--find-renames", "-l0",
+                         "-z", text.partition(" ")[0])  # fmt: skip
+        fields = status.split("\0")
+        for kind, before, after in zip(fields, fields[1:], fields[2:], strict=False):
+            if before == path and kind.startswith("R"):
+                return f"{text} (renames {path} to {after})"
+        return f"{text} (deletes {path})"
+
+    def patch_ids(self) -> dict[str, str]:
+        """Return upstream's commits between the two by the patch-id of their change."""
+        log = git.git_bytes(self.repo, "log", "-p", "--no-merges", "--full-index", "--no-renames",
+                            f"{self.old}..{self.new}")  # fmt: skip
+        listing = git.git(self.repo, "patch-id", "--stable", stdin=log)
+        pairs = (line.split(" ") for line in listing.splitlines())
+        return {patch: commit[:12] for patch, commit in pairs}
+
+
+def patch_id(data: bytes) -> str:
+    """Return the patch-id of a patch file: its change, without line numbers and white space."""
+    # any folder does; patch-id reads no repository
+    return git.git(Path.cwd(), "patch-id", "--stable", stdin=data).partition(" ")[0]
+
+
+def about(mover: Mover, at: int, unmerged: Sequence[Unmerged]) -> list[str]:
+    """Say, for each file in conflict, what the new release seems to have done there."""
+    parts = verdicts.hunks(mover.diff(at))
+    patch = mover.series.patches[at]
+    by_path = {entry.path: part for entry, part in zip(patch.entries, parts, strict=False)}
+    back = {to: path for path, to in mover.missing.items() if to is not None}
+    said = []
+    for one in unmerged:
+        part = by_path.get(one.path) or by_path.get(back.get(one.path, ""))
+        if part is None or 2 not in one.blobs:
+            continue
+        now = git.blob(mover.new.repo, one.blobs[2]) if _has(mover, one.blobs[2]) else b""
+        hint = verdicts.reworded(part, now) or verdicts.reindented(part, now)
+        said.append(f"{one.path}: {hint or _moved(mover, one.path, part, now)}")
+    return said
+
+
+def _has(mover: Mover, blob: str) -> bool:
+    # what an earlier patch of this rebase made lies in the workspace, not in the store
+    return git.git_ok(mover.new.repo, "cat-file", "-e", blob)
+
+
+def _moved(mover: Mover, path: str, part: list[verdicts.Hunk], now: bytes) -> str:
+    """Say where a line that the patch stands on is now, in other files."""
+    for line in verdicts.distinctive(part, now)[:5]:
+        text = line.decode(errors="replace")
+        if len(text) < 20:
+            break
+        code, listing = git.attempt(mover.new.repo, "grep", "-n", "-F", "-z", "-I", "-e", text,
+                                    mover.new.commit)  # fmt: skip
+        places = []
+        for found in listing.splitlines() if code == 0 else ():
+            fields = found.split("\0")
+            if len(fields) >= 3:
+                places.append((fields[0].partition(":")[2], fields[1]))
+        if places and all(name != path for name, _ in places):
+            shown = ", ".join(f"{name}:{number}" for name, number in places[:_PLACES])
+            return f"lines it stands on moved: `{text[:60]}` is at {shown} now"
+    return "upstream changed the same lines"

@@ -1,0 +1,169 @@
+"""Resolutions of conflicts, kept beside the series so that everybody's rebase resolves the same.
+
+Two kinds, both small diffs under ``patches/UPSTREAM/.rerere/``:
+
+``ID.diff``
+    git's rerere: a conflict by the hash of its two sides, and the diff from the file with the
+    conflict to the file without. It also fits where the lines around differ.
+``KEY.whole``
+    what a whole patch became, by the patch and the blobs that met. Written only where the files
+    in conflict are not all that a person changed, or one of them was renamed or deleted.
+
+git's own cache holds whole files of upstream's; the diffs hold only what a person decided.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from sparkforge import git
+from sparkforge.patchfile import Patch
+from sparkforge.rebase.workspace import Workspace
+
+_NAME = "resolution"
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A conflict as it was before anybody touched it; a state file keeps it.
+
+    Attributes:
+        key: of the patch and the blobs that met.
+        files: in conflict.
+        others: digest of all other files.
+        by_lines: whether rerere knows all of it.
+    """
+
+    key: str
+    files: tuple[str, ...]
+    others: str
+    by_lines: bool
+
+
+class Memory:
+    """A folder of remembered resolutions."""
+
+    FOLDER: ClassVar[str] = ".rerere"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def recall(self, work: Workspace, patch: Patch, head: str) -> bool:
+        """Resolve the conflict that the workspace holds, if it was resolved before.
+
+        Returns:
+            Whether nothing is left in conflict; if something is, the workspace is as a person
+            should find it.
+        """
+        if not self.folder.is_dir():
+            return False
+        whole = self.folder / f"{conflict(work, patch).key}.whole"
+        if whole.is_file() and (tree := _applied(work, whole, head)) is not None:
+            work.git("read-tree", "--reset", "-u", tree)
+            return True
+        for identity in _identities(work):
+            self._lend(work, identity)
+        work.git("rerere")
+        return not work.unmerged()
+
+    def _lend(self, work: Workspace, identity: str) -> None:
+        """Give git's cache the first resolution that fits a conflict at hand."""
+        name, _, variant = identity.partition(".")
+        suffix = f".{variant}" if variant else ""
+        cache = work.path / ".git" / "rr-cache" / name
+        preimage, postimage = cache / f"preimage{suffix}", cache / f"postimage{suffix}"
+        if not preimage.is_file() or postimage.is_file():
+            return
+        for diff in sorted(self.folder.glob(f"{name}*.diff")):
+            with work.beside("recall") as folder:
+                shutil.copyfile(preimage, folder / _NAME)
+                code, _ = git.attempt(folder, "apply", "--whitespace=nowarn", str(diff.resolve()),
+                                      env=_nowhere(folder))  # fmt: skip
+                if code == 0:
+                    shutil.copyfile(folder / _NAME, postimage)
+                    return
+
+    def learned(
+        self, work: Workspace, met: Conflict, head: str, commit: str
+    ) -> Mapping[str, bytes]:
+        """Return the files to keep of a conflict that a person resolved, by name.
+
+        Call ``work.git("rerere")`` before, while the resolved files stand there.
+        """
+        found = dict(_line_resolutions(work))
+        if not met.by_lines or met.others != _digest_of_commit(work, commit, met.files):
+            found[f"{met.key}.whole"] = work.diff(head, commit)
+        return {name: data for name, data in found.items() if not (self.folder / name).exists()}
+
+
+def conflict(work: Workspace, patch: Patch) -> Conflict:
+    """Describe the conflict that the workspace holds."""
+    unmerged = work.unmerged()
+    files = tuple(one.path for one in unmerged)
+    sides = "\n".join(f"{one.path} {sorted(one.blobs.items())}" for one in unmerged)
+    key = hashlib.sha256(f"{patch.sha256}\n{sides}".encode(errors="surrogateescape"))
+    listing = work.git("ls-files", "-s", "-z").split("\0")
+    staged = (line.split("\t", 1) for line in listing if line)
+    entries = [(path, meta.split(" ")[1]) for meta, path in staged if path not in files]
+    by_lines = len(_identities(work)) == len(files) > 0
+    return Conflict(key.hexdigest()[:40], files, _digest(entries), by_lines)
+
+
+def _digest(entries: list[tuple[str, str]]) -> str:
+    text = "\n".join(f"{path} {blob}" for path, blob in sorted(entries))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+
+
+def _digest_of_commit(work: Workspace, commit: str, but: tuple[str, ...]) -> str:
+    listing = work.git("ls-tree", "-r", "-z", commit).split("\0")
+    lines = (line.split("\t", 1) for line in listing if line)
+    return _digest([(path, meta.split(" ")[2]) for meta, path in lines if path not in but])
+
+
+def _identities(work: Workspace) -> list[str]:
+    """Return rerere's names of the conflicts at hand."""
+    listing = work.path / ".git" / "MERGE_RR"
+    if not listing.is_file():
+        return []
+    return [entry.split("\t")[0] for entry in
+            listing.read_text(errors="surrogateescape").split("\0") if entry]  # fmt: skip
+
+
+def _line_resolutions(work: Workspace) -> Mapping[str, bytes]:
+    """Return all that git's cache knows the answer to, as diffs."""
+    found = {}
+    for preimage in sorted((work.path / ".git" / "rr-cache").glob("*/preimage*")):
+        postimage = preimage.with_name(preimage.name.replace("pre", "post"))
+        if not postimage.is_file():
+            continue
+        with work.beside("learn") as folder:
+            for side, image in (("a", preimage), ("b", postimage)):
+                (folder / side).mkdir()
+                shutil.copyfile(image, folder / side / _NAME)
+            _, text = git.attempt(
+                folder, "diff", "--no-index", "--no-prefix", "--full-index", "--text",
+                f"a/{_NAME}", f"b/{_NAME}", env=_nowhere(folder),
+            )  # fmt: skip
+        suffix = preimage.name.removeprefix("preimage")
+        found[f"{preimage.parent.name}{suffix}.diff"] = text.encode(errors="surrogateescape")
+    return found
+
+
+def _nowhere(folder: Path) -> dict[str, str]:
+    """Return what keeps git from finding a repository around a folder."""
+    return {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+
+
+def _applied(work: Workspace, diff: Path, head: str) -> str | None:
+    """Return the tree of ``head`` with a diff applied; None where it does not fit."""
+    with work.beside("recall") as folder:
+        env = {"GIT_INDEX_FILE": str(folder / "index")}
+        work.git("read-tree", head, env=env)
+        code, _ = git.attempt(work.path, "apply", "--cached", "--whitespace=nowarn",
+                              str(diff.resolve()), env=env)  # fmt: skip
+        return work.git("write-tree", env=env) if code == 0 else None

@@ -1,0 +1,223 @@
+"""One patch after the other onto a new tree, each with its verdict.
+
+The patches are moved as commits: each is merged (``git cherry-pick``, whose base is the commit
+before it on the old release) onto what the earlier ones gave on the new one. So renames are
+followed, and what does not merge has three versions to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from sparkforge import git, series
+from sparkforge.rebase import hints
+from sparkforge.rebase.memory import Memory
+from sparkforge.rebase.verdicts import Move, Verdict, compare, own_lines
+from sparkforge.rebase.workspace import Workspace
+from sparkforge.series import Patched, Series
+from sparkforge.sources import Source
+from sparkforge.store import Store
+
+
+def verdicts(
+    store: Store,
+    one: Series,
+    old: Source,
+    new: Source,
+    *,
+    history: Path | None = None,
+    memory: Path | None = None,
+) -> list[Move]:
+    """Say what would become of each patch of a series on another release; changes nothing.
+
+    A patch that stops is left out, and those behind it are tried without it (``Move.after``).
+
+    Args:
+        old: what the series applies to, exactly.
+        new: a source of the same upstream, from the same store.
+        history: a repository with upstream's history, for the commits that renamed or deleted.
+        memory: folder of remembered resolutions; None: the series' own.
+
+    Raises:
+        SeriesError: the series does not apply to ``old``.
+    """
+    patched = series.apply(store, one, old)
+    with store.temporary("rebase") as folder:
+        mover = Mover(store, one, patched, new, memory or one.folder / Memory.FOLDER, history)
+        work = Workspace.make(folder / "tree", new.repo, new.commit, mover.paths)
+        moves: list[Move] = []
+        head = new.commit
+        for at in range(len(one.patches)):
+            move = mover.move(work, at, head, moves)
+            if move.stops:
+                work.reset(head)
+            moves.append(move)
+            head = move.commit or head
+    return moves
+
+
+class Mover:
+    """Knows a series on the old release and moves its patches, one at a time."""
+
+    def __init__(
+        self, store: Store, one: Series, patched: Patched, new: Source, memory: Path,
+        history: Path | None,
+    ) -> None:  # fmt: skip
+        self.store = store
+        self.series = one
+        self.patched = patched
+        self.old = patched.source
+        self.new = new
+        self.memory = Memory(memory)
+        self.history = hints.History.of(history, self.old, new)
+
+    @cached_property
+    def commits(self) -> list[str]:
+        """The patches as commits on the old release, in order."""
+        listing = git.git(self.old.repo, "rev-list", "--reverse",
+                          f"{self.old.commit}..{self.patched.commit}")  # fmt: skip
+        return listing.splitlines()
+
+    @cached_property
+    def missing(self) -> dict[str, str | None]:
+        """Files of the old release that the series changes and the new one lacks: their new names.
+
+        None where none of the new files is like it.
+        """
+        touched = {entry.path for patch in self.series.patches for entry in patch.entries}
+        before = git.blobs_at(self.old.repo, self.old.commit, touched)
+        now = git.blobs_at(self.new.repo, self.new.commit, touched)
+        gone = sorted(before.keys() - now.keys())
+        renamed = renames(self.new.repo, self.old.commit, self.new.commit, gone)
+        return {path: renamed.get(path) for path in gone}
+
+    @property
+    def paths(self) -> set[str]:
+        """The files that moving the series may touch."""
+        touched = {entry.path for patch in self.series.patches for entry in patch.entries}
+        return touched | {path for path in self.missing.values() if path is not None}
+
+    @cached_property
+    def upstreamed(self) -> dict[str, str]:
+        """The patches that the new release has already: by name, how that was found."""
+        found = {}
+        with_id = self.history.patch_ids() if self.history else {}
+        with self.store.temporary("reverse") as folder:
+            env = {"GIT_INDEX_FILE": str(folder / "index")}
+            git.git(self.new.repo, "read-tree", self.new.commit, env=env)
+            # last first, each taken away in turn: a later patch may stand on an earlier one
+            for patch in reversed(self.series.patches):
+                code, _ = git.attempt(self.new.repo, "apply", "--cached", "--reverse",
+                                      "--whitespace=nowarn", str(patch.path.resolve()),
+                                      env=env)  # fmt: skip
+                if code == 0:
+                    found[patch.name] = "it can be taken away from the new release exactly"
+                elif (commit := with_id.get(hints.patch_id(patch.path.read_bytes()))) is not None:
+                    found[patch.name] = f"upstream's commit {commit} makes the same change"
+        return found
+
+    def diff(self, at: int) -> bytes:
+        """Return a patch's diff on the old release."""
+        return git.git_bytes(self.old.repo, "diff-tree", "-p", "--full-index", "--binary",
+                             "--no-renames", f"{self.commits[at]}^", self.commits[at])  # fmt: skip
+
+    def move(self, work: Workspace, at: int, head: str, earlier: Iterable[Move]) -> Move:
+        """Move one patch onto ``head``; where it stops, the workspace holds the conflict.
+
+        The workspace must stand on ``head``, with nothing under way. The moved commit exists
+        when this returns, and the workspace stands on it.
+        """
+        patch = self.series.patches[at]
+        if patch.name in self.upstreamed:
+            return Move(patch.name, Verdict.UPSTREAMED, detail=(self.upstreamed[patch.name],))
+        merged, said = work.pick(self.commits[at])
+        remembered = False
+        if not merged:
+            remembered = self.memory.recall(work, patch, head)
+            if not remembered:
+                return self._stopped(work, at, said, earlier)
+        tree = work.write_tree()
+        if tree == work.git("rev-parse", f"{head}^{{tree}}"):
+            work.reset(head)
+            what = "resolved as before" if remembered else "merged"
+            return Move(patch.name, Verdict.EMPTY, remembered=remembered,
+                        detail=(f"{what}, nothing of it is left to change",))  # fmt: skip
+        return self.settled(work, at, tree, head, remembered=remembered)
+
+    def settled(self, work: Workspace, at: int, tree: str, head: str, *, remembered: bool) -> Move:
+        """Commit what a patch became, and say how it differs from what it was."""
+        commit = work.commit_like(self.commits[at], tree, head)
+        work.reset(commit)
+        before, now = self.diff(at), work.diff(head, commit)
+        verdict = compare(before, now)
+        detail: list[str] = ["resolved as it was before"] if remembered else []
+        patch = self.series.patches[at]
+        changed = {change.path for change in git.changes(work.path, head, commit)}
+        followed = [(path, to) for path in (e.path for e in patch.entries)
+                    if (to := self.missing.get(path)) is not None and to in changed]  # fmt: skip
+        if followed:
+            verdict = Verdict.TARGET_RENAMED
+            detail += [f"{path} is {to} now: followed" for path, to in followed]
+            if own_lines(before) != own_lines(now):
+                detail.append("its own lines changed on the way")
+        culprits = self._culprits(path for path, _ in followed)
+        files = tuple(path for path, _ in followed)
+        return Move(patch.name, verdict, detail=tuple(detail), files=files, culprits=culprits,
+                    remembered=remembered, commit=commit)  # fmt: skip
+
+    def _stopped(self, work: Workspace, at: int, said: str, earlier: Iterable[Move]) -> Move:
+        patch = self.series.patches[at]
+        unmerged = work.unmerged()
+        files = tuple(one.path for one in unmerged)
+        gone = [e.path for e in patch.entries if e.path in self.missing]
+        detail: list[str] = []
+        verdict = Verdict.CONFLICT
+        if renamed := [path for path in gone if self.missing[path] is not None]:
+            verdict = Verdict.TARGET_RENAMED
+            detail += [f"{path} is {self.missing[path]} now" for path in renamed]
+        # gone for good, and the patch did more with it than delete it
+        if deleted := [path for path in gone if self.missing[path] is None and path in files]:
+            verdict = Verdict.TARGET_DELETED
+            detail += [f"{path} is gone" for path in deleted]
+        detail += hints.about(self, at, [one for one in unmerged if one.path not in deleted])
+        left_out = {move.patch for move in earlier if move.stops or move.reason is not None}
+        touched = {entry.path for entry in patch.entries}
+        after = tuple(p.name for p in self.series.patches if p.name in left_out
+                      and touched & {entry.path for entry in p.entries})  # fmt: skip
+        if not unmerged:  # a kind of conflict that leaves no file with two sides
+            detail += [line for line in said.splitlines() if line.startswith("CONFLICT")]
+        return Move(patch.name, verdict, stops=True, detail=tuple(detail), files=files,
+                    culprits=self._culprits([*renamed, *deleted]), after=after)  # fmt: skip
+
+    def _culprits(self, paths: Iterable[str]) -> tuple[str, ...]:
+        if self.history is None:
+            return ()
+        found = (self.history.culprit(path) for path in paths)
+        return tuple(dict.fromkeys(text for text in found if text is not None))
+
+    def skipped(self, move: Move, reason: str) -> Move:
+        """Return a stopped patch's move as one that a person left out."""
+        return replace(move, stops=False, reason=reason)
+
+
+def renames(repo: Path, old: str, new: str, gone: list[str]) -> dict[str, str]:
+    """Return the new name of each of these files of ``old`` that ``new`` has under another.
+
+    Only they are compared with what is new, so that the number of moves in a release does not
+    matter.
+    """
+    if not gone:
+        return {}
+    kinds = {Path(path).suffix for path in gone}
+    added = [change.path for change in git.changes(repo, old, new)
+             if change.status == "A" and Path(change.path).suffix in kinds]  # fmt: skip
+    if not added:
+        return {}
+    raw = git.git(repo, "--literal-pathspecs", "diff-tree", "-r", "-z", "--find-renames", "-l0",
+                  "--diff-filter=R", "--name-status", old, new, "--", *gone, *added)  # fmt: skip
+    fields = raw.split("\0")
+    return {before: after for _, before, after in
+            zip(fields[0::3], fields[1::3], fields[2::3], strict=False)}  # fmt: skip

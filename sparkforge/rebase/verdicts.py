@@ -1,0 +1,205 @@
+"""What becomes of a patch on another tree: one verdict each, and what it is read from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Verdict(Enum):
+    """What became of one patch; each patch gets exactly one."""
+
+    CLEAN = "clean"
+    # the same diff, line numbers and context included; at most the blob ids differ
+    CONTEXT_ONLY = "context-only"
+    # its own lines are the same; where they stand, or the lines around them, differ
+    CHANGED = "changed"
+    # merged without a person (or as one resolved it before), but its own lines differ
+    UPSTREAMED = "upstreamed"
+    # all of it is in the new tree: it reverses there exactly, or a commit has its patch-id
+    CONFLICT = "conflict"
+    # upstream changed the same lines: a person must merge them
+    TARGET_RENAMED = "target-renamed"
+    # a file that it changes has another name now
+    TARGET_DELETED = "target-deleted"
+    # a file that it changes is gone
+    EMPTY = "empty"
+    # merging left nothing of it: the new tree has each change already, among others
+
+
+DROPPED = (Verdict.UPSTREAMED, Verdict.EMPTY)
+"""Verdicts with which a patch leaves the series by itself."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """What became of one patch.
+
+    Attributes:
+        patch: its file name.
+        stops: a person must resolve it (or skip it).
+        detail: what was found, for people; lines.
+        files: the files in conflict, or those renamed or deleted.
+        culprits: upstream's commits that did it, ``SHA subject``, where history is at hand.
+        after: earlier patches, left out here, that touch the same files; it may be their doing.
+        remembered: resolved the way a person did before.
+        commit: the moved commit; None where there is none (stopped, dropped, skipped).
+        reason: why a person left it out.
+    """
+
+    patch: str
+    verdict: Verdict
+    stops: bool = False
+    detail: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    culprits: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    remembered: bool = False
+    commit: str | None = None
+    reason: str | None = None
+
+    @property
+    def next(self) -> str:
+        """What to do next, in one line."""
+        if self.reason is not None:
+            return f"left out: {self.reason}"
+        if self.after and self.stops:
+            names = ", ".join(name.removesuffix(".patch") for name in self.after)
+            return f"resolve {names} first: this may follow from it"
+        if self.verdict is Verdict.TARGET_DELETED:
+            return "find what took the file's place and change that, or --skip REASON"
+        if self.verdict is Verdict.TARGET_RENAMED and self.stops:
+            return "carry the change over to the new name, or --skip REASON"
+        if self.stops:
+            return "merge both sides in the worktree, or --skip REASON"
+        return {
+            Verdict.CLEAN: "nothing",
+            Verdict.CONTEXT_ONLY: "run its test",
+            Verdict.CHANGED: "read the new diff, run its test",
+            Verdict.UPSTREAMED: "nothing: it leaves the series",
+            Verdict.EMPTY: "run its test on the new release: it leaves the series",
+            Verdict.TARGET_RENAMED: "nothing to merge: look whether the new file is still used so",
+        }[self.verdict]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints of it, and what the state file keeps."""
+        return {
+            "patch": self.patch, "verdict": self.verdict.value, "stops": self.stops,
+            "detail": list(self.detail), "files": list(self.files),
+            "culprits": list(self.culprits), "after": list(self.after),
+            "remembered": self.remembered, "commit": self.commit, "reason": self.reason,
+            "next": self.next,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Move:
+        """Read what ``as_json`` wrote."""
+        return cls(
+            value["patch"], Verdict(value["verdict"]), value["stops"], tuple(value["detail"]),
+            tuple(value["files"]), tuple(value["culprits"]), tuple(value["after"]),
+            value["remembered"], value["commit"], value["reason"],
+        )  # fmt: skip
+
+
+# -- diffs ---------------------------------------------------------------------------
+
+_FILE = re.compile(rb"^diff --git ", re.MULTILINE)
+_INDEX = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One hunk: the lines it takes away, adds and stands between, each without its mark."""
+
+    before: tuple[bytes, ...]
+    """Context and removed lines, in order: what must be there."""
+    own: tuple[bytes, ...]
+    """Added and removed lines with their marks, in order."""
+
+    @property
+    def added(self) -> tuple[bytes, ...]:
+        return tuple(line[1:] for line in self.own if line.startswith(b"+"))
+
+    @property
+    def removed(self) -> tuple[bytes, ...]:
+        return tuple(line[1:] for line in self.own if line.startswith(b"-"))
+
+
+def hunks(diff: bytes) -> list[list[Hunk]]:
+    """Return the hunks of each file of a diff, in order; binary files count as one."""
+    return [_hunks(part) for part in _FILE.split(diff)[1:]]
+
+
+def _hunks(part: bytes) -> list[Hunk]:
+    head, *rest = re.split(rb"^@@ [^\n]*\n", part, flags=re.MULTILINE)
+    if not rest:  # binary, or a mode: no lines, so all of it counts
+        return [Hunk((), tuple(b"+" + line for line in head.splitlines()[1:]))]
+    found = []
+    for text in rest:
+        lines = [line for line in text.split(b"\n") if line[:1] in (b" ", b"+", b"-")]
+        before = tuple(line[1:] for line in lines if not line.startswith(b"+"))
+        found.append(Hunk(before, tuple(line for line in lines if not line.startswith(b" "))))
+    return found
+
+
+def compare(old: bytes, new: bytes) -> Verdict:
+    """Tell how two diffs of one patch differ: CLEAN, CONTEXT_ONLY or CHANGED."""
+    if _INDEX.sub(b"", old) == _INDEX.sub(b"", new):
+        return Verdict.CLEAN
+    if own_lines(old) == own_lines(new):
+        return Verdict.CONTEXT_ONLY
+    return Verdict.CHANGED
+
+
+def own_lines(diff: bytes) -> list[list[bytes]]:
+    """Return the added and removed lines of each file, in order, the files' names left out."""
+    return [[line for hunk in file for line in hunk.own] for file in hunks(diff)]
+
+
+# -- hints about a conflict --------------------------------------------------------------
+
+
+def plain(lines: Sequence[bytes]) -> list[bytes]:
+    """Return the lines without indentation, those left out that say nothing (braces, blanks)."""
+    bare = (line.strip() for line in lines)
+    return [line for line in bare if len(re.findall(rb"\w", line)) > 3]
+
+
+def reworded(diff_of_file: Sequence[Hunk], now: bytes) -> str | None:
+    """Say whether most of what a patch adds stands in the new file already."""
+    have = set(plain(now.splitlines()))
+    added = plain([line for hunk in diff_of_file for line in hunk.added])
+    there = [line for line in added if line in have]
+    if len(added) and 2 * len(there) >= len(added):
+        return (
+            f"{len(there)} of the {len(added)} lines it adds are there already: upstream may have"
+            " the same fix in other words"
+        )
+    return None
+
+
+def reindented(diff_of_file: Sequence[Hunk], now: bytes) -> str | None:
+    """Say whether the lines that a patch stands on are there with other white space."""
+    lines = now.splitlines()
+    bare = [line.strip() for line in lines]
+    for hunk in diff_of_file:
+        want = [line.strip() for line in hunk.before]
+        if len(plain(want)) < 2:
+            continue
+        for at in range(len(bare) - len(want) + 1):
+            if bare[at : at + len(want)] == want and lines[at : at + len(want)] != list(
+                hunk.before
+            ):
+                return f"only white space of the lines it stands on differs, at line {at + 1}"
+    return None
+
+
+def distinctive(diff_of_file: Sequence[Hunk], now: bytes) -> list[bytes]:
+    """Return lines that a patch stands on and the new file lacks, the longest first."""
+    have = set(plain(now.splitlines()))
+    gone = {line for hunk in diff_of_file for line in plain(hunk.before)
+            if line not in have and not line.startswith((b"from ", b"import ", b"#"))}  # fmt: skip
+    return sorted(gone, key=lambda line: (-len(line), line))
