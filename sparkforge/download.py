@@ -74,6 +74,30 @@ def fetch(
             return store.accept_download(partial, sha256, name)
 
 
+def size_of(url: str, name: str) -> int:
+    """Return how many bytes a file has, without fetching it.
+
+    Raises:
+        FetchError: its server does not say, or can't be reached.
+    """
+    import requests
+
+    if urlsplit(url).scheme == "file":
+        path = Path(unquote(urlsplit(url).path))
+        if not path.is_file():
+            raise FetchError(f"{name}: {path} is not there", "check the index or mirror it is on")
+        return path.stat().st_size
+    try:
+        # not HEAD, which some mirrors refuse; the body is not read
+        with requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True,
+                          timeout=_TIMEOUT_S) as reply:  # fmt: skip
+            reply.raise_for_status()
+            return int(reply.headers["Content-Length"])
+    except (requests.RequestException, KeyError, ValueError) as error:
+        msg = f"{name}: its size can't be asked: {type(error).__name__}: {error}"
+        raise FetchError(msg, "check the network, proxy and certificates") from error
+
+
 def _copy(source: Path, partial: Path, name: str) -> None:
     if not source.is_file():
         raise FetchError(f"{name}: {source} is not there", "check the index or mirror it is on")

@@ -133,6 +133,12 @@ class DoctorError(SparkforgeError):
     exit_code = 18
 
 
+class RebaseStopped(SparkforgeError):
+    """A patch does not move to the new release by itself: a person is needed."""
+
+    exit_code = 19
+
+
 class VerifyError(SparkforgeError):
     """Two builds differ, or an image is not what this checkout makes."""
 

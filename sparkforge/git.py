@@ -143,6 +143,21 @@ def remote_tag(url: str, tag: str) -> str | None:
     return found.get(f"refs/tags/{tag}^{{}}") or found.get(f"refs/tags/{tag}")
 
 
+def remote_tags(url: str) -> dict[str, str]:
+    """Return every tag of a remote and the commit that it names (peeled).
+
+    Raises:
+        CommandError: the remote can't be read.
+    """
+    listing = call("git", "ls-remote", "--tags", "--", url,
+                   env={"GIT_TERMINAL_PROMPT": "0"}).stdout.decode()  # fmt: skip
+    found: dict[str, str] = {}
+    for line in sorted(listing.splitlines(), key=lambda line: line.partition("\t")[2]):
+        commit, _, ref = line.partition("\t")
+        found[ref.removeprefix("refs/tags/").removesuffix("^{}")] = commit  # TAG^{} behind TAG
+    return found
+
+
 def fetch_commit(repo: Path, url: str, commit: str) -> None:
     """Fetch one commit and its tree, nothing of its history.
 

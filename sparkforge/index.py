@@ -121,6 +121,13 @@ class Index:
         raise FetchError(msg, remedy)
 
 
+def sha256_of(link: Link) -> str | None:
+    """Return the sha256 that the index promises for a file; None where it gives none."""
+    if link.hashes and "sha256" in link.hashes:  # the JSON form of the page
+        return str(link.hashes["sha256"])
+    return link.hash if link.hash_name == "sha256" else None
+
+
 @cache
 def _default_index() -> str:
     # pip's own default, asked of pip: no index is written down in this project

@@ -28,6 +28,10 @@ _SHAPE_REMEDIES = {
 }
 
 
+LANDING = Path("dist", "rebase", "journal.json")
+"""Beside pins.yaml while a rebase writes its result; see rebase/journal.py."""
+
+
 class ReleaseFile(Model):
     """One file that upstream published for the pinned version."""
 
@@ -241,6 +245,18 @@ def load(path: Path) -> Pins:
         raise PinsError(msg, "run from a sparkforge checkout, or name one with --pins") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PinsError(f"{path}: {error}", "make it readable UTF-8 text") from None
+    if (path.parent / LANDING).exists():
+        msg = f"{path}: a rebase was killed while it wrote its result: half of it stands here"
+        raise PinsError(msg, "build.py rebase --continue writes the rest")
+    return parse(path, text)
+
+
+def parse(path: Path, text: str) -> Pins:
+    """Check what pins.yaml says, or would say.
+
+    Raises:
+        PinsError: as ``load``.
+    """
     try:
         document = yamlfile.read(text)
     except NotYamlError as error:
@@ -306,11 +322,17 @@ def record(path: Path, upstream: str, provider: str, recorded: Recorded) -> None
         PinsError: its upstream is not written one key a line.
     """
     present = dict(load(path).upstream(upstream).patched) | {provider: recorded}
-    block = ["patched:"] + [
+    _rewrite(path, upstream, record_block(present))
+
+
+def record_block(recorded: Mapping[str, Recorded]) -> list[str]:
+    """Return the lines of ``patched``; none where nothing is recorded."""
+    if not recorded:
+        return []
+    return ["patched:"] + [
         f"  {kind}: {{commit: {value.commit}, tree: {value.tree}}}"
-        for kind, value in sorted(present.items())
+        for kind, value in sorted(recorded.items())
     ]
-    _rewrite(path, upstream, block)
 
 
 def forget(path: Path, upstream: str) -> None:
@@ -324,14 +346,8 @@ def forget(path: Path, upstream: str) -> None:
 
 
 def _rewrite(path: Path, upstream: str, block: list[str]) -> None:
-    text = path.read_bytes().decode()  # read_text() would change the line ends
-    # right behind the source file, which is what the tree was made from
-    text_now = yamlfile.replace_block(
-        text, ("upstreams", upstream), "patched", block, behind="source_file"
-    )
-    if text_now is None:
-        msg = f"{path.name}: upstreams.{upstream}: stands on one line"
-        raise PinsError(msg, "write it one key a line, so that the record gets lines of its own")
+    # read_text() would change the line ends
+    text_now = with_block(path, path.read_bytes().decode(), upstream, block)
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_bytes(text_now.encode())
@@ -340,3 +356,19 @@ def _rewrite(path: Path, upstream: str, block: list[str]) -> None:
         fresh.rename(path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def with_block(path: Path, text: str, upstream: str, block: list[str]) -> str:
+    """Return the text of pins.yaml with other lines for ``patched``.
+
+    Raises:
+        PinsError: its upstream is not written one key a line.
+    """
+    # right behind the source file, which is what the tree was made from
+    text_now = yamlfile.replace_block(
+        text, ("upstreams", upstream), "patched", block, behind="source_file"
+    )
+    if text_now is None:
+        msg = f"{path.name}: upstreams.{upstream}: stands on one line"
+        raise PinsError(msg, "write it one key a line, so that the record gets lines of its own")
+    return text_now

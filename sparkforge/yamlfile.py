@@ -6,7 +6,7 @@ digits its length, ``no`` its letters. What is a number is the model's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,35 @@ def replace_block(
         lines[first - 1] += end
     indent = " " * node.start_mark.column
     lines[first : last + 1] = [f"{indent}{line}{end}" for line in block]
+    return "".join(lines)
+
+
+def replace_scalars(text: str, values: Mapping[Where, str]) -> str:
+    """Return the text with some plain values replaced; all else, comments too, stays.
+
+    Args:
+        values: by path; each must be there, and be a scalar on one line.
+
+    Raises:
+        KeyError: a path leads to no scalar.
+    """
+    root = _compose(text)
+    places = []
+    for where, value in values.items():
+        node = root
+        for part in where:
+            if isinstance(part, int) and isinstance(node, yaml.SequenceNode):
+                node = node.value[part]
+            elif isinstance(node, yaml.MappingNode):
+                node = dict(_pairs(node))[str(part)][1]
+            else:
+                raise KeyError(dotted(where))
+        if not isinstance(node, yaml.ScalarNode) or node.start_mark.line != node.end_mark.line:
+            raise KeyError(dotted(where))
+        places.append((node.start_mark.line, node.start_mark.column, node.end_mark.column, value))
+    lines = text.splitlines(keepends=True)
+    for line, start, end, value in sorted(places, reverse=True):  # from the end: columns stay
+        lines[line] = lines[line][:start] + value + lines[line][end:]
     return "".join(lines)
 
 

@@ -15,7 +15,9 @@ from sparkforge.sources import Source
 if TYPE_CHECKING:
     from sparkforge.rebase.move import Mover
 
-_PLACES = 3  # so many places where a line stands now are worth naming
+_PLACES = 3  # a line that stands in more places than that tells nothing
+_LINES = 5  # so many of the longest lines are looked for …
+_TELLING = 20  # … which have at least so many characters
 
 
 @dataclass(frozen=True)
@@ -91,18 +93,25 @@ def _has(mover: Mover, blob: str) -> bool:
 
 def _moved(mover: Mover, path: str, part: list[verdicts.Hunk], now: bytes) -> str:
     """Say where a line that the patch stands on is now, in other files."""
-    for line in verdicts.distinctive(part, now)[:5]:
-        text = line.decode(errors="replace")
-        if len(text) < 20:
-            break
-        code, listing = git.attempt(mover.new.repo, "grep", "-n", "-F", "-z", "-I", "-e", text,
-                                    mover.new.commit)  # fmt: skip
-        places = []
-        for found in listing.splitlines() if code == 0 else ():
-            fields = found.split("\0")
-            if len(fields) >= 3:
-                places.append((fields[0].partition(":")[2], fields[1]))
-        if places and all(name != path for name, _ in places):
-            shown = ", ".join(f"{name}:{number}" for name, number in places[:_PLACES])
-            return f"lines it stands on moved: `{text[:60]}` is at {shown} now"
+    lines = [line.decode(errors="replace") for line in verdicts.distinctive(part, now)]
+    lines = [line for line in lines if len(line) >= _TELLING][:_LINES]
+    # one look, and only at files of its kind in its part of the tree: each file is unpacked
+    top, suffix = path.partition("/")[0] if "/" in path else "", Path(path).suffix
+    where = f":(glob){top}/**/*{suffix}" if top else f":(glob)*{suffix}"
+    code, listing = 1, ""
+    if lines:
+        code, listing = git.attempt(
+            mover.new.repo, "grep", "-F", "-z", "-I", "-n",
+            *(word for line in lines for word in ("-e", line)), mover.new.commit, "--", where,
+        )  # fmt: skip
+    places: dict[str, list[tuple[str, str]]] = {}
+    for found in listing.splitlines() if code == 0 else ():
+        name, number, text = found.split("\0", 2) if found.count("\0") >= 2 else ("", "", "")
+        if text.strip() in lines and (file := name.partition(":")[2]) != path:
+            places.setdefault(text.strip(), []).append((file, number))
+    for line in lines:
+        # a line that stands in many files says nothing about this one
+        if line in places and len(places[line]) <= _PLACES:
+            shown = ", ".join(f"{name}:{number}" for name, number in places[line])
+            return f"what it stands on may have moved: `{line[:60]}` is at {shown} now"
     return "upstream changed the same lines"

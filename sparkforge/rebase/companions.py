@@ -1,0 +1,225 @@
+"""What a new vLLM release brings beside its own sources, held against pins.yaml.
+
+Its requirements name a torch, a FlashInfer and more, its CMake the sources that a compile fetches
+and the triton_kernels that its wheels carry. All of it is read from the tree, not run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from sparkforge import git
+from sparkforge.pins import Pins
+from sparkforge.sources import Source
+from sparkforge.yamlfile import Where
+
+_REQUIREMENTS = "requirements/cuda.txt"
+_SET = re.compile(r"""^\s*set\s*\(\s*(\w+)\s+["']?([^"'\s)]+)["']?""", re.MULTILINE | re.IGNORECASE)
+_DECLARE = re.compile(r"FetchContent_(?:Declare|Populate)\s*\(([^)]*)\)", re.IGNORECASE)
+_SHA = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Companion:
+    """One thing that no longer agrees.
+
+    Attributes:
+        what: what, and how it is pinned and wanted.
+        mend: the edit that makes it agree.
+        values: what the rebase itself writes into pins.yaml when it lands, by path.
+    """
+
+    what: str
+    mend: str
+    values: Mapping[Where, str]
+
+    def as_json(self) -> dict[str, object]:
+        """Return what ``--json`` prints of it."""
+        return {"what": self.what, "mend": self.mend, "rewritten": bool(self.values)}
+
+
+def disagreements(
+    pins: Pins, root: Path, name: str, source: Source, old: Source
+) -> list[Companion]:
+    """Return what an upstream's new tree wants otherwise than pins.yaml and the locks have it.
+
+    Args:
+        root: the checkout, where the lock files are.
+        name: the upstream.
+        source: its new tree.
+        old: its pinned tree; what that does not pin either is no news.
+    """
+    found = list(_externals(pins, name, source, old))
+    found += _required(pins, root, name, source)
+    found += _images(pins, name, source)
+    return found
+
+
+# -- requirements ----------------------------------------------------------------------
+
+
+def _text(source: Source, path: str) -> str:
+    blob = git.blobs_at(source.repo, source.commit, [path]).get(path)
+    return "" if blob is None else git.blob(source.repo, blob).decode(errors="replace")
+
+
+def exact(text: str) -> dict[str, str]:
+    """Return the versions that a requirements text pins with ==, by distribution."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        try:
+            requirement = Requirement(re.split(r"\s#|\s--hash|\\$", line.strip())[0].strip())
+        except InvalidRequirement:
+            continue  # a comment, an option, an empty line
+        specifiers = [one for one in requirement.specifier if one.operator == "=="]
+        if specifiers and not specifiers[0].version.endswith("*"):
+            found[canonicalize_name(requirement.name)] = specifiers[0].version
+    return found
+
+
+def _required(pins: Pins, root: Path, name: str, source: Source) -> Iterator[Companion]:
+    wanted = exact(_text(source, _REQUIREMENTS))
+    files = {file.project: (key, up) for key, up in pins.upstreams.items()
+             for file in up.files.values()}  # fmt: skip
+    for project, version in wanted.items():
+        key, pinned = files.get(project, (name, None))
+        if pinned is not None and key != name and pinned.version != version:
+            yield Companion(
+                f"{project}: {source.upstream} wants {version}, upstreams.{key} is"
+                f" {pinned.version}",
+                f"build.py rebase {key} --onto release:{version}", {},
+            )  # fmt: skip
+    for target, plan in pins.targets.items():
+        if name not in plan.wheels or not (plan.torch_backend or "").startswith("cu"):
+            continue  # the list is the one of CUDA builds
+        for lock in plan.requirements.values():
+            path = root / lock
+            locked = exact(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            stale = [
+                f"{project} {locked[project]} → {version}"
+                for project, version in sorted(wanted.items())
+                if project in locked and locked[project].partition("+")[0] != version
+            ]
+            if stale:
+                yield Companion(
+                    f"target {target}: {lock} has {', '.join(stale)}",
+                    "change them in the .in file of requirements/ and run scripts/lock.sh", {},
+                )  # fmt: skip
+
+
+def _images(pins: Pins, name: str, source: Source) -> Iterator[Companion]:
+    old = pins.upstreams[name].tag
+    for key, image in pins.images.items():
+        if image.tag == old and name in image.repository:
+            yield Companion(
+                f"images.{key} is tag {old}",
+                f"pin the new release's image by digest, or remove images.{key}", {},
+            )  # fmt: skip
+
+
+# -- what CMake fetches --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """One source that a CMake file fetches."""
+
+    repository: str
+    tag: str
+    file: str
+
+
+def fetched(source: Source) -> list[Fetched]:
+    """Return what the CMake files of a tree fetch by git, variables replaced where set beside."""
+    listing = git.git(source.repo, "ls-tree", "-r", "--name-only", "-z", source.commit, "--",
+                      "CMakeLists.txt", "cmake")  # fmt: skip
+    found = []
+    for path in filter(None, listing.split("\0")):
+        if not path.endswith((".cmake", "CMakeLists.txt")):
+            continue
+        text = re.sub(r"^\s*#.*$", "", _text(source, path), flags=re.MULTILINE)
+        settings: dict[str, list[str]] = {}
+        for variable, value in _SET.findall(text):
+            settings.setdefault(variable, []).append(value)
+        for call in _DECLARE.findall(text):
+            words = dict(re.findall(r"(GIT_REPOSITORY|GIT_TAG)\s+\"?([^\s\"]+)", call))
+            if len(words) == 2:
+                found += _expanded(words["GIT_REPOSITORY"], words["GIT_TAG"], settings, path)
+    return found
+
+
+def _expanded(
+    repository: str, tag: str, settings: Mapping[str, list[str]], path: str
+) -> list[Fetched]:
+    """Put in the variables; where both are set in several branches, they go in pairs."""
+
+    def values(word: str) -> list[str]:
+        variable = re.fullmatch(r"\$\{(\w+)\}", word)
+        return settings.get(variable[1], []) if variable else [word]
+
+    repositories, tags = values(repository), values(tag)
+    if len(repositories) != len(tags):
+        repositories = repositories[:1] * len(tags)
+    return [Fetched(one, two, path) for one, two in zip(repositories, tags, strict=False)
+            if "$" not in one + two]  # fmt: skip
+
+
+def _same(one: str, two: str) -> bool:
+    def plain(url: str) -> str:
+        return url.lower().removesuffix("/").removesuffix(".git")
+
+    return plain(one) == plain(two)
+
+
+def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterator[Companion]:
+    wanted = fetched(source)
+    for key, external in pins.upstreams[name].externals.items():
+        here = [one for one in wanted if _same(one.repository, external.git)]
+        if not here and wanted:
+            yield Companion(
+                f"externals.{key}: the new tree no longer fetches {external.git}",
+                f"remove upstreams.{name}.externals.{key} from pins.yaml", {},
+            )  # fmt: skip
+        for one in here[:1]:
+            at = ("upstreams", name, "externals", key)
+            if one.tag in (external.commit, external.tag):
+                continue
+            if _SHA.fullmatch(one.tag) and external.tag is None:
+                yield Companion(
+                    f"externals.{key}: {external.commit[:12]} → {one.tag[:12]} ({one.file})",
+                    "nothing: rewritten when the rebase lands", {(*at, "commit"): one.tag},
+                )  # fmt: skip
+            else:
+                yield Companion(
+                    f"externals.{key}: {external.tag or external.commit[:12]} → {one.tag}"
+                    f" ({one.file})",
+                    f"write tag {one.tag} and its commit (git ls-remote {external.git} {one.tag})"
+                    f" into upstreams.{name}.externals.{key}", {},
+                )  # fmt: skip
+    for rider, upstream in pins.upstreams.items():
+        if upstream.source_in != name:
+            continue
+        here = [one for one in wanted if _same(one.repository, upstream.git)]
+        for one in here:
+            if one.tag not in (upstream.tag, upstream.commit):
+                yield Companion(
+                    f"{rider}: the new tree carries {one.tag}, pinned is {upstream.tag}"
+                    f" ({one.file})",
+                    f"write tag, version and commit of {one.tag} into upstreams.{rider}", {},
+                )  # fmt: skip
+    known = [external.git for external in pins.upstreams[name].externals.values()]
+    known += [upstream.git for upstream in pins.upstreams.values()]
+    known += [one.repository for one in fetched(before)]
+    for one in wanted:
+        if not any(_same(one.repository, url) for url in known):
+            yield Companion(
+                f"{one.repository}: the new tree fetches it ({one.tag[:12]}, {one.file}), the old"
+                " did not",
+                f"add it to upstreams.{name}.externals, if a compile of ours needs it", {},
+            )  # fmt: skip
