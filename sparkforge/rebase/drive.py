@@ -208,7 +208,9 @@ class Rebase:
         assert leg.conflict is not None
         mover, work = self._mover(leg), self._workspace(leg)
         at, head = len(leg.moves), leg.head
+        told_by = None
         if work.head != head:
+            told_by = work.head  # committed by hand: its message counts
             if (
                 git.attempt(work.path, "rev-parse", "--verify", "--quiet", "HEAD^")[1].strip()
                 != head
@@ -217,7 +219,7 @@ class Rebase:
                     f"{work.path}: stands on {work.head[:12]}, not on {head[:12]} or one behind it"
                 )
                 raise UsageError(msg, f"git -C {work.path} reset --soft {head}")
-            work.git("reset", "--soft", head)  # committed by hand: all the same to us
+            work.git("reset", "--soft", head)
         self._check_resolved(work, leg.conflict.files)
         work.git("rerere")
         work.git("--literal-pathspecs", "add", "--update", ".")
@@ -225,7 +227,7 @@ class Rebase:
         if tree == work.git("rev-parse", f"{head}^{{tree}}"):
             msg = f"{leg.stopped.patch}: nothing of it is left in the workspace"
             raise UsageError(msg, "leave it out with its reason: --skip REASON")
-        commit = work.commit_like(mover.commits[at], tree, head)
+        commit = work.commit_like(mover.commits[at], tree, head, told_by)
         for name, data in mover.memory.learned(work, leg.conflict, head, commit).items():
             write(self.job.memory / leg.upstream / name, data)
         detail = (*leg.stopped.detail, "resolved by a person")

@@ -112,8 +112,9 @@ def _listing(path: Path, names: list[str]) -> str:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     kept = [line for line in lines if line.strip() in names or line.startswith("#")
             or not line.strip()]  # fmt: skip
-    there = {line.strip() for line in kept}
-    return "".join(f"{line}\n" for line in [*kept, *(n for n in names if n not in there)])
+    there = [line.strip() for line in kept if line.strip() in names]
+    # a patch whose subject a person changed has another name: then the order counts
+    return "".join(f"{line}\n" for line in (kept if there == names else names))
 
 
 def _record(rebase: Rebase, leg: Leg, fresh: Series) -> Recorded | None:

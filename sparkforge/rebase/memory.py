@@ -2,7 +2,7 @@
 
 Two kinds, both small diffs under ``patches/UPSTREAM/.rerere/``:
 
-``ID.diff``
+``ID-….diff``
     git's rerere: a conflict by the hash of its two sides, and the diff from the file with the
     conflict to the file without. It also fits where the lines around differ.
 ``KEY.whole``
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -36,13 +36,13 @@ class Conflict:
         key: of the patch and the blobs that met.
         files: in conflict.
         others: digest of all other files.
-        by_lines: whether rerere knows all of it.
+        lines: rerere's names of what it knows of it: all of it where it has one a file.
     """
 
     key: str
     files: tuple[str, ...]
     others: str
-    by_lines: bool
+    lines: tuple[str, ...]
 
 
 class Memory:
@@ -73,13 +73,10 @@ class Memory:
 
     def _lend(self, work: Workspace, identity: str) -> None:
         """Give git's cache the first resolution that fits a conflict at hand."""
-        name, _, variant = identity.partition(".")
-        suffix = f".{variant}" if variant else ""
-        cache = work.path / ".git" / "rr-cache" / name
-        preimage, postimage = cache / f"preimage{suffix}", cache / f"postimage{suffix}"
+        preimage, postimage = _images(work, identity)
         if not preimage.is_file() or postimage.is_file():
             return
-        for diff in sorted(self.folder.glob(f"{name}*.diff")):
+        for diff in sorted(self.folder.glob(f"{preimage.parent.name}-*.diff")):
             with work.beside("recall") as folder:
                 shutil.copyfile(preimage, folder / _NAME)
                 code, _ = git.attempt(folder, "apply", "--whitespace=nowarn", str(diff.resolve()),
@@ -95,10 +92,12 @@ class Memory:
 
         Call ``work.git("rerere")`` before, while the resolved files stand there.
         """
-        found = dict(_line_resolutions(work))
-        if not met.by_lines or met.others != _digest_of_commit(work, commit, met.files):
-            found[f"{met.key}.whole"] = work.diff(head, commit)
-        return {name: data for name, data in found.items() if not (self.folder / name).exists()}
+        # where a person changed more than the files in conflict, their lines alone must not
+        # resolve it elsewhere: the rest of the answer would be missing, and nobody asked
+        by_lines = len(met.lines) == len(met.files) > 0
+        if by_lines and met.others == _digest_of_commit(work, commit, met.files):
+            return _line_resolutions(work, met.lines)
+        return {f"{met.key}.whole": work.diff(head, commit)}
 
 
 def conflict(work: Workspace, patch: Patch) -> Conflict:
@@ -110,8 +109,7 @@ def conflict(work: Workspace, patch: Patch) -> Conflict:
     listing = work.git("ls-files", "-s", "-z").split("\0")
     staged = (line.split("\t", 1) for line in listing if line)
     entries = [(path, meta.split(" ")[1]) for meta, path in staged if path not in files]
-    by_lines = len(_identities(work)) == len(files) > 0
-    return Conflict(key.hexdigest()[:40], files, _digest(entries), by_lines)
+    return Conflict(key.hexdigest()[:40], files, _digest(entries), tuple(_identities(work)))
 
 
 def _digest(entries: list[tuple[str, str]]) -> str:
@@ -134,12 +132,12 @@ def _identities(work: Workspace) -> list[str]:
             listing.read_text(errors="surrogateescape").split("\0") if entry]  # fmt: skip
 
 
-def _line_resolutions(work: Workspace) -> Mapping[str, bytes]:
-    """Return all that git's cache knows the answer to, as diffs."""
+def _line_resolutions(work: Workspace, identities: Sequence[str]) -> Mapping[str, bytes]:
+    """Return what git's cache learned of these conflicts, as diffs."""
     found = {}
-    for preimage in sorted((work.path / ".git" / "rr-cache").glob("*/preimage*")):
-        postimage = preimage.with_name(preimage.name.replace("pre", "post"))
-        if not postimage.is_file():
+    for identity in identities:
+        preimage, postimage = _images(work, identity)
+        if not (preimage.is_file() and postimage.is_file()):
             continue
         with work.beside("learn") as folder:
             for side, image in (("a", preimage), ("b", postimage)):
@@ -149,9 +147,19 @@ def _line_resolutions(work: Workspace) -> Mapping[str, bytes]:
                 folder, "diff", "--no-index", "--no-prefix", "--full-index", "--text",
                 f"a/{_NAME}", f"b/{_NAME}", env=_nowhere(folder),
             )  # fmt: skip
-        suffix = preimage.name.removeprefix("preimage")
-        found[f"{preimage.parent.name}{suffix}.diff"] = text.encode(errors="surrogateescape")
+        data = text.encode(errors="surrogateescape")
+        # two files may meet the same conflict and be resolved in two ways
+        digest = hashlib.sha256(data).hexdigest()[:8]
+        found[f"{identity.partition('.')[0]}-{digest}.diff"] = data
     return found
+
+
+def _images(work: Workspace, identity: str) -> tuple[Path, Path]:
+    """Return where git's cache has the file with a conflict, and without."""
+    name, _, variant = identity.partition(".")
+    suffix = f".{variant}" if variant else ""
+    cache = work.path / ".git" / "rr-cache" / name
+    return cache / f"preimage{suffix}", cache / f"postimage{suffix}"
 
 
 def _nowhere(folder: Path) -> dict[str, str]:

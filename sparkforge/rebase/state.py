@@ -154,14 +154,20 @@ def _state(value: dict[str, Any]) -> State:
     for leg in value["legs"]:
         sources = {side: Source(**{**leg[side], "repo": Path(leg[side]["repo"])})
                    for side in ("old", "new")}  # fmt: skip
-        met = leg["conflict"]
         legs.append(Leg(
             leg["upstream"], leg["series"], leg["pinned"], Upstream.model_validate(leg["goal"]),
             **sources, moves=[Move.from_json(move) for move in leg["moves"]],
             stopped=Move.from_json(leg["stopped"]) if leg["stopped"] else None,
-            conflict=Conflict(**{**met, "files": tuple(met["files"])}) if met else None,
+            conflict=_conflict(leg["conflict"]),
         ))  # fmt: skip
     return State(value["upstream"], value["word"], tuple(value["lacking"]), value["stated"], legs)
+
+
+def _conflict(value: dict[str, Any] | None) -> Conflict | None:
+    if value is None:
+        return None
+    files, lines = tuple(value["files"]), tuple(value["lines"])
+    return Conflict(value["key"], files, value["others"], lines)
 
 
 def write(path: Path, data: bytes) -> None:

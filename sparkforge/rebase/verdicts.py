@@ -69,7 +69,7 @@ class Move:
         if self.after and self.stops:
             names = ", ".join(name.removesuffix(".patch") for name in self.after)
             return f"resolve {names} first: this may follow from it"
-        if self.verdict is Verdict.TARGET_DELETED:
+        if self.verdict is Verdict.TARGET_DELETED and self.stops:
             return "find what took the file's place and change that, or --skip REASON"
         if self.verdict is Verdict.TARGET_RENAMED and self.stops:
             return "carry the change over to the new name, or --skip REASON"
@@ -79,6 +79,8 @@ class Move:
             Verdict.CLEAN: "nothing",
             Verdict.CONTEXT_ONLY: "run its test",
             Verdict.CHANGED: "read the new diff, run its test",
+            Verdict.CONFLICT: "read the new diff, run its test",
+            Verdict.TARGET_DELETED: "read the new diff, run its test",
             Verdict.UPSTREAMED: "nothing: it leaves the series",
             Verdict.EMPTY: "run its test on the new release: it leaves the series",
             Verdict.TARGET_RENAMED: "nothing to merge: look whether the new file is still used so",

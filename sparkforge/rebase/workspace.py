@@ -114,13 +114,17 @@ class Workspace:
         """Write the index as a tree."""
         return self.git("write-tree")
 
-    def commit_like(self, original: str, tree: str, parent: str) -> str:
-        """Commit a tree with another commit's author, date and message; nothing is moved."""
+    def commit_like(self, original: str, tree: str, parent: str, told_by: str | None = None) -> str:
+        """Commit a tree with another commit's author and date; nothing is moved.
+
+        Args:
+            told_by: the commit whose message it gets; None: the same one's.
+        """
         fields = self.git("show", "-s", "--format=%an%x00%ae%x00%ad", "--date=raw", original)
         name, email, date = fields.split("\0")
         env = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email, "GIT_AUTHOR_DATE": date,
                "GIT_COMMITTER_DATE": date}  # fmt: skip
-        message = git.git_bytes(self.path, "show", "-s", "--format=%B", original)
+        message = git.git_bytes(self.path, "show", "-s", "--format=%B", told_by or original)
         return git.git(self.path, "commit-tree", tree, "-p", parent, "-F", "-",
                        stdin=message, env=env)  # fmt: skip
 
