@@ -19,7 +19,7 @@ from sparkforge import errors, git
 from sparkforge.doctor import command as doctor
 from sparkforge.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.log import log
-from sparkforge.words import ablating, building, measuring, patching, rebasing
+from sparkforge.words import ablating, building, measuring, patching, rebasing, watching
 from sparkforge.words.parents import Parser, parents
 
 _DEFAULT_COMMAND = "build"
@@ -31,6 +31,7 @@ _WORDS = (
     ablating,
     doctor,
     rebasing,
+    watching,
 )
 _STARTS_A_SERVER = ("smoke", "serve", "bench")
 _TAKES_A_COMMAND = ("ablate",)

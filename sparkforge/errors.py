@@ -145,6 +145,18 @@ class VerifyError(SparkforgeError):
     exit_code = 20
 
 
+class WatchNews(SparkforgeError):
+    """watch: an upstream has a newer release, and every series carries over by itself."""
+
+    exit_code = 22
+
+
+class WatchConflict(SparkforgeError):
+    """watch: an upstream has a newer release, and a person must carry a patch over."""
+
+    exit_code = 24
+
+
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

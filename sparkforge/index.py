@@ -8,10 +8,12 @@ pip's rules. What is found is only an address: the file counts once its sha256 i
 from __future__ import annotations
 
 import ast
+import logging
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -104,6 +106,19 @@ class Index:
             remedy = "check network, proxy and pip's configuration (pip config list)"
             raise FetchError(msg, remedy) from error
 
+    def all_links(self, project: str) -> list[Link]:
+        """As ``links``, but an index that refuses to answer is an error, not an empty list.
+
+        Where one of several indexes is down, files may be found all the same; what is newest can't
+        be said then. 404 is an answer: that index does not have the project.
+        """
+        with _unearth_warnings() as warnings:
+            found = self.links(project)
+        if refused := [text for text in warnings if "Client Error(404)" not in text]:
+            msg = f"{project}: the package index can't be read: {'; '.join(refused)}"
+            raise FetchError(msg, "try again later, or check pip's configuration (pip config list)")
+        return found
+
     def url_of(self, project: str, file: str) -> str:
         """Return the address of a file by its name.
 
@@ -126,6 +141,23 @@ def sha256_of(link: Link) -> str | None:
     if link.hashes and "sha256" in link.hashes:  # the JSON form of the page
         return str(link.hashes["sha256"])
     return link.hash if link.hash_name == "sha256" else None
+
+
+@contextmanager
+def _unearth_warnings() -> Iterator[list[str]]:
+    """Collect what unearth warns of: an answer that it could not use, for one."""
+    heard: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    logger, ear = logging.getLogger("unearth.collector"), Ear(logging.WARNING)
+    logger.addHandler(ear)
+    try:
+        yield heard
+    finally:
+        logger.removeHandler(ear)
 
 
 @cache

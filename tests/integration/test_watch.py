@@ -1,0 +1,183 @@
+"""Looking for newer releases of a small project on a loopback index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.project import FILES, PATCHED, Project
+from tests.support import Page, Server, make_sdist, make_wheel, sha256
+
+OTHER: Mapping[str, bytes] = {**FILES, "demo/more.py": b"y = 2\n"}
+SAME_FIX: Mapping[str, bytes] = {**FILES, "demo/mod.py": PATCHED}
+CONFLICT: Mapping[str, bytes] = {
+    **FILES, "demo/mod.py": FILES["demo/mod.py"].replace(b"line_20 = 1", b"line_20 = 7")
+}  # fmt: skip
+
+
+@pytest.fixture
+def release(project: Project, tmp_path: Path) -> Any:
+    """Put a release of the project on the index, beside those that are there."""
+
+    def put(
+        version: str, files: Mapping[str, bytes] | None = OTHER, *, yanked: str | None = None
+    ) -> None:
+        if files is None:  # its wheel has come, the sdist has not
+            path = make_wheel(tmp_path / "new", "demo", version)
+        else:
+            path = make_sdist(tmp_path / "new", "demo", version, files)
+        data = path.read_bytes()
+        project.server.add(f"/files/{path.name}", Page(data))
+        attribute = "" if yanked is None else f' data-yanked="{yanked}"'
+        page = project.server.pages["/simple/demo/"]
+        link = f'<a href="/files/{path.name}#sha256={sha256(data)}"{attribute}>{path.name}</a><br>'
+        page.body = page.body.replace(b"</body>", link.encode() + b"</body>")
+
+    return put
+
+
+def watch(project: Project, *words: str, code: int = 0, **env: Any) -> tuple[Any, str]:
+    before = {path: path.read_bytes() for path in sorted(project.root.rglob("*"))
+              if path.is_file()}  # fmt: skip
+    out, err = project.run("watch", "--json", *words, code=code, **env)
+    after = {path: path.read_bytes() for path in sorted(project.root.rglob("*"))
+             if path.is_file()}  # fmt: skip
+    assert after == before  # it looks, and changes nothing
+    document = json.loads(out)
+    if code in (0, 22, 24):
+        assert document["exit_code"] == code
+        (one,) = document["watch"]
+        return one, err
+    return document["error"], err
+
+
+def test_nothing_newer(project: Project, release: Any, tmp_path: Path) -> None:
+    release("0.9")
+    page = tmp_path / "an issue.md"
+    found, _ = watch(project, "--markdown", str(page))
+    assert (found["state"], found["newest"], found["newer"]) == ("up to date", "1.0", [])
+    assert found["moves"] == []
+    assert page.read_text().startswith("# No newer upstream release\n")
+    # nothing but the list was asked for
+    assert project.requests() == ["/simple/demo/"]
+
+
+def test_a_release_that_every_patch_carries_over_to(
+    project: Project, release: Any, tmp_path: Path
+) -> None:
+    release("1.1")
+    page = tmp_path / "issue.md"
+    found, err = watch(project, "--markdown", str(page), code=22)
+    assert (found["state"], found["newest"]) == ("carries over", "1.1")
+    assert [move["verdict"] for move in found["moves"]] == ["clean"]
+    assert "1 clean" in err
+    text = page.read_text()
+    assert text.startswith("# Newer upstream releases\n")
+    assert "| demo | 1.0 | 1.1 | carries over | 1 | 1 clean |" in text
+    assert "`python3 build.py rebase demo --onto release:1.1`" in text
+    release("1.2", SAME_FIX)
+    found, _ = watch(project, code=22)
+    assert found["newer"] == ["1.2", "1.1"]
+    assert [move["verdict"] for move in found["moves"]] == ["upstreamed"]
+
+
+def test_a_release_that_needs_a_person(project: Project, release: Any, tmp_path: Path) -> None:
+    release("1.1", CONFLICT)
+    page = tmp_path / "issue.md"
+    found, err = watch(project, "--markdown", str(page), code=24)
+    assert found["state"] == "a person is needed"
+    (move,) = found["moves"]
+    assert (move["verdict"], move["stops"]) == ("conflict", True)
+    assert "change-a-line-of-the-module.patch: conflict" in err
+    assert "| change-a-line-of-the-module.patch | conflict |" in page.read_text()
+
+
+def test_what_is_no_news(project: Project, release: Any) -> None:
+    release("1.1rc1")
+    release("1.1.dev3")
+    release("1.2", yanked="broken")
+    release("1.3", yanked="")
+    found, _ = watch(project)
+    assert (found["state"], found["newer"]) == ("up to date", [])
+    found, _ = watch(project, "--pre", code=22)
+    assert found["newest"] == "1.1rc1"
+    release("1.0.post1")
+    found, _ = watch(project, code=22)
+    assert found["newest"] == "1.0.post1"
+
+
+def test_a_release_that_was_seen_is_silenced(project: Project, release: Any) -> None:
+    release("1.1", CONFLICT)
+    release("1.2", CONFLICT)
+    for known in ("1.2", "demo=1.2"):
+        found, _ = watch(project, "--known", known)
+        assert (found["state"], found["newer"]) == ("silenced", ["1.2", "1.1"])
+    found, _ = watch(project, "--known", "1.1", code=24)
+    assert found["newest"] == "1.2"
+    release("1.3")
+    found, _ = watch(project, "--known", "1.2", code=22)
+    assert found["newest"] == "1.3"
+
+
+def test_a_release_that_is_not_complete(project: Project, release: Any, tmp_path: Path) -> None:
+    release("1.1", None)
+    page = tmp_path / "issue.md"
+    found, _ = watch(project, "--markdown", str(page), code=24)
+    assert found["state"] == "not complete yet"
+    assert "lists no such release with that file" in found["lacking"]
+    assert "not complete yet" in page.read_text()
+
+
+def test_the_pinned_release_was_withdrawn(project: Project, release: Any, tmp_path: Path) -> None:
+    page = project.server.pages["/simple/demo/"]
+    page.body = page.body.replace(b"<a href", b'<a data-yanked="wrong | numbers" href')
+    issue = tmp_path / "issue.md"
+    found, err = watch(project, "--markdown", str(issue))
+    assert found["yanked"] == "wrong | numbers"
+    assert "upstream withdrew the pinned release 1.0: wrong | numbers" in err
+    assert "withdrawn by upstream:** wrong \\| numbers" in issue.read_text()
+
+
+def test_what_can_not_be_asked_is_no_news_but_an_error(
+    project: Project, release: Any, server: Server
+) -> None:
+    release("1.1")
+    page = project.server.pages["/simple/demo/"]
+    page.statuses = [503] * 3
+    error, _ = watch(project, code=4)
+    assert "Server Error(503)" in error["what"]
+    page.statuses = []
+    # of two indexes one is down: what the other lists is not all there is
+    server.add("/other/demo/", Page(b"", statuses=[500] * 3))
+    error, _ = watch(project, code=4, PIP_EXTRA_INDEX_URL=server.url("/other/"))
+    assert "Server Error(500)" in error["what"]
+    # one that does not have the project is no failure
+    watch(project, code=22, PIP_EXTRA_INDEX_URL=server.url("/none/"))
+    error, _ = watch(project, "--offline", code=4)
+    assert "--offline forbids" in error["what"]
+    # a list without the pinned release is not the whole list
+    page.body = page.body.replace(b"demo-1.0", b"demo-0.5")
+    error, _ = watch(project, code=4)
+    assert "does not list the pinned release 1.0" in error["what"]
+    server.pages["/simple/demo/"] = Page(b"<!doctype html><body></body>")
+    error, _ = watch(project, code=4)
+    assert "does not list the pinned release" in error["what"]
+    error, _ = watch(project, code=4, PIP_INDEX_URL="http://127.0.0.1:9/simple/")
+    assert "can't be read" in error["what"]
+
+
+def test_words_that_make_no_sense(project: Project, tmp_path: Path) -> None:
+    for words, what in (
+        (["--known", "newest"], "'newest' is no version"),
+        (["--known", "dome=1.1"], "no such upstream"),
+        (["dome"], "no such upstream"),
+        (["--markdown", str(tmp_path / "none" / "issue.md")], "no file can be there"),
+        (["--markdown", str(tmp_path)], "no file can be there"),
+    ):
+        error, _ = watch(project, *words, code=2)
+        assert what in error["what"]
+    assert project.requests() == []
