@@ -14,7 +14,8 @@ export LC_ALL=C
 # Two cold builds give the same digest only with the containerd image store and the exporter's
 # rewrite-timestamp, which older suites' engines lack.
 readonly ENGINE_SUITE=trixie
-readonly ENGINE_PACKAGES=(docker.io docker-cli containerd docker-buildx docker-compose tini)
+# cosign and docker-registry: for what is signed and pushed; nothing of the engine needs them.
+readonly ENGINE_PACKAGES=(docker.io docker-cli containerd docker-buildx docker-compose tini cosign docker-registry)
 # What the engine calls or links to but is part of the system: installed when missing.
 # debootstrap is for make-base.sh, which is used together with this engine.
 readonly SYSTEM_PACKAGES=(ca-certificates debootstrap iproute2 iptables libseccomp2 libsystemd0)
@@ -55,7 +56,7 @@ debian_sources() {
 
 fetch_programs() {
   [[ -e $root/.complete ]] && return 0
-  local codename deb apt
+  local codename deb apt program
   # shellcheck source=/dev/null
   codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
   rm -rf "$root" "$dir/apt"
@@ -79,7 +80,9 @@ fetch_programs() {
   rm -rf "$dir/apt"
   mkdir -p "$dir/bin" "$dir/config/cli-plugins"
   # The client alone goes on the caller's PATH: containerd or runc there would change what others run.
-  ln -sfn ../root/usr/bin/docker "$dir/bin/docker"
+  for program in docker cosign docker-registry; do
+    ln -sfn "../root/usr/bin/$program" "$dir/bin/$program"
+  done
   for deb in buildx compose; do
     ln -sfn "../../root/usr/libexec/docker/cli-plugins/docker-$deb" "$dir/config/cli-plugins/docker-$deb"
   done
@@ -104,6 +107,21 @@ own_shims() {
     exe=${exe#/proc/}
     printf '%s\n' "${exe%/exe}"
   done
+}
+
+# Start the daemon $1. It gets none of our open files: a lock that the caller holds in one (flock FILE
+# engine.sh start …) would be held for as long as the engine runs.
+start_daemon() {
+  local name=$1
+  shift
+  (
+    for fd in "/proc/$BASHPID"/fd/*; do
+      fd=${fd##*/}
+      ((fd <= 2)) || eval "exec $fd>&-"
+    done
+    PATH=$root/usr/bin:$root/usr/sbin:$PATH exec setsid "$@"
+  ) >>"$dir/log/$name.log" 2>&1 </dev/null &
+  printf '%s\n' $! >"$run/$name.pid"
 }
 
 end_daemon() {
@@ -193,25 +211,21 @@ start() {
     printf '%s\n' 'version = 2' \
       'disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt"]' \
       >"$dir/containerd.toml"
-    PATH=$root/usr/bin:$root/usr/sbin:$PATH setsid "$root/usr/bin/containerd" --config "$dir/containerd.toml" \
-      --root "$dir/data/containerd" --state "$run/containerd" --address "$run/containerd.sock" \
-      >>"$dir/log/containerd.log" 2>&1 </dev/null 9>&- &
-    printf '%s\n' $! >"$run/containerd.pid"
+    start_daemon containerd "$root/usr/bin/containerd" --config "$dir/containerd.toml" \
+      --root "$dir/data/containerd" --state "$run/containerd" --address "$run/containerd.sock"
   fi
 
   # dockerd refuses to start while its own old pid exists, be it a stranger's or a zombie's.
   rm -f "$socket" "$run/docker.pid"
   printf '%s\n' '{"features": {"containerd-snapshotter": true}}' >"$dir/daemon.json"
-  PATH=$root/usr/bin:$root/usr/sbin:$PATH setsid "$root/usr/sbin/dockerd" --config-file "$dir/daemon.json" \
+  start_daemon dockerd "$root/usr/sbin/dockerd" --config-file "$dir/daemon.json" \
     --host "unix://$socket" --containerd "$run/containerd.sock" \
     --data-root "$dir/data/docker" --exec-root "$run/docker" --pidfile "$run/docker.pid" \
     --bridge "$bridge" --iptables=false --ip6tables=false --ip-masq=false \
     --default-address-pool "base=$range.128.0/17,size=24" \
     --userland-proxy-path "$root/usr/sbin/docker-proxy" --init-path "$root/usr/bin/tini-static" \
-    --exec-opt native.cgroupdriver=cgroupfs --log-opt max-size=10m \
-    >>"$dir/log/dockerd.log" 2>&1 </dev/null 9>&- &
-  pid=$!
-  printf '%s\n' "$pid" >"$run/dockerd.pid"
+    --exec-opt native.cgroupdriver=cgroupfs --log-opt max-size=10m
+  pid=$(<"$run/dockerd.pid")
 
   until answers; do
     kill -0 "$pid" 2>/dev/null || die "dockerd ended: $(tail -n 3 "$dir/log/dockerd.log")"
