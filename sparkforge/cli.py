@@ -19,7 +19,15 @@ from sparkforge import errors, git
 from sparkforge.doctor import command as doctor
 from sparkforge.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.log import log
-from sparkforge.words import ablating, building, measuring, patching, rebasing, watching
+from sparkforge.words import (
+    ablating,
+    building,
+    measuring,
+    patching,
+    rebasing,
+    signing,
+    watching,
+)
 from sparkforge.words.parents import Parser, parents
 
 _DEFAULT_COMMAND = "build"
@@ -32,6 +40,7 @@ _WORDS = (
     doctor,
     rebasing,
     watching,
+    signing,
 )
 _STARTS_A_SERVER = ("smoke", "serve", "bench")
 _TAKES_A_COMMAND = ("ablate",)

@@ -145,6 +145,12 @@ class VerifyError(SparkforgeError):
     exit_code = 20
 
 
+class SignError(SparkforgeError):
+    """cosign is not there, or refuses to sign or to check."""
+
+    exit_code = 21
+
+
 class WatchNews(SparkforgeError):
     """watch: an upstream has a newer release, and every series carries over by itself."""
 

@@ -20,11 +20,9 @@ from sparkforge.disk import disk_errors
 from sparkforge.environment import python_path, server_env
 from sparkforge.errors import UsageError
 from sparkforge.log import human_bytes, log
-from sparkforge.receipt import PROVENANCE, SBOM, Line
+from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line
 from sparkforge.run import replace_process
 from sparkforge.store import Artefact
-
-SUMS = "SHA256SUMS"
 
 
 def publish(
@@ -54,6 +52,8 @@ def publish(
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with disk_errors(folder), FileLock(folder / ".lock"):
+        for old in folder.glob(f"*{SUFFIX}"):
+            old.unlink()  # it signed what was there before
         files: dict[str, str] = {}
         if wheels:  # a run that stopped before has nothing to say about them
             files = _publish_wheels(context, folder, lines)

@@ -15,6 +15,9 @@ SCHEMA = 1
 # what lies beside the receipt, and is named in it by its sha256
 SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.intoto.json"
+SUMS = "SHA256SUMS"
+SUFFIX = ".sigstore.json"
+"""Behind the name of a file: cosign's bundle with its signature."""
 
 
 @dataclass(frozen=True)

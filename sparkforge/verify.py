@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sparkforge import bytediff, commands, options, pins, pipeline
+from sparkforge import bytediff, commands, options, pins, pipeline, signing
 from sparkforge.bytediff import Difference
 from sparkforge.context import Context, wheel_path
 from sparkforge.errors import ImageError, UsageError, VerifyError
@@ -41,11 +41,42 @@ _DIFFOSCOPE_LINES = 80
 
 def run(opts: argparse.Namespace) -> int:
     """Build a target a second time, or look into an image; 20 where something differs."""
+    trust = signing.trust_of(opts)
+    if trust is not None and _signatures(opts, trust):
+        return 0
     if opts.image is not None:
         return _image(opts)
     if opts.target is None:
         raise UsageError("verify what?", "name an image, or a target to build again: --target NAME")
     return _build_again(opts)
+
+
+def _signatures(opts: argparse.Namespace, trust: signing.Trust) -> bool:
+    """Check the signatures that belong to what is named; returns whether that was all to check.
+
+    Raises:
+        UsageError: none can belong to it.
+    """
+    named = Path(opts.image) if opts.image is not None else None
+    if named is None and opts.target is None:
+        raise UsageError("verify what?", "name a folder of published files, an image, or --target")
+    if named is not None and not named.exists() and "@sha256:" in named.name:
+        signing.check_image(opts.image, trust)
+        log.info(f"signed: {opts.image}")
+        return False
+    folder = options.pins_path(opts).parent / "dist" / str(opts.target)
+    if named is not None and (named.is_dir() or named.name == signing.RECEIPT):
+        folder = named if named.is_dir() else named.parent
+    elif named is not None:
+        msg = f"{named}: signatures lie beside a receipt.json, or beside an image in its registry"
+        raise UsageError(msg, "name the receipt.json, or REPOSITORY@sha256:…")
+    files = signing.check_folder(folder, trust)
+    log.info(f"signed: {len(files)} files of {folder}")
+    if named is None or not named.is_dir():
+        return False
+    if opts.json:
+        log.json({"signed": sorted(set(files))})
+    return True
 
 
 def _build_again(opts: argparse.Namespace) -> int:

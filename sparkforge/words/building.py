@@ -8,6 +8,7 @@ from pathlib import Path
 from sparkforge import commands
 from sparkforge.context import STAGES
 from sparkforge.words.parents import Parents, Subparsers, target_options
+from sparkforge.words.signing import trust_options
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
@@ -67,10 +68,12 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     verify.add_argument(
         "image", nargs="?",
         help="say what is in it, and whether this checkout makes it: archive, receipt.json, or a"
-        " name that the engine knows (default: build --target a second time)",
+        " name that the engine knows; with --key or --identity also a folder of published files"
+        " (default: build --target a second time)",
     )  # fmt: skip
     verify.add_argument("--until", choices=("wheels", "image"), default="image",
                         help="compare up to this stage (default: image)")  # fmt: skip
+    trust_options(verify)
     verify.set_defaults(run=_verify)
 
     clean = subparsers.add_parser("clean", parents=[shared], help="empty the store's artefacts")

@@ -1,0 +1,64 @@
+"""sign and verify --key where there is no cosign, and words that make no sense together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.project import Project
+from tests.support import ROOT
+
+KEY = str(ROOT / "LICENSE")  # a file that is there
+
+
+@pytest.fixture
+def no_cosign(tmp_path: Path) -> str:
+    """A PATH with git and nothing else of use."""
+    folder = tmp_path / "few"
+    folder.mkdir()
+    for place in os.environ["PATH"].split(":"):
+        if (Path(place) / "git").exists():
+            (folder / "git").symlink_to(Path(place) / "git")
+            break
+    return str(folder)
+
+
+def test_without_cosign_one_clear_error(project: Project, no_cosign: str) -> None:
+    project.build()
+    folder = project.root / "dist" / "tiny"
+    _, err = project.run("sign", "--target", "tiny", "--key", KEY, code=21, PATH=no_cosign)
+    assert "apt-get install cosign" in err
+    for name in ("receipt.json", "SHA256SUMS", "sbom.cdx.json", "provenance.intoto.json"):
+        (folder / f"{name}.sigstore.json").write_text("{}")
+    _, err = project.run("verify", str(folder), "--key", KEY, code=21, PATH=no_cosign)
+    assert "apt-get install cosign" in err
+
+
+def test_nothing_is_signed_that_was_not_built(project: Project) -> None:
+    _, err = project.run("sign", "--target", "tiny", "--key", KEY, code=21)
+    assert "nothing to sign" in err
+    project.build()
+    (project.root / "dist" / "tiny" / "SHA256SUMS").write_text("")
+    _, err = project.run("sign", "--target", "tiny", "--key", KEY, code=21)
+    assert "do not name the same files" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("sign", "--target", "tiny", "--key", "-----BEGIN KEY-----\nx"), "is a key itself"),
+        (("sign", "--target", "tiny", "--no-log"), "give a --key as well"),
+        (("sign", "--target", "tiny", "--key", KEY, "--image", "r/x:1"), "REPOSITORY@sha256"),
+        (("verify", ".", "--identity", "me"), "belong together"),
+        (("verify", ".", "--key", KEY, "--issuer", "u"), "two ways to trust"),
+        (("verify", "--key", KEY), "verify what?"),
+        (("verify", "x.tar", "--key", KEY), "beside a receipt.json"),
+        (("verify", ".", "--key", KEY), "holds no receipt.json"),
+    ],
+)
+def test_words_that_make_no_sense(project: Project, words: tuple[str, ...], said: str) -> None:
+    project.build()
+    _, err = project.run(*words, code=2)
+    assert said in err
