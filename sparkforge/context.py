@@ -17,9 +17,7 @@ from sparkforge.serving import profile
 from sparkforge.sources import Access, Source
 from sparkforge.store import Artefact, Store, key_of
 
-# A wheelhouse has the wheels, and beside them uv's cache of the same wheels unpacked, which
-# environments are linked from: it goes when the wheelhouse goes.
-WHEELS, UNPACKED = "wheels", "unpacked"
+WHEELS = "wheels"  # the folder of a wheelhouse that they are in
 STAGES = ("sources", "series", "wheels", "wheelhouse", "image", "smoke")
 UNPATCHED = "unpatched"
 

@@ -44,15 +44,17 @@ def check_python(version: str) -> None:
 
 
 def bake(
-    *, python: str, lock: Path, wheelhouse: Path, unpacked: Path, wheels: Sequence[Path],
-    folder: Path,
+    *, python: str, lock: Path, wheelhouse: Path, unpacked: Path, target: str,
+    wheels: Sequence[Path], folder: Path,
 ) -> Path:  # fmt: skip
     """Make a virtual environment in ``folder/venv`` from local files alone.
 
     Args:
         python: e.g. ``3.11``; that interpreter must be on the machine.
         wheelhouse: folder that satisfies ``lock``.
-        unpacked: folder that uv keeps the wheelhouse's wheels unpacked in, for the next time.
+        unpacked: folder that uv keeps wheels unpacked in, for the next time; nobody else may use
+            it meanwhile.
+        target: whose environment; under its name uv finds the wheelhouse again.
         wheels: ours, installed over it.
 
     Raises:
@@ -60,11 +62,18 @@ def bake(
     """
     uv = uv_program()
     venv = folder / "venv"
+    # uv knows an unpacked wheel again by the folder that the wheel is in: under one name for every
+    # wheelhouse of a target, only the wheels that are new are unpacked (27 s and 2.6 GB otherwise)
+    stable = unpacked / f"wheels-{target}"
+    fresh = unpacked / f".wheels-{target}.new"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(wheelhouse.resolve())
+    fresh.rename(stable)
     # a user's settings for uv (indexes, overrides, dates) must not count here
     foreign = [n for n in os.environ if n.startswith("UV_") and not n.startswith("UV_PYTHON_")]
     env: dict[str, str | None] = {
         **dict.fromkeys(foreign),
-        "UV_CACHE_DIR": str(unpacked),
+        "UV_CACHE_DIR": str(unpacked / "cache"),
         "UV_NO_CONFIG": "1",
         "UV_LINK_MODE": "hardlink",  # unpacked once into the cache, linked from there
         "VIRTUAL_ENV": "",
@@ -79,7 +88,7 @@ def bake(
     ]  # fmt: skip
     log.info("installing third-party wheels")
     try:
-        call(*install, "--require-hashes", "--find-links", wheelhouse, "-r", lock, env=env)
+        call(*install, "--require-hashes", "--find-links", stable, "-r", lock, env=env)
         log.info("installing " + ", ".join(wheel.name for wheel in wheels))
         call(*install, "--no-cache", *wheels, env=env)
         call(uv, "pip", "check", "--quiet", "--python", venv / "bin" / "python", env=env)

@@ -18,7 +18,6 @@ from typing import Any
 from sparkforge import environment, git, series, sources
 from sparkforge.context import (
     STAGES,
-    UNPACKED,
     UNPATCHED,
     WHEELS,
     Context,
@@ -230,7 +229,6 @@ def _wheelhouse_item(context: Context) -> Item:
             context.store, wanted, context.access.index, environment.uv_program(),
             offline=context.access.offline, into=folder / WHEELS,
         )  # fmt: skip
-        (folder / UNPACKED).mkdir()
         log.info(f"{count} third-party wheels, each with its locked sha256")
         return {"files": count}
 
@@ -251,13 +249,14 @@ def _environment_item(
     }
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        environment.bake(
-            python=context.target.python, lock=context.lock,
-            wheelhouse=results[house.label].path / WHEELS,
-            unpacked=results[house.label].path / UNPACKED,
-            wheels=[wheel_path(results[item.label]) for item in wheels],
-            folder=folder,
-        )  # fmt: skip
+        with context.store.unpacked() as unpacked:
+            environment.bake(
+                python=context.target.python, lock=context.lock,
+                wheelhouse=results[house.label].path / WHEELS,
+                unpacked=unpacked, target=context.target_name,
+                wheels=[wheel_path(results[item.label]) for item in wheels],
+                folder=folder,
+            )  # fmt: skip
         return {"kind": "environment"}
 
     return Item(stage, label, inputs, make)

@@ -8,6 +8,7 @@ Layout under the root::
     git/<upstream>.git                 bare repositories
     artefacts/<stage>/<key>/           finished results, each with its artefact.json
     last/<target>/<label>.json         what the newest build of a target was made from
+    unpacked/                          uv's cache of wheels, which environments are linked from
     bisect/<key>.json                  what an interrupted ablate --bisect knows
     tmp/                               work in progress; each folder locked by its maker, swept
                                        when nobody holds that lock
@@ -42,8 +43,8 @@ _CACHEDIR_TAG = (
     "# This folder is sparkforge's store; it can be deleted, the next build fills it again.\n"
 )
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
-_SHARED = ("downloads", "partial", "git", "locks", "artefacts/sources", "artefacts/wheelhouse",
-           "artefacts/smoke")  # fmt: skip
+_SHARED = ("downloads", "partial", "git", "locks", "unpacked", "artefacts/sources",
+           "artefacts/wheelhouse", "artefacts/smoke")  # fmt: skip
 """What a borrowed store has in common; of ``smoke`` only the unpatched release is asked for."""
 
 
@@ -203,6 +204,15 @@ class Store:
             path.mkdir(exist_ok=True)
         return path
 
+    @contextmanager
+    def unpacked(self) -> Iterator[Path]:
+        """Give the folder of unpacked wheels, to one build at a time.
+
+        Its real path, also from a borrowed store: uv goes by names.
+        """
+        with self.lock("unpacked"):
+            yield self.cache_path("unpacked").resolve()
+
     def verified(self, sha256: str, name: str) -> bool:
         """Tell whether a download is there and still what its hash says; a damaged one goes."""
         path = self.download_path(sha256, name)
@@ -332,7 +342,7 @@ class Store:
             The bytes freed.
         """
         self.sweep()
-        names = ["artefacts", "last", "bisect"]
+        names = ["artefacts", "last", "bisect", "unpacked"]
         if everything:
             names += ["downloads", "partial", "git", "serve"]
         freed = sum(self._remove(self.root / name) for name in names)
@@ -350,7 +360,8 @@ class Store:
         records = (_read_json(path) for path in (self.root / "last").rglob("*.json"))
         newest = {record["key"][:32] for record in records if record is not None}
         doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
-        return sum(self._remove(folder) for folder in doomed)
+        # uv forgets no wheel by itself: what the newest environment has is linked there, too
+        return sum(self._remove(folder) for folder in [*doomed, self.root / "unpacked"])
 
     def _remove(self, folder: Path) -> int:
         """Remove a folder with all that is in it; returns the bytes freed, 0 where it is not."""
