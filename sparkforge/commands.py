@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from sparkforge import (
     engine,
@@ -18,7 +19,7 @@ from sparkforge import (
     receipt,
 )
 from sparkforge.context import STAGES, Context
-from sparkforge.errors import QualityError, UsageError
+from sparkforge.errors import QualityError, SmokeError, UsageError
 from sparkforge.log import human_bytes, log
 from sparkforge.options import MACHINES, access_of, pins_path, platform_of, settle, store_of
 from sparkforge.stages import items
@@ -177,16 +178,26 @@ def bench(options: argparse.Namespace) -> int:
         tiny = publish.tiny_model(context.root / "dist" / context.target_name)
         start = quality.starter(context, baked, model, tiny, work)
         document = quality.run(start, plan, limits, quality.Material.load(plan))
-    document = {"model": str(model or tiny), **document}
-    if options.json:
+    return report_quality({"model": str(model or tiny), **document}, as_json=options.json)
+
+
+def report_quality(document: Mapping[str, Any], *, as_json: bool) -> int:
+    """Print what ``quality.run`` measured, then what is wrong with it; returns the exit code."""
+    from sparkforge import quality
+
+    if as_json:
         log.json(document)
     else:
         log.table(quality.table(document))
     if document["beyond"]:
         remedy = "leave those layers out, or give them more precision: KIND=mxfp8"
         log.error(str(QualityError("\n".join(document["beyond"]), remedy)))
-        return QualityError.exit_code
-    return 0
+    if document["failed"]:
+        words = "\n".join(f"{name}: {what}" for name, what in document["failed"].items())
+        remedy = "the figures of the others are above; the servers' own words say why"
+        log.error(str(SmokeError(words, remedy)))
+        return SmokeError.exit_code
+    return QualityError.exit_code if document["beyond"] else 0
 
 
 def roofline(options: argparse.Namespace) -> int:

@@ -293,8 +293,11 @@ def starter(context: Context, baked: Artefact, model: Path | None, tiny: Path, w
 def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[str, Any]:
     """Serve, score and compare; returns the figures as JSON values.
 
+    A choice of layers that cannot be served takes nothing from the others: ``failed`` says what
+    became of it.
+
     Raises:
-        SmokeError: a server does not start, or does not answer.
+        SmokeError: the server of the model as it is does not start, or does not answer.
         UsageError: nothing would be measured.
     """
     if not material.prompts or not plan.layers:
@@ -314,11 +317,16 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[st
             "noise": asdict(distance(tokens, reference.scored, again)),
         },
         "layers": {},
+        "failed": {},
         "beyond": [],
     }  # fmt: skip
     for layers in plan.layers:
-        with log.step(layers), start((*common, "--mxfp4-layers", layers)) as server:
-            seen = _observe(server, texts, material, plan.top)
+        try:
+            with log.step(layers), start((*common, "--mxfp4-layers", layers)) as server:
+                seen = _observe(server, texts, material, plan.top)
+        except SmokeError as error:
+            document["failed"][layers] = error.what
+            continue
         result = {
             **asdict(distance(tokens, reference.scored, seen.scored)),
             "right": _right(seen, material), "questions": len(material.questions),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkforge import quality
-from sparkforge.errors import SmokeError, UsageError
+from sparkforge import commands, quality
+from sparkforge.errors import QualityError, SmokeError, UsageError
 from sparkforge.quality import Limits, Material, Plan, Seen, Text
 
 
@@ -159,6 +160,8 @@ class _Models:
     def start(self, arguments: Sequence[str]) -> Iterator[Any]:
         self.started.append(tuple(arguments))
         bad = arguments[-1] == "lm_head"
+        if arguments[-1] == "o":
+            raise SmokeError("the server ended with exit code 1", "its own words say why")
 
         class Server:
             scored = [logs(0.1, 0.9) if bad else logs(0.9, 0.1)] * 2
@@ -186,6 +189,28 @@ def test_each_choice_is_served_once_and_held_against_the_limits(
     assert len(found["beyond"]) == 3
     assert all(sentence.startswith("lm_head: ") for sentence in found["beyond"])
     assert [row[0] for row in quality.table(found)] == ["layers", "(asked twice)", "qkv", "lm_head"]
+
+
+def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = _Models(monkeypatch)
+    plan = Plan(("qkv", "o", "lm_head"), tokens=2)
+    material = Material(["a"], [("What?", "42")])
+    found = quality.run(models.start, plan, Limits(0.1, 0.9, 0.2), material)
+    assert found["failed"] == {"o": "the server ended with exit code 1"}
+    assert list(found["layers"]) == ["qkv", "lm_head"]
+    assert {line.partition(":")[0] for line in found["beyond"]} == {"lm_head"}
+    assert commands.report_quality(found, as_json=False) == SmokeError.exit_code
+    said = capsys.readouterr()
+    assert [line.split()[0] for line in said.out.splitlines() if "KL" not in line][-2:] == [
+        "qkv", "lm_head",
+    ]  # fmt: skip
+    assert "o: the server ended with exit code 1" in said.err
+    assert "lm_head: mean KL" in said.err
+    assert commands.report_quality({**found, "failed": {}}, as_json=True) == QualityError.exit_code
+    assert json.loads(capsys.readouterr().out)["layers"]["qkv"]["positions"] == 2
+    assert commands.report_quality({**found, "failed": {}, "beyond": []}, as_json=True) == 0
 
 
 def test_only_what_the_model_wrote_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
