@@ -112,20 +112,15 @@ COPY --chmod=0444 sparkforge/__init__.py /opt/sparkforge/bin/sparkforge/
 COPY --chmod=0444 sparkforge/serving/*.py /opt/sparkforge/bin/sparkforge/serving/
 
 # Everything that is written at run time lies under one folder, so that the root can be read-only and one
-# volume keeps compiled kernels over restarts.
+# volume keeps compiled kernels over restarts. Where each library compiles to, the entrypoint says: to a
+# folder of this build and device below SPARKFORGE_JIT_DIR (docs/serving.md).
 ENV PATH=/opt/sparkforge/venv/bin:${PATH} \
     HOME=/var/cache/sparkforge \
     XDG_CACHE_HOME=/var/cache/sparkforge \
     XDG_CONFIG_HOME=/var/cache/sparkforge/config \
     HF_HOME=/var/cache/sparkforge/huggingface \
-    VLLM_CACHE_ROOT=/var/cache/sparkforge/vllm \
     VLLM_CONFIG_ROOT=/var/cache/sparkforge/config/vllm \
-    TRITON_HOME=/var/cache/sparkforge \
-    TRITON_CACHE_DIR=/var/cache/sparkforge/triton \
-    TORCHINDUCTOR_CACHE_DIR=/var/cache/sparkforge/torchinductor \
-    FLASHINFER_WORKSPACE_BASE=/var/cache/sparkforge/flashinfer \
-    NUMBA_CACHE_DIR=/var/cache/sparkforge/numba \
-    CUDA_CACHE_PATH=/var/cache/sparkforge/cuda \
+    SPARKFORGE_JIT_DIR=/var/cache/sparkforge/jit \
     PYTHONDONTWRITEBYTECODE=1 \
     VLLM_NO_USAGE_STATS=1
 

@@ -12,6 +12,11 @@ container (by default /model, where a checkpoint is mounted) or the name of a mo
     SPARKFORGE_MXFP4_LAYERS     e.g. qkv,o,lm_head; off by default (docs/mxfp4-layers.md)
     SPARKFORGE_GPU_MEMORY_UTILIZATION   share of all memory; without it: computed (docs/serving.md)
     SPARKFORGE_BACKEND_CHECK    fail, warn or off, where vLLM chose other backends than the profile
+    SPARKFORGE_WARM_UP          off, quick or full: requests before the server counts as healthy
+    SPARKFORGE_WARM_UP_SECONDS  for all of them; 900
+    SPARKFORGE_WARM_UP_FAILURE  fail or warn, where one of them fails
+    SPARKFORGE_JIT_DIR          where compiled kernels are kept, a folder for each build and device
+    SPARKFORGE_JIT_BUDGET_GIB   of all builds together; the longest unused go first; 20
     SPARKFORGE_HANG_SECONDS     without progress until a server is ended; 60; 0: never
     SPARKFORGE_LISTEN_PORT      port in the container
 """
@@ -27,13 +32,24 @@ from typing import Any, NoReturn
 # the image's own copy lies beside this file; with -I its folder is not searched
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from sparkforge.serving import access, memory, pagecache, profile, supervise, vocabulary
+from sparkforge.serving import (
+    access,
+    caches,
+    memory,
+    pagecache,
+    profile,
+    steps,
+    supervise,
+    vocabulary,
+    warmup,
+)
 from sparkforge.serving.progress import Client
 from sparkforge.serving.supervise import say
 
 EX_NOINPUT = 66  # sysexits.h: no such input, which is no fault of the program
 
-PROFILE = Path("/opt/sparkforge/share/profile.json")
+SHARE = Path("/opt/sparkforge/share")
+PROFILE = SHARE / "profile.json"
 LOOK_S = 6.0
 # what our own looks ask for, every few seconds, would fill the log
 QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models")
@@ -58,6 +74,7 @@ def main(arguments: list[str]) -> NoReturn:
 
     port = os.environ.get("SPARKFORGE_LISTEN_PORT", "8000")
     command = ["vllm", "serve", model, "--port", port, *QUIET]
+    always = len(command)
     for option, variable in (
         ("--revision", "SPARKFORGE_MODEL_REVISION"),
         ("--served-model-name", "SPARKFORGE_MODEL_NAME"),
@@ -65,14 +82,17 @@ def main(arguments: list[str]) -> NoReturn:
         if value := os.environ.get(variable):
             command += [option, value]
     command += profile.options(plan)
+    way = [model, *command[always:]]
     files = weight_files(model)
     if plan.get("evict_page_cache"):
         evict(files)  # first: memory is measured after it
     command += memory_options(plan, caller)
+    last: list[str] = []
     if layers := os.environ.get("SPARKFORGE_MXFP4_LAYERS"):
-        command += ["--mxfp4-layers", layers]
-    command += shlex.split(os.environ.get("SPARKFORGE_SERVE_ARGS", ""))
-    command += caller  # last: of two values of one option vLLM takes the later
+        last += ["--mxfp4-layers", layers]
+    last += shlex.split(os.environ.get("SPARKFORGE_SERVE_ARGS", ""))
+    last += caller  # at the end: of two values of one option vLLM takes the later
+    command += last
 
     if not shutil.which("c++") and not shutil.which("g++"):
         # torch.compile would call the compiler at the first token (vLLM's CPU sampler uses it even
@@ -83,20 +103,85 @@ def main(arguments: list[str]) -> NoReturn:
             command.append("--enforce-eager")
 
     say(shlex.join(access.redacted(command)))
-    check = os.environ.get("SPARKFORGE_BACKEND_CHECK") or plan.get("on_mismatch", "fail")
-    if check not in ("fail", "warn", "off"):
-        fail(f"SPARKFORGE_BACKEND_CHECK is {check!r}: use fail, warn or off")
+    check = choice(
+        "SPARKFORGE_BACKEND_CHECK", plan.get("on_mismatch", "fail"), ("fail", "warn", "off")
+    )
+    client = Client(int(port), LOOK_S, key)
+    held = jit_folder(variables)
+    if held is not None:
+        variables |= held.variables
+    # a share of memory is another one at each start, and changes no kernel
+    way = access.redacted([*way, *last])
     hang_s = float(os.environ.get("SPARKFORGE_HANG_SECONDS") or 60)
     if hang_s and "--disable-log-stats" in command:
         say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
         hang_s = 0
     sys.exit(supervise.run(supervise.Plan(
         command=command, variables=variables,
-        expected={} if check == "off" else profile.expectations(plan, caller),
-        client=Client(int(port), LOOK_S, key),
-        strict=check == "fail", hang_s=hang_s,
+        expected={} if check == "off" else profile.expectations(plan, command, caller),
+        client=client, strict=check == "fail", hang_s=hang_s,
+        warm_up=warm_up(plan, command, client, held, warmup.way(way)),
+        warm_strict=choice("SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn")) == "fail",
         at_ready=(lambda: evict(files)) if plan.get("evict_page_cache") else lambda: None,
     )))  # fmt: skip
+
+
+def choice(variable: str, default: str, allowed: tuple[str, ...]) -> str:
+    """Return the value of a variable that takes one of a few words."""
+    found = os.environ.get(variable) or default
+    if found not in allowed:
+        fail(f"{variable} is {found!r}: use {', '.join(allowed[:-1])} or {allowed[-1]}")
+    return found
+
+
+def number(variable: str, default: float) -> float:
+    """Return the value of a variable that takes a number, zero or more."""
+    text = os.environ.get(variable) or str(default)
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        fail(f"{variable} is {text!r}: use a number")
+    return found
+
+
+def jit_folder(variables: Mapping[str, str]) -> caches.Caches | None:
+    """Hold the folder of this build's kernels, and make room among those of others."""
+    named = os.environ.get("SPARKFORGE_JIT_DIR")
+    if not named:
+        return None
+    budget = int(number("SPARKFORGE_JIT_BUDGET_GIB", 20) * caches.GIB)
+    build = caches.build_key(SHARE, os.environ.get("SPARKFORGE_RELEASE", ""))
+    root, key = Path(named), f"{build}-{caches.device_key()}"
+    held = caches.occupy(root, key, variables)
+    caches.prune(root, key, budget, say)
+    say(f"compiled kernels are kept in {held.folder}")
+    return held
+
+
+def warm_up(
+    plan: Mapping[str, Any], command: list[str], client: Client, held: caches.Caches | None,
+    way: str,
+) -> warmup.WarmUp | None:  # fmt: skip
+    """Return what is to be compiled before users are served, or None."""
+    mode = choice("SPARKFORGE_WARM_UP", plan.get("warm_up", "off"), warmup.MODES)
+    limit_s = number("SPARKFORGE_WARM_UP_SECONDS", 900)
+    if mode == "off":
+        return None
+
+    def most(option: str, default: int) -> int:
+        text = profile.value(command, option) or ""
+        return int(text) if text.isdecimal() and int(text) > 0 else default
+
+    shape = steps.Shape(
+        max_len=most("--max-model-len", 4096),  # the server will say
+        # without the option vLLM takes 2048 to 16384, as the device is
+        chunk=most("--max-num-batched-tokens", 8192),
+        max_seqs=most("--max-num-seqs", 64),
+        captured=tuple(plan.get("cudagraph_capture_sizes", ())),
+    )
+    return warmup.WarmUp(client, shape, mode, limit_s, say, supervise.tell, held, way)
 
 
 def wanted_profile() -> Mapping[str, Any]:

@@ -50,8 +50,10 @@ class Profile(Model):
     """Drop the weight files from the page cache before and after they are loaded."""
     vocabulary: Name | None = None
     """Vocabulary among ``vocabularies`` that has to be there."""
-    expect: Mapping[Literal["moe", "attention"], str] = Field(default_factory=dict)
-    """Names of the backends as vLLM's log has them."""
+    warm_up: Literal["off", "quick", "full"] = "off"
+    """Requests that have kernels compiled before the server counts as healthy."""
+    expect: Mapping[Literal["moe", "attention", "linear"], str] = Field(default_factory=dict)
+    """Names of the backends as vLLM's log has them; ``linear``: of dense layers in MX formats."""
     on_mismatch: Literal["fail", "warn"] = "fail"
 
     @field_validator("cudagraph_capture_sizes")

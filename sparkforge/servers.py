@@ -183,7 +183,10 @@ def from_image(
     volumes = {str(launch.model.resolve()): {"bind": "/model", "mode": "ro"}}
     for member, file in restored.items():
         volumes[str(file.resolve())] = {"bind": packages + member, "mode": "ro"}
-    variables = {**launch.variables, "SPARKFORGE_MODEL_NAME": MODEL_NAME}
+    # whoever starts it here waits for /health of vLLM, and asks beside no other requests
+    variables = {
+        "SPARKFORGE_WARM_UP": "off", **launch.variables, "SPARKFORGE_MODEL_NAME": MODEL_NAME,
+    }  # fmt: skip
     if restored:  # the image's own options are for what is patched
         variables["SPARKFORGE_SERVE_ARGS"] = shlex.join(launch.options)
         variables["SPARKFORGE_PROFILE"] = ""

@@ -4,6 +4,11 @@
 
 Like vLLM it has two processes: this one answers HTTP, and a child, the engine, makes tokens. What
 is counted in /metrics changes only with the child's answers. It prints the child's number.
+
+It has no compiler, and can be told to behave as if: FAKE_COMPILES holds words, and a request with
+one of them takes a moment and leaves a kernel in TRITON_CACHE_DIR, where none of that name is yet.
+A request with the word FAKE_FAILS is answered 500, one with FAKE_REFUSES 400, and with FAKE_HANGS
+never.
 """
 
 from __future__ import annotations
@@ -16,6 +21,10 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+BUCKETS = (1.0, 10.0, 100.0, 200.0, 500.0, float("inf"))
+COMPILING_S = 0.3
 
 ENGINE = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 
@@ -28,6 +37,7 @@ class Engine:
             [sys.executable, "-c", ENGINE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.tokens = 0
+        self.prompts = [0] * len(BUCKETS)
         self._lock = threading.Lock()
 
     def token(self) -> None:
@@ -41,12 +51,29 @@ class Engine:
                 raise ConnectionError("the engine is dead")
             self.tokens += 1
 
+    def count(self, length: int) -> None:
+        """Count a prompt of that many tokens, as a histogram does."""
+        with self._lock:
+            self.prompts = [
+                n + (length <= most) for n, most in zip(self.prompts, BUCKETS, strict=True)
+            ]
+
     def serve_a_slow_customer(self) -> None:
         """Make tokens without end, and leave nobody else a turn: a server under load."""
         with self._lock:
             while True:
                 time.sleep(0.05)
                 self.tokens += 1
+
+
+def compile_what_is_missing(text: str) -> None:
+    """Leave a kernel in the cache for each word of FAKE_COMPILES in a request."""
+    for word in os.environ.get("FAKE_COMPILES", "").split():
+        kernel = Path(os.environ["TRITON_CACHE_DIR"]) / "A1B2" / f"{word}_kernel.cubin"
+        if word in text and not kernel.exists():
+            time.sleep(COMPILING_S)
+            kernel.parent.mkdir(exist_ok=True)
+            kernel.touch()
 
 
 def main() -> None:
@@ -68,10 +95,19 @@ def main() -> None:
             if time.monotonic() < ready_at:
                 self._answer("loading", 503)
             elif self.path == "/metrics":
-                self._answer(f'# HELP x\nvllm:generation_tokens_total{{e="0"}} {engine.tokens}\n')
+                counts = "".join(
+                    f'vllm:request_prompt_tokens_bucket{{e="0",le="{most}",m="m"}} {n}.0\n'
+                    for most, n in zip(BUCKETS, engine.prompts, strict=True)
+                ).replace("inf", "+Inf")
+                tokens = f'vllm:generation_tokens_total{{e="0"}} {engine.tokens}\n'
+                self._answer(f"# HELP x\n{tokens}{counts}")
             elif self.path == "/v1/models":
                 authorized = self.headers.get("Authorization", "none")
-                self._answer(json.dumps({"data": [{"id": "m"}], "authorized": authorized}))
+                self._answer(
+                    json.dumps(
+                        {"data": [{"id": "m", "max_model_len": 600}], "authorized": authorized}
+                    )
+                )
             else:
                 self._answer("")
 
@@ -85,12 +121,23 @@ def main() -> None:
                 threading.Thread(target=engine.serve_a_slow_customer, daemon=True).start()
                 self._answer("")
                 return
+            text = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            for word, code in (("FAKE_FAILS", 500), ("FAKE_REFUSES", 400)):
+                if (wanted := os.environ.get(word)) and wanted in text:
+                    self._answer("so it was asked for", code)
+                    return
+            if (wanted := os.environ.get("FAKE_HANGS")) and wanted in text:
+                time.sleep(600)
+            compile_what_is_missing(text)
+            prompt = json.loads(text).get("prompt", [])
             engine.token()
+            engine.count(len(prompt))
             self._answer(json.dumps({"usage": {"completion_tokens": 1}}))
 
+    ThreadingHTTPServer.request_queue_size = 128  # a warm-up sends many at once
     server = ThreadingHTTPServer((os.environ.get("FAKE_HOST", "127.0.0.1"), port), Handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    print(f"engine {engine.child.pid}", flush=True)
+    print(f"engine {engine.child.pid} of {os.getpid()}", flush=True)
     print("(Worker pid=1) INFO 11-21 07:21:00 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.",
           flush=True)  # fmt: skip
     server.serve_forever()

@@ -19,8 +19,10 @@ SENTENCES: Mapping[str, tuple[re.Pattern[str], ...]] = {
         re.compile(r"\[cuda\.py:\d+\] Using (?:AttentionBackendEnum\.)?([A-Z0-9_]+) backend\."),
         re.compile(r"\[cuda\.py:\d+\] Using ([A-Z0-9_]+) attention backend out of"),
     ),
+    # dense layers in MX formats: the kernel's class, e.g. MarlinMxFp4LinearKernel
+    "linear": (re.compile(r"\] Using (\w+?)M[xX][fF][pP][48]\w*Kernel for MXFP[48] GEMM"),),
 }
-"""By kind, what vLLM says; the first group is the backend's name."""
+"""By kind, what vLLM says; the first group, in capitals, is the backend's name."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Watch:
             for pattern in patterns:
                 if (match := pattern.search(line)) is None:
                     continue
-                name = match[1]
+                name = match[1].upper()
                 self.seen.setdefault(kind, set()).add(name)
                 wanted = self.expected.get(kind)
                 if wanted is not None and name != wanted:

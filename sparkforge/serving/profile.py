@@ -67,13 +67,33 @@ def given(words: Sequence[str], option: str) -> bool:
     return option in plain
 
 
-def expectations(profile: Mapping[str, Any], caller: Sequence[str]) -> dict[str, str]:
-    """Return which backends vLLM has to choose, by kind (``moe``, ``attention``).
+def value(words: Sequence[str], option: str) -> str | None:
+    """Return the value that vLLM would take for an option: the last one, in either way."""
+    found = None
+    for index, word in enumerate(words):
+        name, equals, text = word.partition("=")
+        if word.startswith("--") and name.replace("_", "-") == option:
+            found = text if equals else (words[index + 1] if index + 1 < len(words) else None)
+    return found
 
-    Who names a backend in the caller's options wants that one: the profile's no longer counts.
+
+def expectations(
+    profile: Mapping[str, Any], words: Sequence[str], caller: Sequence[str]
+) -> dict[str, str]:
+    """Return which backends vLLM has to choose, by kind (``moe``, ``attention``, ``linear``).
+
+    Who names a backend in the caller's options wants that one: the profile's no longer counts. Of
+    dense layers vLLM says a word only where ``--mxfp4-layers`` has some quantised.
+
+    Args:
+        words: all options of the server.
+        caller: those of them that the caller gave.
     """
     wanted = dict(profile.get("expect") or {})
     for kind in list(wanted):
         if given(caller, f"--{kind}-backend"):
             del wanted[kind]
+    layers = (value(words, "--mxfp4-layers") or "").split(",")
+    if not {one.partition("=")[0].strip() for one in layers} - {"", "moe"}:
+        wanted.pop("linear", None)
     return wanted

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ _ENGINE_METRICS = (
     "vllm:iteration_tokens_total_count",
 )
 
+_PROMPT_BUCKET = re.compile(
+    r'vllm:request_prompt_tokens_bucket\{(?:.*,)?le="([^"]+)"[^}]*\} ([0-9.e+]+)$'
+)
+
 Counters = Mapping[str, str]
 
 PROBLEMS = (OSError, http.client.HTTPException, LookupError, ValueError)
@@ -38,6 +43,14 @@ _LAST_LOOK_S = 1.0
 
 class NoProgressError(ValueError):
     """The server answers, but its engine does nothing."""
+
+
+class StatusError(ValueError):
+    """The server answered with another status than 200; ``status`` is that one."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,7 @@ class Client:
             NoProgressError: no step of the engine since ``before``, and no token in time.
         """
         end = time.monotonic() + self.timeout_s
-        self._ask(end, "GET", "/health")
+        self.ask(end, "GET", "/health")
         now = self._counters(end)
         if before is not None and now != before:
             return now
@@ -79,9 +92,18 @@ class Client:
             return after
         return self._counters(end)
 
-    def _ask(
+    def ask(
         self, end: float, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> bytes:
+        """Return what the server answers to one request.
+
+        Args:
+            end: the monotonic clock's time that it has until.
+
+        Raises:
+            OSError, http.client.HTTPException: no answer in time.
+            StatusError: it refuses.
+        """
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -95,9 +117,40 @@ class Client:
             connection.close()
         if response.status != http.client.OK:
             reason = answer[:200].decode(errors="replace")
-            msg = f"{method} {path}: {response.status} {reason}"
-            raise ValueError(msg)
+            raise StatusError(response.status, f"{method} {path}: {response.status} {reason}")
         return answer
+
+    def model(self, end: float) -> Mapping[str, Any]:
+        """Return what the server says of its model: ``id``, and ``max_model_len`` in tokens.
+
+        Raises:
+            OSError, http.client.HTTPException: no answer in time.
+            LookupError, ValueError: an answer other than it should be.
+        """
+        models = json.loads(self.ask(end, "GET", "/v1/models"))["data"]
+        if not models:
+            msg = "the server has no model"
+            raise ValueError(msg)
+        found: Mapping[str, Any] = models[0]
+        return found
+
+    def prompts(self, end: float) -> dict[str, float]:
+        """Return how many prompts were answered so far, by the largest length of their bucket.
+
+        A length is as the metric has it: ``500.0`` stands for 201 to 500 tokens, and ``+Inf`` for
+        more than all others.
+        """
+        counts: dict[str, float] = {}
+        for line in self.ask(end, "GET", "/metrics").decode().splitlines():
+            if (match := _PROMPT_BUCKET.match(line)) is not None:
+                counts[match[1]] = counts.get(match[1], 0.0) + float(match[2])
+        # each bucket counts those below it, too
+        below = 0.0
+        found = {}
+        for length in sorted(counts, key=float):
+            found[length] = counts[length] - below
+            below = counts[length]
+        return found
 
     def _counters(self, end: float) -> Counters:
         """Return what only a step of the engine changes, as text, by metric and labels.
@@ -105,7 +158,7 @@ class Client:
         Empty with ``--disable-log-stats``.
         """
         found = {}
-        for line in self._ask(end, "GET", "/metrics").decode().splitlines():
+        for line in self.ask(end, "GET", "/metrics").decode().splitlines():
             name, _, value = line.rpartition(" ")
             if name.partition("{")[0] in _ENGINE_METRICS:
                 found[name] = value
@@ -113,12 +166,8 @@ class Client:
 
     def _token(self, end: float) -> None:
         """Have the model make one token."""
-        models = json.loads(self._ask(end, "GET", "/v1/models"))["data"]
-        if not models:
-            msg = "the server has no model"
-            raise ValueError(msg)
-        body = {"model": models[0]["id"], "prompt": "1", "max_tokens": 1}
-        usage = json.loads(self._ask(end, "POST", "/v1/completions", body))["usage"]
+        body = {"model": self.model(end)["id"], "prompt": "1", "max_tokens": 1}
+        usage = json.loads(self.ask(end, "POST", "/v1/completions", body))["usage"]
         if usage["completion_tokens"] < 1:
             msg = "the model made no token"
             raise ValueError(msg)

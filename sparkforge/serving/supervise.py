@@ -18,8 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sparkforge.serving import state
 from sparkforge.serving.backends import Watch
 from sparkforge.serving.progress import PROBLEMS, Client, Counters
+from sparkforge.serving.warmup import WarmUp
 
 EX_TEMPFAIL = 75  # sysexits.h: try again
 EX_CONFIG = 78
@@ -76,6 +78,8 @@ class Plan:
         hang_s: seconds without progress, after the first answer, until it is killed; 0: never.
         every_s: seconds between two looks at a server that has answered.
         at_ready: called once, at the first answer.
+        warm_up: what is done then, before the health check may call the server healthy.
+        warm_strict: end the server when that fails; else warn.
     """
 
     command: Sequence[str]
@@ -86,6 +90,8 @@ class Plan:
     hang_s: float = 60.0
     every_s: float = 5.0
     at_ready: Callable[[], None] = lambda: None
+    warm_up: WarmUp | None = None
+    warm_strict: bool = True
 
 
 @dataclass
@@ -121,6 +127,9 @@ def run(plan: Plan) -> int:
     with 0 though nobody told it to; 78 after a wrong backend.
     """
     start = time.monotonic()
+    tell("loading" if plan.warm_up else state.READY)
+    if plan.warm_up:
+        plan.warm_up.begin()
     child = subprocess.Popen(
         plan.command, env=dict(plan.variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True,
@@ -141,13 +150,39 @@ def run(plan: Plan) -> int:
         code = _attend(plan, child, output, start)
     finally:
         _kill(child)  # also what the server may have left behind
+        if plan.warm_up:
+            plan.warm_up.end()
     reader.join(5)
     return code
+
+
+def tell(words: str) -> None:
+    """Tell the health check how far the server is."""
+    try:
+        state.write(words)
+    except OSError as error:
+        say(f"warning: the health check cannot be told: {error}")
+
+
+class _Warming(threading.Thread):
+    """A warm-up at work; the supervisor attends to the server meanwhile."""
+
+    def __init__(self, plan: WarmUp) -> None:
+        super().__init__(daemon=True)
+        self._plan = plan
+        self.problem = ""
+
+    def run(self) -> None:
+        try:
+            self.problem = self._plan.run()
+        except Exception as error:  # it is told, and counts as any failure of the warm-up
+            self.problem = f"{type(error).__name__}: {error}"
 
 
 def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: float) -> int:
     hang = Hang(plan.hang_s)
     before: Counters | None = None
+    warming: _Warming | None = None
     next_look = start
     while True:
         try:
@@ -163,7 +198,12 @@ def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: 
         if output.problems and not _tolerated(plan, output.problems):
             return EX_CONFIG
         now = time.monotonic()
-        if plan.client is None or now < next_look:
+        if warming is not None and not warming.is_alive():
+            if not _warmed(plan, warming.problem):
+                return EX_CONFIG
+            say(f"ready after {now - start:.0f} s")
+            warming, next_look = None, now
+        if plan.client is None or warming is not None or now < next_look:
             continue
         try:
             before = plan.client.observe(before)
@@ -183,9 +223,25 @@ def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: 
                 if not _tolerated(plan, output.watch.missing()):
                     return EX_CONFIG
                 plan.at_ready()
+                if plan.warm_up:
+                    warming = _Warming(plan.warm_up)
+                    warming.start()
+            elif plan.warm_up:
+                plan.warm_up.look()
             hang.well(now)
         # while it loads a look is cheap, and the backends are to be known when Docker says healthy
         next_look = time.monotonic() + (plan.every_s if hang.answered else 1)
+
+
+def _warmed(plan: Plan, problem: str) -> bool:
+    """Say what went wrong in a warm-up; returns whether the server may serve."""
+    if problem:
+        say(f"{'error' if plan.warm_strict else 'warning'}: warm-up failed: {problem}")
+        if plan.warm_strict:
+            say("to serve all the same: SPARKFORGE_WARM_UP_FAILURE=warn")
+            return False
+    tell(state.READY)
+    return True
 
 
 def _tolerated(plan: Plan, problems: list[str]) -> bool:

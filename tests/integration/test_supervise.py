@@ -80,10 +80,10 @@ def supervised(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
         one.process.wait()
         for line in one.output.read_text().splitlines():
             if line.startswith("engine "):
-                _end(int(line.split()[1]))
+                end_group(int(line.split()[1]))
 
 
-def _end(engine: int) -> None:
+def end_group(engine: int) -> None:
     """Kill an engine and the server in whose group it is, where a test has left them."""
     try:
         os.killpg(os.getpgid(engine), signal.SIGKILL)

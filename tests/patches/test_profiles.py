@@ -7,6 +7,7 @@ No patch is tested here; it stands here for the interpreters that are baked for 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str) -> None:
     assert {key: found[key] for key in told} == {key: document[key] for key in told}
     # keys that are no option of vLLM; a new key must be in one of the two
     ours = {"model", "memory", "evict_page_cache", "vocabulary", "vocabulary_sha256", "expect",
-            "on_mismatch"}  # fmt: skip
+            "on_mismatch", "warm_up"}  # fmt: skip
     assert set(document) - set(told) <= ours
 
 
@@ -90,6 +91,19 @@ def test_expected_moe_backends_are_named_as_vllm_names_them(answer: Any, name: s
     line = f"(Worker pid=1) INFO 11-21 07:21:00 [mxfp4.py:878] {answer['moe'][wanted]}"
     assert watch.feed(line) is None
     assert watch.seen == {"moe": {wanted}}
+
+
+def test_vllm_still_says_which_kernels_dense_layers_get(patched_python: Path) -> None:
+    (package,) = patched_python.parent.parent.glob("lib/python3*/site-packages/vllm")
+    folder = package / "model_executor/kernels/linear"
+    source = (folder / "__init__.py").read_text()
+    for kind, kernel in (("4", "Torch"), ("8", "Torch"), ("4", "Marlin"), ("8", "Marlin")):
+        assert f'"Using %s for MXFP{kind} GEMM", kernel_cls.__name__' in source
+        module = folder / f"mxfp{kind}" / f"{'pytorch' if kernel == 'Torch' else 'marlin'}.py"
+        (name,) = re.findall(r"^class (\w+Kernel)\(", module.read_text(), re.MULTILINE)
+        watch = backends.Watch({"linear": kernel.upper()})
+        assert watch.feed(f"[__init__.py:995] Using {name} for MXFP{kind} GEMM") is None
+        assert watch.seen == {"linear": {kernel.upper()}}
 
 
 def test_vllm_still_says_which_attention_it_chose(patched_python: Path) -> None:

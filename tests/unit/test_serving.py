@@ -53,6 +53,39 @@ def test_an_option_is_found_as_vllm_would_take_it(words: list[str], there: bool)
     assert profile.given(words, "--moe-backend") is there
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ([], None),
+        (["--n", "1", "--n=2", "--m", "3"], "2"),
+        (["--n_o", "1"], None),
+        (["--n"], None),
+        (["--n", "1", "--n"], None),
+    ],
+)
+def test_of_two_values_the_later_counts(words: list[str], value: str | None) -> None:
+    assert profile.value(words, "--n") == value
+
+
+@pytest.mark.parametrize(
+    ("words", "caller", "kinds"),
+    [
+        ([], [], "moe"),
+        (["--mxfp4-layers", "qkv,o"], [], "moe linear"),
+        (["--mxfp4-layers=lm_head=mxfp8"], [], "moe linear"),
+        (["--mxfp4-layers", "moe"], [], "moe"),
+        (["--mxfp4-layers", "qkv", "--mxfp4-layers", "moe"], [], "moe"),
+        (["--mxfp4-layers", "qkv"], ["--linear-backend", "torch"], "moe"),
+        (["--mxfp4-layers", "qkv"], ["--moe-backend=triton"], "linear"),
+    ],
+)
+def test_of_dense_layers_a_word_is_expected_where_some_are_quantised(
+    words: list[str], caller: list[str], kinds: str
+) -> None:
+    document = {"expect": {"moe": "MARLIN", "linear": "MARLIN"}}
+    assert list(profile.expectations(document, [*words, *caller], caller)) == kinds.split()
+
+
 # -- memory ----------------------------------------------------------------------------------------
 
 
@@ -176,6 +209,13 @@ LINE = "(EngineCore pid=7) INFO 11-21 07:21:00 "
             "[cuda.py:527] Using TRITON_ATTN attention backend out of potential backends: ['X'].",
             "attention", "TRITON_ATTN",
         ),
+        ("[__init__.py:995] Using MarlinMxFp4LinearKernel for MXFP4 GEMM", "linear", "MARLIN"),
+        ("[__init__.py:949] Using TorchMxfp8LinearKernel for MXFP8 GEMM", "linear", "TORCH"),
+        (
+            "[__init__.py:949] Using FlashInferCutlassMxfp8LinearKernel for MXFP8 GEMM",
+            "linear", "FLASHINFERCUTLASS",
+        ),
+        ("[__init__.py:1206] Using MarlinNvFp4LinearKernel for NVFP4 GEMM", None, None),
         ("[cuda.py:527] Using TurboQuant attention backend.", None, None),
         ("[mxfp4.py:2326] Using CPUUnquantizedExperts", None, None),
     ],

@@ -1,0 +1,201 @@
+"""The requests of a warm-up: together they reach every kernel that serving reaches.
+
+Kernels depend on how many tokens a step of the engine has, how many sequences, and what its sampler
+is asked for. Compilers specialise numbers that are 1 or multiples of 16, so those are among the
+lengths, and their neighbours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+
+_LENGTHS = (1, 2, 15, 16, 17, 64, 100, 128, 250, 256, 512, 1000, 1024, 2048, 4096)
+_BATCHES = (1, 2, 3, 4, 8, 16, 17)
+_TOKENS = 4  # of an answer: the first comes of the prompt's step, the others of decoding
+_BATCH_TOKENS = 16  # long enough that all sequences of a batch are decoded together
+_FIRST, _IDS = 32, 64  # token ids that any vocabulary has
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+    "required": ["a", "b"],
+}
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Weather of a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+_AFTER_REASONING = "<|start|>assistant<|channel|>final<|message|>"  # gpt-oss' own words
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of the OpenAI API, without the model's name.
+
+    One without a ``cache_salt`` of its own finds nothing of it in the prefix cache.
+    """
+
+    path: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Requests that are sent together; the name is for the log and the record."""
+
+    name: str
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the server was started with.
+
+    Attributes:
+        max_len: tokens of prompt and answer together.
+        chunk: most tokens of a prompt that one step of the engine takes.
+        max_seqs: most sequences of one step.
+        captured: batch sizes with a CUDA graph.
+    """
+
+    max_len: int
+    chunk: int
+    max_seqs: int
+    captured: tuple[int, ...] = ()
+
+    def lengths(self, more: Sequence[int] = ()) -> list[int]:
+        """Return the lengths of prompts to try, ascending."""
+        around = (self.chunk - 1, self.chunk, self.chunk + 1, 2 * self.chunk + 17)
+        most = self.max_len - _TOKENS
+        wanted = {min(one, most) for one in (*_LENGTHS, *around, *more)}
+        return sorted(one for one in wanted if one > 0)
+
+    def batches(self) -> list[int]:
+        """Return the numbers of sequences at once to try, ascending."""
+        wanted = {*_BATCHES, *self.captured, self.max_seqs}
+        return sorted(one for one in wanted if one <= self.max_seqs)
+
+
+def full(shape: Shape, more: Sequence[int] = ()) -> list[Step]:
+    """Return all steps.
+
+    Args:
+        more: further lengths of prompts, from the record.
+    """
+    length = min(200, shape.max_len - _TOKENS)
+    begun = (_prompt(length, 0, cache_salt="a beginning of the warm-up"),)
+    return [
+        *_kinds(),
+        *(Step(f"prompt of {n} tokens", (_prompt(n, n),)) for n in shape.lengths(more)),
+        Step("a beginning", begun),
+        Step("the same beginning again", begun),
+        *(_batch(shape, n) for n in shape.batches()),
+        _mixture(shape),
+    ]
+
+
+def quick(shape: Shape, more: Sequence[int] = ()) -> list[Step]:
+    """Return the steps for a server whose caches are filled: what a process has to do once anew."""
+    lengths = shape.lengths()
+    chosen = sorted({lengths[0], lengths[-1], *(n for n in shape.lengths(more) if n in more)})
+    return [
+        *_kinds(),
+        *(Step(f"prompt of {n} tokens", (_prompt(n, n),)) for n in chosen),
+        *(_batch(shape, n) for n in sorted({shape.batches()[0], shape.batches()[-1]})),
+        _mixture(shape),
+    ]
+
+
+def digest(shape: Shape) -> str:
+    """Name the warm-up of a shape: another one, of another release of ours, is another record."""
+    text = json.dumps([[s.name, [r.body for r in s.requests]] for s in full(shape)])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _prompt(length: int, variant: int, tokens: int = _TOKENS, **options: Any) -> Request:
+    """A prompt of that many tokens, greedy by default; the variant makes its words."""
+    ids = [_FIRST + (variant + index * (1 + variant % 7)) % _IDS for index in range(length)]
+    body = {"prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **options}
+    return Request(COMPLETIONS, body)
+
+
+def _batch(shape: Shape, size: int) -> Step:
+    length = max(1, min(24, shape.max_len - _BATCH_TOKENS))
+    tokens = min(_BATCH_TOKENS, shape.max_len - length)
+    return Step(
+        f"{size} at once", tuple(_prompt(length, variant, tokens) for variant in range(size))
+    )  # fmt: skip
+
+
+def _mixture(shape: Shape) -> Step:
+    """All kinds of sampling in one batch, with a long prompt beside those that are decoded."""
+    kinds = [request for step in _kinds() for request in step.requests]
+    long = _prompt(min(2 * shape.chunk, shape.max_len - _TOKENS), 5)
+    return Step("all kinds at once", (*kinds, long))
+
+
+def _kinds() -> list[Step]:
+    """Each way to sample and each endpoint, one request a step."""
+    sampling: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "temperature": {"temperature": 0.7},
+        "top-p": {"temperature": 1, "top_p": 0.9},
+        "top-k": {"temperature": 1, "top_k": 20},
+        "top-k and top-p": {"temperature": 1, "top_k": 20, "top_p": 0.9},
+        "min-p": {"temperature": 1, "min_p": 0.05},
+        "seed": {"temperature": 1, "seed": 7},
+        "logprobs": {"logprobs": 5},
+        "logprobs of sampled tokens": {"temperature": 1, "top_p": 0.9, "logprobs": 1},
+        "logprobs of the prompt": {"prompt_logprobs": 1},
+        "penalties": {
+            "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
+        },
+        "bias": {"logit_bias": {"40": 2}, "min_tokens": 2, "stop": ["\x00"]},
+        "bad words": {"bad_words": ["bad"]},
+        "two answers": {"temperature": 1, "n": 2},
+        "streamed": {"stream": True},
+        "JSON schema": {"structured_outputs": {"json": _SCHEMA}},
+        "regular expression": {"structured_outputs": {"regex": "[a-f]{2,9}"}},
+        "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
+        "JSON schema after reasoning": {
+            "prompt": _AFTER_REASONING, "structured_outputs": {"json": _SCHEMA},
+        },
+    }  # fmt: skip
+    found = [
+        Step(name, (_prompt(20, variant, 8, **options),))
+        for variant, (name, options) in enumerate(sampling.items(), start=1)
+    ]
+    said = [{"role": "user", "content": "What is the weather in Paris?"}]
+    chats: dict[str, dict[str, Any]] = {
+        "chat": {"temperature": 0},
+        "chat with a JSON schema": {
+            "response_format": {
+                "type": "json_schema", "json_schema": {"name": "ab", "schema": _SCHEMA},
+            },
+        },
+        "chat with logprobs": {"logprobs": True, "top_logprobs": 3},
+        "chat with tools": {"tools": _TOOLS, "tool_choice": "auto"},
+        "chat with a tool that must be called": {"tools": _TOOLS, "tool_choice": "required"},
+        "chat with reasoning, streamed": {"reasoning_effort": "low", "stream": True},
+    }  # fmt: skip
+    found += [
+        Step(name, (Request(CHAT, {"messages": said, "max_tokens": 16, **options}),))
+        for name, options in chats.items()
+    ]
+    answer = {"input": said[0]["content"], "max_output_tokens": 16}
+    return [*found, Step("responses", (Request(RESPONSES, answer),))]

@@ -1,0 +1,296 @@
+"""Before a server counts as healthy: have it compile what users' requests would wait for.
+
+The whole warm-up is made once for a build, a device and a way to start the server; what the caches
+gained stands in the record. Later starts make a short one, and the whole one again where anything
+was compiled after all. While users are served, what the caches gain is told and noted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from sparkforge.serving import record, steps
+from sparkforge.serving.caches import Caches, kernels
+from sparkforge.serving.progress import PROBLEMS, Client, StatusError
+from sparkforge.serving.record import Made, Record
+from sparkforge.serving.steps import Request, Shape, Step
+
+MODES = ("off", "quick", "full")
+
+_SHOWN = 5  # kernels named in one line of the log
+_DEATH_S = 5.0  # an engine that died takes its server along in that time, and says more than we can
+_LOOK_EVERY_S = 10.0
+_ASK_S = 5.0
+# Prompts are counted when their answer is complete; longer ones than that stay unknown.
+_ANSWERED_WITHIN_S = 60.0
+_OUR_OWN = 2  # tokens: the looks of the supervisor and the health check are such prompts
+
+
+class _OverError(Exception):
+    """The time that a warm-up may take is over."""
+
+
+@dataclass
+class WarmUp:
+    """One server's.
+
+    Attributes:
+        client: asks the server.
+        shape: how the server was started; ``max_len`` counts where the server does not say.
+        mode: ``quick`` or ``full``.
+        limit_s: for all of it; what was not reached by then is left to the users.
+        say: takes a line for the log.
+        tell: takes how far it is, for the health check.
+        caches: where kernels appear; None: nobody knows where, and nothing is recorded.
+        way: names the way that the server was started in, for the record's file name.
+    """
+
+    client: Client
+    shape: Shape
+    mode: str
+    limit_s: float
+    say: Callable[[str], None]
+    tell: Callable[[str], None]
+    caches: Caches | None = None
+    way: str = "default"
+    _known: set[str] = field(default_factory=set)
+    _before: set[str] = field(default_factory=set)
+    _refused: set[str] = field(default_factory=set)
+    _accepted: set[str] = field(default_factory=set)
+    _record: Record | None = None
+    _claim: ExitStack = field(default_factory=ExitStack)
+    _prompts: dict[str, float] = field(default_factory=dict)
+    _next_look: float = 0.0
+    _ended: int = 0
+    _served: bool = False
+    _waiting: _Late | None = None
+
+    def begin(self) -> None:
+        """Note what the caches have; to be called before the server starts."""
+        if self.caches is None:
+            return
+        self._claim.enter_context(self.caches.warming())
+        self._before = self.caches.files()
+        self._known = set(self._before)
+        self._record = Record.load(self.caches.folder / f"warm-up-{self.way}.json")
+
+    def run(self) -> str:
+        """Send the requests; returns what went wrong, or nothing.
+
+        The server has answered once. A request that the server refuses (status 4xx) is none that
+        users could make there, and is only told.
+        """
+        start = time.monotonic()
+        made: list[Made] = []
+        why = outcome = digest = ""
+        try:
+            start_up = self._gained()
+            made.append(Made("start of the server", 0.0, len(start_up), kernels(start_up)))
+            model = self.client.model(start + self.limit_s)
+            length = int(model.get("max_model_len") or self.shape.max_len)
+            shape = self.shape = replace(self.shape, max_len=length)
+            more = sorted(self._record.lengths) if self._record else []
+            digest = steps.digest(shape)
+            why = self._reason(digest, start_up)
+            whole = steps.full(shape, more)
+            if not why:
+                short = steps.quick(shape, more)
+                self._steps(short, str(model["id"]), start, made)
+                if self.mode == "full" and any(one.compiled for one in made):
+                    why = "something was compiled"
+            if why:
+                self.say(f"warm-up: all of it: {why}")
+                self._steps(whole, str(model["id"]), start, made)
+        except _OverError as over:
+            self.say(f"warning: warm-up: {over}; further requests may wait for a compiler")
+            outcome = "time"
+        except PROBLEMS as error:
+            if not isinstance(error, StatusError):
+                time.sleep(_DEATH_S)
+            outcome = f"{made[-1].name}: {type(error).__name__}: {error}"
+        if self._record is not None and why:
+            self._record.steps, self._record.complete = digest, not outcome
+        self._close(start, made, outcome)
+        return "" if outcome == "time" else outcome
+
+    def _reason(self, digest: str, start_up: set[str]) -> str:
+        """Say why the short warm-up would not do, or nothing."""
+        if self.mode == "quick":
+            return ""
+        if self._record is None or self.caches is None:
+            return "there is no folder for a record"
+        present = {self.caches.shown(path) for path in self._known}
+        why = self._record.lacks(digest, present)
+        return why or ("the start compiled something" if start_up else "")
+
+    def _steps(self, todo: list[Step], model: str, start: float, made: list[Made]) -> None:
+        over = f"its {self.limit_s:.0f} s are over"
+        for number, step in enumerate(todo, start=1):
+            began = time.monotonic()
+            left = start + self.limit_s - began
+            note = f"warm-up {number}/{len(todo)}: {step.name}"
+            if left <= 0:
+                raise _OverError(f"{over} before step {number} of {len(todo)}, {step.name}")
+            # where the plainest request of an endpoint is refused, users have no use of it
+            possible = [one for one in step.requests if one.path not in self._refused]
+            if not possible:
+                continue
+            self.tell(note)
+            done = Made(step.name, 0.0)
+            made.append(done)
+            try:
+                self._send(possible, model, start + self.limit_s)
+            except StatusError as error:
+                if error.status // 100 != 4:
+                    raise
+                done.problem = f"refused: {error}"
+                self._refused |= {one.path for one in possible} - self._accepted
+            except TimeoutError:
+                msg = f"{over} in step {number} of {len(todo)}, {step.name}"
+                raise _OverError(msg) from None
+            else:
+                self._accepted |= {one.path for one in possible}
+            finally:
+                gained = self._gained()
+                done.seconds = round(time.monotonic() - began, 3)
+                done.compiled, done.kernels = len(gained), kernels(gained)
+            words = f", {done.compiled} files: {_shown(done.kernels)}" if done.compiled else ""
+            words += f"; {done.problem}" if done.problem else ""
+            self.say(f"{note}: {done.seconds:.1f} s{words}")
+
+    def _send(self, requests: Sequence[Request], model: str, end: float) -> None:
+        """Send requests together; the first failure counts, once all have ended."""
+        with ThreadPoolExecutor(len(requests), "warm-up") as pool:
+            sent = [pool.submit(self._one, one, model, end) for one in requests]
+        errors = [error for one in sent if (error := one.exception()) is not None]
+        refused = [one for one in errors if isinstance(one, StatusError) and one.status // 100 == 4]
+        for error in errors:
+            # in a batch of all kinds some may not be possible, and were told one by one
+            if error not in refused or len(refused) == len(sent):
+                raise error
+
+    def _one(self, request: Request, model: str, end: float) -> None:
+        salt = f"warm-up {time.monotonic_ns()}"  # the prefix cache is not to shorten any prompt
+        body = {"cache_salt": salt, **request.body, "model": model}
+        answer = self.client.ask(end, "POST", request.path, body)
+        if body.get("stream") and b'data: {"error"' in answer:
+            text = answer.partition(b"data: ")[2].partition(b"\n")[0]
+            code = json.loads(text)["error"].get("code")
+            raise StatusError(int(code or 500), f"POST {request.path}: {text[:200].decode()}")
+
+    def _gained(self) -> set[str]:
+        """Return what the caches have gained since the last call."""
+        if self.caches is None:
+            return set()
+        present = self.caches.files()
+        gained = present - self._known
+        self._known |= present
+        return gained
+
+    def _close(self, start: float, made: list[Made], outcome: str) -> None:
+        seconds = time.monotonic() - start
+        if self._record is not None and self.caches is not None:
+            gained = sorted(self.caches.shown(one) for one in self._known - self._before)
+            run = {
+                "when": record.now(), "seconds": round(seconds, 1), "outcome": outcome or "well",
+                "compiled": len(gained), "steps": [one.document() for one in made],
+            }  # fmt: skip
+            self._record.add_run(run, gained)
+            self._save()
+            self._claim.close()
+            self._ended = self.caches.last_warm_up()
+        self._served = True
+        if not outcome:
+            count = sum(one.compiled for one in made[1:])
+            said = f"; the caches gained {count} files" if self.caches else ""
+            self.say(f"warm-up: {len(made) - 1} steps in {seconds:.0f} s{said}")
+
+    def _save(self) -> None:
+        assert self._record is not None
+        try:
+            self._record.save()
+        except OSError as error:
+            self.say(f"warning: {self._record.path} cannot be written: {error}")
+
+    # -- while users are served --------------------------------------------------------------
+
+    def look(self) -> None:
+        """Tell of what the caches have gained since the last look, and note it."""
+        now = time.monotonic()
+        if self.caches is None or now < self._next_look:
+            return
+        self._next_look = now + _LOOK_EVERY_S
+        self._look(now)
+
+    def _look(self, now: float) -> None:
+        assert self.caches is not None
+        prompts = self._answered()
+        gained = self._gained()
+        # what another server compiles before it is healthy, nobody waits for
+        ended = self.caches.last_warm_up()
+        others, self._ended = ended != self._ended, ended
+        if gained and not others:
+            names = kernels(gained)
+            self.say(f"warning: a request waited for a compiler: {_shown(names)}")
+            if self._waiting is None:
+                self._waiting = _Late(now + _ANSWERED_WITHIN_S)
+            self._waiting.kernels += names
+            self._waiting.files += sorted(self.caches.shown(one) for one in gained)
+        if self._waiting is not None:
+            self._waiting.lengths |= self._grown(prompts)
+            if now >= self._waiting.until:
+                self._note()
+        self._prompts = prompts
+
+    def end(self) -> None:
+        """Look a last time; to be called when the server has ended."""
+        if self.caches is not None and self._served:
+            self._look(time.monotonic())
+        self._note()
+
+    def _note(self) -> None:
+        late, self._waiting = self._waiting, None
+        if late is None or self._record is None:
+            return
+        self._record.add_late(late.kernels, late.files, late.lengths)
+        self._save()
+        lengths = ", ".join(str(one) for one in sorted(late.lengths)) or "unknown"
+        self.say(f"next warm-ups have prompts of such lengths, too: {lengths} tokens")
+
+    def _answered(self) -> dict[str, float]:
+        try:
+            return self.client.prompts(time.monotonic() + _ASK_S)
+        except PROBLEMS:
+            return self._prompts  # the supervisor's own looks tell of a server that is not well
+
+    def _grown(self, prompts: dict[str, float]) -> set[int]:
+        grown = (one for one, n in prompts.items() if n > self._prompts.get(one, 0))
+        sizes = {int(min(float(one), self.shape.max_len)) for one in grown}
+        return {one for one in sizes if one > _OUR_OWN}
+
+
+@dataclass
+class _Late:
+    """What was compiled while users waited, until ``until`` of the monotonic clock."""
+
+    until: float
+    kernels: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    lengths: set[int] = field(default_factory=set)
+
+
+def _shown(names: Iterable[str]) -> str:
+    found = list(dict.fromkeys(names))
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more
+
+
+def way(words: Iterable[str]) -> str:
+    """Name a way to start a server: record files of two ways are two."""
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
