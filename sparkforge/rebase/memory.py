@@ -66,24 +66,25 @@ class Memory:
         if whole.is_file() and (tree := _applied(work, whole, head)) is not None:
             work.git("read-tree", "--reset", "-u", tree)
             return True
-        for identity in _identities(work):
-            self._lend(work, identity)
-        work.git("rerere")
+        for identity, path in _at_hand(work).items():
+            resolved = self._resolved(work, identity)
+            if resolved is not None:
+                (work.path / path).write_bytes(resolved)
+                work.git("--literal-pathspecs", "add", "--", path)
         return not work.unmerged()
 
-    def _lend(self, work: Workspace, identity: str) -> None:
-        """Give git's cache the first resolution that fits a conflict at hand."""
-        preimage, postimage = _images(work, identity)
-        if not preimage.is_file() or postimage.is_file():
-            return
+    def _resolved(self, work: Workspace, identity: str) -> bytes | None:
+        """Return a file without its conflict, where a remembered resolution fits."""
+        preimage, _ = _images(work, identity)
+        # git has just written the file's conflict there, in the form that the diff starts from
         for diff in sorted(self.folder.glob(f"{preimage.parent.name}-*.diff")):
             with work.beside("recall") as folder:
                 shutil.copyfile(preimage, folder / _NAME)
                 code, _ = git.attempt(folder, "apply", "--whitespace=nowarn", str(diff.resolve()),
                                       env=_nowhere(folder))  # fmt: skip
                 if code == 0:
-                    shutil.copyfile(folder / _NAME, postimage)
-                    return
+                    return (folder / _NAME).read_bytes()
+        return None
 
     def learned(
         self, work: Workspace, met: Conflict, head: str, commit: str
@@ -109,7 +110,7 @@ def conflict(work: Workspace, patch: Patch) -> Conflict:
     listing = work.git("ls-files", "-s", "-z").split("\0")
     staged = (line.split("\t", 1) for line in listing if line)
     entries = [(path, meta.split(" ")[1]) for meta, path in staged if path not in files]
-    return Conflict(key.hexdigest()[:40], files, _digest(entries), tuple(_identities(work)))
+    return Conflict(key.hexdigest()[:40], files, _digest(entries), tuple(_at_hand(work)))
 
 
 def _digest(entries: list[tuple[str, str]]) -> str:
@@ -123,13 +124,14 @@ def _digest_of_commit(work: Workspace, commit: str, but: tuple[str, ...]) -> str
     return _digest([(path, meta.split(" ")[2]) for meta, path in lines if path not in but])
 
 
-def _identities(work: Workspace) -> list[str]:
-    """Return rerere's names of the conflicts at hand."""
+def _at_hand(work: Workspace) -> dict[str, str]:
+    """Return rerere's names of the conflicts at hand, and the path of each."""
     listing = work.path / ".git" / "MERGE_RR"
     if not listing.is_file():
-        return []
-    return [entry.split("\t")[0] for entry in
-            listing.read_text(errors="surrogateescape").split("\0") if entry]  # fmt: skip
+        return {}
+    entries = listing.read_text(errors="surrogateescape").split("\0")
+    pairs = (entry.partition("\t") for entry in entries if entry)
+    return {identity: path for identity, _, path in pairs}
 
 
 def _line_resolutions(work: Workspace, identities: Sequence[str]) -> Mapping[str, bytes]:
