@@ -130,6 +130,8 @@ def _record(rebase: Rebase, leg: Leg, fresh: Series) -> Recorded | None:
 
 
 def _range_diff(rebase: Rebase, leg: Leg) -> str:
+    if not leg.moves or leg.head == leg.new.commit:
+        return "nothing is left of the series"  # git takes no empty range
     patched = series.apply(rebase.store, rebase.series_of(leg.upstream), leg.old)
     work = Workspace(rebase.job.tree(leg))
     return work.git("range-diff", "--no-color", "--no-dual-color",

@@ -1,0 +1,570 @@
+"""A series moved to another release: every verdict, every answer, every place to be killed at."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge import cli, run, series
+from sparkforge.pins import load
+from sparkforge.rebase import state
+from sparkforge.rebase.verdicts import Verdict
+from tests.project import FILES, Project
+from tests.support import BODY, Repo, add_project, make_sdist, make_wheel, sha256
+
+STOPPED = 19
+OLD, NEW = "1.0", "2.0"
+COMMIT = "c0ffee" * 6 + "c0ff"
+
+
+def lines(word: str, count: int = 30) -> bytes:
+    """Return a file of distinct lines, so that a diff knows where it is."""
+    return b"".join(f"{word}_{i} = value_of_{word}({i})\n".encode() for i in range(count))
+
+
+def with_line(data: bytes, number: int, text: bytes) -> bytes:
+    """Return a file with one line replaced."""
+    found = data.split(b"\n")
+    found[number] = text
+    return b"\n".join(found)
+
+
+@dataclass
+class Upstream:
+    """The project's upstream, and what its next release is."""
+
+    project: Project
+    base: Mapping[str, bytes]
+
+    @property
+    def root(self) -> Path:
+        return self.project.root
+
+    def series(self, patches: Mapping[str, Mapping[str, bytes | None]]) -> None:
+        """Write a series on 1.0: by subject, the files that each patch changes."""
+        self.project.repo("checkout", "--quiet", "--detach", "v1.0")
+        for subject, files in patches.items():
+            self.project.repo.commit(files, f"{subject}\n\n{BODY}")
+        folder = self.project.patches
+        for left in folder.glob("*.patch"):
+            left.unlink()
+        exported = series.export(self.project.repo.path, "v1.0", "HEAD")
+        for name, data in exported:
+            (folder / name).write_bytes(data)
+        (folder / "series").write_text("# in this order\n" + "".join(f"{n}\n" for n, _ in exported))
+
+    def begin_with(self, more: Mapping[str, bytes]) -> str:
+        """Have these files in 1.0, too; returns its commit."""
+        self.base = {**self.base, **more}
+        repo = self.project.repo
+        repo("checkout", "--quiet", "-B", "main", "v1.0")
+        commit = repo.commit(more, "More files")
+        repo("tag", "--force", "v1.0")
+        demo = load(self.root / "pins.yaml").upstreams["demo"]
+        self.project.edit_pins(demo.commit, commit)
+        self.release({}, OLD)
+        for file in demo.files.values():
+            data = (self.root.parent / "release" / file.file).read_bytes()
+            self.project.edit_pins(file.sha256, sha256(data))
+        return commit
+
+    def release(self, changes: Mapping[str, bytes | None], version: str = NEW) -> None:
+        """Publish a release that differs from 1.0 by these files (None removes one)."""
+        files = {**self.base, **changes}
+        stated = f"commit_id = 'g{COMMIT}'\n".encode()
+        whole = {name: data for name, data in files.items() if data is not None}
+        whole["demo/_version.py"] = stated
+        folder = self.project.root.parent / "release"
+        inside = {name: data for name, data in whole.items() if name.startswith("demo/")}
+        make_sdist(folder, "demo", version, whole)
+        make_wheel(folder, "demo", version, inside)
+        listed = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        add_project(self.project.server, "demo", listed)
+
+    def rebase(self, *words: str, code: int = 0) -> Any:
+        """Run the command in this process; returns what --json prints."""
+        places = ["--pins", str(self.root / "pins.yaml"), "--store", str(self.project.store)]
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            found = cli.main(["rebase", *words, "--json", *places])
+        text = out.getvalue()
+        assert found == code, text
+        return json.loads(text) if text else None
+
+
+@pytest.fixture
+def upstream(project: Project) -> Upstream:
+    """A project with nothing but a changelog and the files of FILES."""
+    (project.root / "CHANGELOG.md").write_text("# Changelog\n\n## next\n\n* Something.\n")
+    return Upstream(project, FILES)
+
+
+def files_of(root: Path) -> dict[str, str]:
+    """Return the digest of every file that a rebase may change."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.relative_to(root).parts[0] not in ("dist", ".git")
+    }
+
+
+# -- verdicts ------------------------------------------------------------------------------
+
+
+def verdict_case(project: Project) -> tuple[Upstream, dict[str, Mapping[str, bytes | None]]]:
+    """A release and a series in which every verdict occurs."""
+    names = ["clean", "shift", "changed", "taken", "empty", "clash", "old_name", "gone",
+             "indent", "worded", "moved"]  # fmt: skip
+    base = {**FILES, **{f"demo/{name}.py": lines(name) for name in names}}
+    up = Upstream(project, FILES)
+    up.begin_with(base)
+
+    def edit(name: str, number: int, text: bytes) -> bytes:
+        return with_line(base[f"demo/{name}.py"], number, text)
+
+    fix = [f"fixed_line_{i} = the_right_answer({i})".encode() for i in range(4)]
+    patches: dict[str, Mapping[str, bytes | None]] = {
+        "Clean one": {"demo/clean.py": edit("clean", 10, b"ours = 1")},
+        "Shift one": {"demo/shift.py": edit("shift", 20, b"ours = 1")},
+        "Changed one": {
+            "demo/changed.py": with_line(edit("changed", 5, b"both = 1"), 25, b"ours = 1")
+        },
+        "Taken one": {"demo/taken.py": edit("taken", 10, b"both = 1")},
+        "Empty one": {"demo/empty.py": edit("empty", 10, b"both = 1")},
+        "Clash one": {"demo/clash.py": edit("clash", 10, b"ours = 1")},
+        "Renamed one": {"demo/old_name.py": edit("old_name", 10, b"ours = 1")},
+        "Gone one": {"demo/gone.py": edit("gone", 10, b"ours = 1")},
+        "Indent one": {"demo/indent.py": edit("indent", 10, b"ours = 1")},
+        "Worded one": {"demo/worded.py": edit("worded", 10, b"\n".join(fix))},
+        "Moved one": {"demo/moved.py": edit("moved", 10, b"ours = 1")},
+    }
+    text = lines("moved").split(b"\n")
+    up.release({
+        "demo/shift.py": b"new = 0\n" * 9 + base["demo/shift.py"],
+        "demo/changed.py": edit("changed", 5, b"both = 1"),
+        "demo/taken.py": b"new = 0\n" * 9 + edit("taken", 10, b"both = 1"),
+        "demo/empty.py": with_line(edit("empty", 10, b"both = 1"), 12, b"theirs = 1"),
+        "demo/clash.py": edit("clash", 10, b"theirs = 1"),
+        "demo/old_name.py": None, "demo/new_name.py": base["demo/old_name.py"] + b"more = 1\n",
+        "demo/gone.py": None,
+        "demo/indent.py": b"if True:\n" + b"".join(
+            b"    " + line + b"\n" for line in base["demo/indent.py"].splitlines()
+        ),
+        "demo/worded.py": edit("worded", 10, b"\n".join([b"# our words", *fix[:3], b"pass"])),
+        "demo/moved.py": b"\n".join(text[:5] + text[20:]),
+        "demo/elsewhere.py": b"\n".join(text[5:20]) + b"\n",
+    })  # fmt: skip
+    return up, patches
+
+
+def test_every_verdict(project: Project) -> None:
+    up, patches = verdict_case(project)
+    up.series(patches)
+    before = files_of(up.root)
+    said = up.rebase("demo", "--onto", f"release:{NEW}", "--dry-run", code=STOPPED)
+    found = {move["patch"].removesuffix("-one.patch"): move for move in said["patches"]}
+    assert {name: (move["verdict"], move["stops"]) for name, move in found.items()} == {
+        "clean": ("clean", False), "shift": ("context-only", False),
+        "changed": ("changed", False), "taken": ("upstreamed", False), "empty": ("empty", False),
+        "clash": ("conflict", True), "renamed": ("target-renamed", False),
+        "gone": ("target-deleted", True), "indent": ("conflict", True),
+        "worded": ("conflict", True), "moved": ("conflict", True),
+    }  # fmt: skip
+    assert {move["verdict"] for move in found.values()} == {verdict.value for verdict in Verdict}
+    assert "demo/old_name.py is demo/new_name.py now" in found["renamed"]["detail"][0]
+    assert "demo/gone.py is gone" in found["gone"]["detail"]
+    assert "only white space" in found["indent"]["detail"][0]
+    assert "3 of the 4 lines" in found["worded"]["detail"][0]
+    assert "demo/elsewhere.py:" in found["moved"]["detail"][0]
+    assert all(move["next"] for move in found.values())
+    assert files_of(up.root) == before
+    assert not (up.root / "dist").exists()
+
+
+def test_a_patch_behind_one_that_stops_is_marked(upstream: Upstream) -> None:
+    text = FILES["demo/mod.py"]
+    first = with_line(text, 5, b"ours = 1")
+    upstream.series({"First one": {"demo/mod.py": first},
+                     "Second one": {"demo/mod.py": with_line(first, 6, b"ours = 2")}})  # fmt: skip
+    upstream.release({"demo/mod.py": with_line(text, 5, b"theirs = 1")})
+    said = upstream.rebase("demo", "--onto", "latest", "--dry-run", code=STOPPED)
+    assert [move["after"] for move in said["patches"]] == [[], ["first-one.patch"]]
+    assert "resolve first-one first" in said["patches"][1]["next"]
+
+
+def test_history_names_the_commit_that_did_it(upstream: Upstream, tmp_path: Path) -> None:
+    text = lines("far")
+    repo = upstream.project.repo
+    upstream.begin_with({"demo/far.py": text, "demo/mod2.py": lines("mod2"), "demo/t.py": text})
+    upstream.series({"Far one": {"demo/far.py": with_line(text, 3, b"ours = 1")},
+                     "Mod one": {"demo/mod2.py": with_line(lines("mod2"), 3, b"ours = 1")},
+                     "Taken one": {"demo/t.py": with_line(text, 3, b"both = 1")}})  # fmt: skip
+    repo("checkout", "--quiet", "main")
+    repo.commit({"demo/far.py": None, "demo/near.py": text}, "Move far near")
+    repo.commit({"demo/mod2.py": None}, "Drop mod2")
+    repo.commit({"demo/t.py": with_line(text, 3, b"both = 1")}, "Take the change")
+    # taken, and changed again: only the history still shows that it was
+    repo.commit({"demo/t.py": with_line(text, 3, b"both = 2")}, "Change it again")
+    repo("tag", "v2.0")
+    said = upstream.rebase("demo", "--onto", "v2.0", "--dry-run", "--mirror",
+                           f"demo={repo.path}", code=STOPPED)  # fmt: skip
+    far, mod, taken = said["patches"]
+    assert far["verdict"] == "target-renamed"
+    assert "Move far near (renames demo/far.py to demo/near.py)" in far["culprits"][0]
+    assert mod["verdict"] == "target-deleted"
+    assert "Drop mod2 (deletes demo/mod2.py)" in mod["culprits"][0]
+    assert taken["verdict"] == "upstreamed"
+    assert "makes the same change" in taken["detail"][0]
+
+
+# -- a whole rebase ------------------------------------------------------------------------
+
+
+def clash(up: Upstream) -> None:
+    """A series of three on a release that changes the same line as the second."""
+    text = FILES["demo/mod.py"]
+    other = {"demo/__init__.py": FILES["demo/__init__.py"] + b"y = 2\n"}
+    up.series({
+        "First one": other,
+        "Second one": {"demo/mod.py": with_line(text, 20, b"ours = 1")},
+        "Third one": {"demo/third.py": b"third = 3\n"},
+    })  # fmt: skip
+    up.release({"demo/mod.py": with_line(b"new = 0\n" + text, 21, b"theirs = 1")})
+
+
+RESOLVED = with_line(b"new = 0\n" + FILES["demo/mod.py"], 21, b"both = 1")
+
+
+def resolve(up: Upstream, data: bytes = RESOLVED) -> None:
+    (up.root / "dist/rebase/demo/tree/demo/mod.py").write_bytes(data)
+
+
+def check_landed(up: Upstream, names: list[str]) -> None:
+    """Hold what a rebase wrote against the release, and against the rest of sparkforge."""
+    loaded = load(up.root / "pins.yaml")
+    demo = loaded.upstreams["demo"]
+    assert (demo.tag, demo.version, demo.commit) == ("v2.0", NEW, COMMIT)
+    assert loaded.release.counter == 4
+    for file in demo.files.values():
+        data = (up.root.parent / "release" / file.file).read_bytes()
+        assert (file.sha256, file.size) == (sha256(data), len(data))
+    assert [patch.name for patch in series.read(up.project.patches).patches] == names
+    up.project.run("patches", "check")
+    assert "* demo v1.0 → v2.0: " in (up.root / "CHANGELOG.md").read_text()
+    assert not (up.root / "dist/rebase/demo").exists()
+    report = (up.root / "dist/rebase/demo-1.0-2.0.md").read_text()
+    assert "Range-diff of demo" in report
+
+
+def test_conflict_continue_land(upstream: Upstream) -> None:
+    clash(upstream)
+    before = files_of(upstream.root)
+    comment = "release: {counter: 3"
+    assert comment in (upstream.root / "pins.yaml").read_text()
+    upstream.rebase("demo", "--onto", f"release:{NEW}", code=STOPPED)
+    assert files_of(upstream.root) == before
+    folder = upstream.root / "dist/rebase/demo"
+    assert b"<<<<<<<" in (folder / "tree/demo/mod.py").read_bytes()
+    for name, text in (("base", b"line_20"), ("ours", b"theirs = 1"), ("theirs", b"ours = 1")):
+        assert text in (folder / f"conflict/demo/mod.py.{name}").read_bytes()
+    status = upstream.rebase("demo", code=STOPPED)
+    assert status["series"]["demo"]["stopped"]["patch"] == "second-one.patch"
+    upstream.rebase("demo", "--continue", code=2)  # markers are left
+    upstream.rebase("demo", "--onto", "release:1.0", code=2)  # another one is under way
+    resolve(upstream)
+    said = upstream.rebase("demo", "--continue")
+    assert said["landed"]
+    verdicts = [move["verdict"] for move in said["series"]["demo"]["patches"]]
+    assert verdicts == ["clean", "conflict", "clean"]
+    check_landed(upstream, ["first-one.patch", "second-one.patch", "third-one.patch"])
+    assert "# in this order" in (upstream.project.patches / "series").read_text()
+
+
+def test_skip_and_its_reason(upstream: Upstream) -> None:
+    clash(upstream)
+    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+    upstream.rebase("demo", "--skip", " ", code=2)
+    upstream.rebase("demo", "--skip", "nobody needs it")
+    check_landed(upstream, ["first-one.patch", "third-one.patch"])
+    text = (upstream.root / "CHANGELOG.md").read_text()
+    assert "left out second-one (conflict): nobody needs it" in text
+    assert not (upstream.project.patches / "second-one.patch").exists()
+
+
+def test_abort_leaves_nothing(upstream: Upstream) -> None:
+    clash(upstream)
+    before = files_of(upstream.root)
+    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+    resolve(upstream)
+    assert upstream.rebase("demo", "--abort") == {"aborted": True}
+    assert upstream.rebase("demo", "--abort") == {"aborted": False}
+    assert upstream.rebase("demo") == {"upstream": "demo", "under_way": False}
+    assert files_of(upstream.root) == before
+    assert [path.name for path in (upstream.root / "dist/rebase").iterdir()] == ["lock"]
+
+
+def test_all_of_it_upstreamed(upstream: Upstream) -> None:
+    upstream.series({"Taken one": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"x = 1")}})
+    upstream.release({"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"x = 1")})
+    upstream.project.run("pins", "record")
+    upstream.rebase("demo", "--onto", "latest")
+    check_landed(upstream, [])
+    assert not load(upstream.root / "pins.yaml").upstreams["demo"].patched
+    assert "left out taken-one (upstreamed)" in (upstream.root / "CHANGELOG.md").read_text()
+
+
+def test_a_colleague_resolves_the_same(upstream: Upstream, tmp_path: Path) -> None:
+    clash(upstream)
+    untouched = tmp_path / "colleague"
+    shutil.copytree(upstream.root, untouched)
+    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+    resolve(upstream)
+    upstream.rebase("demo", "--continue")
+    kept = upstream.project.patches / ".rerere"
+    assert [path.suffix for path in kept.iterdir()] == [".diff"]
+    shutil.copytree(kept, untouched / "patches/demo/.rerere")
+    mine = files_of(upstream.root)
+    upstream.project.root = untouched
+    upstream.project.store = tmp_path / "another store"
+    said = upstream.rebase("demo", "--onto", "latest")
+    assert said["series"]["demo"]["patches"][1]["remembered"]
+    theirs = files_of(untouched)
+    # "conflict" there, what came of it here
+    assert mine.pop("CHANGELOG.md") != theirs.pop("CHANGELOG.md")
+    assert theirs == mine
+
+
+def test_more_than_the_conflict_is_remembered_as_a_whole(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    clash(upstream)
+    untouched = tmp_path / "colleague"
+    shutil.copytree(upstream.root, untouched)
+    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+    resolve(upstream)
+    tree = Repo.__new__(Repo)
+    tree.path = upstream.root / "dist/rebase/demo/tree"
+    (tree.path / "demo/extra.py").write_bytes(b"extra = 1\n")
+    upstream.rebase("demo", "--continue", code=2)  # a new file: meant, or left by an editor?
+    tree("add", "demo/extra.py")
+    # committed by hand, with words of its own
+    tree("commit", "--quiet", "--all", "-F", "-", stdin=f"Another subject\n\n{BODY}".encode())
+    upstream.rebase("demo", "--continue")
+    check_landed(upstream, ["first-one.patch", "another-subject.patch", "third-one.patch"])
+    kept = upstream.project.patches / ".rerere"
+    assert [path.suffix for path in kept.iterdir()] == [".whole"]
+    shutil.copytree(kept, untouched / "patches/demo/.rerere")
+    tree_of = load(upstream.root / "pins.yaml").upstreams["demo"].patched["release"].tree
+    upstream.project.root = untouched
+    upstream.rebase("demo", "--onto", "latest")
+    again = load(untouched / "pins.yaml").upstreams["demo"].patched["release"].tree
+    assert again == tree_of
+
+
+def test_a_deleted_file_is_answered_by_hand(upstream: Upstream) -> None:
+    text = FILES["demo/mod.py"]
+    upstream.series({"First one": {"demo/mod.py": with_line(text, 3, b"ours = 1")}})
+    upstream.release({"demo/mod.py": None})
+    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+    tree = Repo.__new__(Repo)
+    tree.path = upstream.root / "dist/rebase/demo/tree"
+    upstream.rebase("demo", "--continue", code=2)  # nobody has said what is meant
+    tree("rm", "--quiet", "demo/mod.py")
+    upstream.rebase("demo", "--continue", code=2)  # nothing is left: that is --skip
+    tree("reset", "--quiet", "--hard")
+    (tree.path / "demo/__init__.py").write_bytes(FILES["demo/__init__.py"] + b"ours = 1\n")
+    tree("add", "--all")
+    upstream.rebase("demo", "--continue")
+    check_landed(upstream, ["first-one.patch"])
+    assert [path.suffix for path in (upstream.project.patches / ".rerere").iterdir()] == [".whole"]
+
+
+# -- refusals ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["demo", "--onto", "release:7.7"], 2),  # the index lists no such release
+        (["demo", "--onto", "release:seven"], 2),
+        (["demo", "--onto", "release:no/such.tar.gz"], 2),
+        (["demo", "--onto", "release:2.0", "--offline"], 4),
+        (["demo", "--onto", "v9.9", "--mirror", "demo=REPO"], 2),  # no such tag
+        (["demo", "--onto", "0" * 40, "--mirror", "demo=REPO"], 2),  # no tag names it
+        (["demo", "--onto", "v9.9"], 4),  # the repository is out of reach
+        (["demo", "--onto", "v9.9", "--offline"], 4),
+        (["demo", "--dry-run"], 2),
+        (["demo", "--continue"], 2),  # none under way
+        (["demo", "--skip", "why"], 2),
+        (["demo", "--onto", "latest", "--continue"], 2),
+        (["demo", "--onto", "latest:3"], 2),
+        (["demo", "--onto", "latest", "--commit", "abc"], 2),
+        (["demo", "--all", "--onto", "latest"], 2),
+        (["--all", "--onto", "release:2.0"], 2),
+        (["--abort"], 2),
+        (["nobody", "--onto", "latest"], 2),
+        (["nobody", "--abort"], 2),
+    ],
+)
+def test_refused(upstream: Upstream, words: list[str], code: int) -> None:
+    clash(upstream)
+    before = files_of(upstream.root)
+    repo = str(upstream.project.repo.path)
+    said = upstream.rebase(*(word.replace("REPO", repo) for word in words), code=code)
+    assert said["error"]["remedy"]
+    assert files_of(upstream.root) == before
+    assert not (upstream.root / "dist/rebase/demo").exists()
+
+
+def test_a_commit_that_the_release_denies(upstream: Upstream) -> None:
+    clash(upstream)
+    upstream.rebase("demo", "--onto", "latest", "--commit", "a" * 40, code=5)
+
+
+def test_dirty_checkout(upstream: Upstream) -> None:
+    clash(upstream)
+    git = Repo.__new__(Repo)
+    git.path = upstream.root
+    git("init", "--quiet", "--template=", "--initial-branch=main")
+    (upstream.root / ".gitignore").write_text("dist/\n")
+    git("add", "--all")
+    git("commit", "--quiet", "-m", "all")
+    (upstream.root / "CHANGELOG.md").write_text("# Changelog\n")
+    said = upstream.rebase("demo", "--onto", "latest", code=2)
+    assert "not committed" in said["error"]["what"]
+    git("checkout", "--quiet", ".")
+    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+    resolve(upstream)
+    with (upstream.root / "pins.yaml").open("a") as pins:
+        pins.write("# a thought\n")
+    said = upstream.rebase("demo", "--continue", code=2)  # dirty at the end counts, too
+    git("commit", "--quiet", "--all", "-m", "a thought")
+    upstream.rebase("demo", "--continue")
+    assert (upstream.root / "pins.yaml").read_text().endswith("# a thought\n")
+
+
+def test_a_series_that_changed_meanwhile(upstream: Upstream) -> None:
+    clash(upstream)
+    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+    listing = upstream.project.patches / "series"
+    listing.write_text(listing.read_text().replace("third-one.patch\n", ""))
+    (upstream.project.patches / "third-one.patch").unlink()
+    resolve(upstream)
+    said = upstream.rebase("demo", "--continue", code=2)
+    assert "changed since the rebase began" in said["error"]["what"]
+
+
+def test_one_at_a_time(upstream: Upstream) -> None:
+    clash(upstream)
+    with state.locked(upstream.root):
+        said = upstream.rebase("demo", "--onto", "latest", code=2)
+    assert "another rebase is at work" in said["error"]["what"]
+
+
+def test_a_broken_state_file(upstream: Upstream) -> None:
+    clash(upstream)
+    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+    (upstream.root / "dist/rebase/demo/state.json").write_text("{")
+    upstream.rebase("demo", "--continue", code=11)
+    upstream.rebase("demo", "--abort")
+
+
+def test_all_and_its_table(upstream: Upstream) -> None:
+    clash(upstream)
+    (upstream.root / "docs").mkdir()
+    said = upstream.rebase("--all", "--onto", "latest", code=STOPPED)
+    assert list(said["demo"]["releases"]) == [NEW]
+    upstream.rebase("--all", "--onto", "latest:5", "--table")
+    page = (upstream.root / "docs/carry.md").read_text()
+    assert "| patch | 1.0 (pinned) | 2.0 |" in page
+    assert "| second-one | applies | **conflict** |" in page
+
+
+# -- kill -9 -------------------------------------------------------------------------------
+
+
+def killed(work: Callable[[], object], install: Callable[[pytest.MonkeyPatch], None]) -> bool:
+    """Do some work in a process of its own that kills itself; False: it was done before."""
+    child = os.fork()
+    if child == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            install(patch)
+            try:
+                work()
+            finally:
+                os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def kill_at(number: int, module: Any, name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Kill this process when a function is called for the so-manieth time."""
+
+    def install(patch: pytest.MonkeyPatch) -> None:
+        left = [number]
+        real = getattr(module, name)
+
+        def counting(*args: Any, **more: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **more)
+
+        for other in list(__import__("sys").modules.values()):
+            if getattr(other, name, None) is real and other.__name__.startswith("sparkforge"):
+                patch.setattr(other, name, counting)
+
+    return install
+
+
+@pytest.mark.parametrize(("module", "name", "step"), [(state, "write", 1), (run, "call", 17)])
+def test_killed_anywhere(
+    upstream: Upstream, tmp_path: Path, module: Any, name: str, step: int
+) -> None:
+    clash(upstream)
+    pristine = tmp_path / "pristine"
+    shutil.copytree(upstream.root, pristine)
+    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+    resolve(upstream)
+    upstream.rebase("demo", "--continue")
+    wanted = files_of(upstream.root)
+
+    def begin() -> None:
+        upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+
+    def go_on() -> None:
+        upstream.rebase("demo", "--continue")
+
+    points = 0
+    for phase in (begin, go_on):
+        for number in range(1, 1000, step):
+            shutil.rmtree(upstream.root)
+            shutil.copytree(pristine, upstream.root)
+            if phase is go_on:
+                begin()
+                resolve(upstream)
+            if not killed(phase, kill_at(number, module, name)):
+                break
+            points += 1
+            half = upstream.root / "dist/rebase/journal.json"
+            if half.exists():  # nobody may build from half of it
+                upstream.project.run("pins", "check", code=3)
+                assert upstream.rebase("demo")["under_way"] is False
+            if phase is begin:
+                begin()  # the same words again go on, or begin anew
+                resolve(upstream)
+            if (upstream.root / "dist/rebase/demo").exists():
+                go_on()
+            assert files_of(upstream.root) == wanted, (phase.__name__, number)
+    assert points >= 8
