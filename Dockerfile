@@ -86,6 +86,15 @@ RUN --network=none \
     /run/tools/install /run/wheelhouse /run/requirements.txt
 
 
+# ---- builder: what wheels are compiled in (--wheels compile); no part of the image ----------------------
+# The same steps with other arguments: SYSTEM_PACKAGES are the compilers, requirements.txt is what the
+# upstreams' builds require. It is run with no network, a read-only root and this user.
+FROM packages AS builder
+ENV PATH=/opt/sparkforge/venv/bin:${PATH}
+USER 10001:10001
+WORKDIR /build
+
+
 # ---- serve: the image ----------------------------------------------------------------------------------
 FROM packages AS serve
 # Our wheels through the same door, then the declared requirements of all that is installed are checked.

@@ -19,39 +19,73 @@ from sparkforge import (
     receipt,
 )
 from sparkforge.context import STAGES, Context
-from sparkforge.errors import QualityError, SmokeError, UsageError
+from sparkforge.errors import EngineError, QualityError, SmokeError, UsageError
 from sparkforge.log import human_bytes, log
 from sparkforge.options import MACHINES, access_of, pins_path, platform_of, settle, store_of
 from sparkforge.stages import items
 
 
-def context_of(options: argparse.Namespace, until: str, force: Sequence[str] = ()) -> Context:
+def context_of(
+    options: argparse.Namespace, until: str, force: Sequence[str] = (), *, plan_only: bool = False
+) -> Context:
+    """Return the build that the words ask for.
+
+    Args:
+        plan_only: nothing will be made, so neither an engine nor the right machine is needed.
+
+    Raises:
+        UsageError: another machine is needed, or options contradict each other.
+        EngineError: an engine was asked for, or is needed, and can't be had.
+    """
     path = pins_path(options)
     all_pins = pins.load(path)
     target = all_pins.target(options.target)
     wanted = platform_of(target)
     chosen, why, base = None, "", None
-    if STAGES.index(until) >= STAGES.index("image"):
+    bakes = STAGES.index(until) >= STAGES.index("image")
+    compiles = options.wheels == "compile"
+    if not compiles and (options.native is not None or options.jobs is not None):
+        msg = "--native and --jobs are about compiling"
+        raise UsageError(msg, "give --wheels compile, or leave them out")
+    if bakes or compiles:
         pinned = all_pins.images[target.base] if target.base is not None else None
         reference = None
         if pinned is not None:
             digest = pinned.platforms.get(wanted, pinned.index)
             reference = f"{pinned.repository}@{digest}"
-        if MACHINES.get(platform.machine()) != wanted:
-            msg = f"target {options.target} is for {wanted}, this machine is {platform.machine()}"
-            raise UsageError(msg, "build its wheels here (--until wheelhouse), bake them there")
-        chosen, why = engine.choose(options.engine, options.base, reference)
         base = options.base or reference
-        log.info(f"bakes {why}")
+        elsewhere = MACHINES.get(platform.machine()) != wanted
+        if elsewhere and (bakes or not plan_only):
+            msg = f"target {options.target} is for {wanted}, this machine is {platform.machine()}"
+            remedy = "build its wheels here (--until wheelhouse), bake them there"
+            if compiles:
+                remedy = "compile there; here: --wheels overlay, or --dry-run --until wheelhouse"
+            raise UsageError(msg, remedy)
+        if not elsewhere:
+            chosen, why = _engine_for(options, reference, compiles=compiles, plan_only=plan_only)
+            log.info(f"bakes {why}" if bakes else f"compiles with {why}")
     context = Context(
         root=path.parent, pins=all_pins, pins_path=path, store=store_of(options),
         target_name=options.target, target=target, platform=wanted,
         access=access_of(options, all_pins), engine=chosen, base=base, ca_bundle=options.ca_bundle,
         port=options.port, ready_timeout_s=options.ready_timeout, force=frozenset(force),
-        arguments=options.serve_arguments,
+        arguments=options.serve_arguments, wheels=options.wheels or "overlay",
+        native=options.native or "patched", jobs=options.jobs,
     )  # fmt: skip
     context.store.sweep()
     return context
+
+
+def _engine_for(
+    options: argparse.Namespace, reference: str | None, *, compiles: bool, plan_only: bool
+) -> tuple[engine.Engine | None, str]:
+    """Choose what bakes and compiles; a compile that is more than a plan needs an engine."""
+    chosen, why = engine.choose(options.engine, options.base, reference)
+    if compiles and chosen is None and not plan_only:
+        msg = f"wheels are compiled in a container, and this would be {why}"
+        remedy = "start Docker Engine 23 or newer and name a base (--base IMAGE) where none is"
+        raise EngineError(msg, f"{remedy} pinned; or take --wheels overlay, which needs neither")
+    return chosen, why
 
 
 # -- build and its kin -----------------------------------------------------------
@@ -60,7 +94,7 @@ def context_of(options: argparse.Namespace, until: str, force: Sequence[str] = (
 def build(options: argparse.Namespace) -> int:
     """Make what the store lacks, publish it under dist/, print the receipt."""
     start = time.monotonic()
-    context = context_of(options, options.until, options.force)
+    context = context_of(options, options.until, options.force, plan_only=options.dry_run)
     todo = items(context, options.until)
     steps = pipeline.plan(context, todo)
     if options.dry_run:
@@ -101,8 +135,11 @@ def _mention_fallback(context: Context, lines: Sequence[receipt.Line]) -> None:
 
 def follow_last_build(options: argparse.Namespace) -> None:
     """Mean the image that was built last, where neither engine nor base is named."""
+    root = pins_path(options).parent
     if options.engine == "auto" and options.base is None:
-        options.base = publish.last_base(pins_path(options).parent, options.target)
+        options.base = publish.last_base(root, options.target)
+    if options.wheels is None and (native := publish.last_native(root, options.target)):
+        options.wheels, options.native = "compile", options.native or native
 
 
 def explain(options: argparse.Namespace) -> int:
@@ -111,7 +148,7 @@ def explain(options: argparse.Namespace) -> int:
     target = pins.load(pins_path(options)).target(options.target)
     here = MACHINES.get(platform.machine()) == platform_of(target)
     until = STAGES[-1] if here else "wheelhouse"
-    context = context_of(options, until)
+    context = context_of(options, until, plan_only=True)
     steps = pipeline.plan(context, items(context, until))
     if not here:
         log.info(f"up to the {until}: what follows is made on {context.platform}")

@@ -18,7 +18,7 @@ from sparkforge.sources import Access, Source
 from sparkforge.store import Artefact, Store, key_of
 
 WHEELS = "wheels"  # the folder of a wheelhouse that they are in
-STAGES = ("sources", "series", "wheels", "wheelhouse", "image", "smoke")
+STAGES = ("sources", "series", "builder", "wheels", "wheelhouse", "image", "smoke")
 UNPATCHED = "unpatched"
 
 
@@ -33,6 +33,9 @@ class Context:
         offline: ask no network.
         force: stages that run again although the store has their result.
         arguments: of ``vllm serve``, behind the target's own; the user's, for one run.
+        wheels: ``overlay`` or ``compile``: how they are made.
+        native: with ``compile``: ``patched`` natives or ``all`` of them.
+        jobs: compilers at once; None: as many as memory holds.
         cold: the image is built without the engine's cache, into a file and not into the engine.
     """
 
@@ -52,6 +55,9 @@ class Context:
     force: frozenset[str] = frozenset()
     arguments: tuple[str, ...] = ()
     cold: bool = False
+    wheels: str = "overlay"
+    native: str = "patched"
+    jobs: int | None = None
 
     @property
     def epoch(self) -> int:
@@ -104,6 +110,7 @@ class Item:
         make: fills a folder and returns the outputs; earlier results come by label.
         valid: whether a result in the store still stands (its other half may be gone).
         download: release files that it may have to fetch.
+        commands: for people: the command lines that it runs, where those are worth reading.
     """
 
     stage: str
@@ -112,6 +119,7 @@ class Item:
     make: Make
     valid: Callable[[Artefact], bool] = field(default=lambda artefact: True)
     download: tuple[ReleaseFile, ...] = ()
+    commands: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

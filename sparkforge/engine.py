@@ -38,11 +38,7 @@ class Engine:
         Raises:
             EngineError: a name without a digest that the engine does not hold.
         """
-        _, at, digest = ref.partition("@")
-        if at:
-            if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-                msg = f"--base {ref}: {digest!r} is no digest"
-                raise EngineError(msg, "give NAME@sha256: and 64 hex digits")
+        if (digest := stated_digest(ref)) is not None:
             return digest
         from docker.errors import APIError
 
@@ -89,6 +85,19 @@ class Engine:
         """Return a label of an image; the Dockerfile sets those that sparkforge reads."""
         value: str = self.client.images.get(image).labels[label]
         return value
+
+
+def stated_digest(ref: str) -> str | None:
+    """Return the digest behind the @ of a reference, or None where it has none.
+
+    Raises:
+        EngineError: what stands there is none.
+    """
+    _, at, digest = ref.partition("@")
+    if at and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        msg = f"--base {ref}: {digest!r} is no digest"
+        raise EngineError(msg, "give NAME@sha256: and 64 hex digits")
+    return digest if at else None
 
 
 def connect() -> Engine:

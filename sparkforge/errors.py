@@ -163,6 +163,12 @@ class WatchConflict(SparkforgeError):
     exit_code = 24
 
 
+class CompileError(SparkforgeError):
+    """A wheel can't be compiled, or its compile failed."""
+
+    exit_code = 23
+
+
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

@@ -188,11 +188,11 @@ def bake(
         "image_id": image.id,
         "digest": digest,
         "base": request.base,
-        "system": _system(engine, str(image.id)),
+        "system": system(engine, str(image.id)),
     }
 
 
-def _system(engine: Engine, image_id: str) -> list[str]:
+def system(engine: Engine, image_id: str) -> list[str]:
     """Return the distribution's packages in an image, each as its fields in one line."""
     from sparkforge import sbom
 

@@ -47,7 +47,11 @@ def access_of(options: argparse.Namespace, all_pins: Pins) -> Access:
             msg = f"--mirror {text}: not UPSTREAM=URL-or-path"
             raise UsageError(msg, f"for example --mirror vllm=/src/vllm; upstreams:"
                                   f" {', '.join(sorted(all_pins.upstreams))}")  # fmt: skip
-        all_pins.upstream(name)
+        upstream, _, external = name.partition("/")
+        known = all_pins.upstream(upstream).externals
+        if external and external not in known:
+            msg = f"--mirror {text}: {upstream} has no external {external}"
+            raise UsageError(msg, f"use one of {', '.join(sorted(known)) or 'none'}")
         mirrors[name] = url
     return Access(Index(), mirrors, options.offline)
 

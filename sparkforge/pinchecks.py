@@ -74,6 +74,9 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
                 report((*here, "requirements"), f"none for {platform}", "name a lock file")
             elif not (root / lock).is_file():
                 report((*here, "requirements", platform), f"{lock} is not there", "make the lock")
+        for built_for, lock in target.builder.items():
+            if not (root / lock).is_file():
+                report((*here, "builder", built_for), f"{lock} is not there", "make the lock")
         for up_name, plan in target.wheels.items():
             at = (*here, "wheels", up_name)
             if up_name not in pins.upstreams:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, ValidationError
 from sparkforge import pinchecks, yamlfile
 from sparkforge.errors import PinsError, UsageError
 from sparkforge.pinbase import Commit, Count, Digest, Model, Name, Platform, Sha256, Tag, number
+from sparkforge.pincompile import Compile
 from sparkforge.profiles import Profile
 from sparkforge.yamlfile import Document, NotYamlError, dotted
 
@@ -98,6 +99,8 @@ class Upstream(Model):
     """Path in the wheel of the module that states the version; the overlay corrects it."""
     patched: Mapping[Literal["git", "release"], Recorded] = Field(default_factory=dict)
     externals: Mapping[Name, External] = Field(default_factory=dict)
+    compile: Compile = Field(default_factory=Compile)
+    """How its wheels are compiled (``--wheels compile``)."""
 
 
 class BaseImage(Model):
@@ -164,6 +167,8 @@ class Target(Model):
     """Base image among ``images``; null: none is pinned, ``--base`` names one."""
     system_packages: tuple[str, ...] = ()
     """Distribution packages that the image needs beside Python and the wheels."""
+    builder: Mapping[Platform, str] = Field(default_factory=dict)
+    """Per platform, a hash-locked requirements file of what wheels are compiled with."""
     profile: Name | None = None
     """How its model is served, among ``profiles``."""
     serve: tuple[str, ...] = ()

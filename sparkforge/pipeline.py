@@ -21,6 +21,7 @@ class Step:
         state: ``in the store``, ``to make`` or ``to make again`` (asked for with --force).
         why: what differs from the newest build of this target; empty for what stands.
         download: bytes that it has to fetch at most.
+        commands: the command lines that making it would run, where they are worth reading.
     """
 
     stage: str
@@ -29,6 +30,7 @@ class Step:
     state: str
     why: tuple[str, ...]
     download: int
+    commands: tuple[str, ...] = ()
 
 
 def plan(context: Context, items: Sequence[Item]) -> list[Step]:
@@ -45,7 +47,8 @@ def plan(context: Context, items: Sequence[Item]) -> list[Step]:
             found, state = None, "to make again"
         steps.append(
             Step(item.stage, item.label, item.key, state,
-                 () if found else tuple(_why(context, item)), 0 if found else sum(missing))
+                 () if found else tuple(_why(context, item)), 0 if found else sum(missing),
+                 () if found else item.commands)
         )  # fmt: skip
     return steps
 
@@ -102,3 +105,5 @@ def show(steps: Sequence[Step]) -> None:
         log.info(f"{step.label:28} {step.key[:12]}  {step.state}{size}")
         for reason in step.why:
             log.info(f"    {reason}")
+        for command in step.commands:
+            log.info(f"    {command}")

@@ -121,6 +121,13 @@ def last_base(context_root: Path, target: str) -> str | None:
     return outputs[0].get("base") if outputs and outputs[0]["kind"] == "image" else None
 
 
+def last_native(context_root: Path, target: str) -> str | None:
+    """Return what --native was when wheels were compiled last; None after an overlay."""
+    items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
+    found = [item["inputs"]["native"] for item in items if "native" in item["inputs"]]
+    return str(found[0]) if found else None
+
+
 def _receipt(path: Path) -> dict[str, Any]:
     """Return the receipt that is there; {} where none can be read."""
     try:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ def call(
     cwd: Path | None = None,
     env: Mapping[str, str | None] | None = None,
     stdin: bytes | None = None,
-    stream: bool = False,
+    stream: bool | Callable[[str], None] = False,
     check: bool = True,
     timeout: float | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
@@ -49,7 +49,8 @@ def call(
         args: program and arguments; echoed with ``--verbose``.
         env: variables added to the present environment; None as a value removes one.
         stdin: bytes for its standard input; none given: an empty input.
-        stream: show its output line by line while it runs (stdout and stderr together).
+        stream: show its output line by line while it runs (stdout and stderr together); a
+            function gets each line in place of the log.
         check: raise when it ends with an error.
         timeout: seconds; None waits for ever.
 
@@ -70,7 +71,7 @@ def call(
     ) as child:
         if stream:
             assert child.stdout is not None
-            out, err = _shown(child.stdout), b""
+            out, err = _shown(child.stdout, stream if callable(stream) else log.raw), b""
             child.wait()
         else:
             try:
@@ -84,7 +85,7 @@ def call(
     return result
 
 
-def _shown(stream: IO[bytes]) -> bytes:
+def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
     """Show what a child says while it says it; return what it meant to leave standing."""
     kept = []
     rest = b""
@@ -97,10 +98,10 @@ def _shown(stream: IO[bytes]) -> bytes:
                 if text:
                     log.raw_progress(text)
             else:
-                log.raw(text)
+                show(text)
                 kept.append(line)
     if rest:
-        log.raw(rest.decode(errors="replace").rstrip())
+        show(rest.decode(errors="replace").rstrip())
     return b"".join([*kept, rest])
 
 

@@ -5,7 +5,6 @@ A plain environment and an image give the same ``Server``, so whatever checks on
 
 from __future__ import annotations
 
-import os
 import shlex
 import socket
 import subprocess
@@ -18,16 +17,16 @@ from typing import Any, Protocol
 
 import requests
 
+from sparkforge import makers
 from sparkforge.engine import Engine, container_state
 from sparkforge.environment import python_path, server_env
 from sparkforge.errors import SmokeError
 from sparkforge.log import log
-from sparkforge.run import alive, background, group_alive, stop
+from sparkforge.run import background, group_alive, stop
 
 LOOPBACK = "127.0.0.1"
 MODEL_NAME = "tiny-gpt-oss"
 SITE_PACKAGES_LABEL = "org.sparkforge.site-packages"
-_MAKER_LABEL = "org.sparkforge.smoke-of-pid"
 _STOP_GRACE_S = 30.0
 
 
@@ -177,7 +176,7 @@ def from_image(
     """
     from docker.types import DeviceRequest  # not needed without an engine
 
-    _sweep(engine)
+    makers.sweep(engine)
     port = free_port(launch.port)
     packages = f"{engine.image_label(image, SITE_PACKAGES_LABEL)}/"
     volumes = {str(launch.model.resolve()): {"bind": "/model", "mode": "ro"}}
@@ -195,28 +194,13 @@ def from_image(
         ports={"8000/tcp": (LOOPBACK, port)}, read_only=True, cap_drop=["ALL"],
         security_opt=["no-new-privileges"], tmpfs={"/tmp": ""}, shm_size="1g",
         device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if launch.gpus else [],
-        labels={_MAKER_LABEL: f"{_here()} {os.getpid()}"},
+        labels={makers.LABEL: makers.mark()},
     )  # fmt: skip
     try:
         container.start()
         yield _ImageServer(f"http://{LOOPBACK}:{port}", container)
     finally:
         container.remove(force=True, v=True)
-
-
-def _sweep(engine: Engine) -> None:
-    """Remove the containers of runs that were killed before they could."""
-    for container in engine.client.containers.list(all=True, filters={"label": _MAKER_LABEL}):
-        where, _, pid = container.labels[_MAKER_LABEL].rpartition(" ")
-        # a process number means something only where it was given
-        if where == _here() and not alive(int(pid)):
-            container.remove(force=True, v=True)
-
-
-def _here() -> str:
-    """Name this boot of this machine and its space of process numbers."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def wait_ready(server: Server, timeout_s: float) -> float:

@@ -73,7 +73,7 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
     # an explicitly named mirror is a wish for git, whatever the target prefers
     provider = "git" if name in access.mirrors else plan.provider
     if provider == "release":
-        return _release(store, name, upstream, access)
+        return release(store, name, upstream, access)
     try:
         return _git(store, name, upstream, access)
     except FetchError as error:
@@ -81,7 +81,7 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
             raise
         log.warning(f"{name}: {error.what}")
         log.warning(f"{name}: falling back from git to the release file, as pins.yaml allows")
-        return _release(store, name, upstream, access)
+        return release(store, name, upstream, access)
 
 
 def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
@@ -143,7 +143,13 @@ def _fetch_git(
 # -- release files -----------------------------------------------------------
 
 
-def _release(store: Store, name: str, upstream: Upstream, access: Access) -> Source:
+def release(store: Store, name: str, upstream: Upstream, access: Access) -> Source:
+    """Return the source that the release file stands for.
+
+    Raises:
+        PinsError: no release file does.
+        FetchError, IntegrityError: as ``ensure``.
+    """
     if upstream.source_file is None:
         msg = f"upstreams.{name}: no release file stands in for its git commit"
         raise PinsError(msg, f"give --mirror {name}=URL-or-path of a git repository")

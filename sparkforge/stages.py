@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge import environment, git, series, sources
+from sparkforge import environment, git, series, sources, wheelitems
 from sparkforge.context import (
     STAGES,
     UNPATCHED,
@@ -29,8 +28,8 @@ from sparkforge.context import (
 from sparkforge.log import log
 from sparkforge.pins import Upstream
 from sparkforge.receipt import SBOM
-from sparkforge.series import Patched, Series
-from sparkforge.store import code_digest, key_of, sha256_file
+from sparkforge.series import Series
+from sparkforge.store import code_digest, key_of
 
 _HERE = Path(__file__).parent
 _SMOKE_CODE = ("smoke.py", "servers.py", "launcher.py", "environment.py", "tiny.py")
@@ -40,17 +39,26 @@ def items(context: Context, until: str) -> list[Item]:
     """Return what a build consists of, in order, up to and with the stage ``until``."""
     result: list[Item] = []
     wheels: list[Item] = []
+    compiles = context.wheels == "compile"
+    if compiles:
+        from sparkforge import compileitems  # not needed by overlays
+
+        result += compileitems.builder_items(context, compileitems.base_digest(context))
     for name in context.target.wheels:
         for layer in context.layers(name):
             patches = context.series_of(layer)
             upstream = context.pins.upstream(layer)
             series.check_emptied(patches, upstream)
-            if patches.patches:
+            if patches.patches or compiles:
                 source = _source_item(context, layer, upstream)
-                result += [source, _series_item(context, layer, upstream, patches, source)]
-        wheels.append(_wheel_item(context, name, patched=True))
+                result.append(source)
+                if patches.patches:
+                    result.append(_series_item(context, layer, upstream, patches, source))
+        if compiles:
+            result += compileitems.external_items(context, name)
+        wheels.append(wheelitems.wheel_item(context, name, patched=True))
     result += wheels
-    house = _wheelhouse_item(context)
+    house = wheelitems.wheelhouse_item(context)
     result.append(house)
     if context.engine is not None:
         baked = _image_item(context, wheels, house)
@@ -132,109 +140,6 @@ def _series_item(
     )  # fmt: skip
 
 
-# -- wheels ---------------------------------------------------------------------------
-
-
-def _wheel_item(context: Context, name: str, *, patched: bool) -> Item:
-    plan = context.target.wheels[name]
-    upstream = context.pins.upstream(name)
-    file = upstream.files[plan.files[context.platform]]
-    layers = {
-        layer: context.series_of(layer) for layer in context.layers(name)
-        if patched and context.series_of(layer).patches
-    }  # fmt: skip
-    local = f"{plan.local}.{context.pins.release.counter}"
-    if not patched:
-        local = f"{plan.local.split('.')[0]}.{UNPATCHED}"
-    inputs = {
-        "release_wheel": file.sha256,
-        "file": file.file,
-        "upstream_commit": upstream.commit,
-        "series": {layer: patches.sha256 for layer, patches in layers.items()},
-        "name": plan.name,
-        "local": local,
-        "drop_requires": list(plan.drop_requires),
-        "paths": {
-            layer: [rule.model_dump() for rule in context.pins.upstream(layer).paths]
-            for layer in layers
-        },
-        "version_file": upstream.version_file,
-        "epoch": context.epoch,
-        "code": code_digest(*(_HERE / "wheels").glob("*.py")),
-    }
-
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        from sparkforge.wheels import overlay
-
-        wheel = sources.fetch_release_file(context.store, file, context.access)
-        if not layers and plan.name is None and not plan.drop_requires:
-            log.info(f"{name}: nothing to change: the release wheel as it is")
-            os.link(wheel, folder / wheel.name)
-            return {"file": wheel.name, "sha256": file.sha256, "version": upstream.version,
-                    "replaced": [], "added": [], "removed": [], "left_out": [],
-                    "compile_only": []}  # fmt: skip
-        request = overlay.Request(
-            wheel=wheel, name=plan.name, local=local, drop_requires=plan.drop_requires,
-            version_file=upstream.version_file, epoch=context.epoch,
-        )  # fmt: skip
-        trees = []
-        for layer in layers:
-            out = results[f"series {layer}"].outputs
-            source = source_of(context.store, layer, results[f"source {layer}"])
-            tree = Patched(source, out["commit"], out["tree"], out["touched"])
-            trees.append(overlay.Layer(tree, context.pins.upstream(layer).paths))
-        made = overlay.build(request, trees, folder)
-        made.path.chmod(0o444)  # dist/ links to it: who changes that copy must not change ours
-        sha256 = sha256_file(made.path)
-        counts = f"{len(made.replaced)} file(s) replaced, {len(made.added)} added"
-        log.info(f"{made.path.name}: {counts}")
-        if made.compile_only:
-            paths = ", ".join(made.compile_only)
-            log.info(f"left out, since only a compile heeds it: {paths}")
-        log.info(f"sha256 {sha256}")
-        return {
-            "file": made.path.name, "sha256": sha256, "version": made.version,
-            "replaced": list(made.replaced), "added": list(made.added),
-            "removed": list(made.removed), "left_out": list(made.left_out),
-            "compile_only": list(made.compile_only),
-        }  # fmt: skip
-
-    label = f"wheel {name}" if patched else f"wheel {name} ({UNPATCHED})"
-    # the unpatched wheel is only needed by the smoke test, and built just before it
-    stage = "wheels" if patched else "smoke"
-    return Item(stage, label, inputs, make, download=(file,))
-
-
-def _wheelhouse_item(context: Context) -> Item:
-    from sparkforge import wheelhouse
-
-    # the image's build installs with the uv that the driver is locked to
-    driver = wheelhouse.read_lock(context.root / "requirements" / "driver.txt")
-    tools = tuple(item for item in driver if item.name == "uv")
-    inputs = {
-        "lock": sha256_file(context.lock),
-        "tools": [item.requirement for item in tools],
-        "python": context.target.python,
-        "platform": context.platform,
-        "code": code_digest(_HERE / "wheelhouse.py"),
-    }
-
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        wanted = wheelhouse.Wanted(
-            lock=context.lock, tools=tools, python=context.target.python,
-            platform=context.platform, torch_backend=context.target.torch_backend,
-        )  # fmt: skip
-        (folder / WHEELS).mkdir()
-        count = wheelhouse.fill(
-            context.store, wanted, context.access.index, environment.uv_program(),
-            offline=context.access.offline, into=folder / WHEELS,
-        )  # fmt: skip
-        log.info(f"{count} third-party wheels, each with its locked sha256")
-        return {"files": count}
-
-    return Item("wheelhouse", "wheelhouse", inputs, make)
-
-
 # -- environment and image -----------------------------------------------------------
 
 
@@ -265,7 +170,7 @@ def _environment_item(
 def _unpatched_items(context: Context, house: Item) -> list[Item]:
     """The release without our series, for the proof that it fails."""
     wheels = [
-        _wheel_item(context, name, patched=False) for name in context.target.wheels
+        wheelitems.wheel_item(context, name, patched=False) for name in context.target.wheels
     ]  # fmt: skip
     label = f"environment ({UNPATCHED})"
     return [*wheels, _environment_item(context, wheels, house, label, stage="smoke")]
@@ -280,8 +185,11 @@ def made_of(context: Context, base: str) -> dict[str, Mapping[str, Any]]:
     Args:
         base: digest of the base image.
     """
-    wheels = [_wheel_item(context, name, patched=True) for name in context.target.wheels]
-    house = _wheelhouse_item(context)
+    wheels = [
+        wheelitems.wheel_item(context, name, patched=True, base=base)
+        for name in context.target.wheels
+    ]
+    house = wheelitems.wheelhouse_item(context)
     parts = {item.label: item.inputs for item in [*wheels, house]}
     return {**parts, "image": _image_inputs(context, wheels, house, base)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 from sparkforge import git, series, sources
 from sparkforge.errors import CommandError, ProofError
+from sparkforge.jobs import NVCC_GIB
+from sparkforge.jobs import width as jobs_width
 from sparkforge.log import log
 from sparkforge.parallel import in_parallel
 from sparkforge.pins import SourcePlan, Upstream
@@ -24,8 +25,6 @@ from sparkforge.run import call
 from sparkforge.sources import Access
 from sparkforge.store import Store, code_digest
 
-JOB_GIB = 7.6
-"""What nvcc takes for a file of eight CUTLASS kernels: measured, facts of 2026-11-21 (7.54 GB)."""
 _TREE = ("csrc", "include", "3rdparty")
 _GENERATOR = "flashinfer/jit/gemm"
 _GENERATE = """
@@ -166,26 +165,7 @@ def _generate(tree: Tree, store: Store) -> dict[str, str]:
 
 def width(asked: int | None) -> int:
     """Return how many compilers run at once: as many as memory holds, and the machine has CPUs."""
-    if asked is not None:
-        return asked
-    return max(1, min(os.cpu_count() or 1, int(_free_gib() / JOB_GIB)))
-
-
-def _free_gib() -> float:
-    """Return the memory that is free, of this machine or of the container that this runs in."""
-    free = float("inf")
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) / 2**20
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            used = int((group / "memory.current").read_text())
-            free = min(free, (int(limit) - used) / 2**30)
-    except FileNotFoundError:
-        pass  # no cgroup of the second kind: no container that limits
-    return free
+    return jobs_width(asked, NVCC_GIB)
 
 
 def prove(

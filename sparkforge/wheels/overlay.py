@@ -78,50 +78,68 @@ def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
         WheelError: a patch changes what no overlay can carry (native sources), or the release
             wheel's file is not the one that the patch was made on.
     """
+    with archive.opened(request.wheel) as source:
+        info_folder(request.wheel, source)
+        return write(request, source, plan(request, layers, source), folder)
+
+
+def info_folder(wheel: Path, source: archive.Source) -> str:
+    """Return the name of a wheel's ``.dist-info`` folder.
+
+    Raises:
+        WheelError: it has none.
+    """
+    base, _ = _split_file_name(wheel.name)
+    info_dir = f"{'-'.join(base)}.dist-info"
+    if f"{info_dir}/METADATA" not in source.members:
+        msg = f"{wheel.name}: has no {info_dir}/METADATA"
+        raise WheelError(msg, "pin a wheel as upstream published it")
+    return info_dir
+
+
+def write(request: Request, source: archive.Source, changes: Plan, folder: Path) -> Overlaid:
+    """Write a wheel anew with some members changed, under our name and version.
+
+    Args:
+        source: ``request.wheel``, open.
+    """
     base, tags = _split_file_name(request.wheel.name)
     old_stem = "-".join(base)
-    with archive.opened(request.wheel) as source:
-        info_dir = f"{old_stem}.dist-info"
-        if f"{info_dir}/METADATA" not in source.members:
-            msg = f"{request.wheel.name}: has no {info_dir}/METADATA"
-            raise WheelError(msg, "pin a wheel as upstream published it")
-        text = source.read(f"{info_dir}/METADATA").decode().replace("\r\n", "\n")
-        metadata, name, version = _metadata(text, request)
-        new_stem = f"{_escape(name)}-{version}"
-        plan = _plan(request, layers, source)
-        fresh = dict(plan.fresh)
-        if request.version_file is not None:
-            stated = fresh.get(request.version_file) or source.read(request.version_file)
-            fresh[request.version_file] = _version_file(
-                stated, base[1], version, request.version_file
-            )
-        fresh[f"{info_dir}/METADATA"] = metadata.encode()
-        fresh[f"{info_dir}/WHEEL"] = _wheel_file(source.read(f"{info_dir}/WHEEL").decode(), tags)
-        fresh[f"{info_dir}/RECORD"] = b""  # made last
+    info_dir = info_folder(request.wheel, source)
+    text = source.read(f"{info_dir}/METADATA").decode().replace("\r\n", "\n")
+    metadata, name, version = _metadata(text, request)
+    new_stem = f"{_escape(name)}-{version}"
+    fresh = dict(changes.fresh)
+    if request.version_file is not None:
+        stated = fresh.get(request.version_file) or source.read(request.version_file)
+        fresh[request.version_file] = _version_file(stated, base[1], version, request.version_file)
+    fresh[f"{info_dir}/METADATA"] = metadata.encode()
+    fresh[f"{info_dir}/WHEEL"] = _wheel_file(source.read(f"{info_dir}/WHEEL").decode(), tags)
+    fresh[f"{info_dir}/RECORD"] = b""  # made last
 
-        # a signature of the release's RECORD is none of ours
-        signatures = {f"{info_dir}/RECORD{suffix}" for suffix in (".jws", ".p7s")}
-        names = (source.members.keys() | fresh.keys()) - set(plan.removed) - signatures
-        renamed = {member: _rename(member, old_stem, new_stem) for member in names}
-        record = _record(source.read(f"{info_dir}/RECORD").decode(), fresh, renamed,
-                         f"{info_dir}/RECORD", request.wheel.name)  # fmt: skip
-        fresh[f"{info_dir}/RECORD"] = record
-        out = folder / f"{new_stem}-{tags}.whl"
-        with out.open("wb", buffering=1 << 20) as file:
-            writer = archive.Writer(file, request.epoch)
-            # metadata last, as the wheel format recommends: readers find it from the end
-            for member in sorted(names, key=lambda m: (m.startswith(info_dir), renamed[m])):
-                if member in fresh:
-                    mode = source.members[member].external_attr >> 16 if (
-                        member in source.members) else 0  # fmt: skip
-                    executable = plan.executable.get(member, bool(mode & 0o100))
-                    writer.add(renamed[member], fresh[member], executable=executable)
-                else:
-                    writer.copy(source, source.members[member], renamed[member])
-            writer.finish()
+    # a signature of the release's RECORD is none of ours
+    signatures = {f"{info_dir}/RECORD{suffix}" for suffix in (".jws", ".p7s")}
+    names = (source.members.keys() | fresh.keys()) - set(changes.removed) - signatures
+    renamed = {member: _rename(member, old_stem, new_stem) for member in names}
+    record = _record(source.read(f"{info_dir}/RECORD").decode(), fresh, renamed,
+                     f"{info_dir}/RECORD", request.wheel.name)  # fmt: skip
+    fresh[f"{info_dir}/RECORD"] = record
+    out = folder / f"{new_stem}-{tags}.whl"
+    with out.open("wb", buffering=1 << 20) as file:
+        writer = archive.Writer(file, request.epoch)
+        # metadata last, as the wheel format recommends: readers find it from the end
+        for member in sorted(names, key=lambda m: (m.startswith(info_dir), renamed[m])):
+            if member in fresh:
+                mode = source.members[member].external_attr >> 16 if (
+                    member in source.members) else 0  # fmt: skip
+                executable = changes.executable.get(member, bool(mode & 0o100))
+                writer.add(renamed[member], fresh[member], executable=executable)
+            else:
+                writer.copy(source, source.members[member], renamed[member])
+        writer.finish()
     return Overlaid(
-        path=out, name=name, version=version, replaced=plan.replaced, added=plan.added,
-        removed=plan.removed, left_out=plan.left_out, compile_only=plan.compile_only,
+        path=out, name=name, version=version, replaced=changes.replaced, added=changes.added,
+        removed=changes.removed, left_out=changes.left_out, compile_only=changes.compile_only,
     )  # fmt: skip
 
 
@@ -134,7 +152,9 @@ def output_version(release_version: str, local: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
+    """Which members of a wheel change, and into what."""
+
     fresh: Mapping[str, bytes] = field(default_factory=dict)
     executable: Mapping[str, bool] = field(default_factory=dict)
     """Of the members whose mode a patch sets; the others keep theirs."""
@@ -145,7 +165,12 @@ class _Plan:
     compile_only: tuple[str, ...] = ()
 
 
-def _plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> _Plan:
+def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> Plan:
+    """Find what patched trees change in a release wheel.
+
+    Raises:
+        WheelError: as ``build``.
+    """
     fresh: dict[str, bytes] = {}
     executable: dict[str, bool] = {}
     replaced: list[str] = []
@@ -187,8 +212,8 @@ def _plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> 
     if refused:
         what = "\n".join(f"  {patch}: {', '.join(paths)}" for patch, paths in refused.items())
         msg = f"{request.wheel.name}: an overlay would lose what these patches change:\n{what}"
-        raise WheelError(msg, "these files do not ship in a wheel: compile it from source")
-    return _Plan(
+        raise WheelError(msg, "these files do not ship in a wheel: --wheels compile")
+    return Plan(
         fresh, executable, tuple(replaced), tuple(added), tuple(removed),
         tuple(left_out), tuple(compile_only),
     )  # fmt: skip

@@ -24,12 +24,6 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         default=[],
         help="run a stage again although its result is in the store",
     )
-    build.add_argument(
-        "--wheels",
-        choices=("overlay",),
-        default="overlay",
-        help="how wheels are made: a release wheel with the patched files put in place",
-    )
     build.add_argument("--dry-run", action="store_true", help="show the plan, do nothing")
     build.set_defaults(run=commands.build)
 

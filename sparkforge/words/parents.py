@@ -88,6 +88,26 @@ def target_options(*, required: bool = True) -> Parser:
         default=None,
         help="certificates of a company proxy, for the image's build steps",
     )
+    target.add_argument(
+        "--wheels",
+        choices=("overlay", "compile"),
+        default=None,
+        help="overlay: the release wheel with the patched files put in place; compile: built from"
+        " the patched tree, in a container (default: overlay; smoke, serve …: as built last)",
+    )
+    target.add_argument(
+        "--native",
+        choices=("patched", "all"),
+        default=None,
+        help="with --wheels compile: native files that a patch touches, or all (default: patched)",
+    )
+    target.add_argument(
+        "--jobs",
+        type=count,
+        default=None,
+        metavar="N",
+        help="with --wheels compile: compilers at once (default: as many as memory holds)",
+    )
     target.add_argument("--port", type=port, default=0, help="loopback port (default: a free one)")
     target.add_argument(
         "--ready-timeout",

@@ -215,7 +215,7 @@ def test_generated_files_are_told_apart_by_their_operands() -> None:
 def test_compilers_are_as_many_as_memory_holds(
     free_gib: int, cpus: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_free_gib", lambda: free_gib)
+    monkeypatch.setattr("sparkforge.jobs.available_gib", lambda: free_gib)
     monkeypatch.setattr("os.cpu_count", lambda: cpus)
     assert runner.width(None) == width
     assert runner.width(3) == 3

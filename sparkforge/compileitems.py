@@ -1,0 +1,243 @@
+"""What compiled wheels and their builder are made from, and how: pins and options → items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sparkforge import builder, externals, git, sources
+from sparkforge.context import WHEELS, Context, Item, Results
+from sparkforge.engine import Engine, stated_digest
+from sparkforge.errors import CompileError, EngineError
+from sparkforge.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
+from sparkforge.log import log
+from sparkforge.store import code_digest, key_of
+from sparkforge.wheelitems import (
+    common_inputs,
+    layer_of,
+    outputs_of,
+    request_of,
+    series_of,
+    wheelhouse_item,
+)
+from sparkforge.wheels import natives
+from sparkforge.wheels.natives import Decision
+from sparkforge.wheels.recipe import Recipe, arch_list, shown
+
+_HERE = Path(__file__).parent
+_HOUSE = "builder's wheelhouse"
+
+
+def base_digest(context: Context) -> str:
+    """Return what the base image of the builder stands for; that of the target's image, too.
+
+    Raises:
+        EngineError: no base is named, or it is a local name and there is no engine to ask.
+    """
+    if context.base is None:
+        msg = f"pins.yaml has no base image for target {context.target_name}, and wheels are"
+        raise EngineError(f"{msg} compiled in one", "name one: --base IMAGE (with Python and apt)")
+    if context.engine is not None:
+        return context.engine.identity(context.base)
+    digest = stated_digest(context.base)
+    if digest is None:
+        msg = f"--base {context.base}: without an engine nobody knows what this is"
+        raise EngineError(msg, "give NAME@sha256:…, or start an engine")
+    return digest
+
+
+def builder_items(context: Context, base: str) -> list[Item]:
+    """Return the builder image, and the wheelhouse that it is installed from.
+
+    Args:
+        base: digest of its base image.
+
+    Raises:
+        CompileError: the target names no requirements for a builder.
+    """
+    lock = context.target.builder.get(context.platform)
+    if lock is None:
+        msg = f"targets.{context.target_name}: names no builder for {context.platform}"
+        raise CompileError(msg, "name a lock of what its upstreams' builds require (builder:)")
+    path = context.root / lock
+    house = wheelhouse_item(context, path, _HOUSE, "builder")
+    inputs = {
+        "base": base,
+        "wheelhouse": house.key,
+        "python": context.target.python,
+        "platform": context.platform,
+        "packages": list(builder.packages(context.target.python)),
+        "epoch": context.epoch,
+        "recipe": code_digest(context.root / "Dockerfile"),
+        "code": code_digest(_HERE / "builder.py"),
+    }
+    name = builder.tag(context.target_name, key_of(inputs))
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        assert context.base is not None
+        request = builder.Request(
+            root=context.root, base=context.base, python=context.target.python,
+            platform=context.platform, epoch=context.epoch, ca_bundle=context.ca_bundle, lock=path,
+        )  # fmt: skip
+        wheelhouse = results[house.label].path / WHEELS
+        return builder.bake(_engine(context), request, wheelhouse, name, folder)
+
+    return [house, Item(
+        "builder", "builder", inputs, make,
+        valid=lambda artefact: context.engine is not None
+        and context.engine.has_image(str(artefact.outputs["image_id"])),
+    )]  # fmt: skip
+
+
+def external_items(context: Context, name: str) -> list[Item]:
+    """Return what the upstream's build would fetch, where this compile needs it."""
+    if context.pins.upstream(name).compile.blocked or not _decision(context, name).fetches:
+        return []
+    upstream = context.pins.upstream(name)
+    return [_external_item(context, name, external) for external in upstream.externals]
+
+
+def _external_item(context: Context, upstream: str, external: str) -> Item:
+    pin = context.pins.upstream(upstream).externals[external]
+    inputs = {"commit": pin.commit, "code": code_digest(_HERE / "externals.py")}
+    full = f"{upstream}/{external}"
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        fetched = externals.ensure(context.store, full, pin, context.access)
+        return {"commit": fetched.commit, "repository": fetched.repo.name,
+                "submodules": fetched.named()}  # fmt: skip
+
+    return Item(
+        "sources", f"external {full}", inputs, make,
+        valid=lambda artefact: git.has_commit(
+            context.store.git_path(artefact.outputs["repository"].removesuffix(".git")), pin.commit
+        ),
+    )  # fmt: skip
+
+
+def _decision(context: Context, name: str) -> Decision:
+    touched = {
+        entry.path: patch.name
+        for patch in context.series_of(name).patches
+        for entry in patch.entries
+    }
+    device = "cuda" if context.target.cuda_arch is not None else "cpu"
+    return natives.decide(name, context.pins.upstream(name), touched, context.native, device)
+
+
+def _redirects(context: Context, name: str) -> dict[str, str]:
+    """Return the variables that point a build at its externals, and at carried upstreams."""
+    found = {pin.redirect: key for key, pin in context.pins.upstream(name).externals.items()}
+    for layer in context.target.wheels[name].carries:
+        if redirect := context.pins.upstream(layer).compile.redirect:
+            found[redirect] = layer
+    return found
+
+
+def compile_item(context: Context, name: str, base: str | None) -> Item:
+    """Return the compiled wheel of an upstream.
+
+    Args:
+        base: digest of the builder's base; None: as the context names it.
+
+    Raises:
+        CompileError: the series changes what can't be compiled.
+    """
+    plan, upstream = context.target.wheels[name], context.pins.upstream(name)
+    file = upstream.files[plan.files[context.platform]]
+    layers = series_of(context, name)
+    decision = _decision(context, name)
+    image = builder_items(context, base or base_digest(context))[1]
+    device = arch_list(context.target.cuda_arch)
+    # a build without natives compiles nothing, whatever the target's architecture
+    compiles = decision.everything or bool(decision.compiled)
+    recipe = Recipe(
+        upstream=upstream, decision=decision, arch=device if compiles else None,
+        epoch=context.epoch, redirects=_redirects(context, name),
+        jobs=width(context.jobs, NVCC_GIB if device and compiles else CXX_GIB, KEEP_GIB),
+    )  # fmt: skip
+    fixed = replace(recipe, jobs=0)
+    inputs = {
+        **common_inputs(context, name, layers),
+        "native": context.native,
+        "builder": image.key,
+        "environment": fixed.environment(),
+        "steps": [words for _, words in fixed.steps()],
+        "externals": {key: pin.commit for key, pin in upstream.externals.items()}
+        if decision.fetches else {},
+        "code": code_digest(*(_HERE / "wheels").glob("*.py")),
+    }  # fmt: skip
+    key = key_of(inputs)
+    tag = builder.tag(context.target_name, image.key)
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        from sparkforge.wheels import compile as compiling
+
+        engine = _engine(context)
+        wheel = sources.fetch_release_file(context.store, file, context.access)
+        own = layer_of(context, name, results).patched
+        place = compiling.Place(
+            engine, tag, context.store.cache_path("compile") / f"{name}-{key[:16]}",
+            context.store.cache_path("ccache"),
+        )  # fmt: skip
+        what = ", ".join(one.file for one in decision.compiled) or (
+            "all native files" if decision.everything else "no native file"
+        )
+        log.info(f"{name}: the patched tree {own.tree[:12]}, and {what}; {recipe.jobs} at once")
+        made = compiling.run(recipe, _sources(context, name, results, decision), place)
+        # with everything compiled, carried upstreams were read by the build itself
+        carried = [] if decision.everything else [
+            layer_of(context, layer, results) for layer in layers if layer != name
+        ]  # fmt: skip
+        request = request_of(context, name, wheel, inputs["local"])
+        done = compiling.assemble(request, recipe, made, own, carried, folder)
+        compiling.finished(place)
+        released = sum(one["from"] == "release" for one in done.natives.values())
+        log.info(
+            f"native files: {len(done.natives) - released} compiled, {released} of the release"
+        )
+        return {
+            **outputs_of(done.wheel), "compiled": True, "natives": done.natives,
+            "differs": list(done.differs),
+        }  # fmt: skip
+
+    uid, gid = builder.user()
+    commands = shown(recipe, tag, context.store.root / "compile" / f"{name}-{key[:16]}",
+                     context.store.root / "ccache", f"{uid}:{gid}")  # fmt: skip
+    return Item("wheels", f"wheel {name}", inputs, make, download=(file,), commands=tuple(commands))
+
+
+def _engine(context: Context) -> Engine:
+    if context.engine is None:
+        msg = "wheels are compiled in a container, and no container engine is used here"
+        remedy = "start Docker Engine 23 or newer (DOCKER_HOST), or take --wheels overlay"
+        raise EngineError(msg, remedy)
+    return context.engine
+
+
+def _sources(context: Context, name: str, results: Results, decision: Decision) -> Any:
+    """Return what is unpacked for the compile."""
+    from sparkforge.wheels.compile import Sources
+
+    upstream = context.pins.upstream(name)
+    own = layer_of(context, name, results).patched
+    supplement: tuple[tuple[str, str], ...] = ()
+    if own.source.provider == "git" and upstream.compile.supplement:
+        whole = sources.release(context.store, name, upstream, context.access)
+        supplement = tuple((whole.commit, path) for path in upstream.compile.supplement)
+    if not decision.fetches:
+        return Sources(own.source.repo, own.commit, supplement)
+    fetched = {
+        key: externals.ensure(context.store, f"{name}/{key}", pin, context.access)
+        for key, pin in upstream.externals.items()
+    }
+    carried = {}
+    for layer in context.target.wheels[name].carries:
+        pin_of = context.pins.upstream(layer)
+        if pin_of.compile.redirect is not None:
+            tree = layer_of(context, layer, results).patched
+            folder = pin_of.paths[0].repo.rstrip("/")
+            carried[layer] = (tree.source.repo, f"{tree.commit}:{folder}")
+    return Sources(own.source.repo, own.commit, supplement, fetched, carried)

@@ -1,0 +1,43 @@
+"""How many compilers run at once: as many as memory holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+NVCC_GIB = 7.6
+"""What nvcc takes for a file of eight CUTLASS kernels: measured, facts of 2026-11-21 (7.54 GB)."""
+CXX_GIB = 2.0
+"""What g++ is given room for; the C++ files of vLLM that were compiled here took less than 1."""
+KEEP_GIB = 4.0
+"""What a compile leaves to the rest of the machine."""
+
+
+def width(asked: int | None, gib_per_job: float, keep_gib: float = 0.0) -> int:
+    """Return how many jobs of a size run at once: as many as fit, and the machine has CPUs.
+
+    Args:
+        asked: the user's number, which counts as it is.
+        gib_per_job: memory that one takes at most, GiB.
+        keep_gib: memory that stays free, GiB.
+    """
+    if asked is not None:
+        return asked
+    return max(1, min(os.cpu_count() or 1, int((available_gib() - keep_gib) / gib_per_job)))
+
+
+def available_gib() -> float:
+    """Return the memory that is free, of this machine or of the container that this runs in."""
+    free = float("inf")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) / 2**20
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            used = int((group / "memory.current").read_text())
+            free = min(free, (int(limit) - used) / 2**30)
+    except FileNotFoundError:
+        pass  # no cgroup of the second kind: no container that limits
+    return free

@@ -1,0 +1,178 @@
+"""What wheels and wheelhouses are made from, and how: pins and options → items."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkforge import environment, sources
+from sparkforge.context import UNPATCHED, WHEELS, Context, Item, Results, source_of
+from sparkforge.log import log
+from sparkforge.series import Patched, Series
+from sparkforge.store import code_digest, sha256_file
+
+if TYPE_CHECKING:
+    from sparkforge.wheels.overlay import Layer, Overlaid, Request
+
+_HERE = Path(__file__).parent
+_OVERLAY_CODE = ("__init__", "archive", "overlay")
+
+
+def wheel_item(context: Context, name: str, *, patched: bool, base: str | None = None) -> Item:
+    """Return the wheel of an upstream, compiled or overlaid as the context asks.
+
+    Args:
+        patched: with our series; without: for the proof that the release fails.
+        base: digest of the base image; needed where wheels are compiled.
+    """
+    upstream = context.pins.upstream(name)
+    if patched and context.wheels == "compile":
+        from sparkforge import compileitems  # not needed by overlays
+
+        if (reason := upstream.compile.blocked) is None or context.native == "all":
+            return compileitems.compile_item(context, name, base)
+        return _overlay_item(context, name, patched=True, note=reason)
+    return _overlay_item(context, name, patched=patched)
+
+
+def series_of(context: Context, name: str) -> dict[str, Series]:
+    """Return the series that go onto a wheel, by upstream; empty ones are left out."""
+    found = {layer: context.series_of(layer) for layer in context.layers(name)}
+    return {layer: patches for layer, patches in found.items() if patches.patches}
+
+
+def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> dict[str, Any]:
+    """Return what a wheel depends on, however it is made."""
+    plan = context.target.wheels[name]
+    upstream = context.pins.upstream(name)
+    file = upstream.files[plan.files[context.platform]]
+    return {
+        "release_wheel": file.sha256,
+        "file": file.file,
+        "upstream_commit": upstream.commit,
+        "series": {layer: patches.sha256 for layer, patches in layers.items()},
+        "name": plan.name,
+        "local": f"{plan.local}.{context.pins.release.counter}",
+        "drop_requires": list(plan.drop_requires),
+        "paths": {
+            layer: [rule.model_dump() for rule in context.pins.upstream(layer).paths]
+            for layer in layers
+        },
+        "version_file": upstream.version_file,
+        "epoch": context.epoch,
+    }
+
+
+def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
+    """Return what is made of a release wheel, its files apart."""
+    from sparkforge.wheels import overlay
+
+    plan = context.target.wheels[name]
+    return overlay.Request(
+        wheel=wheel, name=plan.name, local=local, drop_requires=plan.drop_requires,
+        version_file=context.pins.upstream(name).version_file, epoch=context.epoch,
+    )  # fmt: skip
+
+
+def layer_of(context: Context, layer: str, results: Results) -> Layer:
+    """Return an upstream's patched tree, and where its files are found in a wheel."""
+    from sparkforge.wheels import overlay
+
+    source = source_of(context.store, layer, results[f"source {layer}"])
+    tree = Patched(source, source.commit, source.tree)
+    if f"series {layer}" in results:
+        out = results[f"series {layer}"].outputs
+        tree = Patched(source, out["commit"], out["tree"], out["touched"])
+    return overlay.Layer(tree, context.pins.upstream(layer).paths)
+
+
+def outputs_of(made: Overlaid) -> dict[str, Any]:
+    """Seal a finished wheel, and return what the receipt says of it."""
+    made.path.chmod(0o444)  # dist/ links to it: who changes that copy must not change ours
+    sha256 = sha256_file(made.path)
+    counts = f"{len(made.replaced)} file(s) replaced, {len(made.added)} added"
+    log.info(f"{made.path.name}: {counts}")
+    if made.compile_only:
+        paths = ", ".join(made.compile_only)
+        log.info(f"left out, since only a compile heeds it: {paths}")
+    log.info(f"sha256 {sha256}")
+    return {
+        "file": made.path.name, "sha256": sha256, "version": made.version,
+        "replaced": list(made.replaced), "added": list(made.added),
+        "removed": list(made.removed), "left_out": list(made.left_out),
+        "compile_only": list(made.compile_only),
+    }  # fmt: skip
+
+
+def _overlay_item(context: Context, name: str, *, patched: bool, note: str = "") -> Item:
+    """Return an overlay wheel; ``note``: why it is none that was compiled, as asked."""
+    plan = context.target.wheels[name]
+    upstream = context.pins.upstream(name)
+    file = upstream.files[plan.files[context.platform]]
+    layers = series_of(context, name) if patched else {}
+    inputs = {
+        **common_inputs(context, name, layers),
+        "code": code_digest(*(_HERE / "wheels" / f"{one}.py" for one in _OVERLAY_CODE)),
+    }
+    if not patched:
+        inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
+    why = f"{name} is overlaid, not compiled: {note}" if note else ""
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        from sparkforge.wheels import overlay
+
+        if why:
+            log.info(why)
+        wheel = sources.fetch_release_file(context.store, file, context.access)
+        if not layers and plan.name is None and not plan.drop_requires:
+            log.info(f"{name}: nothing to change: the release wheel as it is")
+            os.link(wheel, folder / wheel.name)
+            return {"file": wheel.name, "sha256": file.sha256, "version": upstream.version,
+                    "replaced": [], "added": [], "removed": [], "left_out": [],
+                    "compile_only": []}  # fmt: skip
+        request = request_of(context, name, wheel, inputs["local"])
+        trees = [layer_of(context, layer, results) for layer in layers]
+        return outputs_of(overlay.build(request, trees, folder))
+
+    label = f"wheel {name}" if patched else f"wheel {name} ({UNPATCHED})"
+    # the unpatched wheel is only needed by the smoke test, and built just before it
+    stage = "wheels" if patched else "smoke"
+    commands = (f"# {why}",) if why else ()
+    return Item(stage, label, inputs, make, download=(file,), commands=commands)
+
+
+def wheelhouse_item(
+    context: Context, lock: Path | None = None, label: str = "wheelhouse", stage: str = "wheelhouse"
+) -> Item:
+    """Return the folder of a lock's wheels; without a lock: the target's own."""
+    from sparkforge import wheelhouse
+
+    lock = context.lock if lock is None else lock
+
+    # the image's build installs with the uv that the driver is locked to
+    driver = wheelhouse.read_lock(context.root / "requirements" / "driver.txt")
+    tools = tuple(item for item in driver if item.name == "uv")
+    inputs = {
+        "lock": sha256_file(lock),
+        "tools": [item.requirement for item in tools],
+        "python": context.target.python,
+        "platform": context.platform,
+        "code": code_digest(_HERE / "wheelhouse.py"),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        wanted = wheelhouse.Wanted(
+            lock=lock, tools=tools, python=context.target.python,
+            platform=context.platform, torch_backend=context.target.torch_backend,
+        )  # fmt: skip
+        (folder / WHEELS).mkdir()
+        count = wheelhouse.fill(
+            context.store, wanted, context.access.index, environment.uv_program(),
+            offline=context.access.offline, into=folder / WHEELS,
+        )  # fmt: skip
+        log.info(f"{count} third-party wheels, each with its locked sha256")
+        return {"files": count}
+
+    return Item(stage, label, inputs, make)

@@ -1,0 +1,156 @@
+"""Runs one compiler when there is memory for it, and lets it wait while there is not.
+
+ccache starts it in front of each compiler (CCACHE_PREFIX), inside of the builder container; so it
+needs nothing but the standard library. As many compilers as there are slots run at once. A new one
+starts when MemAvailable leaves room for it; the oldest never waits, so the build always goes on. A
+running one that is not the oldest is stopped (SIGSTOP) while MemAvailable is below the reserve, and
+goes on when there is room again: the machine slows down, and the kernel kills nothing.
+
+Slots are files locked with flock: a killed compiler gives its slot back.
+
+Variables: SPARKFORGE_SLOTS (folder), SPARKFORGE_JOBS (how many), SPARKFORGE_JOB_MIB,
+SPARKFORGE_RESERVE_MIB, SPARKFORGE_MEMINFO (file to read in place of /proc/meminfo).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+_LOOK_S = 0.2
+
+
+class Gate:
+    """The slots of one build, and the memory that is left.
+
+    Args:
+        folder: holds one file a slot.
+        jobs: how many slots.
+        job_mib: what one compiler takes at most.
+        reserve_mib: below it, all but the oldest are stopped.
+        meminfo: file in the form of /proc/meminfo.
+    """
+
+    def __init__(
+        self, folder: Path, jobs: int, job_mib: int, reserve_mib: int, meminfo: Path
+    ) -> None:
+        self._folder, self._jobs = folder, jobs
+        self._job_mib, self._reserve_mib, self._meminfo = job_mib, reserve_mib, meminfo
+        self._mine: IO[str] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def enter(self) -> None:
+        """Wait for a slot, and for memory; returns at once where nobody else is at work."""
+        while True:
+            # one at a time: two that come at once must not both see the same free memory
+            with (self._folder / "door").open("a") as door:
+                fcntl.flock(door, fcntl.LOCK_EX)
+                if self._take():
+                    return
+            time.sleep(_LOOK_S)
+
+    def _take(self) -> bool:
+        held = self._held()
+        # a compiler that has just begun has not taken its memory yet: half of it is counted
+        # as taken for each that is there
+        young = sum(time.monotonic() - since < 20 for since in held.values())
+        needed = self._reserve_mib + self._job_mib + young * self._job_mib // 2
+        if len(held) >= self._jobs or (held and self.available_mib() < needed):
+            return False
+        for number in range(self._jobs):
+            file = (self._folder / f"slot-{number}").open("a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                continue
+            file.truncate(0)
+            file.write(f"{time.monotonic()}\n")
+            file.flush()
+            self._mine = file
+            return True
+        return False
+
+    def _held(self) -> dict[str, float]:
+        """Return the slots that somebody holds, each with when it was taken."""
+        held = {}
+        for path in self._folder.glob("slot-*"):
+            with path.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    text = file.read().strip()
+                    held[path.name] = float(text) if text else time.monotonic()
+        return held
+
+    def must_wait(self) -> bool:
+        """Tell whether this one, running, is to be stopped for now."""
+        if self.available_mib() >= self._reserve_mib:
+            return False
+        return not self._oldest()
+
+    def may_go_on(self) -> bool:
+        """Tell whether this one, stopped, may run again."""
+        # some room above the reserve, or it would be stopped again at once
+        return self._oldest() or self.available_mib() >= self._reserve_mib + self._job_mib // 4
+
+    def _oldest(self) -> bool:
+        assert self._mine is not None
+        mine = Path(self._mine.name).name
+        held = self._held()
+        return min(held, key=lambda name: (held[name], name), default=mine) == mine
+
+    def available_mib(self) -> int:
+        """Return MemAvailable."""
+        for line in self._meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) // 1024
+        msg = f"{self._meminfo}: has no MemAvailable"
+        raise OSError(msg)
+
+
+def run(gate: Gate, command: list[str]) -> int:
+    """Run a compiler behind the gate; returns its exit code."""
+    gate.enter()
+    # a group of its own: nvcc starts cicc and ptxas, which take the memory
+    child = subprocess.Popen(command, start_new_session=True)
+
+    def end(number: int, frame: object) -> None:
+        os.killpg(child.pid, signal.SIGKILL)
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    stopped = False
+    while True:
+        try:
+            code = child.wait(_LOOK_S)
+            return code if code >= 0 else 128 - code
+        except subprocess.TimeoutExpired:
+            pass
+        if not stopped and gate.must_wait():
+            os.killpg(child.pid, signal.SIGSTOP)
+            stopped = True
+        elif stopped and gate.may_go_on():
+            os.killpg(child.pid, signal.SIGCONT)
+            stopped = False
+
+
+def main() -> int:
+    environ = os.environ
+    gate = Gate(
+        Path(environ["SPARKFORGE_SLOTS"]), int(environ["SPARKFORGE_JOBS"]),
+        int(environ["SPARKFORGE_JOB_MIB"]), int(environ["SPARKFORGE_RESERVE_MIB"]),
+        Path(environ.get("SPARKFORGE_MEMINFO", "/proc/meminfo")),
+    )  # fmt: skip
+    return run(gate, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
