@@ -1,0 +1,165 @@
+"""The gate in front of each compiler: real processes, made-up readings of memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparkforge import jobs
+from tests.support import ROOT, wait_for
+
+GATE = ROOT / "sparkforge" / "wheels" / "gate.py"
+# notes that it runs, then counts, so that a stopped one is seen to stand still
+COMPILER = """
+import pathlib, sys, time
+name, seconds = sys.argv[1], float(sys.argv[2])
+end = time.monotonic() + seconds
+n = 0
+while time.monotonic() < end:
+    n += 1
+    pathlib.Path(name).write_text(str(n))
+    time.sleep(0.02)
+pathlib.Path(name + ".done").touch()
+sys.exit(int(sys.argv[3]) if len(sys.argv) > 3 else 0)
+"""
+
+
+class Room:
+    """A folder of slots, and the memory that the gates of it read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.free(64 * 1024)
+
+    def free(self, mib: int) -> None:
+        fresh = self.folder / "fresh"
+        fresh.write_text(f"MemTotal: 134217728 kB\nMemAvailable: {mib * 1024} kB\n")
+        fresh.rename(self.folder / "meminfo")
+
+    def compile(
+        self, name: str, seconds: float, code: int = 0, at_once: int = 4
+    ) -> subprocess.Popen[bytes]:
+        env = {
+            **os.environ, "SPARKFORGE_SLOTS": str(self.folder / "slots"),
+            "SPARKFORGE_JOBS": str(at_once), "SPARKFORGE_JOB_MIB": "8000",
+            "SPARKFORGE_RESERVE_MIB": "4000", "SPARKFORGE_MEMINFO": str(self.folder / "meminfo"),
+        }  # fmt: skip
+        child = subprocess.Popen(
+            [sys.executable, "-IS", GATE, sys.executable, "-c", COMPILER, self.folder / name,
+             str(seconds), str(code)], env=env,
+        )  # fmt: skip
+        self.children.append(child)
+        return child
+
+    def begun(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def done(self, name: str) -> bool:
+        return (self.folder / f"{name}.done").exists()
+
+    def moves(self, name: str) -> bool:
+        before = (self.folder / name).read_text()
+        time.sleep(0.5)
+        return (self.folder / name).read_text() != before
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path)
+
+
+def test_the_compiler_s_exit_code_comes_through(room: Room) -> None:
+    assert room.compile("a", 0.1).wait(20) == 0
+    assert room.compile("b", 0.1, code=3).wait(20) == 3
+
+
+def test_no_more_run_at_once_than_there_are_slots(room: Room) -> None:
+    first = room.compile("a", 2, at_once=1)
+    wait_for(lambda: room.begun("a"))
+    second = room.compile("b", 0.1, at_once=1)
+    time.sleep(0.8)
+    assert not room.begun("b")
+    assert first.wait(20) == second.wait(20) == 0
+    assert room.done("b")
+
+
+def test_a_second_waits_for_memory_and_the_first_never_does(room: Room) -> None:
+    room.free(1000)
+    room.compile("a", 30)
+    wait_for(lambda: room.begun("a"))
+    second = room.compile("b", 0.1)
+    time.sleep(0.8)
+    assert not room.begun("b")
+    room.free(64 * 1024)
+    assert second.wait(20) == 0
+    end(room)
+
+
+def test_the_younger_is_stopped_while_memory_is_short_and_goes_on_after(room: Room) -> None:
+    room.compile("a", 60)
+    wait_for(lambda: room.begun("a"))
+    room.compile("b", 60)
+    wait_for(lambda: room.begun("b"))
+    room.free(3000)
+    wait_for(lambda: not room.moves("b"), 10)
+    assert room.moves("a")
+    # a little above the reserve is not enough: it would be stopped again at once
+    room.free(4100)
+    assert not room.moves("b")
+    room.free(16_000)
+    wait_for(lambda: room.moves("b"), 10)
+    end(room)
+
+
+def test_a_stopped_one_goes_on_when_it_is_the_oldest_whatever_memory_says(room: Room) -> None:
+    first = room.compile("a", 4)
+    wait_for(lambda: room.begun("a"))
+    second = room.compile("b", 3)
+    wait_for(lambda: room.begun("b"))
+    room.free(100)
+    wait_for(lambda: not room.moves("b"), 10)
+    assert first.wait(20) == 0
+    assert second.wait(20) == 0
+    assert room.done("b")
+
+
+def test_a_killed_one_gives_its_slot_back(room: Room) -> None:
+    first = room.compile("a", 5, at_once=1)
+    wait_for(lambda: room.begun("a"))
+    first.kill()
+    assert room.compile("b", 0.1, at_once=1).wait(20) == 0
+    end(room)
+
+
+def test_sigterm_ends_the_compiler_too(room: Room) -> None:
+    child = room.compile("a", 60)
+    wait_for(lambda: room.begun("a"))
+    child.terminate()
+    assert child.wait(20) == 128 + signal.SIGTERM
+    assert not room.moves("a")
+
+
+def end(room: Room) -> None:
+    for child in room.children:
+        child.terminate()
+        child.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("free", "cpus", "gib", "expected"),
+    [(119, 20, 7.6, 15), (24, 2, 7.6, 2), (8, 20, 7.6, 1), (119, 20, 2.0, 20)],
+)
+def test_jobs_come_from_what_is_free(
+    free: float, cpus: int, gib: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "available_gib", lambda: free)
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    assert jobs.width(None, gib, jobs.KEEP_GIB) == expected
+    assert jobs.width(7, gib, jobs.KEEP_GIB) == 7
