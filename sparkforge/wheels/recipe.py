@@ -77,7 +77,7 @@ class Recipe:
         """Return what runs inside of the container, in order: a name and the words."""
         pip = [PYTHON, "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation",
                "--no-index", "--wheel-dir", OUT, TREE]  # fmt: skip
-        result = [("wheel", pip)]
+        result: list[tuple[str, list[str]]] = []  # natives first: they are what fails
         for device in dict.fromkeys(native.device for native in self.decision.compiled):
             targets = [one.target for one in self.decision.compiled if one.device == device]
             folder = f"{CMAKE}/{device}"
@@ -91,7 +91,7 @@ class Recipe:
                                        target, "--prefix", NATIVE])
                 for target in targets
             ]  # fmt: skip
-        return result
+        return [*result, ("wheel", pip)]
 
     def _cmake(self, device: str) -> list[str]:
         """Return the words that upstream's own setup.py gives CMake, and the launchers."""

