@@ -1,7 +1,7 @@
 """`--wheels compile` on a real engine: vLLM and FlashInfer from their patched trees.
 
 The checkout is a clone whose cpu target also has FlashInfer, and whose vLLM series ends with a
-patch of a native source: one extension is compiled by vLLM's own CMake, the others are the release's.
+patch of a native source: vLLM's own CMake compiles that extension, the others are the release's.
 """
 
 from __future__ import annotations
