@@ -118,13 +118,11 @@ def _external_item(context: Context, upstream: str, external: str) -> Item:
 
 
 def _decision(context: Context, name: str) -> Decision:
-    touched = {
-        entry.path: patch.name
-        for patch in context.series_of(name).patches
-        for entry in patch.entries
-    }
+    patches = context.series_of(name).patches
+    touched = {entry.path: patch.name for patch in patches for entry in patch.entries}
+    named = {target: patch.name for patch in patches for target in patch.natives}
     device = "cuda" if context.target.cuda_arch is not None else "cpu"
-    return natives.decide(name, context.pins.upstream(name), touched, context.native, device)
+    return natives.decide(name, context.pins.upstream(name), touched, context.native, device, named)
 
 
 def _redirects(context: Context, name: str) -> dict[str, str]:

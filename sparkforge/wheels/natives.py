@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from sparkforge.errors import CompileError
 from sparkforge.pincompile import Native, below
-from sparkforge.pins import Upstream
+from sparkforge.pins import Upstream, rule_of
 
 PATCHED, ALL = "patched", "all"
 
@@ -31,14 +32,17 @@ class Decision:
 
 
 def decide(
-    name: str, upstream: Upstream, touched: Mapping[str, str], native: str, device: str
-) -> Decision:
+    name: str, upstream: Upstream, touched: Mapping[str, str], native: str, device: str,
+    named: Mapping[str, str] = MappingProxyType({}),
+) -> Decision:  # fmt: skip
     """Decide from pins.yaml alone.
 
     Args:
         touched: paths that the series changes, each with its patch's name.
         native: ``patched`` or ``all``.
         device: ``cuda`` or ``cpu``: the target's own.
+        named: CMake targets that rules of compiling change, each with its patch's name (its
+            trailer ``Native``).
 
     Raises:
         CompileError: a patch changes what no rule of pins.yaml names, or what can't be compiled.
@@ -58,21 +62,33 @@ def decide(
     for path, patch in touched.items():
         made = [one for one in ours if one.made_from(path)]
         for one in made:
-            if one.blocked:
-                msg = f"{patch} changes {path}, of which {one.file} is made: {one.blocked}"
-                raise CompileError(msg, "leave that patch out, or pin what the compile needs")
+            _refuse_blocked(one, f"{patch} changes {path}, of which {one.file} is made")
             compiled[one.file] = one
         if not made and not _known(path, upstream):
             msg = f"{patch} changes {path}, and pins.yaml does not say what is made of it"
             remedy = f"name it in upstreams.{name}.compile.natives, or in paths; or --native {ALL}"
             raise CompileError(msg, remedy)
+    for target, patch in named.items():
+        if target not in {one.target for one in plan.natives}:
+            msg = f"{patch}: its trailer Native names {target}, and pins.yaml has no such native"
+            raise CompileError(msg, f"name it in upstreams.{name}.compile.natives")
+        for one in ours:
+            if one.target == target:
+                _refuse_blocked(one, f"{patch} changes how {one.file} is compiled")
+                compiled[one.file] = one
     return Decision(everything=False, compiled=tuple(compiled[file] for file in sorted(compiled)))
+
+
+def _refuse_blocked(native: Native, why: str) -> None:
+    if native.blocked:
+        msg = f"{why}: {native.blocked}"
+        raise CompileError(msg, "leave that patch out, or pin what the compile needs")
 
 
 def _known(path: str, upstream: Upstream) -> bool:
     """Tell whether a file is no native source, or one of natives for other devices."""
     elsewhere = any(native.made_from(path) for native in upstream.compile.natives)
-    return elsewhere or any(path.startswith(rule.repo) for rule in upstream.paths)
+    return elsewhere or rule_of(upstream.paths, path) is not None
 
 
 def missing(
