@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from sparkforge import git, makers
-from sparkforge.builder import user
+from sparkforge.builder import PYTHON, user
 from sparkforge.disk import disk_errors
 from sparkforge.engine import Engine
 from sparkforge.errors import CommandError, CompileError
@@ -134,7 +134,7 @@ def _prepare(sources: Sources, place: Place) -> None:
                 git.unpack(repo, folder, [], work / "externals" / name)
             ready.touch()
         # this checkout's, which may be another than the one that began
-        shutil.copyfile(_GATE, work / "gate" / "gate.py")
+        (work / "gate" / "gate.py").write_text(f"#!{PYTHON} -IS\n{_GATE.read_text()}")
         (work / "gate" / "gate.py").chmod(0o755)
         _own([work, place.ccache])
 

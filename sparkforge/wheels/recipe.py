@@ -102,7 +102,8 @@ class Recipe:
             "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",
         ]  # fmt: skip
         if device == "cuda":
-            words += ["-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache", "-DNVCC_THREADS=1"]
+            words += ["-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc",
+                      "-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache", "-DNVCC_THREADS=1"]  # fmt: skip
         return words
 
 
