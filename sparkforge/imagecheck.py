@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -172,7 +172,7 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
     for name, value in said["labels"].items():
         if reading.labels.get(name) != value:
             report.problems.append(f"label {name}: is not the one that {image.INPUTS} states")
-    ours = stages.made_of(context, _base(context, report.base))
+    ours = stages.made_of(_as_made(context, theirs), _base(context, report.base))
     # the parts by what went into them; the image names them by key, which would say it twice
     for label in sorted(theirs.keys() | ours.keys()):
         one, two = (dict(items.get(label, {})) for items in (theirs, ours))
@@ -182,6 +182,12 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
                     items.pop(key, None)
         report.problems += [f"{label}: {text}" for text in differences(one, two)]
     report.checked["inputs"] = len(theirs)
+
+
+def _as_made(context: Context, items: Mapping[str, Mapping[str, Any]]) -> Context:
+    """Return the same build with its wheels made in the image's way: overlaid or compiled."""
+    native = [inputs["native"] for inputs in items.values() if "native" in inputs]
+    return replace(context, wheels="compile", native=native[0]) if native else context
 
 
 def _base(context: Context, stated: str) -> str:

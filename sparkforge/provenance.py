@@ -42,6 +42,8 @@ def statement(
         "target": context.target_name, "platform": context.platform,
         "pins": {"sha256": sha256_file(context.pins_path)},
     }  # fmt: skip
+    if context.wheels == "compile":
+        external |= {"wheels": context.wheels, "native": context.native}
     if baked is not None:
         external["bakes"] = baked.outputs["kind"]
         if context.base is not None:
@@ -49,6 +51,7 @@ def statement(
     dependencies = [
         *_checkout(context.root),
         *_upstreams(context, lines),
+        *_builders(context, lines),
         *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
     ]
     if baked is not None and "base" in baked.inputs:
@@ -106,6 +109,26 @@ def _upstreams(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
                 {"name": f"patches/{name}/{patch.name}", "digest": {"sha256": patch.sha256}}
                 for patch in context.series_of(name).patches
             ]
+    return result
+
+
+def _builders(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return what compiled wheels were made with, and the sources that their builds read."""
+    if context.wheels != "compile":
+        return []
+    lock = context.target.builder[context.platform]
+    result: list[dict[str, Any]] = [
+        {"name": lock, "digest": {"sha256": sha256_file(context.root / lock)}}
+    ]
+    for line in lines:
+        name, out = line.label.removeprefix("external "), line.artefact.outputs
+        if name != line.label:
+            upstream, _, key = name.partition("/")
+            url = context.pins.upstream(upstream).externals[key].git
+            result.append({
+                "name": name, "uri": f"git+{url}", "digest": {"gitCommit": out["commit"]},
+                "annotations": {"submodules": dict(out["submodules"])},
+            })  # fmt: skip
     return result
 
 

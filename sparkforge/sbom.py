@@ -148,7 +148,9 @@ def _own(context: Context, name: str, outputs: Mapping[str, Any]) -> Component:
         type=ComponentType.LIBRARY, name=distribution, version=str(version), purl=purl,
         bom_ref=f"own-{name}",
         hashes=[_sha256(str(outputs["sha256"]))],
-        properties=[Property(name="sparkforge:file", value=str(outputs["file"]))],
+        properties=[
+            Property(name="sparkforge:file", value=str(outputs["file"])), *_how_made(outputs),
+        ],
         pedigree=_pedigree(name, upstream, context.series_of(name), [
             _release_wheel(release.file, release.sha256, f"release-{name}")
         ]),
@@ -157,6 +159,19 @@ def _own(context: Context, name: str, outputs: Mapping[str, Any]) -> Component:
             for carried in plan.carries
         ],
     )  # fmt: skip
+
+
+def _how_made(outputs: Mapping[str, Any]) -> list[Property]:
+    """Say of a compiled wheel that it is one, and where each native file in it is from."""
+    if not outputs.get("compiled"):
+        return []
+    return [
+        Property(name="sparkforge:wheel", value="compiled"),
+        *(
+            Property(name=f"sparkforge:native:{file}", value=f"{one['from']} {one['sha256']}")
+            for file, one in outputs["natives"].items()
+        ),
+    ]  # fmt: skip
 
 
 def _carried(wheel: str, name: str, upstream: Upstream, patches: Series) -> Component:
