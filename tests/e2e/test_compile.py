@@ -66,6 +66,7 @@ class Clone:
         shutil.rmtree(work, ignore_errors=True)
         names = [n for n in (folder / "series").read_text().splitlines() if n != PATCH]
         (folder / "series").write_text("\n".join(names) + "\n")
+        (folder / PATCH).unlink(missing_ok=True)
         subprocess.run(
             [sys.executable, "build.py", "patches", "apply", "vllm", work],
             cwd=self.root, check=True, stdout=subprocess.DEVNULL,
@@ -141,6 +142,7 @@ def test_a_failure_shows_the_compiler_s_words_and_where_the_rest_is(failed: str)
     assert "error:" in failed
     place = Path(failed.partition("all that it said is in ")[2].splitlines()[0])
     assert "nonsense" in place.read_text()
+    shutil.rmtree(place.parent)  # else it would wait for the next build of that patch
 
 
 def test_only_the_patched_native_file_is_compiled(receipt: Any, clone: Clone) -> None:
