@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,12 @@ def base_digest(context: Context) -> str:
     return digest
 
 
-def builder_items(context: Context, base: str) -> list[Item]:
+def builder_items(context: Context, base: str, wheels: Sequence[Item] | None = None) -> list[Item]:
     """Return the builder image, and the wheelhouse that it is installed from.
 
     Args:
         base: digest of its base image.
+        wheels: what it is for. Where all of them stand, an engine may have lost the image.
 
     Raises:
         CompileError: the target names no requirements for a builder.
@@ -86,9 +87,15 @@ def builder_items(context: Context, base: str) -> list[Item]:
 
     return [house, Item(
         "builder", "builder", inputs, make,
-        valid=lambda artefact: context.engine is not None
-        and context.engine.has_image(str(artefact.outputs["image_id"])),
+        valid=lambda artefact: context.engine is None
+        or context.engine.has_image(str(artefact.outputs["image_id"]))
+        or _stand(context, wheels),
     )]  # fmt: skip
+
+
+def _stand(context: Context, wheels: Sequence[Item] | None) -> bool:
+    again = not wheels or "wheels" in context.force
+    return not again and all(context.store.find(one.stage, one.inputs) for one in wheels or ())
 
 
 def external_items(context: Context, name: str) -> list[Item]:

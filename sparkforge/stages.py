@@ -43,7 +43,7 @@ def items(context: Context, until: str) -> list[Item]:
     if compiles:
         from sparkforge import compileitems  # not needed by overlays
 
-        result += compileitems.builder_items(context, compileitems.base_digest(context))
+        result += compileitems.builder_items(context, compileitems.base_digest(context), wheels)
     for name in context.target.wheels:
         for layer in context.layers(name):
             patches = context.series_of(layer)

@@ -10,6 +10,8 @@ Layout under the root::
     last/<target>/<label>.json         what the newest build of a target was made from
     unpacked/                          uv's cache of wheels, which environments are linked from
     bisect/<key>.json                  what an interrupted ablate --bisect knows
+    compile/<wheel>-<key>/             an unfinished compile; the next run goes on with it
+    ccache/                            what compilers made, by ccache
     tmp/                               work in progress; each folder locked by its maker, swept
                                        when nobody holds that lock
     locks/                             one file a resource, held with flock: gone with its holder
@@ -342,9 +344,9 @@ class Store:
             The bytes freed.
         """
         self.sweep()
-        names = ["artefacts", "last", "bisect", "unpacked"]
+        names = ["artefacts", "last", "bisect", "compile", "unpacked"]
         if everything:
-            names += ["downloads", "partial", "git", "serve"]
+            names += ["downloads", "partial", "git", "serve", "ccache"]
         freed = sum(self._remove(self.root / name) for name in names)
         self._prepared = False
         self._prepare()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -140,10 +142,17 @@ def container(
     for key, value in labels.items():
         command += ["--label", f"{key}={value}"]
     for source, target in mounts:
-        command += ["--mount", f"type=bind,source={source},target={target}"]
+        command += ["--mount", _fields("type=bind", f"source={source}", f"target={target}")]
     for key, value in environment.items():
         command += ["--env", f"{key}={value}"]
     return [*command, image, "sh", "-c", _UMASK, "sh", *words]
+
+
+def _fields(*fields: str) -> str:
+    """Return the fields of a --mount, which docker reads as a line of CSV."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(fields)
+    return out.getvalue()
 
 
 def shown(recipe: Recipe, image: str, work: Path, ccache: Path, user: str) -> list[str]:

@@ -146,6 +146,12 @@ def test_the_spark_s_python_is_built_alone_and_without_a_network(tmp_path: Path)
     assert note.startswith("# triton is overlaid, not compiled: ")
 
 
+def test_a_comma_in_the_store_s_path_is_no_field_of_its_own(tmp_path: Path) -> None:
+    place = tmp_path / "a, b"
+    *_, command = commands(plan("--target", "spark", "--store", str(place)), "wheel vllm")
+    assert f'"source={place}/ccache",target=/build/ccache' in command
+
+
 def only_vllm(tmp_path: Path) -> list[str]:
     """A checkout whose spark target has vLLM alone: Triton can't be compiled."""
     import shutil
