@@ -12,7 +12,11 @@ from typing import Any
 
 
 def runner(
-    probe: Path, request: Mapping[str, Any], folder: Path, timeout: float
+    probe: Path,
+    request: Mapping[str, Any],
+    folder: Path,
+    timeout: float,
+    variables: Mapping[str, str] | None = None,
 ) -> Callable[[Path, str], Path]:
     """Return ``run(python, steps)``, which runs a probe's steps and returns the folder they fill.
 
@@ -21,6 +25,7 @@ def runner(
         request: what it reads, as JSON.
         folder: for the request, a folder a run, and vLLM's cache.
         timeout: of a run, in seconds.
+        variables: further ones of the environment.
     """
     request_path = folder / "request.json"
     request_path.write_text(json.dumps(request), encoding="utf-8")
@@ -28,6 +33,7 @@ def runner(
     # own, once for the same source.
     env = {**os.environ, "VLLM_CACHE_ROOT": str(folder / "cache")}
     env.pop("PYTHONPATH", None)
+    env |= variables or {}
 
     def run(python: Path, steps: str) -> Path:
         out = Path(tempfile.mkdtemp(prefix=f"{steps.partition(',')[0]}-", dir=folder))

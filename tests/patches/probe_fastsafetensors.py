@@ -1,0 +1,127 @@
+"""Runs in the patched interpreter, with fastsafetensors on its path: vLLM's loader through it.
+
+usage: probe_fastsafetensors.py STEP[,STEP...] REQUEST.json OUT_FOLDER
+
+vLLM asks fastsafetensors for a CUDA device. Here the word "cuda:0" is exchanged for "cpu" on the
+way; the rest is the real loader, with the file reader that fastsafetensors takes without GDS.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import probe_logits as base  # type: ignore[import-not-found]  # beside this file when it runs
+
+
+@contextmanager
+def on_the_cpu() -> Iterator[list[dict[str, Any]]]:
+    """Exchange the device; gives what vLLM asked each loader for."""
+    import fastsafetensors.parallel_loader as module
+    from vllm.platforms import current_platform
+
+    asked: list[dict[str, Any]] = []
+    real = module.ParallelLoader
+
+    class OnTheCpu(real):  # type: ignore[misc, valid-type]
+        def __init__(self, **options: Any) -> None:
+            shown = {key: str(options[key]) for key in ("device", "nogds", "queue_size")}
+            super().__init__(**{**options, "device": "cpu"})
+            asked.append({**shown, "copier": self.loader.copier_class.__name__})
+
+    kind: Any = type(current_platform)  # a CPU has no number
+    module.ParallelLoader, kind.current_device = OnTheCpu, classmethod(lambda cls: 0)
+    try:
+        yield asked
+    finally:
+        module.ParallelLoader = real
+        del kind.current_device
+
+
+def tensors(request: dict[str, Any], out: Path) -> Any:
+    """Names, types, shapes and bytes that both iterators give, over a checkpoint of two files."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from vllm.model_executor.model_loader import weight_utils
+
+    (whole,) = Path(request["checkpoint"]).glob("*.safetensors")
+    named = sorted(load_file(whole).items())
+    files = []
+    for number, part in enumerate((named[::2], named[1::2]), start=1):
+        files.append(str(out / f"model-{number:05d}-of-00002.safetensors"))
+        save_file(dict(part), files[-1])
+
+    def content(one: Any) -> tuple[str, list[int], bytes]:
+        raw = one.contiguous().view(torch.uint8).numpy().tobytes()
+        return str(one.dtype), list(one.shape), raw
+
+    def seen(iterator: Any) -> dict[str, Any]:
+        return {name: content(one) for name, one in iterator}
+
+    expected = seen(weight_utils.safetensors_weights_iterator(files, False, None))
+    with on_the_cpu() as asked:
+        found = seen(weight_utils.fastsafetensors_weights_iterator(files, False))
+    return {
+        "count": len(expected), "types": sorted({one[0] for one in expected.values()}),
+        "same": found == expected, "asked": asked,
+    }  # fmt: skip
+
+
+def logits(request: dict[str, Any], out: Path) -> Any:
+    """Whether a model with MXFP4 experts and quantised layers is the same through both loaders."""
+    import numpy as np
+    from vllm import LLM
+
+    given = []
+    for load_format in ("auto", "fastsafetensors"):
+        with on_the_cpu() as asked:
+            engine = LLM(
+                request["checkpoint"], kernel_config={"moe_backend": "bf16_dequant"},
+                mxfp4_layers=request["layers"], load_format=load_format, enforce_eager=True,
+                enable_prefix_caching=False, max_num_seqs=4, max_logprobs=-1,
+                logprobs_mode="raw_logits",
+            )  # fmt: skip
+        given.append(base.raw_logits(engine, request["prompt"], 3))
+        del engine
+        base.drop_engine()
+    (first, words), (second, others) = given
+    return {
+        "loaders": len(asked), "same": bool(np.array_equal(first, second)) and words == others,
+        "shape": list(first.shape), "spread": float(first.std()),
+    }  # fmt: skip
+
+
+def unified(request: dict[str, Any], out: Path) -> Any:
+    """By a device's name, whether fastsafetensors takes its reader for unified memory."""
+    from fastsafetensors.copier.unified import UnifiedMemCopier, is_unified_memory_system
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def get_device_name(self, index: int) -> str:
+            return self.name
+
+    return {
+        "taken": {name: is_unified_memory_system(Named(name)) for name in request["devices"]},
+        "pinned": UnifiedMemCopier.fixed_device_overhead([request["checkpoint"]]),
+    }
+
+
+def main() -> None:
+    steps, request_path, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    request = json.loads(request_path.read_text(encoding="utf-8"))
+    result = {}
+    for name in steps.split(","):
+        result[name] = {"tensors": tensors, "logits": logits, "unified": unified}[name](
+            request, out
+        )
+    (out / "result.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
