@@ -153,9 +153,15 @@ def jit_folder(variables: Mapping[str, str]) -> caches.Caches | None:
         return None
     budget = int(number("SPARKFORGE_JIT_BUDGET_GIB", 20) * caches.GIB)
     build = caches.build_key(SHARE, os.environ.get("SPARKFORGE_RELEASE", ""))
-    root, key = Path(named), f"{build}-{caches.device_key()}"
-    held = caches.occupy(root, key, variables)
-    caches.prune(root, key, budget, say)
+    root, key = Path(named).absolute(), f"{build}-{caches.device_key()}"
+    try:
+        held = caches.occupy(root, key, variables)
+        caches.prune(root, key, budget, say)
+    except OSError as error:
+        fail(
+            f"compiled kernels cannot be kept in {named}: {error}; it must be a folder that user"
+            f" {os.getuid()} may write, on a disk with room (SPARKFORGE_JIT_DIR)"
+        )
     say(f"compiled kernels are kept in {held.folder}")
     return held
 

@@ -223,21 +223,35 @@ def prune(root: Path, keep: str, budget: int, note: Callable[[str], None]) -> No
         except BlockingIOError:
             continue  # a running server's
         else:
-            # its name goes at once: a removal that is killed leaves no half of a cache
-            gone = root / f"{_GONE}{name}-{os.getpid()}"
-            (root / name).rename(gone)
-            lock.unlink()
-            note(f"removed {sizes[name] / GIB:.1f} GiB of kernels of another build, {name}")
-            _remove(gone, note)
-            total -= sizes[name]
+            if _rename(root / name, gone := root / f"{_GONE}{name}-{os.getpid()}", note):
+                lock.unlink()
+                note(f"removed {sizes[name] / GIB:.1f} GiB of kernels of another build, {name}")
+                _remove(gone, note)
+                total -= sizes[name]
         finally:
             os.close(handle)
 
 
 def _used(root: Path, name: str) -> float:
     """When a server with this key was last started, as a time of the file system."""
-    lock = root / f"{name}.lock"
-    return (lock if lock.exists() else root / name).stat().st_mtime
+    for path in (root / f"{name}.lock", root / name):
+        try:
+            return path.stat().st_mtime
+        except FileNotFoundError:
+            continue
+    return 0.0  # removed meanwhile, by another server that starts now
+
+
+def _rename(folder: Path, gone: Path, note: Callable[[str], None]) -> bool:
+    """Take a folder's name away at once: a removal that is killed leaves no half of a cache."""
+    try:
+        folder.rename(gone)
+    except FileNotFoundError:
+        return False  # another server that starts now was faster
+    except OSError as error:
+        note(f"warning: {folder} cannot be removed: {error}")
+        return False
+    return True
 
 
 def _size(folder: Path) -> int:

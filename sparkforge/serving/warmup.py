@@ -92,7 +92,7 @@ class WarmUp:
         try:
             start_up = self._gained()
             made.append(Made("start of the server", 0.0, len(start_up), kernels(start_up)))
-            model = self.client.model(start + self.limit_s)
+            model = self.client.model(time.monotonic() + _ASK_S)
             length = int(model.get("max_model_len") or self.shape.max_len)
             shape = self.shape = replace(self.shape, max_len=length)
             more = sorted(self._record.lengths) if self._record else []

@@ -267,7 +267,8 @@ def test_another_servers_warm_up_is_no_users_wait(start: Start) -> None:
         ("WARM_UP", "on", "SPARKFORGE_WARM_UP is 'on': use off, quick or full"),
         ("WARM_UP_SECONDS", "long", "SPARKFORGE_WARM_UP_SECONDS is 'long': use a number"),
         ("JIT_BUDGET_GIB", "-1", "SPARKFORGE_JIT_BUDGET_GIB is '-1': use a number"),
-        ("JIT_DIR", "/dev/null/x", "NotADirectoryError: "),
+        ("JIT_DIR", "/dev/null/x", "compiled kernels cannot be kept in /dev/null/x: "),
+        ("JIT_DIR", "/proc", "compiled kernels cannot be kept in /proc: "),
     ],
 )
 def test_settings_that_make_no_sense(start: Start, name: str, value: str, words: str) -> None:
