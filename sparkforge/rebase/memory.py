@@ -6,8 +6,9 @@ Two kinds, both small diffs under ``patches/UPSTREAM/.rerere/``:
     git's rerere: a conflict by the hash of its two sides, and the diff from the file with the
     conflict to the file without. It also fits where the lines around differ.
 ``KEY.whole``
-    what a whole patch became, by the patch and the blobs that met. Written only where the files
-    in conflict are not all that a person changed, or one of them was renamed or deleted.
+    what a whole patch became, by the patch and its conflicts. Written only where the files in
+    conflict are not all that a person changed, or one of them was renamed or deleted. It counts
+    where it applies exactly.
 
 git's own cache holds whole files of upstream's; the diffs hold only what a person decided.
 """
@@ -33,7 +34,7 @@ class Conflict:
     """A conflict as it was before anybody touched it; a state file keeps it.
 
     Attributes:
-        key: of the patch and the blobs that met.
+        key: of the patch and what it met.
         files: in conflict.
         others: digest of all other files.
         lines: rerere's names of what it knows of it: all of it where it has one a file.
@@ -105,12 +106,17 @@ def conflict(work: Workspace, patch: Patch) -> Conflict:
     """Describe the conflict that the workspace holds."""
     unmerged = work.unmerged()
     files = tuple(one.path for one in unmerged)
-    sides = "\n".join(f"{one.path} {sorted(one.blobs.items())}" for one in unmerged)
-    key = hashlib.sha256(f"{patch.sha256}\n{sides}".encode(errors="surrogateescape"))
+    at_hand = _at_hand(work)
+    # the lines in conflict, where that is all; they are the same in the next release, too
+    sides = sorted(f"{path} {identity}" for identity, path in at_hand.items())
+    if len(at_hand) != len(files):
+        sides = [f"{one.path} {sorted(one.blobs.items())}" for one in unmerged]
+    text = "\n".join([patch.sha256, *sides])
+    key = hashlib.sha256(text.encode(errors="surrogateescape"))
     listing = work.git("ls-files", "-s", "-z").split("\0")
     staged = (line.split("\t", 1) for line in listing if line)
     entries = [(path, meta.split(" ")[1]) for meta, path in staged if path not in files]
-    return Conflict(key.hexdigest()[:40], files, _digest(entries), tuple(_at_hand(work)))
+    return Conflict(key.hexdigest()[:40], files, _digest(entries), tuple(at_hand))
 
 
 def _digest(entries: list[tuple[str, str]]) -> str:
