@@ -181,7 +181,7 @@ def _dry_run(options: argparse.Namespace) -> int:
     old = onto.old_source(rebase.store, options.upstream, pinned, goal, rebase.access)
     one = rebase.series_of(options.upstream)
     moves = verdicts(rebase.store, one, old, goal.source, history=rebase.history)
-    found = companions.disagreements(loaded, rebase.root, options.upstream, goal.source, old)
+    found = companions.disagreements(loaded, rebase.root, goal.upstream, goal.source, old)
     _table(moves)
     _say(found)
     document = {

@@ -15,7 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from sparkforge import git
-from sparkforge.pins import Pins
+from sparkforge.pins import Pins, Upstream
 from sparkforge.sources import Source
 from sparkforge.yamlfile import Where
 
@@ -45,17 +45,19 @@ class Companion:
 
 
 def disagreements(
-    pins: Pins, root: Path, name: str, source: Source, old: Source
+    pins: Pins, root: Path, goal: Upstream, source: Source, old: Source
 ) -> list[Companion]:
     """Return what an upstream's new tree wants otherwise than pins.yaml and the locks have it.
 
     Args:
         root: the checkout, where the lock files are.
-        name: the upstream.
+        goal: the upstream as it will be pinned.
         source: its new tree.
         old: its pinned tree; what that does not pin either is no news.
     """
+    name = source.upstream
     found = list(_externals(pins, name, source, old))
+    found += _asked_for(pins, root, name, goal)
     found += _required(pins, root, name, source)
     found += _images(pins, name, source)
     return found
@@ -81,6 +83,20 @@ def exact(text: str) -> dict[str, str]:
         if specifiers and not specifiers[0].version.endswith("*"):
             found[canonicalize_name(requirement.name)] = specifiers[0].version
     return found
+
+
+def _asked_for(pins: Pins, root: Path, name: str, goal: Upstream) -> Iterator[Companion]:
+    """Find our own lists of requirements that still ask for the old release."""
+    projects = {file.project for file in pins.upstreams[name].files.values()}
+    for path in sorted((root / "requirements").glob("*.in")):
+        asked = exact(path.read_text(encoding="utf-8"))
+        for project in sorted(projects & asked.keys()):
+            if asked[project] != goal.version:
+                yield Companion(
+                    f"requirements/{path.name} asks for {project} {asked[project]}",
+                    f"write {project}=={goal.version} there and run scripts/lock.sh; the wheel that"
+                    " declares the old one: rebase its upstream, or list it in drop_requires", {},
+                )  # fmt: skip
 
 
 def _required(pins: Pins, root: Path, name: str, source: Source) -> Iterator[Companion]:

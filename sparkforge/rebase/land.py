@@ -65,7 +65,7 @@ def land(rebase: Rebase, state: State) -> Landed:
         for path in sorted(memory.glob("*")) if memory.is_dir() else ():
             files[root / "patches" / leg.upstream / Memory.FOLDER / path.name] = path.read_bytes()
     loaded = pins.load(rebase.pins_path)
-    found = companions.disagreements(loaded, root, own.upstream, own.new, own.old)
+    found = companions.disagreements(loaded, root, own.goal, own.new, own.old)
     found += [_lacking(own, key) for key in state.lacking]
     text = _pins_text(rebase.pins_path, loaded, state, recorded, found)
     files[rebase.pins_path] = text.encode()
