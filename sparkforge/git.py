@@ -13,7 +13,7 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +78,11 @@ def git(
     return result.stdout.decode(errors="surrogateescape").rstrip("\n")
 
 
-def git_bytes(repo: Path, *args: str, stdin: bytes | None = None) -> bytes:
+def git_bytes(
+    repo: Path, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None
+) -> bytes:
     """As ``git``, with the output as it is."""
-    return call("git", "-C", repo, *args, stdin=stdin, env=clean_env()).stdout
+    return call("git", "-C", repo, *args, stdin=stdin, env={**clean_env(), **(env or {})}).stdout
 
 
 def attempt(repo: Path, *args: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -331,8 +333,13 @@ def submodule_url(repo: Path, commit: str, path: str) -> str | None:
     return None
 
 
-def clone_at(repo: Path, where: Path, commit: str) -> None:
+def clone_at(
+    repo: Path, where: Path, commit: str, finish: Callable[[Path], None] | None = None
+) -> None:
     """Make a working clone with a commit checked out, on a branch of its own.
+
+    Args:
+        finish: gets the clone before it is moved to its place.
 
     Raises:
         UsageError: no folder can be made there.
@@ -349,6 +356,8 @@ def clone_at(repo: Path, where: Path, commit: str) -> None:
         # a clone takes branches and tags only; the series' commit hangs on a ref of our own
         git(fresh, "fetch", "--quiet", str(repo), commit)
         git(fresh, "checkout", "--quiet", "-B", "sparkforge", commit)
+        if finish is not None:
+            finish(fresh)
         fresh.chmod(0o755)
         try:
             fresh.rename(where)  # complete, or not there at all

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkforge import generated, series
+from sparkforge import generated, series, transaction
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.index import Index
 from sparkforge.log import log
@@ -36,7 +36,10 @@ def store_of(options: argparse.Namespace) -> Store:
 
 
 def pins_path(options: argparse.Namespace) -> Path:
-    return (options.pins or ROOT / "pins.yaml").resolve()
+    """Return where pins.yaml is, with no change of its checkout left half done."""
+    path: Path = (options.pins or ROOT / "pins.yaml").resolve()
+    transaction.finish(path.parent)
+    return path
 
 
 def access_of(options: argparse.Namespace, all_pins: Pins) -> Access:

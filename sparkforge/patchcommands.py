@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, cast
 
-from sparkforge import git, pins, series, sources
+from sparkforge import pins, series, sources, worktree
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.log import log
 from sparkforge.options import RELEASE_PLAN, access_of, chosen_series, pins_path, settle, store_of
@@ -98,7 +98,9 @@ def patches_check(options: argparse.Namespace) -> int:
         source = sources.ensure(store, one.upstream, upstream, RELEASE_PLAN, access)
         tree = series.patched_tree(store, one, source)
         recorded = upstream.patched.get(cast("Any", source.provider))
-        series.check_record(one.upstream, source, None, tree, recorded)
+        # as commits, too: only so is it seen that exporting them again gives the same bytes
+        commit = series.apply(store, one, source).commit
+        series.check_record(one.upstream, source, commit, tree, recorded)
         report[one.upstream] = {"patches": len(one.patches), "tree": tree,
                                 "recorded": recorded is not None}  # fmt: skip
         note = "as recorded" if recorded else "not recorded: build.py pins record"
@@ -112,7 +114,7 @@ def patches_check(options: argparse.Namespace) -> int:
 
 
 def patches_apply(options: argparse.Namespace) -> int:
-    """Give a folder with the patched tree, as a git worktree with one commit a patch."""
+    """Give a work tree: the patched tree in a clone, with one commit a patch."""
     path = pins_path(options)
     loaded = pins.load(path)
     upstream = loaded.upstream(options.upstream)
@@ -126,7 +128,7 @@ def patches_apply(options: argparse.Namespace) -> int:
     patched = series.apply(store, one, source)
     recorded = upstream.patched.get(cast("Any", source.provider))
     series.check_record(options.upstream, source, patched.commit, patched.tree, recorded)
-    git.clone_at(source.repo, options.folder, patched.commit)
+    worktree.make(patched, one, options.folder)
     log.info(f"{options.folder}: {options.upstream} with {len(one.patches)} patch(es),"
              f" commit {patched.commit}")  # fmt: skip
     if options.json:

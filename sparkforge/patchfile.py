@@ -122,7 +122,7 @@ def read_patch(path: Path) -> Patch:
         subject=_decoded(subject[1]),
         author=_decoded(author[1]),
         body=message,
-        trailers=_trailers(message),
+        trailers=trailers_of(message),
         entries=tuple(entries),
         sha256=hashlib.sha256(data).hexdigest(),
     )
@@ -150,7 +150,7 @@ def _decoded(header: str) -> str:
         return unfolded
 
 
-def _trailers(message: str) -> dict[str, str]:
+def trailers_of(message: str) -> dict[str, str]:
     """Return the trailers: the ``Key: value`` lines of the last paragraph; values may be folded."""
     last = message.strip().split("\n\n")[-1]
     found: dict[str, str] = {}

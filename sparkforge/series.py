@@ -22,7 +22,9 @@ from sparkforge.store import Store
 
 STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate")
 RISKS = ("build", "dispatch", "numerics")
-_TRAILERS = ("Upstream-Status", "Drop-when", "Risk", "Test")
+TRAILERS = ("Upstream-Status", "Drop-when", "Risk", "Test")
+FILL_IN = "FILL IN:"
+"""Begins what the template of a message leaves to be written."""
 _NEEDS_REF = ("Submitted", "Backport", "Inappropriate")
 
 # What makes `git format-patch` give the same bytes on every machine, with clean_env():
@@ -147,14 +149,16 @@ def _lint(patch: Patch, root: Path) -> list[str]:
     prose = patch.body.strip().rsplit("\n\n", 1)[0] if patch.trailers else patch.body
     if len(prose.split()) < 10:
         problems.append("body says too little: why it exists, what it costs, how it was checked")
+    if FILL_IN in patch.body:
+        problems.append(f"holds {FILL_IN!r}: write what it asks for in its place")
     if not patch.entries:
         problems.append("changes no file")
-    for key in _TRAILERS:
+    for key in TRAILERS:
         if not patch.trailers.get(key):
             problems.append(f"trailer {key}: missing: add it to the last paragraph")
     for key in patch.trailers:
-        if key not in (*_TRAILERS, NATIVE):
-            problems.append(f"trailer {key}: unknown: use {', '.join((*_TRAILERS, NATIVE))}")
+        if key not in (*TRAILERS, NATIVE):
+            problems.append(f"trailer {key}: unknown: use {', '.join((*TRAILERS, NATIVE))}")
     status, _, ref = patch.trailers.get("Upstream-Status", "Pending").partition(" ")
     if status not in STATUSES:
         problems.append(f"Upstream-Status: {status!r}: use {', '.join(STATUSES)}")
@@ -307,13 +311,20 @@ def _ref(series: Series, source: Source) -> str:
     return f"refs/patched/{series.sha256[:16]}-{source.commit[:16]}"
 
 
-def export(repo: Path, base: str, commit: str) -> list[tuple[str, bytes]]:
-    """Return (file name, bytes) of each commit's patch in canonical form, oldest first."""
+def export(
+    repo: Path, base: str, commit: str, env: Mapping[str, str] | None = None
+) -> list[tuple[str, bytes]]:
+    """Return (file name, bytes) of each commit's patch in canonical form, oldest first.
+
+    Args:
+        repo: its own configuration counts, so a bare repository of the store.
+        env: further variables of git.
+    """
     result = []
-    for one in git.git(repo, "rev-list", "--reverse", f"{base}..{commit}").splitlines():
+    for one in git.git(repo, "rev-list", "--reverse", f"{base}..{commit}", env=env).splitlines():
         data = git.git_bytes(repo, "format-patch", *EXPORT_FLAGS, "--no-renames", "--stdout", "-1",
-                             one)  # fmt: skip
-        subject = git.git(repo, "show", "-s", "--format=%s", one)
+                             one, env=env)  # fmt: skip
+        subject = git.git(repo, "show", "-s", "--format=%s", one, env=env)
         result.append((slug(subject), data))
     return result
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkforge import patchcommands
+from sparkforge import exportcommands, patchcommands
+from sparkforge.patchfile import NATIVE
+from sparkforge.series import TRAILERS
 from sparkforge.words.parents import Parents, Parser, Subparsers
 
 
@@ -44,6 +46,32 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     apply.add_argument("upstream")
     apply.add_argument("folder", type=Path, help="where; must not exist yet")
     apply.set_defaults(run=patchcommands.patches_apply)
+    export = patches_commands.add_parser(
+        "export", parents=[shared, sources], help="write a work tree's commits back as the series"
+    )
+    export.add_argument("folder", type=Path, nargs="?", default=Path(),
+                        help="what `patches apply` made (default: the present folder)")  # fmt: skip
+    export.add_argument("--check", action="store_true", help="fail where it would change something")
+    export.add_argument("--drop", action="append", default=[], metavar="NAME",
+                        help="a patch whose commit is gone on purpose")  # fmt: skip
+    export.set_defaults(run=exportcommands.patches_export)
+    import_ = patches_commands.add_parser(
+        "import", parents=[shared, sources, _trailers()],
+        help="take patches from outside (mbox, .patch, diff) into a series",
+    )  # fmt: skip
+    import_.add_argument("upstream")
+    import_.add_argument("file", type=Path, nargs="+")
+    import_.add_argument("--before", metavar="NAME", help="the patch to put them in front of")
+    import_.add_argument("--subject", metavar="TEXT", help="in place of the patch's own")
+    import_.add_argument("--why", metavar="TEXT", help="goes before the patch's own message")
+    import_.set_defaults(run=exportcommands.patches_import)
+    new = patches_commands.add_parser(
+        "new", parents=[shared, _trailers()],
+        help="commit what is staged in a work tree, under a message to be filled in",
+    )  # fmt: skip
+    new.add_argument("folder", type=Path, help="what `patches apply` made")
+    new.add_argument("subject", help="one line, what the patch does")
+    new.set_defaults(run=exportcommands.patches_new)
 
     stats = patches_commands.add_parser("stats", parents=[shared], help="how much each changes")
     stats.add_argument("upstream", nargs="?", help="only this upstream's series")
@@ -51,3 +79,10 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     page = patches_commands.add_parser("docs", parents=[shared], help="write docs/patches.md")
     page.add_argument("--check", action="store_true", help="fail where it is stale, write nothing")
     page.set_defaults(run=patchcommands.patches_docs, upstream=None)
+
+
+def _trailers() -> Parser:
+    parser = Parser(add_help=False)
+    for key in (*TRAILERS, NATIVE):
+        parser.add_argument(f"--{key.lower()}", metavar="TEXT", help=f"the trailer {key}")
+    return parser

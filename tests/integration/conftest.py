@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sparkforge import index
+from tests.integration.worktrees import Tree, work_tree
 from tests.project import Project, new_project
 from tests.support import Server
 
@@ -22,3 +24,14 @@ def project(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple/"))
     index.pip_settings.cache_clear()
     return new_project(tmp_path, server)
+
+
+@pytest.fixture
+def tree(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Tree]:  # fmt: skip
+    """A work tree of the project's series."""
+    monkeypatch.chdir(tmp_path)
+    with work_tree(project, tmp_path / "work tree", capsys) as made:
+        yield made

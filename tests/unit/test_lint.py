@@ -251,11 +251,11 @@ def test_every_subject_gives_a_plain_short_name(subject: str) -> None:
         st.from_regex(r"[!-~]([ -~]{0,30}[!-~])?", fullmatch=True), min_size=1, max_size=6,
     )
 )  # fmt: skip
-def test_trailers_are_read_back(trailers: dict[str, str]) -> None:
-    from sparkforge.patchfile import _trailers
+def testtrailers_of_are_read_back(trailers: dict[str, str]) -> None:
+    from sparkforge.patchfile import trailers_of
 
     body = "\n".join(f"{key}: {value}" for key, value in trailers.items())
-    assert _trailers(f"Prose: of the body\nand more.\n\n{body}\n") == trailers
+    assert trailers_of(f"Prose: of the body\nand more.\n\n{body}\n") == trailers
 
 
 @given(st.binary(min_size=1).filter(lambda raw: b"\0" not in raw))

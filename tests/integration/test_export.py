@@ -1,0 +1,377 @@
+"""Work trees ↔ series: what a developer does with plain git comes back as canonical patches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkforge import cli
+from tests.integration.worktrees import Tree, contents, snapshot
+from tests.project import PATCH, PATCHED, Project
+from tests.support import BODY, python
+
+NEW = "add-a-module.patch"
+
+
+def series_of(project: Project) -> list[str]:
+    return (project.patches / "series").read_text().split()
+
+
+# -- what comes back ------------------------------------------------------------------
+
+
+def test_nothing_changed_nothing_written(tree: Tree) -> None:
+    before = snapshot(tree.project.root)
+    tree.export("--check")
+    assert tree.export()["written"] == []
+    assert snapshot(tree.project.root) == before
+
+
+def test_a_new_commit_becomes_a_patch_and_the_record_follows(tree: Tree) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    tree.refused("add-a-module.patch", "--check", code=14)
+    assert tree.export()["added"] == [NEW]
+    assert series_of(tree.project) == [PATCH, NEW]
+    tree.run("patches", "check")
+    assert tree.git("rev-parse", "HEAD^{tree}") in (tree.project.root / "pins.yaml").read_text()
+    tree.export("--check")
+
+
+def test_an_amended_commit_changes_its_patch_alone(tree: Tree) -> None:
+    tree.amend({"demo/mod.py": PATCHED.replace(b"line_20 = 2", b"line_20 = 3")})
+    report = tree.export()
+    assert (report["changed"], report["added"], report["dropped"]) == ([PATCH], [], [])
+    assert b"+line_20 = 3" in (tree.project.patches / PATCH).read_bytes()
+
+
+def test_other_words_only_are_told_apart(tree: Tree) -> None:
+    tree.amend({}, "-m", f"Change a line of the module\n\nAnother reason. {BODY}")
+    report = tree.export()
+    assert (report["reworded"], report["changed"]) == ([PATCH], [])
+
+
+def test_a_later_patch_is_refreshed_and_no_more(tree: Tree) -> None:
+    last = PATCHED.replace(b"line_2 = 1", b"line_2 = 5")
+    tree.commit({"demo/mod.py": last}, "Change the second line")
+    tree.export()
+    # the first of the two changes, so the blobs of the second do
+    tree.git("reset", "--quiet", "--hard", "HEAD~1")
+    tree.amend({"demo/mod.py": PATCHED.replace(b"line_20 = 2", b"line_20 = 9")})
+    tree.git("cherry-pick", "ORIG_HEAD")
+    tree.git("notes", "--ref=sparkforge", "list")
+    report = tree.export()
+    assert (report["changed"], report["refreshed"]) == ([PATCH], ["change-the-second-line.patch"])
+
+
+def test_another_subject_renames_the_file(tree: Tree) -> None:
+    tree.amend({}, "-m", f"Say it better\n\n{BODY}")
+    report = tree.export()
+    assert report["renamed"] == [[PATCH, "say-it-better.patch"]]
+    assert (report["added"], report["dropped"]) == ([], [])
+    assert series_of(tree.project) == ["say-it-better.patch"]
+    assert not (tree.project.patches / PATCH).exists()
+
+
+def test_what_the_checkout_undid_is_exported_again(tree: Tree) -> None:
+    old = contents(tree.project.root)
+    tree.amend({}, "-m", f"Say it better\n\n{BODY}")
+    tree.export()
+    (tree.project.patches / "say-it-better.patch").unlink()
+    for name, data in old.items():  # as git checkout does
+        (tree.project.root / name).write_bytes(data)
+    assert tree.export()["renamed"] == [[PATCH, "say-it-better.patch"]]
+
+
+def test_order_is_that_of_the_commits(tree: Tree) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    tree.export()
+    first, second = tree.git("rev-list", "--reverse", "HEAD~2..HEAD").split()
+    tree.git("reset", "--quiet", "--hard", "HEAD~2")
+    tree.git("cherry-pick", second, first)
+    report = tree.export()
+    assert report["moved"]
+    assert report["changed"] == report["added"] == report["dropped"] == []
+    assert series_of(tree.project) == [NEW, PATCH]
+
+
+def test_a_patch_goes_only_by_its_name(tree: Tree) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    tree.export()
+    tree.git("reset", "--quiet", "--hard", "HEAD~1")
+    tree.refused(f"--drop {NEW}")
+    assert tree.export("--drop", NEW)["dropped"] == [NEW]
+    assert series_of(tree.project) == [PATCH]
+
+
+def test_the_last_patch_can_go_with_its_record(tree: Tree) -> None:
+    tree.git("reset", "--quiet", "--hard", "HEAD~1")
+    tree.export("--drop", PATCH.removesuffix(".patch"))
+    assert list(tree.project.patches.iterdir()) == []
+    assert "patched:" not in (tree.project.root / "pins.yaml").read_text()
+    tree.run("patches", "check")
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    assert tree.export()["added"] == [NEW]
+
+
+def test_squashed_commits_are_told(tree: Tree) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    tree.export()
+    tree.git("-c", "sequence.editor=sed -i '2s/pick/fixup/'", "rebase", "-i", "HEAD~2")
+    report = tree.export()
+    assert report["squashed"] == [[NEW, PATCH]]
+    assert report["changed"] == [PATCH]
+    assert series_of(tree.project) == [PATCH]
+
+
+def test_comments_of_the_series_stay_where_they_were(tree: Tree) -> None:
+    listing = tree.project.patches / "series"
+    listing.write_text(f"# first of all\n{PATCH}\n\n# the end\n")
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    tree.export()
+    assert listing.read_text() == f"# first of all\n{PATCH}\n{NEW}\n\n# the end\n"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"demo/crlf.py": b"a = 1\r\nb = 2\r\n"},
+        {"demo/data.bin": bytes(range(256)) * 5},
+        {"demo/with space.py": b"x = 1\n", "demo/\u00fcn\u00ef.py": b"x = 1\n"},
+        {"demo/mod.py": None, "demo/moved.py": PATCHED},
+        {"demo/copy.py": PATCHED},
+        {"demo/no_end.py": b"x = 1"},
+    ],
+    ids=["crlf", "binary", "names", "moved", "copied", "no-newline"],
+)
+def test_every_kind_of_change_comes_back(tree: Tree, files: Mapping[str, bytes | None]) -> None:
+    tree.commit(files, "Add a module")
+    tree.export()
+    tree.run("patches", "check")
+    again = tree.path.parent / "again"
+    tree.run("patches", "apply", "demo", str(again))
+    assert replace(tree, path=again).git("rev-parse", "HEAD^{tree}") == tree.git(
+        "rev-parse", "HEAD^{tree}"
+    )
+
+
+def test_a_name_that_is_not_utf8_comes_back(tree: Tree) -> None:
+    name = os.fsdecode(b"demo/caf\xe9.py")
+    tree.commit({name: b"x = 1\n"}, "Add a module")
+    tree.export()
+    tree.run("patches", "check")
+
+
+def test_a_message_in_another_encoding_comes_back_as_utf8(tree: Tree) -> None:
+    tree.git("config", "i18n.commitEncoding", "latin-1")
+    text = f"Add a caf\u00e9 module\n\nJ\u00fcrgen wants it. {BODY}".encode("latin-1")
+    tree.write({"demo/new.py": b"y = 1\n"})
+    tree.git("commit", "--quiet", "-F", "-", stdin=text)
+    (added,) = tree.export()["added"]
+    assert "J\u00fcrgen" in (tree.project.patches / added).read_text(encoding="utf-8")
+
+
+def test_check_sees_that_an_export_would_change_a_patch(tree: Tree) -> None:
+    path = tree.project.patches / PATCH
+    path.write_bytes(path.read_bytes().replace(b"Subject: Change", b"Subject:  Change"))
+    _, err = tree.run("patches", "check", code=6)
+    assert "not in canonical form" in err
+
+
+# -- what is refused -----------------------------------------------------------------
+
+
+def test_changes_that_are_not_committed(tree: Tree) -> None:
+    (tree.path / "demo" / "mod.py").write_bytes(b"x\n")
+    tree.refused("not committed: demo/mod.py")
+    tree.git("add", "--all")
+    tree.refused("not committed: demo/mod.py")
+
+
+def test_a_file_that_git_does_not_know_is_told(tree: Tree) -> None:
+    (tree.path / "demo" / "forgotten.py").write_bytes(b"x\n")
+    out, _ = tree.run("patches", "export", str(tree.path))
+    assert "in no commit: demo/forgotten.py" in out
+
+
+def test_a_merge(tree: Tree) -> None:
+    tree.git("checkout", "--quiet", "-b", "side", "HEAD~1")
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    tree.git("checkout", "--quiet", "sparkforge")
+    tree.git("merge", "--quiet", "--no-edit", "side")
+    tree.refused("is a merge")
+
+
+def test_a_rebase_under_way(tree: Tree) -> None:
+    tree.git("-c", "sequence.editor=sed -i 1s/pick/edit/", "rebase", "-i", "HEAD~1")
+    tree.refused("a rebase is under way")
+
+
+def test_an_empty_commit(tree: Tree) -> None:
+    tree.commit({}, "Change nothing at all")
+    tree.refused("changes nothing")
+
+
+def test_a_commit_without_trailers(tree: Tree) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module", "Because it is nice to have one.\n")
+    tree.refused("trailer Risk: missing")
+    _, err = tree.run("patches", "export", str(tree.path), code=6)
+    assert str(tree.project.patches / NEW) in err  # and not a folder of the store
+
+
+def test_a_test_that_is_not_there(tree: Tree) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module", BODY.replace("::test_it", "::no"))
+    tree.refused("has no no")
+
+
+@pytest.mark.parametrize(
+    ("line", "fragment"),
+    [
+        ("---", "begins a diff"),
+        ("--- a/demo/mod.py", "begins a diff"),
+        ("diff --git a/x b/x", "begins a diff"),
+        ("Index: x", "begins a diff"),
+        ("From: somebody else <x@example.invalid>", "which a mail's header does"),
+        ("Subject: another", "which a mail's header does"),
+        (f"From {'1' * 40} Mon Sep 17 00:00:00 2001", "more than one patch"),
+    ],
+)
+def test_a_message_that_does_not_survive_the_mail_format(
+    tree: Tree, line: str, fragment: str
+) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module", f"{line}\n\n{BODY}")
+    tree.refused(fragment)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    ["[PATCH] Add a module", "Add  a module ", "Add\ta module", "Add a module\nin two lines",
+     "\u00fc", "x" * 300, "Add a \u00fcber module " + "and more " * 20, "Add \x1b[31m red"],
+    ids=["prefix", "spaces", "tab", "two-lines", "no-letter", "long", "long-utf8", "escape"],
+)  # fmt: skip
+def test_odd_subjects_come_back_or_are_refused(tree: Tree, subject: str) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, subject)
+    before = snapshot(tree.project.root)
+    code = cli.main(tree.project.command("patches", "export", str(tree.path))[3:])
+    if code == 0:
+        tree.run("patches", "check")
+        tree.export("--check")
+    else:
+        assert code == 6
+        assert snapshot(tree.project.root) == before
+
+
+def test_a_file_whose_text_is_not_utf8(tree: Tree) -> None:
+    tree.commit({"demo/latin.py": b"caf\xe9\n"}, "Add a module")
+    tree.refused("not UTF-8")
+
+
+def test_two_commits_of_one_subject(tree: Tree) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    tree.commit({"demo/newer.py": b"y = 1\n"}, "Add a module")
+    tree.refused(f"two commits give {NEW}")
+
+
+def test_another_history(tree: Tree) -> None:
+    tree.git("checkout", "--quiet", "--orphan", "elsewhere")
+    tree.git("commit", "--quiet", "-m", "Root")
+    tree.refused("does not stand on the pinned commit")
+
+
+def test_a_series_that_others_changed_meanwhile(tree: Tree, tmp_path: Path) -> None:
+    other = replace(tree, path=tmp_path / "other")
+    tree.run("patches", "apply", "demo", str(other.path))
+    other.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    other.export()
+    tree.commit({"demo/mine.py": b"y = 1\n"}, "Add another module")
+    tree.refused("has changed since")
+    # what both have is no conflict
+    tree.git("reset", "--quiet", "--hard", "HEAD~1")
+    tree.git("fetch", "--quiet", str(other.path), "HEAD")
+    tree.git("reset", "--quiet", "--hard", "FETCH_HEAD")
+    tree.export()
+    tree.commit({"demo/mine.py": b"y = 1\n"}, "Add another module")
+    assert tree.export()["added"] == ["add-another-module.patch"]
+
+
+def test_a_folder_that_is_no_work_tree(tree: Tree, tmp_path: Path) -> None:
+    for folder in (tmp_path / "no such", tmp_path, tree.project.repo.path):
+        _, err = tree.run("patches", "export", str(folder), code=2)
+        assert "patches apply" in err
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to nobody")
+def test_a_checkout_that_can_not_be_written(tree: Tree) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    before = contents(tree.project.root)
+    mount = ["mount", "--bind", "-o", "ro", str(tree.project.patches), str(tree.project.patches)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no right to mount")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(tree.project.patches)], check=True)
+        tree.run("patches", "export", str(tree.path), code=11)
+    finally:
+        subprocess.run(["umount", str(tree.project.patches)], check=True)
+    assert contents(tree.project.root) == before
+    tree.export()
+
+
+# -- all or nothing ------------------------------------------------------------------
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from sparkforge import cli
+at = int(sys.argv.pop(1))
+count = 0
+def counted(name):
+    real = getattr(Path, name)
+    def call(self, *args, **more):
+        global count
+        if ".sparkforge" in str(self):
+            count += 1
+            if count == at:
+                os.kill(os.getpid(), 9)
+        return real(self, *args, **more)
+    setattr(Path, name, call)
+for name in ("rename", "replace", "unlink", "mkdir", "open"):
+    counted(name)
+sys.exit(cli.main())
+"""
+
+
+def test_killed_anywhere_it_is_the_old_or_the_new(tree: Tree) -> None:
+    """Killed before each step on the journal; the next command gives one of the two."""
+    root = tree.project.root
+    tree.git("tag", "old")
+    tree.amend({}, "-m", f"Say it better\n\n{BODY}")
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    old = contents(root)
+    tree.export()
+    new = contents(root)
+    words = tree.project.command("patches", "export", str(tree.path))[3:]
+    seen = set()
+    for at in range(1, 40):
+        for name in set(contents(root)) - set(old):
+            (root / name).unlink()
+        for name, data in old.items():
+            (root / name).write_bytes(data)
+        child = python(KILLED, str(at), *words)
+        out, _ = child.communicate(timeout=60)
+        if child.returncode != -signal.SIGKILL:
+            assert child.returncode == 0, out
+            assert contents(root) == new
+            break
+        tree.project.run("patches", "list")  # any command that reads the checkout
+        now = contents(root)
+        assert now in (old, new), at
+        seen.add(now == new)
+    else:
+        pytest.fail("never ran to its end")
+    assert seen == {True, False}
+    assert not (root / ".sparkforge" / "change").exists()

@@ -1,0 +1,181 @@
+"""Patches from outside and new ones, in our form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.worktrees import Tree, snapshot
+from tests.project import PATCH, PATCHED
+from tests.support import BODY
+
+GIVEN = (
+    "--upstream-status", "Backport https://127.0.0.1/pull/7", "--drop-when", "the pin has it",
+    "--risk", "build", "--test", "tests/test_it.py::test_it",
+)  # fmt: skip
+WHY = "The release lacks this, as a test of ours shows; it costs nothing and was checked by hand."
+
+
+@pytest.fixture
+def outside(tree: Tree, tmp_path: Path) -> Path:
+    """Two commits of somebody else on the release, as `git format-patch` mails them."""
+    repo = tree.project.repo
+    repo("checkout", "--quiet", "--detach", "v1.0")
+    repo.commit({"demo/__init__.py": b"x = 2\n"}, "Set x to two\n\nFixes 7.\n\n"
+                "Signed-off-by: Bob <bob@example.invalid>")  # fmt: skip
+    repo.commit({"demo/more.py": b"z = 1\n"}, f"[Core] Add more\n\n{WHY}")
+    path = tmp_path / "from outside.mbox"
+    path.write_text(repo("format-patch", "--stdout", "v1.0..HEAD") + "\n")
+    return path
+
+
+def imported(tree: Tree, *words: str | Path) -> Any:
+    out, _ = tree.run("patches", "import", "demo", *map(str, words), "--json")
+    return json.loads(out)
+
+
+def patch_text(tree: Tree, name: str) -> str:
+    return (tree.project.patches / name).read_text(encoding="utf-8")
+
+
+def test_mails_become_patches_of_the_series(tree: Tree, outside: Path) -> None:
+    report = imported(tree, outside, *GIVEN, "--why", WHY)
+    names = ["set-x-to-two.patch", "core-add-more.patch"]
+    assert report["added"] == names
+    assert (tree.project.patches / "series").read_text().split() == [PATCH, *names]
+    text = patch_text(tree, names[0])
+    assert "From: Ada <ada@example.invalid>" in text
+    # who signed stands in the message, but is none of our trailers
+    assert "Signed-off-by: Bob <bob@example.invalid>\n\nUpstream-Status: Backport" in text
+    assert text.index(WHY[:30]) < text.index("Fixes 7.")
+    tree.run("patches", "check")
+
+
+def test_a_patch_goes_in_front_of_another(tree: Tree, outside: Path) -> None:
+    report = imported(tree, outside, *GIVEN, "--why", WHY, "--before", PATCH)
+    assert report["unchanged"] == 1
+    assert (tree.project.patches / "series").read_text().split()[2] == PATCH
+    tree.run("patches", "check")
+
+
+def test_a_diff_gets_subject_reason_and_author(tree: Tree, tmp_path: Path) -> None:
+    diff = tmp_path / "x.diff"
+    tree.write({"demo/mod.py": PATCHED + b"z = 1\n"})
+    diff.write_bytes((tree.git("diff", "--cached", "HEAD") + "\n").encode())
+    before = snapshot(tree.project.root)
+    _, err = tree.run("patches", "import", "demo", str(diff), *GIVEN, code=2)
+    assert "--subject" in err
+    assert snapshot(tree.project.root) == before
+    imported(tree, diff, *GIVEN, "--subject", "Add a line", "--why", WHY)
+    text = patch_text(tree, "add-a-line.patch")
+    assert "+z = 1" in text
+    assert "From: sparkforge <sparkforge@localhost>" in text
+
+
+def test_line_numbers_are_made_ours(tree: Tree, outside: Path) -> None:
+    """A change made on other line numbers applies, and comes out exact."""
+    repo = tree.project.repo
+    repo("checkout", "--quiet", "--detach", "v1.0")
+    mod = repo.path / "demo" / "mod.py"
+    base = repo.commit({"demo/mod.py": b"# one\n# two\n" + mod.read_bytes()})
+    repo.commit({"demo/mod.py": mod.read_bytes().replace(b"line_5 = 1", b"line_5 = 6")},
+                f"Change line five\n\n{WHY}")  # fmt: skip
+    outside.write_text(repo("format-patch", "--stdout", f"{base}..HEAD") + "\n")
+    imported(tree, outside, *GIVEN)
+    assert "@@ -3,7 +3,7 @@" in patch_text(tree, "change-line-five.patch")
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment", "code"),
+    [
+        (GIVEN, "body says too little", 6),
+        ((*GIVEN[:-2], "--why", WHY), "no trailer Test", 2),
+        ((*GIVEN[:-1], "tests/no.py::test_it", "--why", WHY), "tests/no.py is not there", 6),
+        ((*GIVEN[:4], "--risk", "none", *GIVEN[6:], "--why", WHY), "Risk: 'none'", 6),
+        ((*GIVEN, "--why", WHY, "--before", "no-such"), "no such patch", 2),
+        ((*GIVEN, "--why", WHY, "--subject", "One"), "--subject is one, but there are 2", 2),
+    ],
+)
+def test_what_is_missing_is_told_and_nothing_written(
+    tree: Tree, outside: Path, words: tuple[str, ...], fragment: str, code: int
+) -> None:
+    before = snapshot(tree.project.root)
+    _, err = tree.run("patches", "import", "demo", str(outside), *words, code=code)
+    assert fragment in err
+    assert snapshot(tree.project.root) == before
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no patch\n", b"From x\n\n", b"diff --git a/x b/x\n", b"\0"]
+)
+def test_files_that_are_no_patches(tree: Tree, tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "file").write_bytes(data)
+    before = snapshot(tree.project.root)
+    tree.run("patches", "import", "demo", str(tmp_path / "file"), *GIVEN, "--subject", "S", code=6)
+    tree.run("patches", "import", "demo", str(tmp_path / "none"), *GIVEN, code=2)
+    tree.run("patches", "import", "demo", str(tmp_path), *GIVEN, code=2)
+    assert snapshot(tree.project.root) == before
+
+
+def test_a_patch_that_does_not_apply(tree: Tree, outside: Path) -> None:
+    outside.write_text(outside.read_text().replace("-x = 1", "-x = 7"))
+    before = snapshot(tree.project.root)
+    _, err = tree.run("patches", "import", "demo", str(outside), *GIVEN, "--why", WHY, code=6)
+    assert "does not apply" in err
+    assert "patches apply demo DIR" in err
+    assert snapshot(tree.project.root) == before
+    tree.run("patches", "check")
+
+
+def test_a_work_tree_of_before_an_import_can_not_undo_it(tree: Tree, outside: Path) -> None:
+    imported(tree, outside, *GIVEN, "--why", WHY)
+    tree.commit({"demo/mine.py": b"x\n"}, "Add a module of mine")
+    tree.refused("has changed since")
+
+
+# -- new -----------------------------------------------------------------------------
+
+
+def test_a_new_patch_is_refused_until_its_template_is_filled_in(tree: Tree) -> None:
+    tree.write({"demo/new.py": b"y = 1\n"})
+    tree.run("patches", "new", str(tree.path), "Add a module")
+    message = tree.git("show", "-s", "--format=%B")
+    assert message.startswith("Add a module\n\nFILL IN:")
+    tree.refused("holds 'FILL IN:'")
+    tree.refused("Risk: 'FILL IN:")
+    tree.amend({}, "-m", f"Add a module\n\n{BODY}")
+    assert tree.export()["added"] == ["add-a-module.patch"]
+
+
+def test_a_new_patch_with_all_given_needs_its_reason_only(tree: Tree) -> None:
+    tree.write({"demo/new.py": b"y = 1\n"})
+    tree.run("patches", "new", str(tree.path), "Add a module", *GIVEN)
+    message = tree.git("show", "-s", "--format=%B")
+    assert message.count("FILL IN:") == 1
+    assert "Risk: build\n" in message
+
+
+def test_a_commit_of_a_few_words_gets_the_template(tree: Tree) -> None:
+    tree.write({"demo/new.py": b"y = 1\n"})
+    tree.git("commit", "--quiet", "-m", f"wip\n\n{WHY}")
+    tree.run("patches", "new", str(tree.path), "Add a module", *GIVEN)
+    assert tree.git("rev-list", "--count", "HEAD") == "3"
+    assert tree.export()["added"] == ["add-a-module.patch"]
+    assert WHY in patch_text(tree, "add-a-module.patch")
+
+
+def test_nothing_to_make_a_patch_of(tree: Tree) -> None:
+    head = tree.git("rev-parse", "HEAD")
+    tree.run("patches", "new", str(tree.path), "Add a module", code=6)
+    assert tree.git("rev-parse", "HEAD") == head
+
+
+def test_a_user_without_a_name_can_commit(tree: Tree) -> None:
+    assert tree.git("config", "user.email") == "sparkforge@localhost"
+    Path.home().joinpath(".gitconfig").write_text("[user]\nname = Eve\nemail = e@example.invalid\n")
+    again = tree.path.parent / "again"
+    tree.run("patches", "apply", "demo", str(again))
+    assert "user.email" not in (again / ".git" / "config").read_text()
