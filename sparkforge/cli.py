@@ -22,6 +22,7 @@ from sparkforge.log import log
 from sparkforge.words import (
     ablating,
     building,
+    developing,
     measuring,
     patching,
     rebasing,
@@ -36,6 +37,7 @@ _WORDS = (
     building,
     measuring,
     patching,
+    developing,
     ablating,
     doctor,
     rebasing,
@@ -43,7 +45,7 @@ _WORDS = (
     signing,
 )
 _STARTS_A_SERVER = ("smoke", "serve", "bench")
-_TAKES_A_COMMAND = ("ablate",)
+_TAKES_A_COMMAND = ("ablate", "dev")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # the operating system's answers that are about the user's files, and no bug of ours
 _REFUSED = (

@@ -176,6 +176,12 @@ def _unpatched_items(context: Context, house: Item) -> list[Item]:
     return [*wheels, _environment_item(context, wheels, house, label, stage="smoke")]
 
 
+def release_items(context: Context) -> list[Item]:
+    """What the release without our series consists of, as a plain environment; it comes last."""
+    house = _wheelhouse_item(context)
+    return [house, *_unpatched_items(context, house)]
+
+
 def made_of(context: Context, base: str) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of an image's parts and of the image itself, by label.
 

@@ -1,8 +1,9 @@
 """Work trees: clones in which each patch of a series is a commit, to be changed with plain git.
 
 A work tree remembers by itself what it was made from: the upstream and its pinned commit
-(``refs/sparkforge/base``), the series (``sparkforge.series``), and of each commit the name of the
-patch that it came from, as a note, which git carries along when the commit is amended or rebased.
+(``refs/sparkforge/base``), the series (``sparkforge.series``), its last commit
+(``refs/sparkforge/tip``: what stands on it is the developer's own), and of each commit the name of
+the patch that it came from, as a note, which git carries along when it is amended or rebased.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from sparkforge.errors import CommandError, SeriesError, UsageError
 from sparkforge.run import call
 from sparkforge.series import Patched, Series
 
-BASE_REF, NOTES_REF = "refs/sparkforge/base", "refs/notes/sparkforge"
+BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
+NOTES_REF = "refs/notes/sparkforge"
 _AUTHOR = {"GIT_AUTHOR_NAME": git.COMMITTER, "GIT_AUTHOR_EMAIL": git.COMMITTER_EMAIL,
            "GIT_NO_REPLACE_OBJECTS": "1"}  # fmt: skip
 # what git leaves while one of its commands waits for the user
@@ -81,6 +83,7 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
         for key, value in settings.items():
             git.git(fresh, "config", key, value)
         git.git(fresh, "update-ref", BASE_REF, patched.source.commit)
+        git.git(fresh, "update-ref", TIP_REF, patched.commit)
         tree = WorkTree(fresh, series.upstream, patched.source.commit, (series.sha256,))
         _note(tree, [[patch.name] for patch in series.patches])
 
@@ -156,10 +159,22 @@ def exported(tree: WorkTree, names: Sequence[str], series: str) -> None:
     """Remember that its commits are these patches now, too."""
     if series not in tree.series:
         tree.git("config", "--add", "sparkforge.series", series)
+    tree.git("update-ref", TIP_REF, "HEAD")
     before = origins(tree, _commits(tree))
     after = [list(dict.fromkeys([*old, name])) for old, name in zip(before, names, strict=True)]
     if after != before:
         _note(tree, after)
+
+
+def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
+    """Remember that it stands on another series, or another pin, now."""
+    tree.git("update-ref", BASE_REF, patched.source.commit)
+    tree.git("update-ref", TIP_REF, patched.commit)
+    tree.git("config", "--replace-all", "sparkforge.series", series.sha256)
+    now = WorkTree(tree.folder, tree.upstream, patched.source.commit, (series.sha256,))
+    own = len(_commits(now)) - len(series.patches)
+    _note(now, [*([patch.name] for patch in series.patches), *([] for _ in range(own))])
+    return now
 
 
 def _commits(tree: WorkTree) -> list[str]:
@@ -170,7 +185,8 @@ def _note(tree: WorkTree, names: Sequence[Sequence[str]]) -> None:
     # removed first: notes of commits that are gone would stay for ever
     tree.git("update-ref", "-d", NOTES_REF)
     for commit, its in zip(_commits(tree), names, strict=True):
-        tree.git("notes", "--ref", NOTES_REF, "add", "--message", "\n".join(its), commit)
+        if its:
+            tree.git("notes", "--ref", NOTES_REF, "add", "--message", "\n".join(its), commit)
 
 
 def identity() -> tuple[str, str]:

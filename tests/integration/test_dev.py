@@ -1,0 +1,120 @@
+"""The dev loop: edits act at once, dates stay, what was written goes back as patches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.worktrees import Tree
+from tests.project import FILES, PATCH, PATCHED
+
+OLD = 1_600_000_000
+
+
+@pytest.fixture
+def dev(tree: Tree, tmp_path: Path) -> Tree:
+    """The project's work tree as `dev` made it, all of its files long ago."""
+    made = Tree(tree.project, tmp_path / "my trees" / "demo", tree.told)
+    assert loop(made, "true") == ""
+    for name in made.git("ls-files").splitlines():
+        os.utime(made.path / name, (OLD, OLD))
+    return made
+
+
+def loop(dev: Tree, *command: str, code: int = 0, words: tuple[str, ...] = ()) -> str:
+    """Run a command in the loop; returns what it printed."""
+    out, _ = told(dev, *command, code=code, words=words)
+    return out.splitlines()[-1] if command[0] != "true" else ""
+
+
+def told(dev: Tree, *command: str, code: int = 0, words: tuple[str, ...] = ()) -> tuple[str, str]:
+    whole = dev.project.command(
+        "dev", "--target", "tiny", "--engine", "none", "--dir", str(dev.path.parent), *words
+    )
+    done = subprocess.run(
+        [*whole, "--", *command], env=dev.project.env(), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout, done.stderr
+
+
+def dates(dev: Tree) -> dict[str, int]:
+    return {name: int((dev.path / name).stat().st_mtime) for name in dev.git("ls-files").split()}
+
+
+def test_an_edit_acts_at_once_and_goes_back_as_a_patch(dev: Tree) -> None:
+    look = ("python", "-c", "import demo.mod; print(demo.mod.line_20, demo.mod.__file__)")
+    value, _, where = loop(dev, *look).partition(" ")
+    assert value == "2"
+    assert where == f"{dev.path.parent}/.links/environment/demo/mod.py"
+    changed = PATCHED.replace(b"line_20 = 2", b"line_20 = 77")
+    (dev.path / "demo" / "mod.py").write_bytes(changed)
+    (dev.path / "demo" / "new.py").write_bytes(b"y = 5\n")
+    assert loop(dev, *look).startswith("77 ")
+    assert loop(dev, "python", "-c", "import demo.new; print(demo.new.y)") == "5"
+    # from the work tree, where the packages lie without what is compiled
+    inside = f"cd '{dev.path}' && python -c 'import demo; print(demo.__file__)'"
+    assert "/.links/" in loop(dev, "sh", "-c", inside)
+    dev.amend({"demo/mod.py": changed})
+    assert dev.export()["changed"] == [PATCH]
+    assert dev.git("status", "--porcelain", "--ignored") == ""  # no byte code, nothing
+
+
+def test_the_command_answers_for_the_exit_code_and_gets_its_words(dev: Tree) -> None:
+    loop(dev, "sh", "-c", "echo; exit 7", code=7)
+    assert loop(dev, "printf", "%s|", "a b", "--target", "--", "c") == "a b|--target|--|c|"
+
+
+def test_nothing_is_touched_where_nothing_changed(dev: Tree) -> None:
+    loop(dev, "true")
+    assert set(dates(dev).values()) == {OLD}
+
+
+def test_another_series_touches_what_it_changes_and_nothing_else(dev: Tree, tree: Tree) -> None:
+    """Own commits go on top, and their files, written twice by git, keep their dates."""
+    own = FILES["tests/test_mod.py"] + b"# mine\n"
+    dev.commit({"tests/test_mod.py": own}, "Say whose it is")
+    os.utime(dev.path / "tests" / "test_mod.py", (OLD, OLD))
+    tree.amend({"demo/mod.py": PATCHED.replace(b"line_20 = 2", b"line_20 = 3")})
+    tree.commit({"demo/more.py": b"z = 1\n"}, "Add more")
+    tree.export()
+    loop(dev, "true")
+    assert b"line_20 = 3" in (dev.path / "demo" / "mod.py").read_bytes()
+    assert (dev.path / "tests" / "test_mod.py").read_bytes() == own
+    fresh = {name for name, date in dates(dev).items() if date != OLD}
+    assert fresh == {"demo/mod.py", "demo/more.py"}
+    assert dev.git("status", "--porcelain") == ""
+    assert dev.export()["added"] == ["say-whose-it-is.patch"]
+
+
+def test_own_commits_that_do_not_fit_leave_all_as_it_is(dev: Tree, tree: Tree) -> None:
+    dev.commit({"demo/mod.py": PATCHED.replace(b"line_5 = 1", b"line_5 = 9")}, "Change it")
+    head = dev.git("rev-parse", "HEAD")
+    tree.commit({"demo/mod.py": PATCHED.replace(b"line_5 = 1", b"line_5 = 4")}, "Change it too")
+    tree.export()
+    out, _ = told(dev, "true")
+    assert "do not go onto the series of now" in out
+    assert dev.git("rev-parse", "HEAD") == head
+    assert dev.git("status", "--porcelain") == ""
+    assert b"line_5 = 9" in (dev.path / "demo" / "mod.py").read_bytes()
+
+
+def test_changes_that_are_not_committed_stay(dev: Tree, tree: Tree) -> None:
+    (dev.path / "demo" / "mod.py").write_bytes(b"line_20 = 'mine'\n")
+    tree.commit({"demo/more.py": b"z = 1\n"}, "Add more")
+    tree.export()
+    out, _ = told(dev, "python", "-c", "import demo.mod; print(demo.mod.line_20)")
+    assert "stays as it is" in out
+    assert out.splitlines()[-1] == "mine"
+
+
+def test_what_can_not_be_is_told(dev: Tree, tmp_path: Path) -> None:
+    assert "no part of target" in told(dev, "true", words=("other",), code=2)[1]
+    assert "no such program" in told(dev, "no-such-program", code=13)[1]
+    (dev.path / ".git").rename(tmp_path / "away")
+    assert "no work tree of a series" in told(dev, "true", code=2)[1]

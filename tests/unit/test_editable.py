@@ -1,0 +1,79 @@
+"""The folder of links that makes work trees importable."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+from sparkforge import editable
+from sparkforge.editable import TreeOf
+from sparkforge.pins import PathRule
+
+SITE = PurePosixPath("/site")
+RULES = (PathRule(repo="demo/", wheel="demo/"), PathRule(repo="csrc/", wheel="demo/data/csrc/"),
+         PathRule(repo="tests/", wheel=None))  # fmt: skip
+FILES = ("demo/__init__.py", "demo/sub/a.py", "demo/sub/b.py", "demo/mixed/c.py", "csrc/k.cu",
+         "tests/test_x.py", "setup.py")  # fmt: skip
+MEMBERS = (
+    "demo/__init__.py", "demo/sub/a.py", "demo/sub/b.py", "demo/mixed/c.py", "demo/mixed/n.so",
+    "demo/data/csrc/k.cu", "demo/data/made.txt", "demo.libs/libx.so", "demo-1.0.dist-info/RECORD",
+    "demo/third/t.py",
+)  # fmt: skip
+
+
+def tree(files: tuple[str, ...] = FILES, base: tuple[str, ...] = FILES) -> TreeOf:
+    return TreeOf(PurePosixPath("/work"), RULES, set(base), files)
+
+
+def test_folders_come_from_where_all_in_them_does() -> None:
+    assert editable.links(MEMBERS, [tree()], SITE) == {
+        "demo/__init__.py": "/work/demo/__init__.py",
+        "demo/sub": "/work/demo/sub",
+        "demo/mixed/c.py": "/work/demo/mixed/c.py",
+        "demo/mixed/n.so": "/site/demo/mixed/n.so",
+        "demo/data/csrc": "/work/csrc",
+        "demo/data/made.txt": "/site/demo/data/made.txt",
+        "demo/third": "/site/demo/third",
+        "demo.libs": "/site/demo.libs",
+    }
+
+
+def test_a_file_that_was_deleted_does_not_come_back_from_the_wheel() -> None:
+    left = tuple(name for name in FILES if name != "demo/mixed/c.py")
+    assert "demo/mixed/c.py" not in editable.links(MEMBERS, [tree(left)], SITE)
+
+
+def test_a_new_file_is_there_and_stands_before_the_wheels() -> None:
+    now = (*FILES, "demo/new.py", "demo/third/t.py")
+    links = editable.links(MEMBERS, [tree(now)], SITE)
+    assert links["demo/new.py"] == "/work/demo/new.py"
+    assert links["demo/third"] == "/work/demo/third"
+
+
+def test_the_longest_prefix_of_all_trees_owns_a_file() -> None:
+    inner = TreeOf(
+        PurePosixPath("/inner"), [PathRule(repo="pkg/t/", wheel="demo/third/")], {"pkg/t/t.py"},
+        ["pkg/t/t.py"],
+    )  # fmt: skip
+    links = editable.links(MEMBERS, [tree(), inner], SITE)
+    assert links["demo/third"] == "/inner/pkg/t"
+
+
+def test_links_that_are_right_stay_and_others_go(tmp_path: Path) -> None:
+    folder = tmp_path / "links"
+    editable.write(folder, {"a": "/x/a", "d/b": "/x/b", "e/f/g": "/x/g", "s": "/x/s"})
+    kept = os.lstat(folder / "a").st_ino
+    editable.write(folder, {"a": "/x/a", "d": "/x/d", "s/t": "/x/t"})
+    assert os.lstat(folder / "a").st_ino == kept
+    found = {str(path.relative_to(folder)): str(path.readlink())
+             for path in folder.rglob("*") if path.is_symlink()}  # fmt: skip
+    assert found == {"a": "/x/a", "d": "/x/d", "s/t": "/x/t"}
+    assert not (folder / "e").exists()
+
+
+def test_a_link_to_a_folder_is_not_walked_into(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "precious.py").write_text("x\n")
+    for wanted in ({"pkg": str(tmp_path / "tree")}, {"pkg/precious.py": "/x"}, {}):
+        editable.write(tmp_path / "links", wanted)
+    assert (tmp_path / "tree" / "precious.py").read_text() == "x\n"
