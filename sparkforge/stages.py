@@ -178,7 +178,7 @@ def _unpatched_items(context: Context, house: Item) -> list[Item]:
 
 def release_items(context: Context) -> list[Item]:
     """What the release without our series consists of, as a plain environment; it comes last."""
-    house = _wheelhouse_item(context)
+    house = wheelitems.wheelhouse_item(context)
     return [house, *_unpatched_items(context, house)]
 
 
