@@ -19,8 +19,12 @@ container (by default /model, where a checkpoint is mounted) or the name of a mo
     SPARKFORGE_JIT_BUDGET_GIB   of all builds together; the longest unused go first; 20
     SPARKFORGE_HANG_SECONDS     without progress until a server is ended; 60; 0: never
     SPARKFORGE_LISTEN_PORT      port in the container
+    SPARKFORGE_LISTEN_HOST      address in the container: 127.0.0.1 or 0.0.0.0; without it: all
+    SPARKFORGE_CLUSTER_ROLE     head or worker: one half of a model on each of two machines, with
+                                _HEAD, _WORKER, _IFNAME and _PORT: docs/two-sparks.md
 """
 
+import json
 import os
 import shlex
 import shutil
@@ -35,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from sparkforge.serving import (
     access,
     caches,
+    cluster,
     memory,
     pagecache,
     profile,
@@ -68,12 +73,19 @@ def main(arguments: list[str]) -> NoReturn:
     key = access.api_key(variables)
     if key:
         variables["VLLM_API_KEY"] = key
-    access.check_open(variables, key, caller)
+    pair = cluster.settings(variables)
+    asks = pair is None or pair.is_head  # a worker has no port to ask
+    if asks:
+        access.check_open(variables, key, caller)
     if name := plan.get("vocabulary_sha256"):
         vocabulary.check(name)
 
     port = os.environ.get("SPARKFORGE_LISTEN_PORT", "8000")
     command = ["vllm", "serve", model, "--port", port, *QUIET]
+    if host := os.environ.get("SPARKFORGE_LISTEN_HOST"):
+        if host not in ("127.0.0.1", "0.0.0.0"):  # elsewhere our own looks would not find it
+            fail(f"SPARKFORGE_LISTEN_HOST is {host!r}: use 127.0.0.1 or 0.0.0.0")
+        command += ["--host", host]
     always = len(command)
     for option, variable in (
         ("--revision", "SPARKFORGE_MODEL_REVISION"),
@@ -86,8 +98,14 @@ def main(arguments: list[str]) -> NoReturn:
     files = weight_files(model)
     if plan.get("evict_page_cache"):
         evict(files)  # first: memory is measured after it
-    command += memory_options(plan, caller)
+    command += memory_options(plan, caller, nodes=1 if pair is None else 2)
     last: list[str] = []
+    link = None
+    if pair is not None:
+        command += cluster.place(pair)
+        last += cluster.SPLIT  # unlike the place, this decides which kernels there are
+        variables = cluster.environment(pair, variables)
+        link = cluster.Link(pair, same_on_both(model, plan, caller), say)
     if layers := os.environ.get("SPARKFORGE_MXFP4_LAYERS"):
         last += ["--mxfp4-layers", layers]
     last += shlex.split(os.environ.get("SPARKFORGE_SERVE_ARGS", ""))
@@ -116,13 +134,16 @@ def main(arguments: list[str]) -> NoReturn:
     if hang_s and "--disable-log-stats" in command:
         say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
         hang_s = 0
+    if link is not None:
+        link.meet()
     sys.exit(supervise.run(supervise.Plan(
         command=command, variables=variables,
         expected={} if check == "off" else profile.expectations(plan, command, caller),
-        client=client, strict=check == "fail", hang_s=hang_s,
-        warm_up=warm_up(plan, command, client, held, warmup.way(way)),
+        client=client if asks else None, strict=check == "fail", hang_s=hang_s,
+        warm_up=warm_up(plan, command, client, held, warmup.way(way)) if asks else None,
         warm_strict=choice("SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn")) == "fail",
         at_ready=(lambda: evict(files)) if plan.get("evict_page_cache") else lambda: None,
+        link=link,
     )))  # fmt: skip
 
 
@@ -190,6 +211,18 @@ def warm_up(
     return warmup.WarmUp(client, shape, mode, limit_s, say, supervise.tell, held, way)
 
 
+def same_on_both(model: str, plan: Mapping[str, Any], caller: list[str]) -> dict[str, str]:
+    """Return what two machines that serve together must have alike, by name."""
+    layers = os.environ.get("SPARKFORGE_MXFP4_LAYERS", "")
+    return {
+        "release": os.environ.get("SPARKFORGE_RELEASE", ""),
+        "model": model,
+        "revision": os.environ.get("SPARKFORGE_MODEL_REVISION", ""),
+        "profile": json.dumps(plan, sort_keys=True),
+        "options": shlex.join(access.redacted([*caller, layers])),
+    }
+
+
 def wanted_profile() -> Mapping[str, Any]:
     """Return the image's profile, another one that is named, or nothing."""
     named = os.environ.get("SPARKFORGE_PROFILE")
@@ -198,8 +231,12 @@ def wanted_profile() -> Mapping[str, Any]:
     return profile.read(Path(named or PROFILE))
 
 
-def memory_options(plan: Mapping[str, Any], caller: list[str]) -> list[str]:
-    """Return the share of memory to ask for: the user's, else what the profile's plan gives."""
+def memory_options(plan: Mapping[str, Any], caller: list[str], nodes: int = 1) -> list[str]:
+    """Return the share of memory to ask for: the user's, else what the profile's plan gives.
+
+    Args:
+        nodes: machines that the weights are split over.
+    """
     option = "--gpu-memory-utilization"
     if share := os.environ.get("SPARKFORGE_GPU_MEMORY_UTILIZATION"):
         return [option, share]
@@ -207,7 +244,8 @@ def memory_options(plan: Mapping[str, Any], caller: list[str]) -> list[str]:
     if not plan.get("memory") or any(profile.given(caller, other) for other in others):
         return []
     reading = memory.read()
-    share = f"{memory.utilisation(plan['memory'], reading):.2f}"
+    wanted = {**plan["memory"], "least_gib": -(-int(plan["memory"]["least_gib"]) // nodes)}
+    share = f"{memory.utilisation(wanted, reading):.2f}"
     say(f"{reading.available / memory.GIB:.1f} of {reading.total / memory.GIB:.1f} GiB are"
         f" available: {option} {share}")  # fmt: skip
     return [option, share]
@@ -263,7 +301,12 @@ def fail(text: str, code: int = supervise.EX_CONFIG) -> NoReturn:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (access.AccessError, memory.MemoryShortError, vocabulary.VocabularyError) as error:
+    except (
+        access.AccessError,
+        cluster.ClusterError,
+        memory.MemoryShortError,
+        vocabulary.VocabularyError,
+    ) as error:
         fail(str(error))
     except (OSError, ValueError) as error:
         fail(f"{type(error).__name__}: {error}")

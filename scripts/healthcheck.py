@@ -14,7 +14,7 @@ from pathlib import Path
 # the image's own copy lies beside this file; with -I its folder is not searched
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from sparkforge.serving import access, state
+from sparkforge.serving import access, cluster, state
 from sparkforge.serving.progress import PROBLEMS, Client, Counters
 
 SECONDS = 6.0  # below the time-out of the image's HEALTHCHECK, so that the reason is still printed
@@ -40,6 +40,9 @@ class NotReadyError(Exception):
 
 def check() -> None:
     """Raise one of ``PROBLEMS``, AccessError or NotReadyError where the server is not well."""
+    if os.environ.get("SPARKFORGE_CLUSTER_ROLE") == "worker":
+        cluster.check_mark()  # it answers nobody: well means that the head is there
+        return
     if (words := state.read()) != state.READY:
         raise NotReadyError(words)
     port = int(os.environ.get("SPARKFORGE_LISTEN_PORT", "8000"))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from sparkforge.serving import state
 from sparkforge.serving.backends import Watch
+from sparkforge.serving.cluster import Link
 from sparkforge.serving.progress import PROBLEMS, Client, Counters
 from sparkforge.serving.warmup import WarmUp
 
@@ -80,6 +81,7 @@ class Plan:
         at_ready: called once, at the first answer.
         warm_up: what is done then, before the health check may call the server healthy.
         warm_strict: end the server when that fails; else warn.
+        link: to the other machine that serves half of the model; None: this one serves alone.
     """
 
     command: Sequence[str]
@@ -92,6 +94,7 @@ class Plan:
     at_ready: Callable[[], None] = lambda: None
     warm_up: WarmUp | None = None
     warm_strict: bool = True
+    link: Link | None = None
 
 
 @dataclass
@@ -184,6 +187,7 @@ def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: 
     before: Counters | None = None
     warming: _Warming | None = None
     next_look = start
+    told_ready = False
     while True:
         try:
             code = child.wait(0.5)
@@ -197,6 +201,13 @@ def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: 
             return code if code >= 0 else 128 - code
         if output.problems and not _tolerated(plan, output.problems):
             return EX_CONFIG
+        if plan.link is not None:
+            if why := plan.link.problem():
+                say(f"{why}: ending this half, to be started anew with the other")
+                return EX_TEMPFAIL
+            if plan.client is None and not told_ready and plan.link.peer_serves():
+                told_ready = True
+                plan.at_ready()
         now = time.monotonic()
         if warming is not None and not warming.is_alive():
             if not _warmed(plan, warming.problem):
@@ -228,6 +239,8 @@ def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: 
                     warming.start()
             elif plan.warm_up:
                 plan.warm_up.look()
+                if plan.link is not None:
+                    plan.link.serving()
             hang.well(now)
         # while it loads a look is cheap, and the backends are to be known when Docker says healthy
         next_look = time.monotonic() + (plan.every_s if hang.answered else 1)

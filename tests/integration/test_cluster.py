@@ -1,0 +1,207 @@
+"""Two entrypoints that serve one model: how they meet, and that none outlives the other.
+
+Real processes and sockets on two loopback addresses; `vllm` is the usual stand-in. With
+vLLM itself and containers: tests/e2e/test_cluster.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkforge.servers import free_port
+from sparkforge.serving import cluster
+from sparkforge.serving.supervise import EX_CONFIG, EX_TEMPFAIL
+from tests.support import ROOT, wait_for
+
+HEAD, WORKER = "127.0.0.1", "127.0.0.2"
+# a half without a port of its own does nothing that can be seen; the other is the usual stand-in
+VLLM = f"""#!{sys.executable}
+import os, sys, time
+words = sys.argv[1:]
+print("words", *words, "host", os.environ["VLLM_HOST_IP"], flush=True)
+print("pid", os.getpid(), flush=True)
+if "--headless" in words:
+    time.sleep(300)
+port = words[words.index("--port") + 1]
+os.execv(sys.executable, [sys.executable, {str(ROOT / "tests/fake_server.py")!r}, port, "0"])
+"""
+
+
+class Node:
+    """One machine's entrypoint."""
+
+    def __init__(self, folder: Path, role: str, port: int, **variables: str) -> None:
+        self.folder = folder / role
+        (self.folder / "tmp").mkdir(parents=True)
+        vllm = self.folder / "bin" / "vllm"
+        vllm.parent.mkdir()
+        vllm.write_text(VLLM)
+        vllm.chmod(0o755)
+        self.output = self.folder / "output"
+        self.api_port = free_port(0)
+        env = {
+            **os.environ, "PATH": f"{vllm.parent}:{os.environ['PATH']}",
+            "TMPDIR": str(self.folder / "tmp"), "PYTHONPATH": str(ROOT),
+            "SPARKFORGE_CLUSTER_ROLE": role,
+            "SPARKFORGE_CLUSTER_HEAD": HEAD, "SPARKFORGE_CLUSTER_WORKER": WORKER,
+            "SPARKFORGE_CLUSTER_IFNAME": "lo", "SPARKFORGE_CLUSTER_PORT": str(port),
+            "SPARKFORGE_MODEL": "some/model", "SPARKFORGE_RELEASE": "1", "SPARKFORGE_PROFILE": "",
+            "SPARKFORGE_LISTEN_PORT": str(self.api_port), **variables,
+        }  # fmt: skip
+        self.env = env
+        with self.output.open("wb") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, str(ROOT / "scripts/entrypoint.py")], env=env,
+                stdout=sink, stderr=subprocess.STDOUT, cwd=self.folder,
+            )  # fmt: skip
+
+    def said(self, text: str) -> bool:
+        return text in self.output.read_text()
+
+    def health(self) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(ROOT / "scripts/healthcheck.py")], env=self.env,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    @property
+    def half(self) -> int:
+        """The process of this machine's half of vLLM."""
+        wait_for(lambda: self.said("pid "))
+        return int(self.output.read_text().split("pid ")[1].split()[0])
+
+    def ended(self, seconds: float = 30) -> int:
+        return self.process.wait(seconds)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for line in self.output.read_text().splitlines():
+            if line.startswith(("pid ", "engine ")):
+                try:
+                    os.killpg(os.getpgid(int(line.split()[1])), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    started: list[Node] = []
+    port = free_port(0)
+
+    def start(role: str, **variables: str) -> Node:
+        started.append(Node(tmp_path, role, port, **variables))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def both(node: Callable[..., Node]) -> tuple[Node, Node]:
+    head, worker = node("head"), node("worker")
+    wait_for(lambda: head.said("first token") and worker.health().returncode == 0)
+    return head, worker
+
+
+def test_each_half_gets_its_place_and_the_worker_is_well_while_the_head_is(
+    node: Callable[..., Node],
+) -> None:
+    worker = node("worker")
+    wait_for(lambda: worker.said("waiting for the head"))
+    assert "no link to the head" in worker.health().stderr
+    assert not worker.said("words ")  # nothing is started alone
+    head = node("head")
+    wait_for(lambda: head.said("first token") and worker.health().returncode == 0)
+    assert "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1" in head.output.read_text()
+    assert head.said("host 127.0.0.1\n")
+    assert "--node-rank 1 --master-addr 127.0.0.1" in worker.output.read_text()
+    assert worker.said("--headless host 127.0.0.2\n")
+    head.process.terminate()
+    head.ended()
+    assert worker.ended(10) == EX_TEMPFAIL
+    assert worker.said("the head has gone")
+
+
+@pytest.mark.parametrize("victim", ["half", "entrypoint"])
+@pytest.mark.parametrize("role", ["head", "worker"])
+def test_none_outlives_the_other(node: Callable[..., Node], role: str, victim: str) -> None:
+    head, worker = both(node)
+    one, other = (head, worker) if role == "head" else (worker, head)
+    left = other.half
+    os.kill(one.half if victim == "half" else one.process.pid, signal.SIGKILL)
+    assert other.ended(10) == EX_TEMPFAIL
+    assert other.said(f"the {role} has gone")
+    assert not Path(f"/proc/{left}").exists()
+    if role == "head":
+        assert "no link to the head" in worker.health().stderr
+
+
+def test_a_side_that_falls_silent_is_left(node: Callable[..., Node]) -> None:
+    head, worker = both(node)
+    os.kill(worker.process.pid, signal.SIGSTOP)  # as a cable that was pulled: no goodbye
+    start = time.monotonic()
+    assert head.ended(40) == EX_TEMPFAIL
+    assert cluster.SILENCE_S - cluster.BEAT_S <= time.monotonic() - start < 25
+    assert head.said("no beat of the worker for 15 s")
+    os.kill(worker.process.pid, signal.SIGCONT)
+    assert worker.ended(10) == EX_TEMPFAIL
+
+
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [("SPARKFORGE_RELEASE", "release"), ("SPARKFORGE_MODEL_REVISION", "revision"),
+     ("SPARKFORGE_EXTRA_ARGS", "options")],
+)  # fmt: skip
+def test_two_that_differ_do_not_serve(node: Callable[..., Node], variable: str, name: str) -> None:
+    head, worker = node("head"), node("worker", **{variable: "another"})
+    assert head.ended() == worker.ended() == EX_CONFIG
+    for one in (head, worker):
+        assert one.said(f"error: {name} differs: here ")
+        assert not one.said("words ")
+
+
+def test_a_stranger_is_refused_and_nonsense_is_no_hello(node: Callable[..., Node]) -> None:
+    head = node("head")
+    wait_for(lambda: head.said("waiting for the worker"))
+    port = int(head.env["SPARKFORGE_CLUSTER_PORT"])
+    with socket.create_connection((HEAD, port), source_address=("127.0.0.3", 0)) as stranger:
+        stranger.settimeout(5)
+        assert stranger.recv(1 << 14) == b""
+    assert head.said("refused 127.0.0.3")
+    with socket.create_connection((HEAD, port), source_address=(WORKER, 0)) as liar:
+        liar.sendall(b"\xff" * (1 << 15))
+    with socket.create_connection((HEAD, port), source_address=(WORKER, 0)) as liar:
+        liar.sendall(b"[]\n")
+    node("worker")
+    wait_for(lambda: head.said("first token"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "fragment"),
+    [
+        ("ROLE", "boss", "use head or worker"),
+        ("HEAD", "", "SPARKFORGE_CLUSTER_HEAD is ''"),
+        ("HEAD", "spark-1", "address on the network between the two"),
+        ("WORKER", HEAD, "have the same address"),
+        ("PORT", "65535", "use 1 to 65534"),
+        ("IFNAME", "", "SPARKFORGE_CLUSTER_IFNAME is ''"),
+        ("IFNAME", "en p1", "ip -br address"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    node: Callable[..., Node], variable: str, value: str, fragment: str
+) -> None:
+    head = node("head", **{f"SPARKFORGE_CLUSTER_{variable}": value})
+    assert head.ended() == EX_CONFIG
+    assert head.said(fragment)
+    assert not head.said("Traceback")
