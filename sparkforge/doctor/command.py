@@ -8,14 +8,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from sparkforge import generated, pins
-from sparkforge.doctor import checkpoint, containers, gpu, machine, reading, storage
+from sparkforge.doctor import (
+    checkpoint,
+    containers,
+    gpu,
+    machine,
+    pair,
+    pairreading,
+    reading,
+    storage,
+)
 from sparkforge.doctor.finding import CHECKS, STATES, Finding
 from sparkforge.doctor.reading import Readings
 from sparkforge.doctor.wanted import Wanted, wanted
 from sparkforge.errors import DoctorError, UsageError
 from sparkforge.log import log
 from sparkforge.options import MACHINES, pins_path, settle, store_of
-from sparkforge.words.parents import Parents, Subparsers
+from sparkforge.serving.cluster import ClusterError, Settings, settings
+from sparkforge.words.parents import Parents, Subparsers, positive
 
 Probe = Callable[[Readings, Wanted], Iterator[Finding]]
 PROBES: tuple[Probe, ...] = (
@@ -36,6 +46,10 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
                         help="for which (default: what this machine looks like)")  # fmt: skip
     doctor.add_argument("--model", type=Path, metavar="DIR",
                         help="look at this checkpoint, not at the hub's cache")  # fmt: skip
+    doctor.add_argument("--cluster", action="store_true",
+                        help="the pair of which this is one, too; run it on both")  # fmt: skip
+    doctor.add_argument("--wait", type=positive, default=30.0, metavar="SECONDS",
+                        help="--cluster: for the other side (default: 30)")  # fmt: skip
     record = doctor.add_mutually_exclusive_group()
     record.add_argument("--save", type=Path, metavar="FILE",
                         help="write what was read, too: for a report")  # fmt: skip
@@ -58,7 +72,14 @@ def run(options: argparse.Namespace) -> int:
     seen = _recorded(options.readings) if options.readings else _read(options, want)
     if options.save:
         options.save.write_text(seen.dumps() + "\n", encoding="utf-8")
-    findings = judge(seen, want, PROBES)
+    probes = PROBES
+    if options.cluster:
+        if options.readings:
+            raise UsageError("--cluster looks at this machine", "leave --readings out")
+        mine = _settings(seen)
+        both = pairreading.take(mine, seen, want, options.wait)
+        probes = (*PROBES, lambda seen, want: pair.judge(both, seen, rdma=want.gpu))
+    findings = judge(seen, want, probes)
     stops = [one for one in findings if one.state == "fail"]
     if options.json:
         log.json(document(want.target, findings))
@@ -71,6 +92,17 @@ def run(options: argparse.Namespace) -> int:
                         "the remedies stand beside the findings")  # fmt: skip
     log.error(str(error))
     return error.exit_code
+
+
+def _settings(seen: Readings) -> Settings:
+    try:
+        mine = settings(seen.variables)
+    except ClusterError as error:
+        raise UsageError(str(error), "see docs/two-sparks.md") from None
+    if mine is None:
+        msg = "SPARKFORGE_CLUSTER_ROLE is not set: this machine is one of no pair"
+        raise UsageError(msg, "write head or worker into .env: docs/two-sparks.md")
+    return mine
 
 
 def judge(seen: Readings, want: Wanted, probes: Iterable[Probe]) -> list[Finding]:

@@ -172,6 +172,52 @@ CHECKS: Mapping[str, Check] = {
             "the server's port can't be published where another program has it",
         ),
     }),
+    **_checks("cluster", {
+        "interface": (
+            "the interface between the two, its state, speed and address (--cluster)",
+            "fail: not there, down, or without the address of .env; warn: below 200 Gbit/s",
+            "all that the two halves tell each other goes over it",
+        ),
+        "mtu": (
+            "its MTU, and whether a packet of that size arrives",
+            "fail: such packets are lost; warn: below 9000",
+            "a lost large packet looks like a hang; small ones cost speed",
+        ),
+        "rdma": (
+            "RDMA devices, their ports and GID tables",
+            "fail: no active device on the interface with a RoCE v2 GID of the address",
+            "without it NCCL goes over TCP, or not at all",
+        ),
+        "rdma-kernel": (
+            "kernel and its command line", "warn: 7.0.0-1019 without kho=off",
+            "that kernel was reported to break the registration of large RDMA buffers",
+        ),
+        "nccl": (
+            "NCCL_* and GLOO_* of .env and environment",
+            "warn: another interface or GID than the one above, or RoCE off",
+            "they win over what the image would choose",
+        ),
+        "peer": (
+            "whether the other side's doctor answers over TCP",
+            "fail: it does not", "the two halves meet in the same way",
+        ),
+        "same-image": (
+            "digest and release of the image on both", "fail: they differ",
+            "two versions of vLLM do not understand each other",
+        ),
+        "same-model": (
+            "the pinned revision on both", "fail: they differ",
+            "two halves of different weights answer nonsense",
+        ),
+        "same-driver": (
+            "driver and kernel on both", "warn: they differ",
+            "such pairs were tried by nobody we know of",
+        ),
+        "time": (
+            "the two clocks (the worker's doctor asks)", "warn: more than 1 s apart",
+            "logs of the two sides are read side by side",
+        ),
+    }),
     **_checks("doctor", {
         "doctor": (
             "doctor itself", "warn: a reading did not come in time, or could not be judged",

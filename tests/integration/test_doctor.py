@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparkforge.servers import free_port
 from tests.support import ROOT
 
 
@@ -116,3 +118,44 @@ def test_without_a_terminal_there_is_no_colour(tmp_path: Path) -> None:
 def test_the_page_lists_every_finding() -> None:
     code, _, _ = doctor("--check")
     assert code == 0
+
+
+# -- two doctors -----------------------------------------------------------------
+
+
+def side(role: str, port: int, **more: str) -> dict[str, str]:
+    return {
+        "SPARKFORGE_CLUSTER_ROLE": role, "SPARKFORGE_CLUSTER_HEAD": "127.0.0.1",
+        "SPARKFORGE_CLUSTER_WORKER": "127.0.0.2", "SPARKFORGE_CLUSTER_IFNAME": "lo",
+        "SPARKFORGE_CLUSTER_PORT": str(port), **more,
+    }  # fmt: skip
+
+
+def test_two_doctors_compare_what_they_found() -> None:
+    port = free_port(0) - 2
+    with ThreadPoolExecutor() as pool:
+        sides = [
+            pool.submit(doctor, "--target", "cpu", "--cluster", **side(role, port))
+            for role in ("worker", "head")
+        ]
+        (_, worker, _), (_, head, _) = (one.result() for one in sides)
+    assert states(head)["peer"] == states(worker)["peer"] == "ok"
+    assert states(worker)["time"] == "ok"  # it asks
+    assert states(head)["same-driver"] == "ok"
+    seen = {one["name"]: one["seen"] for one in head["findings"]}
+    assert seen["peer"] == "127.0.0.2 answers; it is the worker"
+
+
+def test_a_doctor_that_is_alone_says_so() -> None:
+    start = time.monotonic()
+    code, document, _ = doctor(
+        "--target", "cpu", "--cluster", "--wait", "1", **side("head", free_port(0) - 2)
+    )
+    assert (code, states(document)["peer"]) == (18, "fail")
+    assert time.monotonic() - start < 15
+
+
+def test_a_machine_of_no_pair_is_told_what_to_write() -> None:
+    code, document, _ = doctor("--target", "cpu", "--cluster")
+    assert code == 2
+    assert "SPARKFORGE_CLUSTER_ROLE is not set" in document["error"]["what"]
