@@ -71,13 +71,17 @@ def run(options: argparse.Namespace) -> int:
     want = wanted(all_pins, options.target or _likely_target())
     seen = _recorded(options.readings) if options.readings else _read(options, want)
     if options.save:
-        options.save.write_text(seen.dumps() + "\n", encoding="utf-8")
+        try:
+            options.save.write_text(seen.dumps() + "\n", encoding="utf-8")
+        except OSError as refusal:
+            msg = f"--save {options.save}: {refusal.strerror}"
+            raise UsageError(msg, "name a file that can be written") from None
     probes = PROBES
     if options.cluster:
         if options.readings:
             raise UsageError("--cluster looks at this machine", "leave --readings out")
         mine = _settings(seen)
-        both = pairreading.take(mine, seen, want, options.wait)
+        both = pairreading.take(mine, seen, want, min(options.wait, 3600))
         probes = (*PROBES, lambda seen, want: pair.judge(both, seen, rdma=want.gpu))
     findings = judge(seen, want, probes)
     stops = [one for one in findings if one.state == "fail"]
@@ -180,6 +184,8 @@ def _read(options: argparse.Namespace, want: Wanted) -> Readings:
         look: Callable[[], dict[str, object]] | None = None
     elif options.model is not None:
         folder = options.model.resolve()
+        if not folder.is_dir():
+            raise UsageError(f"--model {options.model}: no such folder", "name a checkpoint's")
         look = lambda: checkpoint.read_folder(folder)  # noqa: E731
     else:
         assert want.model is not None

@@ -98,6 +98,13 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, text: str) -> No
     assert "is no recording" in document["error"]["what"]
 
 
+@pytest.mark.parametrize("word", ["--save", "--model", "--readings"])
+def test_a_file_that_cannot_be_is_refused(tmp_path: Path, word: str) -> None:
+    code, document, _ = doctor("--target", "cpu", word, str(tmp_path / "nowhere" / "x"))
+    assert code == 2
+    assert "nowhere/x: " in document["error"]["what"]
+
+
 def test_a_store_that_cannot_be_written_stops_the_target(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, document, _ = doctor("--target", "cpu", "--store", str(tmp_path / "file" / "store"))
