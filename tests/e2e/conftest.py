@@ -55,3 +55,13 @@ def base_image() -> str:
     if name is None:
         pytest.skip("no engine: scripts/test.py --with-engine (root) starts one")
     return name
+
+
+@pytest.fixture(scope="session")
+def image(build: Build, base_image: str) -> Any:
+    """The cpu image, as the README makes it: what each item of the build gave, by label."""
+    arguments = ["--target", "cpu", "--engine", "docker", "--base", base_image]
+    if ca := os.environ.get("SPARKFORGE_TEST_CA"):
+        arguments += ["--ca-bundle", ca]
+    receipt = build(*arguments, "--force", "smoke")
+    return {one["label"]: one["outputs"] for one in receipt["items"]}

@@ -24,15 +24,6 @@ def docker(*arguments: str, check: bool = True) -> str:
     return done.stdout.strip()
 
 
-@pytest.fixture(scope="module")
-def image(build: Build, base_image: str) -> Any:
-    arguments = ["--target", "cpu", "--engine", "docker", "--base", base_image]
-    if ca := os.environ.get("SPARKFORGE_TEST_CA"):
-        arguments += ["--ca-bundle", ca]
-    receipt = build(*arguments, "--force", "smoke")
-    return {one["label"]: one["outputs"] for one in receipt["items"]}
-
-
 def test_the_image_serves_and_without_the_patch_refuses(image: Any) -> None:
     assert image["smoke"]["tokens"] > 0
     assert "No MXFP4 MoE backend" in image["smoke"]["stock_error"]
