@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -81,6 +82,9 @@ def run(options: argparse.Namespace) -> int:
         if options.readings:
             raise UsageError("--cluster looks at this machine", "leave --readings out")
         mine = _settings(seen)
+        if want.memory:  # each machine holds half of the model
+            half = -(-int(want.memory["least_gib"]) // 2)
+            want = dataclasses.replace(want, memory={**want.memory, "least_gib": half})
         both = pairreading.take(mine, seen, want, min(options.wait, 3600))
         probes = (*PROBES, lambda seen, want: pair.judge(both, seen, rdma=want.gpu))
     findings = judge(seen, want, probes)

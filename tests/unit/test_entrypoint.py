@@ -151,6 +151,17 @@ def test_the_share_of_memory_is_computed_unless_it_is_given(
     assert plan_of(entrypoint, monkeypatch, arguments).command[7:] == words
 
 
+def test_a_machine_of_two_needs_room_for_half_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any
+) -> None:
+    reading = memory.Reading(total=120 * memory.GIB, available=60 * memory.GIB)
+    monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
+    plan = {"memory": SPARK_MEMORY}
+    assert entrypoint.memory_options(plan, [], nodes=2) == ["--gpu-memory-utilization", "0.40"]
+    with pytest.raises(memory.MemoryShortError):
+        entrypoint.memory_options(plan, [])
+
+
 def test_without_counters_a_busy_server_is_not_ended(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any
 ) -> None:
