@@ -179,8 +179,8 @@ CHECKS: Mapping[str, Check] = {
             "all that the two halves tell each other goes over it",
         ),
         "mtu": (
-            "its MTU, and whether a packet of that size arrives",
-            "fail: such packets are lost; warn: below 9000",
+            "its MTU on both sides, and whether a packet of that size arrives",
+            "fail: they differ, or such packets are lost; warn: below 9000",
             "a lost large packet looks like a hang; small ones cost speed",
         ),
         "rdma": (

@@ -99,11 +99,14 @@ def _interface(pair: Pair, *, rdma: bool) -> Iterator[Finding]:
     mtu = f"sudo ip link set {name} mtu {_JUMBO}   # on both; netplan makes it stay"
     if one.mtu is None or one.mtu < _JUMBO:
         yield Finding("mtu", "warn", f"{one.mtu or 'not told'}", mtu)
+    elif (theirs := pair.peer.facts.get("mtu", "")) not in ("", str(one.mtu)):
+        yield Finding("mtu", "fail", f"here {one.mtu}, there {theirs}", mtu)
     elif pair.jumbo not in ("", "ok"):
         yield Finding("mtu", "fail", f"{one.mtu}, but packets of that size do not arrive:"
                       f" {pair.jumbo}", mtu)  # fmt: skip
     else:
-        yield Finding("mtu", "ok", f"{one.mtu}")
+        tried = ", and a packet of that size arrives" if pair.jumbo else "; not tried: no ping here"
+        yield Finding("mtu", "ok", f"{one.mtu}{tried}")
 
 
 def _rdma(pair: Pair) -> Finding:

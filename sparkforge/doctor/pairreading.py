@@ -20,7 +20,7 @@ _HEADERS = 28  # of IP and ICMP, which the MTU counts
 def take(mine: Settings, seen: Readings, want: Wanted, wait_s: float) -> Pair:
     """Read this machine's side, and meet the other's doctor."""
     net = interface(mine.interface)
-    facts = {"role": mine.role, **_facts(seen, want)}
+    facts = {"role": mine.role, "mtu": str(net.mtu or ""), **_facts(seen, want)}
     peer = exchange(mine, facts, wait_s)
     jumbo = "" if peer.problem or net.mtu is None else _jumbo(mine, net.mtu)
     return Pair(mine, net, gids(), peer, facts, jumbo, _memlock())

@@ -63,6 +63,8 @@ def peer(**changes: str) -> Peer:
         ({"interface": net(mbit=-1)}, "interface", "ok", "speed not told"),
         ({"interface": net(mtu=1500)}, "mtu", "warn", "1500"),
         ({"jumbo": "ping: local error: message too long"}, "mtu", "fail", "do not arrive"),
+        ({"peer": Peer({**FACTS, "mtu": "1500"}, 0.0)}, "mtu", "fail", "here 9000, there 1500"),
+        ({"jumbo": ""}, "mtu", "ok", "not tried"),
         ({"gids": ()}, "rdma", "fail", "no RDMA device"),
         ({"gids": gid(interface="enP2p1s0f1np1")}, "rdma", "fail", "there are rocep1s0f0"),
         ({"gids": gid(kind="IB/RoCE v1")}, "rdma", "fail", "no RoCE v2 GID"),
