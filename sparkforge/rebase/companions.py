@@ -117,6 +117,18 @@ def _required(pins: Pins, root: Path, name: str, source: Source) -> Iterator[Com
         for lock in plan.requirements.values():
             path = root / lock
             locked = exact(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            torch = wanted.get("torch")
+            if (
+                torch is not None
+                and "triton" in pins.upstreams
+                and (locked.get("torch", torch).partition("+")[0] != torch)
+            ):
+                yield Companion(
+                    f"target {target}: torch {torch} may require another Triton than"
+                    f" {pins.upstreams['triton'].version}",
+                    "see what it declares; where it differs: build.py rebase triton --onto"
+                    " release:VERSION", {},
+                )  # fmt: skip
             stale = [
                 f"{project} {locked[project]} → {version}"
                 for project, version in sorted(wanted.items())
