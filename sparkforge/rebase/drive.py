@@ -12,7 +12,7 @@ from sparkforge import git, pins, series, sources
 from sparkforge.errors import RebaseStopped, SeriesError, UsageError
 from sparkforge.log import log
 from sparkforge.pins import SourcePlan
-from sparkforge.rebase import memory, onto
+from sparkforge.rebase import onto
 from sparkforge.rebase.memory import Memory
 from sparkforge.rebase.move import Mover
 from sparkforge.rebase.state import Job, Leg, State, write
@@ -98,7 +98,7 @@ class Rebase:
         """Return a series that is what pins.yaml records."""
         one = self.series_of(name)
         series.check_emptied(one, loaded.upstreams[name])
-        if problems := series.lint(one, self.root):
+        if problems := series.lint(one, self.root, loaded.upstreams[name].paths):
             raise SeriesError("\n".join(problems), "mend the series before you move it")
         patched = series.apply(self.store, one, old)
         if one.patches:
@@ -156,7 +156,7 @@ class Rebase:
         at = len(leg.moves)
         move = mover.move(work, at, leg.head, leg.moves)
         if move.stops:
-            leg.conflict = memory.conflict(work, mover.series.patches[at])
+            leg.conflict = mover.met
             self._lay_out(work)
             leg.stopped = move
         else:

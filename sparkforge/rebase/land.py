@@ -102,7 +102,7 @@ def _series(rebase: Rebase, leg: Leg, files: dict[Path, bytes | None]) -> Series
         (aside / name).write_bytes(data)
     (aside / "series").write_text("".join(f"{name}\n" for name in exported))
     fresh = series.read(aside)
-    if problems := series.lint(fresh, rebase.root):
+    if problems := series.lint(fresh, rebase.root, leg.goal.paths):
         raise SeriesError("\n".join(problems), "mend the message of that patch")
     return fresh
 

@@ -54,8 +54,11 @@ class Memory:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def recall(self, work: Workspace, patch: Patch, head: str) -> bool:
+    def recall(self, work: Workspace, met: Conflict, head: str) -> bool:
         """Resolve the conflict that the workspace holds, if it was resolved before.
+
+        Args:
+            met: what ``conflict`` says of it.
 
         Returns:
             Whether nothing is left in conflict; if something is, the workspace is as a person
@@ -63,7 +66,7 @@ class Memory:
         """
         if not self.folder.is_dir():
             return False
-        whole = self.folder / f"{conflict(work, patch).key}.whole"
+        whole = self.folder / f"{met.key}.whole"
         if whole.is_file() and (tree := _applied(work, whole, head)) is not None:
             work.git("read-tree", "--reset", "-u", tree)
             return True

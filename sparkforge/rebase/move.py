@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sparkforge import git, series
 from sparkforge.rebase import hints
-from sparkforge.rebase.memory import Memory
+from sparkforge.rebase.memory import Conflict, Memory, conflict
 from sparkforge.rebase.verdicts import Move, Verdict, compare, own_lines
 from sparkforge.rebase.workspace import Workspace
 from sparkforge.series import Patched, Series
@@ -72,6 +72,8 @@ class Mover:
         self.old = patched.source
         self.new = new
         self.memory = Memory(memory)
+        self.met: Conflict | None = None
+        """The last conflict that was met."""
         self.history = hints.History.of(history, self.old, new)
 
     @cached_property
@@ -136,7 +138,9 @@ class Mover:
         merged, said = work.pick(self.commits[at])
         remembered = False
         if not merged:
-            remembered = self.memory.recall(work, patch, head)
+            # before anything is resolved: this is what a resolution is kept and found by
+            self.met = conflict(work, patch)
+            remembered = self.memory.recall(work, self.met, head)
             if not remembered:
                 return self._stopped(work, at, said, earlier)
         tree = work.write_tree()
