@@ -10,8 +10,7 @@ Layout under the root::
     last/<target>/<label>.json         what the newest build of a target was made from
     unpacked/                          uv's cache of wheels, which environments are linked from
     bisect/<key>.json                  what an interrupted ablate --bisect knows
-    compile/<wheel>-<key>/             an unfinished compile; the next run goes on with it
-    ccache/                            what compilers made, by ccache
+    compile/<wheel>-<key>/, ccache/    an unfinished compile; what compilers made, by ccache
     tmp/                               work in progress; each folder locked by its maker, swept
                                        when nobody holds that lock
     locks/                             one file a resource, held with flock: gone with its holder

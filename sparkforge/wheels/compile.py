@@ -26,7 +26,7 @@ from sparkforge.pins import rule_of
 from sparkforge.run import call
 from sparkforge.series import Patched
 from sparkforge.wheels import archive, natives, overlay
-from sparkforge.wheels.recipe import Recipe, container
+from sparkforge.wheels.recipe import Recipe, container, container_name
 
 _GATE = Path(__file__).with_name("gate.py")
 _STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
@@ -80,7 +80,7 @@ def run(recipe: Recipe, sources: Sources, place: Place) -> Made:
     _prepare(sources, place)
     variables = {**recipe.environment(), **recipe.limits()}
     owner = ":".join(map(str, user()))
-    name = f"sparkforge-{place.work.name}"
+    name = container_name(place.work)
     _remove(place.engine, name)
     _empty(place.work / "out")
     _own([place.work / "out"])

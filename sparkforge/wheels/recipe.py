@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from sparkforge.builder import PYTHON
@@ -135,7 +137,9 @@ def container(
     """
     mounts = [(work, BUILD), (ccache, f"{BUILD}/ccache"), (f"{work}/tmp", "/tmp")]
     command = [
-        "docker", "run", "--rm", "--init", "--name", name, "--network", "none", "--read-only",
+        # never: a builder that is gone must not be looked for in a public registry
+        "docker", "run", "--pull", "never", "--rm", "--init", "--name", name,
+        "--network", "none", "--read-only",
         "--user", user, "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
         "--workdir", TREE,
     ]  # fmt: skip
@@ -146,6 +150,12 @@ def container(
     for key, value in environment.items():
         command += ["--env", f"{key}={value}"]
     return [*command, image, "sh", "-c", _UMASK, "sh", *words]
+
+
+def container_name(work: Path) -> str:
+    """Return the name of the container that works on a folder; one folder has one at a time."""
+    # the whole path: two stores may compile the same wheel in one engine
+    return f"sparkforge-{work.name}-{sha256(os.fspath(work).encode()).hexdigest()[:8]}"
 
 
 def _fields(*fields: str) -> str:
@@ -159,7 +169,7 @@ def shown(recipe: Recipe, image: str, work: Path, ccache: Path, user: str) -> li
     """Return the command lines as a user would type them (``--dry-run``)."""
     variables = {**recipe.environment(), **recipe.limits()}
     return [
-        "$ " + shlex.join(container(image, f"sparkforge-{work.name}", str(work), str(ccache), user,
+        "$ " + shlex.join(container(image, container_name(work), str(work), str(ccache), user,
                                     variables, words, {}))
         for _, words in recipe.steps()
     ]  # fmt: skip

@@ -133,8 +133,9 @@ def test_the_spark_s_python_is_built_alone_and_without_a_network(tmp_path: Path)
     document = plan("--target", "spark", "--store", str(tmp_path))
     *native, command = commands(document, "wheel vllm")
     assert native  # the series changes how some are compiled: the next test
-    for words in ("--network none", "--read-only", "--cap-drop ALL", "no-new-privileges",
-                  "umask 022", "pip wheel", "--no-index", "--no-build-isolation"):  # fmt: skip
+    for words in ("--network none", "--pull never", "--read-only", "--cap-drop ALL",
+                  "no-new-privileges", "umask 022", "pip wheel", "--no-index",
+                  "--no-build-isolation"):  # fmt: skip
         assert words in command
     said = environment(command)
     assert said["VLLM_TARGET_DEVICE"] == "empty"
