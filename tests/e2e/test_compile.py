@@ -169,7 +169,7 @@ def test_the_compiled_extension_loads_and_is_the_patched_one(
         data = archive.read(FS_IO)
     (tmp_path / "fs_io_C.abi3.so").write_bytes(data)
     tmp_path.chmod(0o755)
-    code = "import fs_io_C as m; print(m.__doc__); print(m.batch_lookup(['/', '/nowhere']))"
+    code = "import torch, fs_io_C as m; print(m.__doc__); print(m.batch_lookup(['/', '/nowhere']))"
     image = item(receipt, "builder")["outputs"]["tag"]
     said = docker("run", "--rm", "--network", "none", "--volume", f"{tmp_path}:/so:ro", "--workdir",
                   "/so", image, "python", "-c", code)  # fmt: skip
