@@ -25,10 +25,7 @@ KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
 RECIPE = (
     "Dockerfile", "scripts/entrypoint.py", "scripts/healthcheck.py", "sparkforge/__init__.py",
-    *(f"sparkforge/serving/{name}.py" for name in (
-        "__init__", "access", "backends", "memory", "pagecache", "profile", "progress",
-        "supervise", "vocabulary",
-    )),
+    *sorted(f"sparkforge/serving/{file.name}" for file in Path(__file__).parent.glob("serving/*.py")),
 )  # fmt: skip
 """What of the checkout goes into the image."""
 

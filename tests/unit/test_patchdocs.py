@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,9 +77,7 @@ def test_a_stale_page_is_refused_and_mended(
     (tmp_path / "pins.yaml").write_bytes((ROOT / "pins.yaml").read_bytes())
     (tmp_path / "docs").mkdir()
     folder = tmp_path / "patches" / "vllm"
-    folder.mkdir(parents=True)
-    for path in (ROOT / "patches" / "vllm").iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(ROOT / "patches" / "vllm", folder)
     here = ["patches", "docs", "--pins", str(tmp_path / "pins.yaml")]
     assert main([*here, "--check"]) == 14  # there is none yet
     assert main(here) == 0
