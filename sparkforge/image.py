@@ -25,7 +25,8 @@ KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
 RECIPE = (
     "Dockerfile", "scripts/entrypoint.py", "scripts/healthcheck.py", "sparkforge/__init__.py",
-    *sorted(f"sparkforge/serving/{file.name}" for file in Path(__file__).parent.glob("serving/*.py")),
+    *sorted(f"sparkforge/serving/{file.name}"
+            for file in (Path(__file__).parent / "serving").glob("*.py")),
 )  # fmt: skip
 """What of the checkout goes into the image."""
 
