@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from sparkforge import (
     commands,
@@ -64,6 +65,11 @@ class Place:
         editable.write(folder, wanted)
         return folder
 
+    def as_json(self) -> dict[str, Any]:
+        """Return where everything is; with --json nothing is run, so that an editor can ask."""
+        trees = {name: str(tree.folder) for name, tree in self.trees.items()}
+        return {"folder": str(self.folder), "trees": trees}
+
     def _tree_of(self, upstream: str) -> editable.TreeOf:
         tree = self.trees[upstream]
         listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -83,8 +89,8 @@ def run(options: argparse.Namespace) -> int:
     place = Place(context, folder, _trees(context, folder, options.upstream))
     words = list(options.serve_arguments)
     if context.engine is not None:
-        return _in_image(place, context.engine, words)
-    return _in_environment(place, words)
+        return _in_image(place, context.engine, words, as_json=options.json)
+    return _in_environment(place, words, as_json=options.json)
 
 
 def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, WorkTree]:
@@ -103,7 +109,7 @@ def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, Wo
     return trees
 
 
-def _in_environment(place: Place, words: Sequence[str]) -> int:
+def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int:
     """Run in a plain environment of the release: compiled files are the same in all builds."""
     context = place.context
     baked = pipeline.run(context, stages.release_items(context))[-1].artefact
@@ -111,8 +117,8 @@ def _in_environment(place: Place, words: Sequence[str]) -> int:
     site = venv / "lib" / f"python{context.target.python}" / "site-packages"
     links = place.links("environment", PurePosixPath(site))
     cache = place.folder / ".cache"
-    os.environ.update(environment.server_env(cache))
-    os.environ.update({
+    variables = {
+        **environment.server_env(cache),
         "PYTHONPATH": str(links),
         # a work tree has no compiled files: neither the present folder nor pytest's idea of a root
         # may come before the links
@@ -122,14 +128,18 @@ def _in_environment(place: Place, words: Sequence[str]) -> int:
         "PYTHONPYCACHEPREFIX": str(cache / "pycache"),
         "VIRTUAL_ENV": str(venv),
         "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
-    })  # fmt: skip
+    }
     _tell(place)
+    if as_json:
+        log.json({**place.as_json(), "variables": variables})
+        return 0
+    os.environ.update(variables)
     os.chdir(place.folder)
     replace_process(*(words or [os.environ.get("SHELL", "sh")]))
-    raise AssertionError  # pragma: no cover - exec does not come back
+    raise AssertionError  # exec does not come back
 
 
-def _in_image(place: Place, engine: Engine, words: Sequence[str]) -> int:
+def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bool) -> int:
     """Run in a container of the target's image with compilers, the work trees where they are."""
     context = place.context
     baked = pipeline.run(context, stages.items(context, "image"))[-1].artefact
@@ -151,9 +161,12 @@ def _in_image(place: Place, engine: Engine, words: Sequence[str]) -> int:
     if context.target.cuda_arch is not None:
         command += ["--gpus", "all"]
     _tell(place)
+    if as_json:
+        log.json({**place.as_json(), "command": [str(word) for word in (*command, tag)]})
+        return 0
     sys.stdout.flush()
     replace_process(*command, tag, *(words or ["bash"]))
-    raise AssertionError  # pragma: no cover - exec does not come back
+    raise AssertionError  # exec does not come back
 
 
 def _image(context: Context, base: str) -> str:

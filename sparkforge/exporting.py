@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge import git, patchdocs, pins, series, transaction
-from sparkforge.errors import SeriesError, SparkforgeError, StaleError
+from sparkforge.errors import SeriesError, SparkforgeError, StaleError, UsageError
 from sparkforge.log import log
 from sparkforge.pins import Pins, Recorded
 from sparkforge.series import Series
@@ -21,6 +21,8 @@ from sparkforge.store import Store
 _BREAKS = re.compile(r"^(---(\s*$| \S)|diff -|Index: )")
 # what it takes for headers of the mail at the beginning of a message
 _HEADERS = re.compile(r"^(From|Date|Subject): ")
+
+_SUBMODULE = re.compile(rb"^(new file mode|index [0-9a-f.]+) 160000$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,15 @@ def export(
 
     Raises:
         SeriesError: a commit can't be a patch, or a patch is malformed; nothing was written.
+        UsageError: a patch that may go is not there.
         StaleError: with ``check``, files would be written.
     """
     source = chain.source
     folder = checkout.folder(source.upstream)
     old = series.read(folder)
+    if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
+        msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
+        raise UsageError(msg, "build.py patches list shows them")
     files = _files(chain)
     with _staged(checkout, source.upstream, files) as fresh, _said_of(folder, fresh.folder):
         if problems := series.lint(fresh, checkout.root):
@@ -171,6 +177,9 @@ def _files(chain: Chain) -> list[tuple[str, bytes]]:
         _check_message(short, message)
     files = series.export(repo, base, chain.tip, chain.env)
     names = [name for name, _ in files]
+    if inner := [name for name, data in files if _SUBMODULE.search(data)]:
+        msg = f"{inner[0]}: holds a repository of its own (a submodule), which no wheel can"
+        raise SeriesError(msg, "take it out of the commit: git rm --cached FOLDER")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         msg = f"two commits give {twice[0]}"
         raise SeriesError(msg, "give one another subject: it is the name of the file")
@@ -229,7 +238,7 @@ def _record(checkout: Checkout, chain: Chain, fresh: Series) -> Recorded | None:
     if patched.tree != wanted:
         series.forget(fresh, source)
         msg = f"the patches give tree {patched.tree[:12]}, the commits have {wanted[:12]}"
-        raise SeriesError(msg, "a commit holds what a patch can't say (a submodule?): take it out")
+        raise SeriesError(msg, "a commit holds what a patch can't say: take it out")
     return Recorded(commit=patched.commit, tree=patched.tree) if fresh.patches else None
 
 

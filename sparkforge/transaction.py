@@ -87,7 +87,13 @@ def _finish(root: Path) -> None:
         return
     plan = decided / _PLAN
     if plan.exists():
-        for number, (name, stays) in enumerate(json.loads(plan.read_bytes())):
+        try:
+            steps = [(str(name), bool(stays)) for name, stays in json.loads(plan.read_bytes())]
+        except (ValueError, TypeError) as error:
+            msg = f"{plan}: no plan of a change any more: {error}"
+            remedy = "move that folder away, and restore patches/ and pins.yaml from git"
+            raise StoreError(msg, remedy) from None
+        for number, (name, stays) in enumerate(steps):
             if not stays:
                 (root / name).unlink(missing_ok=True)
             elif (decided / str(number)).exists():  # else it is in its place already

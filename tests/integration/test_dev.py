@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -111,6 +112,13 @@ def test_changes_that_are_not_committed_stay(dev: Tree, tree: Tree) -> None:
     out, _ = told(dev, "python", "-c", "import demo.mod; print(demo.mod.line_20)")
     assert "stays as it is" in out
     assert out.splitlines()[-1] == "mine"
+
+
+def test_an_editor_can_ask_where_everything_is(dev: Tree) -> None:
+    out, _ = told(dev, "false", words=("--json",))
+    found = json.loads(out)
+    assert found["trees"] == {"demo": str(dev.path)}
+    assert found["variables"]["PYTHONPATH"] == f"{dev.path.parent}/.links/environment"
 
 
 def test_what_can_not_be_is_told(dev: Tree, tmp_path: Path) -> None:

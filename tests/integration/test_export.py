@@ -105,6 +105,7 @@ def test_a_patch_goes_only_by_its_name(tree: Tree) -> None:
     tree.export()
     tree.git("reset", "--quiet", "--hard", "HEAD~1")
     tree.refused(f"--drop {NEW}")
+    tree.refused("no such patch", "--drop", "no-such", code=2)
     assert tree.export("--drop", NEW)["dropped"] == [NEW]
     assert series_of(tree.project) == [PATCH]
 
@@ -229,9 +230,8 @@ def test_a_test_that_is_not_there(tree: Tree) -> None:
     tree.refused("has no no")
 
 
-@pytest.mark.parametrize(
-    ("line", "fragment"),
-    [
+def test_messages_that_do_not_survive_the_mail_format(tree: Tree) -> None:
+    for line, fragment in (
         ("---", "begins a diff"),
         ("--- a/demo/mod.py", "begins a diff"),
         ("diff --git a/x b/x", "begins a diff"),
@@ -239,31 +239,44 @@ def test_a_test_that_is_not_there(tree: Tree) -> None:
         ("From: somebody else <x@example.invalid>", "which a mail's header does"),
         ("Subject: another", "which a mail's header does"),
         (f"From {'1' * 40} Mon Sep 17 00:00:00 2001", "more than one patch"),
-    ],
-)
-def test_a_message_that_does_not_survive_the_mail_format(
-    tree: Tree, line: str, fragment: str
-) -> None:
-    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module", f"{line}\n\n{BODY}")
-    tree.refused(fragment)
+    ):
+        tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module", f"{line}\n\n{BODY}")
+        tree.refused(fragment)
+        tree.git("reset", "--quiet", "--hard", "HEAD~1")
 
 
-@pytest.mark.parametrize(
-    "subject",
-    ["[PATCH] Add a module", "Add  a module ", "Add\ta module", "Add a module\nin two lines",
-     "\u00fc", "x" * 300, "Add a \u00fcber module " + "and more " * 20, "Add \x1b[31m red"],
-    ids=["prefix", "spaces", "tab", "two-lines", "no-letter", "long", "long-utf8", "escape"],
-)  # fmt: skip
-def test_odd_subjects_come_back_or_are_refused(tree: Tree, subject: str) -> None:
-    tree.commit({"demo/new.py": b"y = 1\n"}, subject)
-    before = snapshot(tree.project.root)
-    code = cli.main(tree.project.command("patches", "export", str(tree.path))[3:])
-    if code == 0:
-        tree.run("patches", "check")
-        tree.export("--check")
-    else:
-        assert code == 6
-        assert snapshot(tree.project.root) == before
+def test_odd_subjects_come_back_or_are_refused(tree: Tree) -> None:
+    codes = []
+    for subject in (
+        "[PATCH] Add a module", "Add  a module ", "Add\ta module", "Add a module\nin two lines",
+        "\u00fc", "x" * 300, "Add a \u00fcber module " + "and more " * 20, "Add \x1b[31m red",
+    ):  # fmt: skip
+        tree.commit({"demo/new.py": b"y = 1\n"}, subject)
+        before = snapshot(tree.project.root)
+        codes.append(cli.main(tree.project.command("patches", "export", str(tree.path))[3:]))
+        tree.git("reset", "--quiet", "--hard", "HEAD~1")
+        if codes[-1] == 0:
+            tree.run("patches", "check")
+            added = set(series_of(tree.project)) - {PATCH}
+            tree.export(*(f"--drop={name}" for name in added))
+        else:
+            assert snapshot(tree.project.root) == before, subject
+    assert codes == [6, 6, 6, 6, 6, 0, 0, 0]
+
+
+def test_a_repository_in_the_work_tree(tree: Tree) -> None:
+    tree.git("init", "--quiet", str(tree.path / "inner"))
+    tree.git("-C", "inner", "commit", "--quiet", "--allow-empty", "-m", "x")
+    tree.commit({}, "Add a module")
+    tree.refused("holds a repository of its own")
+
+
+def test_a_folder_of_any_name(tree: Tree) -> None:
+    odd = tree.path.parent / 'a:b"c\\d'
+    tree.path.rename(odd)
+    moved = replace(tree, path=odd)
+    moved.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
+    assert moved.export()["added"] == [NEW]
 
 
 def test_a_file_whose_text_is_not_utf8(tree: Tree) -> None:
@@ -375,3 +388,13 @@ def test_killed_anywhere_it_is_the_old_or_the_new(tree: Tree) -> None:
         pytest.fail("never ran to its end")
     assert seen == {True, False}
     assert not (root / ".sparkforge" / "change").exists()
+
+
+def test_a_journal_that_was_spoiled_is_told(tree: Tree) -> None:
+    decided = tree.project.root / ".sparkforge" / "change"
+    decided.mkdir(parents=True)
+    for text in ("", "{}", "[1]", '[["x"]]'):
+        (decided / "plan.json").write_text(text)
+        _, err = tree.run("patches", "list", code=0 if text == "{}" else 11)
+        assert text == "{}" or "no plan of a change" in err
+        decided.mkdir(exist_ok=True)
