@@ -118,7 +118,8 @@ def export(
         raise UsageError(msg, "build.py patches list shows them")
     files = _files(chain)
     with _staged(checkout, source.upstream, files) as fresh, _said_of(folder, fresh.folder):
-        if problems := series.lint(fresh, checkout.root):
+        rules = checkout.pins.upstream(source.upstream).paths
+        if problems := series.lint(fresh, checkout.root, rules):
             raise SeriesError("\n".join(problems), "nothing was written: mend the commits, then"
                                                    " export again")  # fmt: skip
         recorded = _record(checkout, chain, fresh)

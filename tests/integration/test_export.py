@@ -26,6 +26,15 @@ def series_of(project: Project) -> list[str]:
 # -- what comes back ------------------------------------------------------------------
 
 
+def test_rules_of_compiling_need_their_trailer(tree: Tree) -> None:
+    tree.project.edit_pins("- {repo: tests/, wheel: null}\n", "- {repo: tests/, wheel: null}\n"
+                           "      - {repo: CMakeLists.txt, wheel: null, build: true}\n")  # fmt: skip
+    tree.commit({"CMakeLists.txt": b"# x\n"}, "Add a module")
+    tree.refused("trailer Native: missing")
+    tree.amend({}, "-m", f"Add a module\n\n{BODY}Native: none\n")
+    assert tree.export()["added"] == [NEW]
+
+
 def test_nothing_changed_nothing_written(tree: Tree) -> None:
     before = snapshot(tree.project.root)
     tree.export("--check")
