@@ -150,7 +150,7 @@ def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bo
     for name in ("image", "ccache"):
         (cache / name).mkdir(parents=True, exist_ok=True)
     command: list[str | Path] = [
-        "docker", "run", "--rm", "--init", "--user", f"{os.getuid()}:{os.getgid()}",
+        "docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}",
         "--volume", f"{place.folder}:{place.folder}",
         "--volume", f"{links}:{_MOUNTED}:ro",
         "--volume", f"{cache / 'image'}:/var/cache/sparkforge",

@@ -27,8 +27,9 @@ def series_of(project: Project) -> list[str]:
 
 
 def test_rules_of_compiling_need_their_trailer(tree: Tree) -> None:
-    tree.project.edit_pins("- {repo: tests/, wheel: null}\n", "- {repo: tests/, wheel: null}\n"
-                           "      - {repo: CMakeLists.txt, wheel: null, build: true}\n")  # fmt: skip
+    rule = "- {repo: tests/, wheel: null}\n"
+    build = "      - {repo: CMakeLists.txt, wheel: null, build: true}\n"
+    tree.project.edit_pins(rule, rule + build)
     tree.commit({"CMakeLists.txt": b"# x\n"}, "Add a module")
     tree.refused("trailer Native: missing")
     tree.amend({}, "-m", f"Add a module\n\n{BODY}Native: none\n")

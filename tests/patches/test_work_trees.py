@@ -21,7 +21,8 @@ def test_an_untouched_work_tree_exports_to_the_same_bytes(upstream: str, tmp_pat
         done = subprocess.run(
             [sys.executable, "-m", "sparkforge", "patches", *words, "--pins",
              str(CHECKOUT / "pins.yaml")],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+            text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing to write" in done.stdout
