@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,8 +72,12 @@ class Room:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    return Room(tmp_path)
+def room(tmp_path: Path) -> Iterator[Room]:
+    made = Room(tmp_path)
+    yield made
+    for child in made.children:  # what a failed test left
+        child.terminate()
+        child.wait(20)
 
 
 def test_the_compiler_s_exit_code_comes_through(room: Room) -> None:
@@ -99,7 +104,6 @@ def test_a_second_waits_for_memory_and_the_first_never_does(room: Room) -> None:
     assert not room.begun("b")
     room.free(64 * 1024)
     assert second.wait(20) == 0
-    end(room)
 
 
 def test_the_younger_is_stopped_while_memory_is_short_and_goes_on_after(room: Room) -> None:
@@ -115,7 +119,6 @@ def test_the_younger_is_stopped_while_memory_is_short_and_goes_on_after(room: Ro
     assert not room.moves("b")
     room.free(16_000)
     wait_for(lambda: room.moves("b"), 10)
-    end(room)
 
 
 def test_a_stopped_one_goes_on_when_it_is_the_oldest_whatever_memory_says(room: Room) -> None:
@@ -135,7 +138,6 @@ def test_a_killed_one_gives_its_slot_back(room: Room) -> None:
     wait_for(lambda: room.begun("a"))
     first.kill()
     assert room.compile("b", 0.1, at_once=1).wait(20) == 0
-    end(room)
 
 
 def test_sigterm_ends_the_compiler_too(room: Room) -> None:
@@ -144,12 +146,6 @@ def test_sigterm_ends_the_compiler_too(room: Room) -> None:
     child.terminate()
     assert child.wait(20) == 128 + signal.SIGTERM
     assert not room.moves("a")
-
-
-def end(room: Room) -> None:
-    for child in room.children:
-        child.terminate()
-        child.wait(20)
 
 
 @pytest.mark.parametrize(
