@@ -18,6 +18,7 @@ from sparkforge.log import log
 from sparkforge.run import call
 
 PYTHON = "/opt/sparkforge/venv/bin/python"
+_KEY_LABEL = "org.sparkforge.builder"
 _USER = 10001
 """Of the Dockerfile's builder; where sparkforge runs as root, a compile does not."""
 
@@ -30,6 +31,7 @@ class Request:
         base: reference of the base image.
         python: e.g. ``3.12``.
         lock: hash-locked requirements, which the wheelhouse satisfies.
+        key: of all that determines it; a label of the image.
     """
 
     root: Path
@@ -39,6 +41,7 @@ class Request:
     epoch: int
     ca_bundle: Path | None
     lock: Path
+    key: str
 
 
 def packages(python: str) -> tuple[str, ...]:
@@ -88,7 +91,7 @@ def bake(
         "docker", "buildx", "build", "--progress=plain", "--provenance=false",
         *_output(engine, name),
         "--file", request.root / "Dockerfile", "--target", "builder",
-        "--platform", request.platform,
+        "--platform", request.platform, "--label", f"{_KEY_LABEL}={request.key}",
         "--build-context", f"wheels={ours}", "--build-context", f"wheelhouse={wheelhouse}",
     ]  # fmt: skip
     for key, value in arguments.items():
@@ -100,6 +103,21 @@ def bake(
     except CommandError as error:
         msg = f"the builder image could not be made:\n{error}"
         raise ImageError(msg, "the engine's words are above") from error
+    return _outputs(engine, name)
+
+
+def standing(engine: Engine, name: str, key: str) -> dict[str, Any] | None:
+    """Return what ``bake`` does where the engine holds the image of this key, else None."""
+    from docker.errors import ImageNotFound
+
+    try:
+        labels = engine.client.images.get(name).labels
+    except ImageNotFound:
+        return None
+    return _outputs(engine, name) if labels.get(_KEY_LABEL) == key else None
+
+
+def _outputs(engine: Engine, name: str) -> dict[str, Any]:
     image_id = str(engine.client.images.get(name).id)
     log.info(f"builder {name} ({image_id})")
     return {"image_id": image_id, "tag": name, "system": image.system(engine, image_id)}

@@ -78,12 +78,18 @@ def builder_items(context: Context, base: str, wheels: Sequence[Item] | None = N
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         assert context.base is not None
+        engine, key = _engine(context), key_of(inputs)
+        # another store of this machine may have made it: transferring its wheelhouse takes longest
+        found = None if "builder" in context.force else builder.standing(engine, name, key)
+        if found is not None:
+            return found
         request = builder.Request(
             root=context.root, base=context.base, python=context.target.python,
             platform=context.platform, epoch=context.epoch, ca_bundle=context.ca_bundle, lock=path,
+            key=key,
         )  # fmt: skip
         wheelhouse = results[house.label].path / WHEELS
-        return builder.bake(_engine(context), request, wheelhouse, name, folder)
+        return builder.bake(engine, request, wheelhouse, name, folder)
 
     return [house, Item(
         "builder", "builder", inputs, make,

@@ -6,6 +6,7 @@ patch of a native source: vLLM's own CMake compiles that extension, the others a
 
 from __future__ import annotations
 
+import base64
 import csv
 import hashlib
 import io
@@ -195,10 +196,10 @@ def test_every_hash_in_record_holds(receipt: Any, clone: Clone, project: str) ->
         record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
         rows = list(csv.reader(io.StringIO(archive.read(record).decode())))
         assert {row[0] for row in rows} == set(archive.namelist())
-    subprocess.run(
-        [sys.executable, "-m", "wheel", "unpack", clone.wheel(project), "-d",
-         clone.root.parent / f"unpacked-{project}"], check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        for name, stated, _ in rows:
+            if name != record:
+                digest = hashlib.sha256(archive.read(name)).digest()
+                assert stated == f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
 def test_flashinfer_is_built_of_its_patched_tree(receipt: Any, clone: Clone) -> None:
