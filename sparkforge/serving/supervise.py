@@ -234,13 +234,13 @@ def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: 
                 if not _tolerated(plan, output.watch.missing()):
                     return EX_CONFIG
                 plan.at_ready()
+                if plan.link is not None:
+                    plan.link.serving()
                 if plan.warm_up:
                     warming = _Warming(plan.warm_up)
                     warming.start()
             elif plan.warm_up:
                 plan.warm_up.look()
-                if plan.link is not None:
-                    plan.link.serving()
             hang.well(now)
         # while it loads a look is cheap, and the backends are to be known when Docker says healthy
         next_look = time.monotonic() + (plan.every_s if hang.answered else 1)

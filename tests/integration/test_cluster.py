@@ -133,6 +133,18 @@ def test_each_half_gets_its_place_and_the_worker_is_well_while_the_head_is(
     assert worker.said("the head has gone")
 
 
+def test_the_worker_learns_that_the_head_serves_also_without_a_warm_up(
+    node: Callable[..., Node], tmp_path: Path
+) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text('{"evict_page_cache": true}')
+    both_have = {"SPARKFORGE_PROFILE": str(profile)}
+    node("head", **both_have)
+    worker = node("worker", **both_have)
+    # before vLLM starts, and again when the weights have been read
+    wait_for(lambda: worker.output.read_text().count("page cache: ") == 2)
+
+
 @pytest.mark.parametrize("victim", ["half", "entrypoint"])
 @pytest.mark.parametrize("role", ["head", "worker"])
 def test_none_outlives_the_other(node: Callable[..., Node], role: str, victim: str) -> None:
