@@ -124,5 +124,8 @@ class Record:
             "files": sorted(self.files),
         }  # fmt: skip
         whole = self.path.with_name(f"{self.path.stem}-{os.getpid()}.tmp")
-        whole.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        whole.replace(self.path)
+        try:
+            whole.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            whole.replace(self.path)
+        finally:
+            whole.unlink(missing_ok=True)

@@ -68,6 +68,7 @@ class WarmUp:
     _prompts: dict[str, float] = field(default_factory=dict)
     _next_look: float = 0.0
     _ended: int = 0
+    _looked: bool = False
     _served: bool = False
     _waiting: _Late | None = None
 
@@ -204,7 +205,6 @@ class WarmUp:
             self._record.add_run(run, gained)
             self._save()
             self._claim.close()
-            self._ended = self.caches.last_warm_up()
         self._served = True
         if not outcome:
             count = sum(one.compiled for one in made[1:])
@@ -229,12 +229,20 @@ class WarmUp:
         self._look(now)
 
     def _look(self, now: float) -> None:
+        try:
+            self._watch(now)
+        except OSError as error:  # the folder is gone, or its disk: no reason to end a server
+            self.say(f"warning: compiled kernels are watched no longer: {error}")
+            self.caches = None
+
+    def _watch(self, now: float) -> None:
         assert self.caches is not None
         prompts = self._answered()
         gained = self._gained()
         # what another server compiles before it is healthy, nobody waits for
         ended = self.caches.last_warm_up()
-        others, self._ended = ended != self._ended, ended
+        others = ended == 0 or (self._looked and ended != self._ended)
+        self._looked, self._ended = True, ended
         if gained and not others:
             names = kernels(gained)
             self.say(f"warning: a request waited for a compiler: {_shown(names)}")

@@ -261,6 +261,24 @@ def test_another_servers_warm_up_is_no_users_wait(start: Start) -> None:
     assert "waited for a compiler" not in one.stop()  # it looks once more at its end
 
 
+def test_a_folder_that_goes_while_it_serves_ends_no_server(start: Start, tmp_path: Path) -> None:
+    one = start()
+    one.ready()
+    (tmp_path / "jit").rename(tmp_path / "gone")
+    wait_for(lambda: "warning: compiled kernels are watched no longer" in one.text(), 30)
+    one.ask(prompt=[7] * 9, max_tokens=1)
+    one.stop()
+
+
+def test_a_killed_entrypoint_leaves_a_folder_that_the_next_can_use(start: Start) -> None:
+    one = start(FAKE_HANGS="repetition_penalty")
+    wait_for(lambda: "logprobs of the prompt" in one.text())
+    one.process.kill()
+    one.process.wait()
+    assert "no complete warm-up is on record" in start().ready()
+    assert start().record()["complete"]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
