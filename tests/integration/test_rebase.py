@@ -390,6 +390,57 @@ def test_a_deleted_file_is_answered_by_hand(upstream: Upstream) -> None:
     assert [path.suffix for path in (upstream.project.patches / ".rerere").iterdir()] == [".whole"]
 
 
+CMAKE = b"""\
+set(EXTRA_TAG "%s")
+FetchContent_Declare(
+  extra
+  GIT_REPOSITORY https://127.0.0.1:9/extra.git
+  GIT_TAG ${EXTRA_TAG}
+)
+FetchContent_Declare(tagged GIT_REPOSITORY https://127.0.0.1:9/tagged GIT_TAG %s)
+"""
+
+
+def test_what_no_longer_agrees(upstream: Upstream) -> None:
+    old, new = b"1" * 40, b"2" * 40
+    upstream.begin_with({
+        "cmake/extra.cmake": CMAKE % (old, b"v1.0"), "requirements/cuda.txt": b"helper==1.0\n",
+    })  # fmt: skip
+    upstream.project.edit_pins("    paths:\n", f"""\
+    externals:
+      extra:
+        git: https://127.0.0.1:9/extra.git
+        commit: {old.decode()}  # kept
+        redirect: EXTRA_DIR
+      tagged:
+        git: https://127.0.0.1:9/tagged.git
+        tag: v1.0
+        commit: {old.decode()}
+        redirect: TAGGED_DIR
+    paths:
+""")  # fmt: skip
+    lock = upstream.root / "requirements" / "tiny.txt"
+    upstream.project.edit_pins("    requirements:", "    torch_backend: cu130\n    requirements:")
+    lock.write_text("helper==1.0 \\\n    --hash=sha256:" + "0" * 64 + "\n")
+    (upstream.root / "requirements" / "tiny.in").write_text("demo==1.0  # ours\n")
+    upstream.series({"First one": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"x = 1")}})
+    upstream.release({
+        "cmake/extra.cmake": CMAKE % (new, b"v2.0"), "requirements/cuda.txt": b"helper==2.0\n",
+    })  # fmt: skip
+    said = upstream.rebase("demo", "--onto", "latest", "--dry-run")
+    found = {one["what"]: one for one in said["companions"]}
+    assert len(found) == 4
+    assert found["externals.extra: 111111111111 → 222222222222 (cmake/extra.cmake)"]["rewritten"]
+    tagged = found["externals.tagged: v1.0 → v2.0 (cmake/extra.cmake)"]
+    assert "git ls-remote https://127.0.0.1:9/tagged.git v2.0" in tagged["mend"]
+    assert "target tiny: requirements/tiny.txt has helper 1.0 → 2.0" in found
+    assert "demo==2.0" in found["requirements/tiny.in asks for demo 1.0"]["mend"]
+    upstream.rebase("demo", "--onto", "latest")
+    text = (upstream.root / "pins.yaml").read_text()
+    assert f"commit: {new.decode()}  # kept" in text
+    assert text.count(old.decode()) == 1  # a tag's commit is nothing that the tree says
+
+
 # -- refusals ------------------------------------------------------------------------------
 
 
