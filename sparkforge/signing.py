@@ -60,12 +60,12 @@ def run(opts: argparse.Namespace) -> int:
         msg = f"{folder / RECEIPT}: not there: nothing to sign"
         raise SignError(msg, f"build it first: python3 build.py --target {opts.target}")
     _check_words(opts)
-    _need_cosign()
     image = _image(opts.image, folder) if opts.image else None
     problems = sums(folder)
     if problems:
         msg = f"{folder}: is not what was built:\n" + "\n".join(f"  {one}" for one in problems)
         raise SignError(msg, f"build it again: python3 build.py --target {opts.target}")
+    _need_cosign()
     how = _how(opts)
     signed = [folder / name for name in SIGNED if (folder / name).is_file()]
     for path in signed:
@@ -170,11 +170,11 @@ def check_folder(folder: Path, trust: Trust) -> list[str]:
         VerifyError: a signature is missing or is another's, or a file is not the signed one.
         SignError: cosign is not there.
     """
-    _need_cosign()
     problems = []
     names = [name for name in SIGNED if (folder / name).exists()]
     if RECEIPT not in names:
         raise UsageError(f"{folder}: holds no {RECEIPT}", "name a folder that build.py published")
+    _need_cosign()
     for name in names:
         bundle = folder / (name + SUFFIX)
         if not bundle.is_file():
