@@ -65,6 +65,8 @@ COPY --chmod=0555 <<'EOS' /tools/install
 #!/bin/sh
 set -eu
 export UV_NO_CACHE=1 UV_NO_CONFIG=1 UV_OFFLINE=1 UV_LINK_MODE=hardlink PYC_INVALIDATION_MODE=CHECKED_HASH
+# Seconds for one file: emulated, on a busy machine, a large one takes longer than uv's 60.
+export UV_COMPILE_BYTECODE_TIMEOUT=900
 /run/tools/uv pip install --quiet --python /opt/sparkforge/venv --no-index --find-links "$1" \
   --only-binary :all: --require-hashes --no-deps --compile-bytecode -r "$2"
 find /opt/sparkforge/venv -name uv_cache.json | while read -r note; do

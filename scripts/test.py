@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 from build import ensure_environment  # noqa: E402
 
 _BASE_IMAGE = "localhost/sparkforge/base:bookworm"
+_ARM64_BASE = "localhost/sparkforge/base:bookworm-arm64"
 _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
 
 
@@ -89,6 +90,8 @@ def main() -> int:
     if not options.with_engine:
         steps.run("whole build", python, "-m", "pytest", "tests/e2e")
         return steps.finish()
+    # before the engine starts: it looks once what runs here
+    arm64 = steps.run("emulation of arm64", ROOT / "scripts" / "emulate.sh", "arm64")
     with tempfile.TemporaryDirectory(prefix="engine-") as folder:
         engine = ROOT / "scripts" / "engine.sh"
         started = subprocess.run(
@@ -99,7 +102,10 @@ def main() -> int:
                 name, _, value = line.removeprefix("export ").partition("=")
                 steps.env[name] = value
             steps.env["SPARKFORGE_TEST_BASE"] = _BASE_IMAGE
-            if steps.run("base image", ROOT / "scripts" / "make-base.sh", _BASE_IMAGE):
+            make_base = ROOT / "scripts" / "make-base.sh"
+            if arm64 and steps.run("arm64 base", make_base, "--arch", "arm64", _ARM64_BASE):
+                steps.env["SPARKFORGE_TEST_ARM64_BASE"] = _ARM64_BASE
+            if steps.run("base image", make_base, _BASE_IMAGE):
                 steps.run("whole build, with image", python, "-m", "pytest", "tests/e2e")
         finally:
             subprocess.run([engine, "stop", folder], check=True)

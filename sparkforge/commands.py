@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sparkforge import (
+    buildx,
     engine,
     environment,
     generated,
@@ -41,7 +42,7 @@ def context_of(
     all_pins = pins.load(path)
     target = all_pins.target(options.target)
     wanted = platform_of(target)
-    chosen, why, base = None, "", None
+    chosen, why, base, builder = None, "", None, "default"
     bakes = STAGES.index(until) >= STAGES.index("image")
     compiles = options.wheels == "compile"
     if not compiles and (options.native is not None or options.jobs is not None):
@@ -55,25 +56,50 @@ def context_of(
             reference = f"{pinned.repository}@{digest}"
         base = options.base or reference
         elsewhere = MACHINES.get(platform.machine()) != wanted
-        if elsewhere and (bakes or not plan_only):
+        if elsewhere and compiles and (bakes or not plan_only):
             msg = f"target {options.target} is for {wanted}, this machine is {platform.machine()}"
-            remedy = "build its wheels here (--until wheelhouse), bake them there"
-            if compiles:
-                remedy = "compile there; here: --wheels overlay, or --dry-run --until wheelhouse"
+            remedy = "compile there; here: --wheels overlay, or --dry-run --until wheelhouse"
             raise UsageError(msg, remedy)
-        if not elsewhere:
+        if not (elsewhere and compiles):
             chosen, why = _engine_for(options, reference, compiles=compiles, plan_only=plan_only)
             log.info(f"bakes {why}" if bakes else f"compiles with {why}")
+        if chosen is not None and base is not None:
+            chosen.identity(base)
+            chosen_builder = buildx.choose(chosen, options.builder)
+            buildx.check(chosen_builder, chosen, base, wanted)
+            builder = chosen_builder.name
+        if elsewhere and bakes:
+            _check_foreign(target, wanted, until, chosen)
     context = Context(
         root=path.parent, pins=all_pins, pins_path=path, store=store_of(options),
         target_name=options.target, target=target, platform=wanted,
-        access=access_of(options, all_pins), engine=chosen, base=base, ca_bundle=options.ca_bundle,
+        access=access_of(options, all_pins), engine=chosen, base=base, builder=builder,
+        ca_bundle=options.ca_bundle,
         port=options.port, ready_timeout_s=options.ready_timeout, force=frozenset(force),
         arguments=options.serve_arguments, wheels=options.wheels or "overlay",
         native=options.native or "patched", jobs=options.jobs,
     )  # fmt: skip
     context.store.sweep()
     return context
+
+
+def _check_foreign(
+    target: pins.Target, wanted: str, until: str, chosen: engine.Engine | None
+) -> None:
+    """Refuse what can't be done with another platform's programs.
+
+    Raises:
+        UsageError: a plain environment is this machine's own, and a server under emulation is too
+            slow for the smoke test, whose times are about a real machine.
+    """
+    here = platform.machine()
+    if chosen is None:
+        msg = f"this target is for {wanted}, and this machine is {here}"
+        remedy = "bake an image (with an engine: --base), or stop earlier: --until wheelhouse"
+        raise UsageError(msg, remedy)
+    if target.smoke is not None and until == STAGES[-1]:
+        msg = f"this target's smoke test runs on {wanted}, and this machine is {here}"
+        raise UsageError(msg, "bake the image here (--until image), test it there")
 
 
 def _engine_for(

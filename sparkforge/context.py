@@ -30,6 +30,7 @@ class Context:
         root: the checkout; ``patches/``, ``requirements/`` and ``Dockerfile`` lie in it.
         engine: container engine that bakes an image; None bakes a plain environment.
         base: base image for the engine.
+        builder: buildx's name of what bakes the image.
         offline: ask no network.
         force: stages that run again although the store has their result.
         arguments: of ``vllm serve``, behind the target's own; the user's, for one run.
@@ -49,6 +50,7 @@ class Context:
     access: Access
     engine: Engine | None = None
     base: str | None = None
+    builder: str = "default"
     ca_bundle: Path | None = None
     port: int = 0
     ready_timeout_s: float = 300.0

@@ -26,11 +26,13 @@ class Engine:
 
     Attributes:
         containerd_store: images lie in containerd's store, which holds zstd layers.
+        context: what the docker CLI calls the engine, and buildx its builder.
     """
 
     client: DockerClient
     version: str
     containerd_store: bool
+    context: str = "default"
 
     def identity(self, ref: str) -> str:
         """Return what an image reference stands for: its digest, or the id of a local image.
@@ -51,6 +53,11 @@ class Engine:
                 " or give a reference with its digest: NAME@sha256:…"
             )
             raise EngineError(msg, remedy) from None
+
+    def platform_of(self, image: str) -> str:
+        """Return the platform of an image that the engine holds, e.g. ``linux/arm64``."""
+        attrs = self.client.images.get(image).attrs
+        return f"{attrs['Os']}/{attrs['Architecture']}"
 
     def has_image(self, image_id: str) -> bool:
         """Tell whether the engine still holds an image."""
@@ -111,12 +118,13 @@ def connect() -> Engine:
     import docker
     from docker.errors import DockerException
 
+    context, host = _context()
     try:
-        client = docker.from_env(timeout=600)
+        client = docker.DockerClient(host, timeout=600) if host else docker.from_env(timeout=600)
         version = str(client.version()["Version"])
         status = client.info().get("DriverStatus") or []
     except DockerException as error:
-        where = os.environ.get("DOCKER_HOST", "its usual socket")
+        where = host or os.environ.get("DOCKER_HOST", "its usual socket")
         msg = f"no container engine answers at {where}: {_reason(error)}"
         raise EngineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
     check_version(version)
@@ -127,7 +135,30 @@ def connect() -> Engine:
         remedy = "install the package docker-buildx (or docker-buildx-plugin)"
         raise EngineError(msg, remedy) from None
     store = any("io.containerd.snapshotter" in str(value) for value in status)
-    return Engine(client, version, store)
+    return Engine(client, version, store, context)
+
+
+def _context() -> tuple[str, str | None]:
+    """Return the name of the engine that the docker CLI would use, and where it is.
+
+    docker-py knows the default one's variables (DOCKER_HOST …) and no ``docker context``; without
+    this, the CLI would build in one engine and docker-py look into another.
+
+    Raises:
+        EngineError: the chosen context is not there.
+    """
+    if os.environ.get("DOCKER_HOST"):
+        return "default", None
+    try:
+        name = call("docker", "context", "show").stdout.decode().strip()
+        if name == "default":
+            return name, None
+        form = "{{.Endpoints.docker.Host}}"
+        host = call("docker", "context", "inspect", "--format", form, name).stdout.decode().strip()
+    except CommandError as error:
+        msg = f"the docker CLI can't tell its context:\n{error}"
+        raise EngineError(msg, "choose one: docker context use default") from None
+    return name, host
 
 
 def check_version(version: str) -> None:

@@ -47,6 +47,7 @@ class Request:
         release: version of the result; the image's tag.
         lock: hash-locked requirements that the wheelhouse satisfies.
         cold: use no cache, and leave the image in a file instead of the engine.
+        builder: buildx's name of what bakes.
     """
 
     root: Path
@@ -62,6 +63,7 @@ class Request:
     release: str
     lock: Path
     cold: bool = False
+    builder: str = "default"
 
     @property
     def tag(self) -> str:
@@ -155,7 +157,8 @@ def bake(
         "SERVE_ARGS": shlex.join(request.serve),
     }
     command: list[str | Path] = [
-        "docker", "buildx", "build", "--progress=plain", "--provenance=false",
+        "docker", "buildx", "build", "--builder", request.builder, "--progress=plain",
+        "--provenance=false",
         *_output(engine, request, archive), *(["--no-cache"] if request.cold else []),
         "--file", request.root / "Dockerfile", "--target", "serve",
         "--platform", request.platform, "--metadata-file", metadata,

@@ -139,6 +139,7 @@ def check(reading: Reading, context: Context, promised: str | None = None) -> Re
         report.problems.append(f"the receipt promises {promised}")
     _check_notes(report, reading, context)
     _check_records(report, reading)
+    _check_machine(report, reading)
     _check_patched(report, reading, context)
     _check_bill(report, reading, context)
     _check_wheels(report, reading, context)
@@ -260,6 +261,22 @@ def _check_records(report: Report, reading: Reading) -> None:
         ):  # fmt: skip
             report.problems.append(f"{path}: in no distribution's RECORD")
     report.checked["installed files"] = count
+
+
+# ELF's numbers of processors: x86, 32-bit Arm, x86-64, 64-bit Arm. GPUs have others, and pass.
+_PROCESSORS = {3: "x86", 40: "arm", 62: "amd64", 183: "arm64"}
+
+
+def _check_machine(report: Report, reading: Reading) -> None:
+    """Find programs and libraries for another processor than the image's."""
+    wanted = reading.platform.rpartition("/")[2]
+    count = 0
+    for path, entry in reading.files.items():
+        if entry.machine in _PROCESSORS:
+            count += 1
+            if _PROCESSORS[entry.machine] != wanted:
+                report.problems.append(f"{path}: for {_PROCESSORS[entry.machine]}, not {wanted}")
+    report.checked["programs and libraries"] = count
 
 
 def _check_patched(report: Report, reading: Reading, context: Context) -> None:

@@ -176,6 +176,8 @@ class Entry:
     """The id that git gives this content; patches name their results by it."""
     size: int
     data: bytes | None = field(default=None, repr=False)
+    machine: int | None = None
+    """Of a program or library in ELF: the number of the processor that it is for."""
 
 
 def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
@@ -224,13 +226,23 @@ def _entry(members: tarfile.TarFile, member: tarfile.TarInfo, keep: bool) -> Ent
     # git's own formula; SHA-1 names the content here, files are held by sha256
     blob = hashlib.sha1(b"blob %d\0" % member.size, usedforsecurity=False)
     kept = []
+    machine = None
     while piece := stream.read(_PIECE):
+        if stream.tell() == len(piece):
+            machine = _elf_machine(piece)
         digest.update(piece)
         blob.update(piece)
         if keep:
             kept.append(piece)
     data = b"".join(kept) if keep else None
-    return Entry(digest.hexdigest(), blob.hexdigest(), member.size, data)
+    return Entry(digest.hexdigest(), blob.hexdigest(), member.size, data, machine)
+
+
+def _elf_machine(head: bytes) -> int | None:
+    """Return e_machine of an ELF header: two bytes at 18, in the order that byte 5 tells."""
+    if head[:4] != b"\x7fELF" or len(head) < 20:
+        return None
+    return int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
 
 
 # -- where two images differ ---------------------------------------------------------------

@@ -233,7 +233,7 @@ def _image_item(context: Context, wheels: list[Item], house: Item) -> Item:
         python=context.target.python, platform=context.platform, epoch=context.epoch,
         system_packages=context.target.system_packages, serve=context.target.serve,
         profile=context.profile, ca_bundle=context.ca_bundle, release=context.release,
-        lock=context.lock, cold=context.cold,
+        lock=context.lock, cold=context.cold, builder=context.builder,
     )  # fmt: skip
     inputs = _image_inputs(context, wheels, house, base)
 

@@ -81,6 +81,8 @@ def target_options(*, required: bool = True) -> Parser:
         help="container engine; none: a plain environment (default: auto)",
     )
     target.add_argument("--base", metavar="IMAGE", help="base image: NAME@sha256:… or a local one")
+    target.add_argument("--builder", metavar="NAME",
+                        help="buildx builder of the image (default: the engine's own)")  # fmt: skip
     target.add_argument(
         "--ca-bundle",
         type=Path,

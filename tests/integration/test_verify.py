@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,14 @@ def test_a_build_that_reads_the_clock_is_found_out(project: Project) -> None:
 
 SITE = "opt/sparkforge/venv/lib/python3.11/site-packages"
 BASE = f"sha256:{'b' * 64}"
+# names and ELF's numbers: of this machine's processor, and of the other kind
+HERE, FOREIGN = sorted([("amd64", 62), ("arm64", 183)], key=lambda one: one[0] not in PLATFORM)
 Files = dict[str, bytes]
+
+
+def elf(processor: tuple[str, int]) -> bytes:
+    """Return the head of a library for a processor: 64 bits, little end first."""
+    return b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HH", 3, processor[1])
 
 
 @dataclass
@@ -149,7 +157,10 @@ def baked(project: Project) -> Baked:
 
 
 def test_an_image_says_what_is_in_it_and_that_this_checkout_makes_it(baked: Baked) -> None:
+    baked.files["usr/lib/ours.so"] = elf(HERE)
+    baked.files["usr/lib/gpu.cubin"] = elf(("cuda", 190))
     out, _ = baked.verify()
+    assert "1 programs and libraries" in out
     commit = pins.load(baked.project.root / "pins.yaml").upstream("demo").commit
     assert f"demo v1.0  commit {commit[:12]}" in out
     assert "1 patched files" in out
@@ -182,6 +193,7 @@ def test_changed_pins_are_told(baked: Baked) -> None:
         (f"{SITE}/sitecustomize.py", b"evil\n", "sitecustomize.py: in no distribution's RECORD"),
         (f"{image.SHARE}/{SBOM}", b'{"components": []}', f"{SBOM}: is not the one that label"),
         (f"{SITE}/other-1.0.dist-info/RECORD", b"", "other: installed, not in"),
+        ("usr/lib/a.so", elf(FOREIGN), f"usr/lib/a.so: for {FOREIGN[0]}, not {HERE[0]}"),
     ],
 )
 def test_a_changed_or_added_file_is_told(baked: Baked, path: str, data: bytes, said: str) -> None:
