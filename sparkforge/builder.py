@@ -88,7 +88,8 @@ def bake(
         "SYSTEM_PACKAGES": " ".join(packages(request.python)),
     }
     command: list[str | Path] = [
-        "docker", "buildx", "build", "--progress=plain", "--provenance=false",
+        "docker", "buildx", "build", "--builder", engine.context, "--progress=plain",
+        "--provenance=false",
         *_output(engine, name),
         "--file", request.root / "Dockerfile", "--target", "builder",
         "--platform", request.platform, "--label", f"{_KEY_LABEL}={request.key}",

@@ -216,3 +216,25 @@ def test_an_open_address_without_a_key_is_refused(stand_in: str, tmp_path: Path)
         one.wait(lambda seen: seen["State"]["Status"] == "exited", 30)
         assert one.inspect()["State"]["ExitCode"] == 78
         assert "error: port published on 0.0.0.0 without an API key" in one.logs()
+
+
+def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
+    base_image: str,
+) -> None:
+    env = {**os.environ, "SPARKFORGE_GPU": "GPU-1", "SPARKFORGE_MEMORY_LIMIT": "20g"}
+    done = subprocess.run(
+        ["docker", "compose", "--env-file", os.devnull, "--project-directory", ROOT,
+         "--profile", "rtx", "config", "--format", "json"],
+        env=env, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    ((name, service),) = json.loads(done.stdout)["services"].items()
+    assert name == "rtx"
+    (card,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert (card["driver"], card["device_ids"]) == ("nvidia", ["GPU-1"])
+    assert service["mem_limit"] == service["memswap_limit"] == str(20 << 30)
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["ports"][0]["host_ip"] == "127.0.0.1"
+    assert service["environment"]["SPARKFORGE_MODEL"] == "openai/gpt-oss-20b"
+    sources = {one["target"]: one["source"] for one in service["volumes"]}
+    assert sources["/var/cache/sparkforge"] == "cache-rtx"

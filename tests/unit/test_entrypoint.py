@@ -213,9 +213,10 @@ def test_weights_are_evicted_before_memory_is_measured_and_after_loading(
     assert order == ["model-00001.safetensors", "read", "model-00001.safetensors"]
 
 
-def test_compose_and_pins_name_the_same_model() -> None:
+@pytest.mark.parametrize("target", ["spark", "rtx"])
+def test_compose_and_pins_name_the_same_model(target: str) -> None:
     loaded = pins.load(ROOT / "pins.yaml")
-    name = loaded.target("spark").model
+    name = loaded.target(target).model
     assert name is not None
     compose = (ROOT / "docker-compose.yml").read_text()
     assert f"SPARKFORGE_MODEL: {loaded.models[name].repository}\n" in compose
