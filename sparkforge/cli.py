@@ -74,7 +74,7 @@ def _parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (see ``errors``)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    behind: list[str] = []  # what stands behind -- goes to `vllm serve`, or is a command
+    behind: list[str] | None = None  # what stands behind -- goes to `vllm serve`, or is a command
     if "--" in words:
         at = words.index("--")
         words, behind = words[:at], words[at + 1 :]
@@ -92,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     try:
         options = _parser().parse_args(words)
-        options.serve_arguments = tuple(behind)
+        options.serve_arguments = tuple(behind or ())
+        if behind == [] and options.command in _TAKES_A_COMMAND:
+            raise UsageError("no command behind --", "name one, or leave out --")
         if behind and options.command not in (*_STARTS_A_SERVER, *_TAKES_A_COMMAND):
             msg = f"{options.command} starts no server that could take {behind[0]}"
             raise UsageError(msg, f"only these do: {', '.join(_STARTS_A_SERVER)}")

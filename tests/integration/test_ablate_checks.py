@@ -151,6 +151,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["--target", "huge", "--provide", "wheels", "--", "true"], "no such target"),
     (["--good", "all", "--", "true"], "--good is of --bisect"),
     (["--bisect"], "no command"),
+    (["--"], "no command behind --"),
+    (["--bisect", "--"], "no command behind --"),
     (["--bisect", "true", "--", "true"], "a command behind --"),
     (["--bisect", "true", "--without", "make-five-five"], "do not go together"),
     (["--bisect", "true", "--good", "no-such"], "no-such.patch: no such patch"),
