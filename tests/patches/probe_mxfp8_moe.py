@@ -266,6 +266,17 @@ def _reasons() -> dict[str, str | None]:
     reasons["JIT"] = without(os, "environ", {**os.environ, "FLASHINFER_DISABLE_JIT": "1"}, ask)
     nothing_found = types.SimpleNamespace(which=lambda _: None)
     reasons["compiler"] = without(ours, "shutil", nothing_found, ask)
+    # nvcc is on the PATH, and FlashInfer does not look there: CUDA_HOME names another place
+    there = {"nvcc": "/usr/bin/nvcc", "/usr/bin/nvcc": "/usr/bin/nvcc", "/x/nvcc": "/x/nvcc"}
+    on_path = types.SimpleNamespace(which=there.get)
+    for missing, named in (
+        ("CUDA_HOME", {"CUDA_HOME": "/no/such/cuda"}),
+        ("nothing, FLASHINFER_NVCC", {"CUDA_HOME": "/no/such/cuda", "FLASHINFER_NVCC": "/x/nvcc"}),
+    ):
+        reasons[missing] = without(
+            ours, "shutil", on_path,
+            lambda named=named: without(os, "environ", {**os.environ, **named}, ask),  # type: ignore[misc]
+        )  # fmt: skip
     find_spec = ours.importlib.util.find_spec
     reasons["prebuilt modules"] = without(
         ours.importlib.util, "find_spec",

@@ -54,6 +54,7 @@ def test_the_kernel_gets_what_its_contract_says(answers: Any, name: str) -> None
         ("class", "kernels for this device in the installed FlashInfer"),
         ("prebuilt modules", "flashinfer-jit-cache uninstalled"),
         ("compiler", "nvcc"),
+        ("CUDA_HOME", "/no/such/cuda/bin/nvcc"),
         ("hidden size", "multiple of 128, not 2880"),
         ("biases", "biases"),
         ("activation", "swigluoai"),
@@ -72,6 +73,7 @@ def test_it_is_refused_with_the_reason(answers: Any, missing: str, words: str) -
 def test_it_is_taken_where_nothing_is_missing(answers: Any) -> None:
     assert answers["reasons"]["nothing"] is None
     assert answers["reasons"]["nothing, equal parts"] is None
+    assert answers["reasons"]["nothing, FLASHINFER_NVCC"] is None
     assert answers["reasons"]["equal parts, automatically"] == "MARLIN"
     assert answers["reasons"]["automatically"] == "FLASHINFER_CUTLASS"
     assert answers["reasons"]["kernels, automatically"] == "MARLIN"
