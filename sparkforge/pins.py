@@ -29,10 +29,6 @@ _SHAPE_REMEDIES = {
 }
 
 
-LANDING = Path("dist", "rebase", "journal.json")
-"""Beside pins.yaml while a rebase writes its result; see rebase/journal.py."""
-
-
 class ReleaseFile(Model):
     """One file that upstream published for the pinned version."""
 
@@ -250,9 +246,6 @@ def load(path: Path) -> Pins:
         raise PinsError(msg, "run from a sparkforge checkout, or name one with --pins") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PinsError(f"{path}: {error}", "make it readable UTF-8 text") from None
-    if (path.parent / LANDING).exists():
-        msg = f"{path}: a rebase was killed while it wrote its result: half of it stands here"
-        raise PinsError(msg, "build.py rebase --continue writes the rest")
     return parse(path, text)
 
 

@@ -11,7 +11,7 @@ from sparkforge import generated, pins
 from sparkforge.errors import RebaseStopped, UsageError
 from sparkforge.log import log
 from sparkforge.options import access_of, chosen_series, pins_path, store_of
-from sparkforge.rebase import carry, companions, journal, onto, report, state
+from sparkforge.rebase import carry, companions, onto, report, state
 from sparkforge.rebase.companions import Companion
 from sparkforge.rebase.drive import Rebase, stopped
 from sparkforge.rebase.land import land
@@ -31,8 +31,6 @@ def run(options: argparse.Namespace) -> int:
         return _dry_run(options)
     root = pins_path(options).parent
     with state.locked(root):
-        if journal.finish(root):
-            log.info("what a killed rebase had begun to write is complete now")
         if options.upstream is None:
             return _every_status(options, root)
         return _one(options)

@@ -1,4 +1,4 @@
-"""What a finished rebase changes in the checkout: all files at once, through a journal."""
+"""What a finished rebase changes in the checkout: all files at once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge import git, patchdocs, pins, series, yamlfile
+from sparkforge import git, patchdocs, pins, series, transaction, yamlfile
 from sparkforge.errors import IntegrityError, PinsError, RebaseStopped, SeriesError
 from sparkforge.pins import Pins, Recorded, Upstream
-from sparkforge.rebase import companions, journal, report
+from sparkforge.rebase import companions, report
 from sparkforge.rebase.companions import Companion
 from sparkforge.rebase.drive import Rebase
 from sparkforge.rebase.memory import Memory
@@ -74,7 +74,10 @@ def land(rebase: Rebase, state: State) -> Landed:
     page = root / "dist" / "rebase" / report.file_name(own)
     files[page] = report.page(state, chapters, found).encode()
     changed = {path: data for path, data in files.items() if _differs(path, data)}
-    journal.commit(root, changed, rebase.job.folder)
+    # the state goes with the change: who is killed behind it has nothing left to go on with
+    with transaction.held(root):
+        transaction.change(root, {**changed, rebase.job.file: None})
+    rebase.job.remove()
     kept = tuple(one for one in found if not one.values)
     return Landed(page, tuple(path for path in changed if path != page), kept)
 
