@@ -38,23 +38,22 @@ for stat in pathlib.Path("/proc").glob("[0-9]*"):
 class Pair:
     """Both services in one project; ``cpu`` beside them is the one node to compare with."""
 
-    def __init__(self, image: Any, checkout: Path) -> None:
+    def __init__(self, tag: str, model: Path) -> None:
         self.port = free_port(0)
-        model = checkout / "dist" / "cpu" / "tiny-model"
         self.env = {
-            **os.environ, "SPARKFORGE_IMAGE_CPU": image["image"]["tag"],
-            "SPARKFORGE_MODEL_DIR": str(model), "SPARKFORGE_PORT": str(self.port),
+            **os.environ, "SPARKFORGE_IMAGE_CPU": tag, "SPARKFORGE_MODEL_DIR": str(model),
+            "SPARKFORGE_PORT": str(self.port),
             "SPARKFORGE_CLUSTER_HEAD": HEAD, "SPARKFORGE_CLUSTER_WORKER": WORKER,
             "SPARKFORGE_CLUSTER_IFNAME": "eth0", "SPARKFORGE_TEST_SUBNET": SUBNET,
             "SPARKFORGE_API_KEY_FILE": "/dev/null", "SPARKFORGE_EXTRA_ARGS": "",
         }  # fmt: skip
-        self.name = f"sparkforge-pair-{os.getpid()}"
+        self.name = f"sparkforge-pair-{self.port}"
 
     def compose(self, *arguments: str) -> str:
         command = [
             "docker", "compose", "--project-name", self.name, "--env-file", os.devnull,
             "--project-directory", str(ROOT), "-f", str(ROOT / "docker-compose.yml"),
-            "-f", str(ROOT / "tests/data/cluster-cpu.yml"), *arguments,
+            "-f", str(ROOT / "tests/data/cluster-cpu.yml"), "--profile", "*", *arguments,
         ]  # fmt: skip
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -92,28 +91,49 @@ class Pair:
         rows = choice["prompt_logprobs"][1:]
         return choice["token_ids"], [next(iter(row.values()))["logprob"] for row in rows]
 
+    def up(self) -> float:
+        """Start both; returns the seconds until both were healthy."""
+        self.compose("up", "--detach", *BOTH)
+        return self.wait(lambda: self.healthy(*BOTH), 300)
 
-@pytest.fixture(scope="module")
-def pair(image: Any, checkout: Path) -> Iterator[Pair]:
-    one = Pair(image, checkout)
-    try:
-        yield one
-    finally:
-        one.compose("--profile", "*", "down", "--volumes", "--timeout", "5")
+    def lose_the_worker(self) -> tuple[float, float]:
+        """Kill the worker's half of vLLM.
+
+        Returns:
+            Seconds until the head was no longer healthy, and until both were again.
+        """
+        restarts = {name: self.state(name)["RestartCount"] for name in BOTH}
+        python = "/opt/sparkforge/venv/bin/python"
+        self.compose("exec", "spark-worker", python, "-c", KILL_VLLM)
+        noticed_s = self.wait(lambda: not self.healthy("spark-head"), 60)
+        again_s = self.wait(lambda: self.healthy(*BOTH), 300)
+        assert all(self.state(name)["RestartCount"] > restarts[name] for name in BOTH)
+        assert "the worker has gone" in self.compose("logs", "spark-head")
+        return noticed_s, again_s
+
+    def close(self) -> None:
+        self.compose("down", "--volumes", "--timeout", "5")
 
 
 BOTH = ("spark-head", "spark-worker")
 
 
+@pytest.fixture
+def pair(image: Any, checkout: Path) -> Iterator[Pair]:
+    one = Pair(image["image"]["tag"], checkout / "dist" / "cpu" / "tiny-model")
+    try:
+        yield one
+    finally:
+        one.close()
+
+
 def test_two_nodes_answer_as_one_does_and_outlive_a_killed_worker(pair: Pair) -> None:
-    pair.compose("--profile", "cpu", "up", "--detach")
+    pair.compose("up", "--detach", "cpu")
     pair.wait(lambda: pair.healthy("cpu"), 200)
     tokens, alone = pair.answer()
-    pair.compose("--profile", "cpu", "rm", "--stop", "--force", "cpu")
+    pair.compose("rm", "--stop", "--force", "cpu")
 
-    profiles = ("--profile", "spark-head", "--profile", "spark-worker")
-    pair.compose(*profiles, "up", "--detach")
-    ready_s = pair.wait(lambda: pair.healthy(*BOTH), 300)
+    ready_s = pair.up()
     together_tokens, together = pair.answer()
     apart = [abs(a - b) for a, b in zip(alone, together, strict=True)]
     same = sum(map(eq, tokens, together_tokens))
@@ -125,24 +145,6 @@ def test_two_nodes_answer_as_one_does_and_outlive_a_killed_worker(pair: Pair) ->
     assert 0 < max(apart) < LARGEST  # the same to the bit would be no other order of adding
     assert "world_size=2, local_world_size=1" in pair.compose("logs", "spark-head")
 
-    restarts = {name: pair.state(name)["RestartCount"] for name in BOTH}
-    python = "/opt/sparkforge/venv/bin/python"
-    pair.compose("exec", "spark-worker", python, "-c", KILL_VLLM)
-    unhealthy_s = pair.wait(lambda: not pair.healthy("spark-head"), 60)
-    again_s = pair.wait(lambda: pair.healthy(*BOTH), 300)
-    print(f"killed worker: head not healthy after {unhealthy_s:.0f} s, both again {again_s:.0f} s")
-    assert all(pair.state(name)["RestartCount"] > restarts[name] for name in BOTH)
-    assert "the worker has gone" in pair.compose("logs", "spark-head")
+    noticed_s, again_s = pair.lose_the_worker()
+    print(f"killed worker: head not healthy after {noticed_s:.0f} s, both again {again_s:.0f} s")
     assert pair.answer()[0] == together_tokens
-
-
-@pytest.mark.parametrize("service", BOTH)
-def test_neither_has_rights_that_it_does_not_need(pair: Pair, service: str) -> None:
-    seen = pair.state(service)  # of the test before
-    host = seen["HostConfig"]
-    assert host["ReadonlyRootfs"] is True
-    assert host["CapDrop"] == ["ALL"]
-    assert not host["CapAdd"]
-    assert not host["Privileged"]
-    assert host["SecurityOpt"] == ["no-new-privileges=true"]
-    assert seen["Config"]["User"] == "10001:10001"

@@ -24,10 +24,14 @@ from sparkforge.servers import free_port
 from tests.support import ROOT
 
 from .conftest import Build
+from .test_cluster import BOTH, Pair
 
 STAND_IN = """
 
 def cli():
+    if "--headless" in sys.argv:  # the second of two machines: it listens to the first, no more
+        print("half", os.getpid(), flush=True)
+        signal.pause()
     os.environ["FAKE_HOST"] = "0.0.0.0"
     sys.argv = ["vllm", sys.argv[sys.argv.index("--port") + 1], "0"]
     main()
@@ -238,3 +242,26 @@ def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
     assert service["environment"]["SPARKFORGE_MODEL"] == "openai/gpt-oss-20b"
     sources = {one["target"]: one["source"] for one in service["volumes"]}
     assert sources["/var/cache/sparkforge"] == "cache-rtx"
+
+
+def test_two_machines_meet_and_are_started_anew_together(stand_in: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    pair = Pair(stand_in, tmp_path)
+    try:
+        pair.up()
+        noticed_s, again_s = pair.lose_the_worker()
+        print(f"head not healthy after {noticed_s:.0f} s, both again after {again_s:.0f} s")
+        for name in BOTH:
+            seen = pair.state(name)
+            host = seen["HostConfig"]
+            assert host["ReadonlyRootfs"] is True
+            assert host["CapDrop"] == ["ALL"]
+            assert not host["CapAdd"]
+            assert not host["Privileged"]
+            assert host["SecurityOpt"] == ["no-new-privileges=true"]
+            assert seen["Config"]["User"] == "10001:10001"
+        # the head is stopped on purpose: the worker is left, and waits for it
+        pair.compose("stop", "spark-head")
+        pair.wait(lambda: not pair.healthy("spark-worker"), 40)
+    finally:
+        pair.close()
