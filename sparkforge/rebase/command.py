@@ -51,6 +51,8 @@ def _check_words(options: argparse.Namespace) -> None:
         options.skip is not None or options.abort
     )):  # fmt: skip
         raise UsageError("whose series?", "name an upstream: build.py rebase vllm …")
+    if options.onto is not None and not options.onto.strip():
+        raise UsageError("--onto is empty", "name a release, for example release:0.32.0")
     if options.dry_run and options.onto is None:
         raise UsageError("--dry-run onto what?", "give --onto")
     if options.skip is not None and not options.skip.strip():
@@ -131,7 +133,7 @@ def _answer(options: argparse.Namespace, rebase: Rebase, now: State | None) -> S
     if options.skip is not None:
         if leg is None:
             raise UsageError(f"{options.upstream}: no patch is stopped", "go on: --continue")
-        rebase.skip(now, leg, options.skip.strip())
+        rebase.skip(now, leg, " ".join(options.skip.split()))  # one line of the changelog
     elif leg is not None:
         rebase.resolve(now, leg)
     return now

@@ -295,7 +295,7 @@ def test_skip_and_its_reason(upstream: Upstream) -> None:
     clash(upstream)
     upstream.rebase("demo", "--onto", "latest", code=STOPPED)
     upstream.rebase("demo", "--skip", " ", code=2)
-    upstream.rebase("demo", "--skip", "nobody needs it")
+    upstream.rebase("demo", "--skip", "nobody\nneeds it")
     check_landed(upstream, ["first-one.patch", "third-one.patch"])
     text = (upstream.root / "CHANGELOG.md").read_text()
     assert "left out second-one (conflict): nobody needs it" in text
@@ -455,6 +455,7 @@ def test_what_no_longer_agrees(upstream: Upstream) -> None:
         (["demo", "--onto", "0" * 40, "--mirror", "demo=REPO"], 2),  # no tag names it
         (["demo", "--onto", "v9.9"], 4),  # the repository is out of reach
         (["demo", "--onto", "v9.9", "--offline"], 4),
+        (["demo", "--onto", " "], 2),
         (["demo", "--dry-run"], 2),
         (["demo", "--continue"], 2),  # none under way
         (["demo", "--skip", "why"], 2),
@@ -580,7 +581,7 @@ def kill_at(number: int, module: Any, name: str) -> Callable[[pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("module", "name", "step"), [
-    (state, "write", 1), (transaction, "_write", 1), (run, "call", 61),
+    (state, "write", 2), (transaction, "_write", 2), (run, "call", 61),
 ])  # fmt: skip
 def test_killed_anywhere(
     upstream: Upstream, tmp_path: Path, module: Any, name: str, step: int
