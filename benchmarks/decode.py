@@ -226,21 +226,14 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         SystemExit: the process failed; its output was passed on.
     """
-    environment = dict(os.environ)
-    environment |= {
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiles at run time, and samples only
+    variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model must be in reach of apply_model
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # apply_model passes a function
     }
-    if case.tree != "-":
-        path = [case.tree, environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
     with tempfile.TemporaryDirectory() as name:
         result = Path(name) / "result.json"
         command = [
-            sys.executable, __file__, "--measure", str(result), "--case", spec(case),
+            __file__, "--measure", str(result), "--case", spec(case),
             "--layers", str(arguments.layers), "--prompt", str(arguments.prompt),
             "--tokens", str(arguments.tokens), "--repeat", str(arguments.repeat),
             "--memory", str(arguments.memory),
@@ -248,12 +241,41 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         ]  # fmt: skip
         if arguments.profile:
             command.append("--profile")
-        # vLLM's log goes to standard error, so that standard output holds the table alone
-        done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
-        if done.returncode != 0:
-            sys.exit(f"decode: case {case.name} failed with exit code {done.returncode}")
-        loaded: dict[str, Any] = json.loads(result.read_text())
+        loaded: dict[str, Any] = measured(case, command, result, variables)
         return loaded
+
+
+def measured(
+    case: Case, command: Sequence[str], result: Path, variables: Mapping[str, str] | None = None
+) -> Any:
+    """Run a script of ours on a case's tree, in a process of its own; return what it writes.
+
+    Args:
+        command: the script and its arguments.
+        result: the JSON file that it writes.
+        variables: environment variables besides those that every case gets.
+
+    Raises:
+        SystemExit: the process failed; its output was passed on.
+    """
+    environment = {
+        **os.environ,
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiles at run time, and samples only
+        **(variables or {}),
+    }
+    if case.tree != "-":
+        path = [case.tree, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
+    # vLLM's log goes to standard error, so that standard output holds the table alone
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, stdout=sys.stderr, check=False
+    )
+    if done.returncode != 0:
+        script = Path(command[0]).stem
+        sys.exit(f"{script}: case {case.name} failed with exit code {done.returncode}")
+    return json.loads(result.read_text())
 
 
 def spec(case: Case) -> str:

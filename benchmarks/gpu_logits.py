@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -34,7 +32,7 @@ import numpy.typing as npt
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from decode import Case, spec  # noqa: E402
+from decode import Case, measured, spec  # noqa: E402
 
 from sparkforge import tiny  # noqa: E402
 from tests.patches import gpt_oss_reference, mx_reference  # noqa: E402
@@ -96,23 +94,10 @@ def run_case(case: Case, attention: str, checkpoint: Path) -> list[Logs]:
     Raises:
         SystemExit: the process failed; its output was passed on.
     """
-    environment = dict(os.environ) | {
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    }
-    if case.tree != "-":
-        path = [case.tree, environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
     result = checkpoint.parent / f"{case.name}.json"
-    done = subprocess.run(
-        [sys.executable, __file__, "--case", spec(case), "--attention", attention,
-         "--measure", result, checkpoint],
-        env=environment, stdout=sys.stderr, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        sys.exit(f"gpu_logits: case {case.name} failed with exit code {done.returncode}")
-    return [np.asarray(rows, dtype=np.float64) for rows in json.loads(result.read_text())]
+    command = [__file__, "--case", spec(case), "--attention", attention,
+               "--measure", str(result), str(checkpoint)]  # fmt: skip
+    return [np.asarray(rows, dtype=np.float64) for rows in measured(case, command, result)]
 
 
 def main() -> None:

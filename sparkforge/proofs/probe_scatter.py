@@ -18,12 +18,21 @@ from pathlib import Path
 from typing import Any
 
 EXPERTS, HIDDEN, ROWS = 4, 2880, 64
+SHARED_MEMORY = 101_376  # bytes a block on SM12x
 # rows of a tile that vLLM's series lets SM12x have
 BLOCKS = (16, 32)
 
 
-def compile_instead_of_launching(capability: int, built: list[Any]) -> None:
-    """Give Triton a driver for the device, and have it note each kernel instead of running it."""
+def compile_instead_of_launching(
+    capability: tuple[int, int], shared_memory: int, note: Callable[[Any], None]
+) -> None:
+    """Give Triton a driver for a device, and have it compile each kernel instead of running it.
+
+    Args:
+        capability: of the device, e.g. (12, 1).
+        shared_memory: bytes that one block may have there.
+        note: gets each kernel as Triton compiled it.
+    """
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
@@ -31,7 +40,7 @@ def compile_instead_of_launching(capability: int, built: list[Any]) -> None:
 
     class Driver:
         def get_current_target(self) -> Any:
-            return GPUTarget("cuda", capability, 32)
+            return GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
 
         def get_current_device(self) -> int:
             return 0
@@ -47,19 +56,17 @@ def compile_instead_of_launching(capability: int, built: list[Any]) -> None:
 
     triton.runtime.driver.set_active(Driver())
     properties = types.SimpleNamespace(
-        multi_processor_count=48, shared_memory_per_block_optin=101_376,
-        major=capability // 10, minor=capability % 10,
+        multi_processor_count=48, shared_memory_per_block_optin=shared_memory,
+        major=capability[0], minor=capability[1],
     )  # fmt: skip
     torch.cuda.get_device_properties = lambda device=0: properties
-    torch.cuda.get_device_capability = lambda device=None: (
-        capability // 10, capability % 10,
-    )  # fmt: skip
+    torch.cuda.get_device_capability = lambda device=None: capability
     torch.cuda.current_device = lambda: 0
 
     def getitem(self: Any, grid: Any) -> Callable[..., Any]:
         def go(*args: Any, **kwargs: Any) -> Any:
             compiled = self.warmup(*args, grid=grid, **kwargs)
-            built.append(compiled)
+            note(compiled)
             return compiled
 
         return go
@@ -117,7 +124,7 @@ def scatter(block_m: int) -> None:
 def main() -> None:
     capability, out = int(sys.argv[1]), Path(sys.argv[2])
     built: list[Any] = []
-    compile_instead_of_launching(capability, built)
+    compile_instead_of_launching(divmod(capability, 10), SHARED_MEMORY, built.append)
     import triton
 
     cases = []

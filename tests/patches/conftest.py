@@ -14,6 +14,7 @@ from sparkforge.index import Index
 from sparkforge.sources import Access
 from sparkforge.stages import items
 from tests.patches.checkout import CHECKOUT, store
+from tests.patches.trees import tree
 
 # the probes import thousands of modules of vLLM and torch: the byte code that the first one
 # leaves in the environment makes the others 30 s faster
@@ -49,3 +50,13 @@ def patched_python(baked: dict[str, Path]) -> Path:
 def stock_python(baked: dict[str, Path]) -> Path:
     """Interpreter of the environment that has the release as upstream made it."""
     return python_path(baked[f"environment ({UNPATCHED})"])
+
+
+@pytest.fixture(scope="session")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """FlashInfer's tree as released and with its series; tests read them."""
+    folder = tmp_path_factory.mktemp("flashinfer")
+    return {
+        "stock": tree("flashinfer", folder / "stock", patched=False),
+        "patched": tree("flashinfer", folder / "patched", patched=True),
+    }

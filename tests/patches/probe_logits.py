@@ -30,7 +30,7 @@ os.environ |= {
 KIND = "bf16_dequant"
 
 
-def make_engine(checkpoint: str, moe_backend: str) -> Any:
+def make_engine(checkpoint: str, moe_backend: str = KIND, **options: Any) -> Any:
     from vllm import LLM
 
     return LLM(
@@ -42,6 +42,7 @@ def make_engine(checkpoint: str, moe_backend: str) -> Any:
         max_num_batched_tokens=512,
         max_logprobs=-1,
         logprobs_mode="raw_logits",
+        **options,
     )
 
 
@@ -52,7 +53,7 @@ def drop_engine() -> None:
     cleanup_dist_env_and_memory()
 
 
-def failure(checkpoint: str, moe_backend: str) -> dict[str, Any]:
+def failure(checkpoint: str, moe_backend: str = KIND, **options: Any) -> dict[str, Any]:
     """How starting an engine fails, and whether it got as far as reading weights."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -65,7 +66,7 @@ def failure(checkpoint: str, moe_backend: str) -> dict[str, Any]:
 
     DefaultModelLoader.load_weights = load_weights
     try:
-        make_engine(checkpoint, moe_backend)
+        make_engine(checkpoint, moe_backend, **options)
     except Exception as error:
         return {"type": type(error).__name__, "message": str(error), "loaded": bool(loads)}
     finally:
@@ -317,65 +318,9 @@ def memory(request: dict[str, Any], out: Path) -> Any:
 
 def cuda(request: dict[str, Any], out: Path) -> Any:
     """The selector on a GB10 that is not there: only the platform's answers are made up."""
-    import importlib.metadata
+    import fake_cuda  # type: ignore[import-not-found]  # beside this file when it runs
 
-    version = importlib.metadata.version
-    # The CPU build says so in its version, and would be taken for the platform.
-    importlib.metadata.version = lambda distribution_name: (
-        version(distribution_name).partition("+")[0]
-        if distribution_name == "vllm"
-        else version(distribution_name)
-    )
-
-    class Extension(types.ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return lambda *args, **kwargs: None
-
-    for name in (
-        "vllm._C",
-        "vllm._C_stable_libtorch",
-        "vllm._moe_C_stable_libtorch",
-        "vllm.vllm_flash_attn",
-        "vllm.vllm_flash_attn.flash_attn_interface",
-    ):
-        sys.modules.setdefault(name, Extension(name))
-
-    import vllm.platforms
-    import vllm.platforms.cuda
-    from vllm.platforms.interface import DeviceCapability
-
-    class Spark(vllm.platforms.cuda.CudaPlatformBase):  # type: ignore[misc]
-        device_name = "made up"
-
-        @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
-            return DeviceCapability(12, 1)
-
-        @classmethod
-        def get_device_name(cls, device_id: int = 0) -> str:
-            return "made up"
-
-        @classmethod
-        def get_device_total_memory(cls, device_id: int = 0) -> int:
-            return 119 << 30
-
-        @classmethod
-        def device_count(cls) -> int:
-            return 1
-
-        @classmethod
-        def num_compute_units(cls, device_id: int = 0) -> int:
-            return 48
-
-    vllm.platforms._current_platform = Spark()
-    import vllm._custom_ops as ops
-
-    ops.cutlass_scaled_mm_supports_fp8 = lambda capability: True
-    ops.cutlass_scaled_mm_supports_block_fp8 = lambda capability: True
-    ops.cutlass_scaled_mm_supports_fp4 = lambda capability: True
-    ops.cutlass_group_gemm_supported = lambda capability: False
+    fake_cuda.install(fake_cuda.Capability(12, 1))
     return {name: select(name) for name in ("auto", "marlin", KIND)}
 
 

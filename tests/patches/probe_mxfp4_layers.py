@@ -22,22 +22,6 @@ import probe_logits as base  # type: ignore[import-not-found]  # beside this fil
 QUANTIZED = ("attn.qkv_proj", "attn.o_proj", "lm_head")
 
 
-def make_engine(checkpoint: str, **options: Any) -> Any:
-    from vllm import LLM
-
-    return LLM(
-        checkpoint,
-        kernel_config={"moe_backend": "bf16_dequant"},
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        max_num_seqs=4,
-        max_num_batched_tokens=512,
-        max_logprobs=-1,
-        logprobs_mode="raw_logits",
-        **options,
-    )
-
-
 def attempt(action: Callable[[], Any]) -> dict[str, Any]:
     """What `action` raises, or what it returns."""
     try:
@@ -82,7 +66,7 @@ def logits(request: dict[str, Any], out: Path) -> Any:
     results = {}
     for name, options in request["engines"].items():
         with watch_loading() as watched:
-            engine = make_engine(request["checkpoint"], **options)
+            engine = base.make_engine(request["checkpoint"], **options)
         (tensors,) = engine.apply_model(layer_tensors)
         (strays,) = engine.apply_model(stray_copies)
         rows, _ = base.raw_logits(engine, request["prompt"], 1)
@@ -158,7 +142,9 @@ def two_ranks(request: dict[str, Any], out: Path) -> Any:
     """The real thing on two ranks, whose second vocabulary shard is padded."""
     import numpy as np
 
-    engine = make_engine(request["checkpoint"], tensor_parallel_size=2, **request["engines"]["all"])
+    engine = base.make_engine(
+        request["checkpoint"], tensor_parallel_size=2, **request["engines"]["all"]
+    )
     rows, _ = base.raw_logits(engine, request["prompt"], 1)
     np.save(out / "two_ranks.npy", rows)
     del engine
@@ -171,7 +157,7 @@ def dummy(request: dict[str, Any], out: Path) -> Any:
     import numpy as np
 
     options = request["engines"]["mixed"]
-    engine = make_engine(request["checkpoint"], load_format="dummy", **options)
+    engine = base.make_engine(request["checkpoint"], load_format="dummy", **options)
     (tensors,) = engine.apply_model(layer_tensors)
     (strays,) = engine.apply_model(stray_copies)
     rows, _ = base.raw_logits(engine, request["prompt"], 1)
@@ -283,26 +269,6 @@ def head_method(config: Any) -> str:
     return type(make_head(config).quant_method).__name__
 
 
-def load_failure(checkpoint: str, **options: Any) -> dict[str, Any]:
-    """How starting an engine fails, and whether it got as far as reading weights."""
-    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-
-    loads: list[bool] = []
-    original = DefaultModelLoader.load_weights
-
-    def load_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loads.append(True)
-        return original(self, *args, **kwargs)
-
-    DefaultModelLoader.load_weights = load_weights
-    try:
-        answer = attempt(lambda: str(make_engine(checkpoint, **options)))
-    finally:
-        DefaultModelLoader.load_weights = original
-        base.drop_engine()
-    return {**answer, "loaded": bool(loads)}
-
-
 def refusals(request: dict[str, Any], out: Path) -> Any:
     """Heads that something else relies on, and two that look similar and are fine."""
     import torch
@@ -330,8 +296,8 @@ def refusals(request: dict[str, Any], out: Path) -> Any:
 
     drafts = request["drafts"]
     results = {
-        "tied": load_failure(request["tied"], **head),
-        "not finite": load_failure(request["not_finite"], mxfp4_layers="qkv"),
+        "tied": base.failure(request["tied"], **head),
+        "not finite": base.failure(request["not_finite"], mxfp4_layers="qkv"),
         "lora names it": changed(lora_config=lora(["o_proj", "lm_head"])),
         "lora elsewhere": changed(lora_config=lora(["o_proj"])),
         "lora anywhere": changed(lora_config=lora(None)),
@@ -436,7 +402,7 @@ def unasked(request: dict[str, Any], out: Path) -> Any:
 
     gpt_oss.ParallelLMHead = without_config
     try:
-        return load_failure(
+        return base.failure(
             request["checkpoint"], quantization_config={"targets": {"lm_head": "mxfp4"}}
         )
     finally:

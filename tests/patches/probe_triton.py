@@ -17,11 +17,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sparkforge.proofs.probe_scatter import compile_instead_of_launching
 from tests.patches import fake_cuda
 
 # Experts share nothing that matters here, so a few stand for 128; tokens are then multiplied.
@@ -31,58 +31,16 @@ TOKENS = (1, 8, 64, 512)
 Kernels = list[dict[str, Any]]
 
 
-def compile_instead_of_launching(capability: fake_cuda.Capability, kernels: Kernels) -> None:
-    """Give Triton a driver for the device, and have it note each kernel instead of running it."""
-    import torch
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.jit import JITFunction
-
-    class Driver:
-        def get_current_target(self) -> Any:
-            return GPUTarget("cuda", capability.major * 10 + capability.minor, 32)
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, device: int | None = None) -> int:
-            return 0
-
-        def get_active_torch_device(self) -> Any:
-            return torch.device("cpu")
-
-        def get_device_interface(self) -> Any:
-            return torch.cuda
-
-    triton.runtime.driver.set_active(Driver())
-    properties = types.SimpleNamespace(
-        multi_processor_count=48,
-        shared_memory_per_block_optin=fake_cuda.SHARED_MEMORY[capability.major],
-        major=capability.major,
-        minor=capability.minor,
-    )
-    torch.cuda.get_device_properties = lambda device=0: properties
-    torch.cuda.get_device_capability = lambda device=None: tuple(capability)
-    torch.cuda.current_device = lambda: 0
-
-    def getitem(self: Any, grid: Any) -> Callable[..., Any]:
-        def go(*args: Any, **kwargs: Any) -> Any:
-            compiled = self.warmup(*args, grid=grid, **kwargs)
-            text = compiled.asm["ptx"]
-            kernels.append(
-                {
-                    "name": compiled.metadata.name,
-                    "shared": compiled.metadata.shared,
-                    "scatter4": "scatter4" in text,
-                    "gather4": "gather4" in text,
-                    "mma": "mma.sync" in text or "tcgen05.mma" in text,
-                }
-            )
-            return compiled
-
-        return go
-
-    JITFunction.__getitem__ = getitem
+def noted(compiled: Any) -> dict[str, Any]:
+    """What the tests want to know of a kernel."""
+    text = compiled.asm["ptx"]
+    return {
+        "name": compiled.metadata.name,
+        "shared": compiled.metadata.shared,
+        "scatter4": "scatter4" in text,
+        "gather4": "gather4" in text,
+        "mma": "mma.sync" in text or "tcgen05.mma" in text,
+    }
 
 
 class Layer:
@@ -194,7 +152,11 @@ def main() -> None:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     kernels: Kernels = []
     fake_cuda.install(capability)
-    compile_instead_of_launching(capability, kernels)
+    compile_instead_of_launching(
+        (capability.major, capability.minor),
+        fake_cuda.SHARED_MEMORY[capability.major],
+        lambda compiled: kernels.append(noted(compiled)),
+    )
 
     from triton_kernels.matmul_ogs_details import opt_flags
 

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 
 def runner(
     probe: Path,
@@ -46,3 +49,19 @@ def runner(
         return out
 
     return run
+
+
+def result_of(out: Path) -> dict[str, Any]:
+    """Return what a probe wrote as its result, an entry a step."""
+    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+def relative_distance(
+    actual: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """Return RMS of the difference over RMS of what is expected, along the last axis."""
+    assert actual.shape == expected.shape
+    difference = np.sqrt(np.mean(np.square(actual - expected), axis=-1))
+    out: npt.NDArray[np.float32] = difference / np.sqrt(np.mean(np.square(expected), axis=-1))
+    return out

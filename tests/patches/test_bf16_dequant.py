@@ -18,7 +18,7 @@ import pytest
 
 from sparkforge.tiny import TinyCheckpoint, make_tiny_gpt_oss
 from tests.patches import gpt_oss_reference as reference
-from tests.patches.probing import runner
+from tests.patches.probing import relative_distance, result_of, runner
 
 PROBE = Path(__file__).with_name("probe_logits.py")
 TIMEOUT_S = 300
@@ -84,17 +84,17 @@ def patched(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def seen(patched: Path) -> dict[str, Any]:
-    return _result(patched)
+    return result_of(patched)
 
 
 @pytest.fixture(scope="module")
 def stock(probe: Callable[[Path, str], Path], stock_python: Path) -> dict[str, Any]:
-    return _result(probe(stock_python, "auto"))
+    return result_of(probe(stock_python, "auto"))
 
 
 @pytest.fixture(scope="module")
 def on_cuda(probe: Callable[[Path, str], Path], patched_python: Path) -> dict[str, Any]:
-    answers: dict[str, Any] = _result(probe(patched_python, "cuda"))["cuda"]
+    answers: dict[str, Any] = result_of(probe(patched_python, "cuda"))["cuda"]
     return answers
 
 
@@ -121,7 +121,7 @@ def test_every_value_is_exact(patched: Path) -> None:
 
 
 def test_logits_equal_the_reference(patched: Path, expected: npt.NDArray[np.float32]) -> None:
-    distance = _distance(np.load(patched / "logits.npy"), expected)
+    distance = relative_distance(np.load(patched / "logits.npy"), expected)
     assert np.median(distance) < MEDIAN_TOLERANCE
     assert np.mean(distance > FAR) < FAR_SHARE
 
@@ -148,7 +148,7 @@ def test_a_wrong_model_is_noticed(
 ) -> None:
     """The control of the test above: what it would say of models that are a little wrong."""
     wrong = reference.logits(WRONG_MODELS[name](model), list(PROMPT))
-    assert np.median(_distance(wrong, expected)) > 2 * MEDIAN_TOLERANCE
+    assert np.median(relative_distance(wrong, expected)) > 2 * MEDIAN_TOLERANCE
 
 
 def test_greedy_tokens_agree(seen: dict[str, Any], model: reference.Model) -> None:
@@ -277,23 +277,9 @@ def test_taken_by_name_only(seen: dict[str, Any]) -> None:
 # -- helpers -------------------------------------------------------------------
 
 
-def _result(out: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    return result
-
-
 def _too_little(tiny: TinyCheckpoint) -> list[int]:
     """Bytes of memory: less than the experts, and one less than experts and KV cache together."""
     return [tiny.bf16_expert_bytes - 1, tiny.bf16_expert_bytes + (1 << 30) - 1]
-
-
-def _distance(
-    actual: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
-    assert actual.shape == expected.shape
-    difference = np.sqrt(np.mean(np.square(actual - expected), axis=-1))
-    out: npt.NDArray[np.float32] = difference / np.sqrt(np.mean(np.square(expected), axis=-1))
-    return out
 
 
 def _change(

@@ -15,7 +15,6 @@ import pytest
 
 from tests.patches.moe_dispatch import Gemm, Runner, ask, build_probe, fp8_gemms, generate
 from tests.patches.test_flashinfer_python import ask as ask_python
-from tests.patches.trees import tree
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler here")
 
@@ -26,15 +25,6 @@ WANTED = Counter(
         (32, 64, 128), ("F16", "BF16"), ("NONE", "FINALIZE"), (False, True)
     )
 )
-
-
-@pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("flashinfer")
-    return {
-        "stock": tree("flashinfer", folder / "stock", patched=False),
-        "patched": tree("flashinfer", folder / "patched", patched=True),
-    }
 
 
 def folders(files: dict[str, str]) -> Counter[str]:

@@ -8,21 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.patches.checkout import ROOT
-from tests.patches.trees import tree
 
 TIMEOUT_S = 300
-
-
-@pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("flashinfer")
-    return {
-        "stock": tree("flashinfer", folder / "stock", patched=False),
-        "patched": tree("flashinfer", folder / "patched", patched=True),
-    }
 
 
 def ask(python: Path, source: Path, what: str) -> dict[str, Any]:

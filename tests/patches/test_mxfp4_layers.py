@@ -20,7 +20,7 @@ import pytest
 from sparkforge.tiny import VOCAB_SIZE, TinyCheckpoint, make_tiny_gpt_oss, to_bf16
 from tests.patches import gpt_oss_reference as reference
 from tests.patches import mx_reference as mx
-from tests.patches.probing import runner
+from tests.patches.probing import relative_distance, result_of, runner
 
 PROBE = Path(__file__).with_name("probe_mxfp4_layers.py")
 TIMEOUT_S = 300
@@ -158,7 +158,7 @@ def patched(runs: dict[str, Future[Path]]) -> Path:
 
 @pytest.fixture(scope="module")
 def seen(patched: Path) -> dict[str, Any]:
-    return _result(patched)
+    return result_of(patched)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def stock(runs: dict[str, Future[Path]]) -> Path:
 
 @pytest.fixture(scope="module")
 def on_cuda(runs: dict[str, Future[Path]]) -> dict[str, Any]:
-    answers: dict[str, Any] = _result(runs["cuda"].result())["cuda"]
+    answers: dict[str, Any] = result_of(runs["cuda"].result())["cuda"]
     return answers
 
 
@@ -260,7 +260,7 @@ def test_the_cpu_kernel_multiplies(seen: dict[str, Any], fmt: str) -> None:
 def test_logits_equal_the_reference(
     patched: Path, expected: dict[str, npt.NDArray[np.float32]], name: str
 ) -> None:
-    distance = _distance(np.load(patched / f"{name}.npy"), expected[name])
+    distance = relative_distance(np.load(patched / f"{name}.npy"), expected[name])
     assert np.median(distance) < MEDIAN_TOLERANCE
     assert np.mean(distance > FAR) < FAR_SHARE
 
@@ -273,7 +273,7 @@ def test_other_layers_would_be_noticed(
     logits = np.load(patched / f"{name}.npy")
     for other, (_, formats) in ENGINES.items():
         if formats != ENGINES[name][1]:
-            assert np.median(_distance(logits, expected[other])) > CONTROL, other
+            assert np.median(relative_distance(logits, expected[other])) > CONTROL, other
 
 
 def test_without_the_option_nothing_changes(patched: Path, stock: Path, seen: Any) -> None:
@@ -286,7 +286,7 @@ def test_without_the_option_nothing_changes(patched: Path, stock: Path, seen: An
 def test_two_ranks_give_the_same(
     two_ranks: Path, expected: dict[str, npt.NDArray[np.float32]]
 ) -> None:
-    distance = _distance(np.load(two_ranks / "two_ranks.npy"), expected["all"])
+    distance = relative_distance(np.load(two_ranks / "two_ranks.npy"), expected["all"])
     assert np.median(distance) < MEDIAN_TOLERANCE
     assert np.mean(distance > FAR) < FAR_SHARE
 
@@ -422,7 +422,7 @@ def test_a_model_that_ignores_the_target_is_refused(seen: dict[str, Any]) -> Non
 
 
 def test_stock_ignores_the_target(stock: Path) -> None:
-    named = _result(stock)["named"]
+    named = result_of(stock)["named"]
     assert named["mxfp4"]["value"] == named["fp8_per_tensor"]["value"]
     assert named["mxfp4"]["value"] == "UnquantizedEmbeddingMethod"
 
@@ -548,20 +548,6 @@ def test_models_that_would_ignore_it_are_refused(
 
 
 # -- helpers -------------------------------------------------------------------
-
-
-def _result(out: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    return result
-
-
-def _distance(
-    actual: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
-    assert actual.shape == expected.shape
-    difference = np.sqrt(np.mean(np.square(actual - expected), axis=-1))
-    out: npt.NDArray[np.float32] = difference / np.sqrt(np.mean(np.square(expected), axis=-1))
-    return out
 
 
 def _edges() -> npt.NDArray[np.float32]:
