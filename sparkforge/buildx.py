@@ -39,16 +39,19 @@ def choose(engine: Engine, wish: str | None) -> Builder:
         EngineError: there is none of that name, it does not start, or it is another engine's.
     """
     name = wish or engine.context
-    try:
-        said = call("docker", "buildx", "inspect", "--bootstrap", name).stdout.decode()
-    except CommandError as error:
-        msg = f"--builder {name}: buildx can't use it:\n{error}"
-        raise EngineError(msg, "docker buildx ls shows those that there are") from None
-    builder = parse(name, said)
+    builder = _inspect(name)
     if builder.driver == "docker" and name != engine.context:
         msg = f"--builder {name}: is the own builder of another engine than {engine.context}"
         raise EngineError(msg, f"leave --builder out, or choose that engine: DOCKER_CONTEXT={name}")
     return builder
+
+
+def _inspect(name: str, *words: str) -> Builder:
+    try:
+        return parse(name, call("docker", "buildx", "inspect", *words, name).stdout.decode())
+    except CommandError as error:
+        msg = f"--builder {name}: buildx can't use it:\n{error}"
+        raise EngineError(msg, "docker buildx ls shows those that there are") from None
 
 
 def parse(name: str, said: str) -> Builder:
@@ -82,6 +85,8 @@ def check(builder: Builder, engine: Engine, base: str, platform: str) -> None:
             machine = platform.rpartition("/")[2]
             remedy = f"name another (scripts/make-base.sh --arch {machine} NAME makes one)"
             raise EngineError(msg, remedy)
+    if not builder.platforms:  # it sleeps; starting it may fetch its image, so not before now
+        builder = _inspect(builder.name, "--bootstrap")
     if platform not in builder.platforms:
         msg = f"builder {builder.name} runs no programs for {platform}"
         remedy = (
