@@ -101,6 +101,9 @@ def patches_import(options: argparse.Namespace) -> int:
 
 def patches_new(options: argparse.Namespace) -> int:
     """Commit what is staged in a work tree, under a message to be filled in."""
+    if len(options.subject.split("\n")) != 1 or not any(map(str.isalnum, options.subject)):
+        msg = f"{options.subject!r}: no subject"
+        raise UsageError(msg, "one line that says what the patch does; its file is named after it")
     tree = worktree.read(options.folder)
     trailers = _trailers(options)
     commit = worktree.commit_template(

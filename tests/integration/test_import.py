@@ -169,6 +169,8 @@ def test_a_commit_of_a_few_words_gets_the_template(tree: Tree) -> None:
 
 def test_nothing_to_make_a_patch_of(tree: Tree) -> None:
     head = tree.git("rev-parse", "HEAD")
+    for subject in ("", " ", "two\nlines"):
+        tree.run("patches", "new", str(tree.path), subject, code=2)
     tree.run("patches", "new", str(tree.path), "Add a module", code=6)
     assert tree.git("rev-parse", "HEAD") == head
 
