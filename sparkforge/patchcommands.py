@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, cast
 
-from sparkforge import pins, series, sources, worktree
+from sparkforge import pins, series, sources
+from sparkforge.authoring import worktree
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.log import log
 from sparkforge.options import RELEASE_PLAN, access_of, chosen_series, pins_path, settle, store_of

@@ -41,9 +41,9 @@ def items(context: Context, until: str) -> list[Item]:
     wheels: list[Item] = []
     compiles = context.wheels == "compile"
     if compiles:
-        from sparkforge import compileitems  # not needed by overlays
+        from sparkforge.compiling import items as compiling  # not needed by overlays
 
-        result += compileitems.builder_items(context, compileitems.base_digest(context), wheels)
+        result += compiling.builder_items(context, compiling.base_digest(context), wheels)
     for name in context.target.wheels:
         for layer in context.layers(name):
             patches = context.series_of(layer)
@@ -55,7 +55,7 @@ def items(context: Context, until: str) -> list[Item]:
                 if patches.patches:
                     result.append(_series_item(context, layer, upstream, patches, source))
         if compiles:
-            result += compileitems.external_items(context, name)
+            result += compiling.external_items(context, name)
         wheels.append(wheelitems.wheel_item(context, name, patched=True))
     result += wheels
     house = wheelitems.wheelhouse_item(context)

@@ -29,10 +29,10 @@ def wheel_item(context: Context, name: str, *, patched: bool, base: str | None =
     """
     upstream = context.pins.upstream(name)
     if patched and context.wheels == "compile":
-        from sparkforge import compileitems  # not needed by overlays
+        from sparkforge.compiling import items  # not needed by overlays
 
         if (reason := upstream.compile.blocked) is None or context.native == "all":
-            return compileitems.compile_item(context, name, base)
+            return items.compile_item(context, name, base)
         return _overlay_item(context, name, patched=True, note=reason)
     return _overlay_item(context, name, patched=patched)
 

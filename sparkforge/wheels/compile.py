@@ -16,11 +16,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from sparkforge import git, makers
-from sparkforge.builder import PYTHON, user
+from sparkforge.compiling.builder import PYTHON, user
+from sparkforge.compiling.externals import Fetched
 from sparkforge.disk import disk_errors
 from sparkforge.engine import Engine
 from sparkforge.errors import CommandError, CompileError
-from sparkforge.externals import Fetched
 from sparkforge.log import log
 from sparkforge.pins import rule_of
 from sparkforge.run import call

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from sparkforge.builder import PYTHON
+from sparkforge.compiling.builder import PYTHON
 from sparkforge.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB
 from sparkforge.pins import Upstream
 from sparkforge.wheels.natives import Decision

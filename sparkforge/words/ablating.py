@@ -40,6 +40,6 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
 
 
 def _ablate(options: argparse.Namespace) -> int:
-    from sparkforge import ablatecommand  # no other command needs it
+    from sparkforge.ablate import command  # no other command needs it
 
-    return ablatecommand.run(options)
+    return command.run(options)

@@ -21,6 +21,6 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
 
 
 def _dev(options: argparse.Namespace) -> int:
-    from sparkforge import dev  # no other command needs it
+    from sparkforge.dev import command  # no other command needs it
 
-    return dev.run(options)
+    return command.run(options)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkforge import exportcommands, patchcommands
+from sparkforge import patchcommands
+from sparkforge.authoring import commands
 from sparkforge.patchfile import NATIVE
 from sparkforge.series import TRAILERS
 from sparkforge.words.parents import Parents, Parser, Subparsers
@@ -54,7 +55,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     export.add_argument("--check", action="store_true", help="fail where it would change something")
     export.add_argument("--drop", action="append", default=[], metavar="NAME",
                         help="a patch whose commit is gone on purpose")  # fmt: skip
-    export.set_defaults(run=exportcommands.patches_export)
+    export.set_defaults(run=commands.patches_export)
     import_ = patches_commands.add_parser(
         "import", parents=[shared, sources, _trailers()],
         help="take patches from outside (mbox, .patch, diff) into a series",
@@ -64,14 +65,14 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     import_.add_argument("--before", metavar="NAME", help="the patch to put them in front of")
     import_.add_argument("--subject", metavar="TEXT", help="in place of the patch's own")
     import_.add_argument("--why", metavar="TEXT", help="goes before the patch's own message")
-    import_.set_defaults(run=exportcommands.patches_import)
+    import_.set_defaults(run=commands.patches_import)
     new = patches_commands.add_parser(
         "new", parents=[shared, _trailers()],
         help="commit what is staged in a work tree, under a message to be filled in",
     )  # fmt: skip
     new.add_argument("folder", type=Path, help="what `patches apply` made")
     new.add_argument("subject", help="one line, what the patch does")
-    new.set_defaults(run=exportcommands.patches_new)
+    new.set_defaults(run=commands.patches_new)
 
     stats = patches_commands.add_parser("stats", parents=[shared], help="how much each changes")
     stats.add_argument("upstream", nargs="?", help="only this upstream's series")

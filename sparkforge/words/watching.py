@@ -24,6 +24,6 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from sparkforge import watchcommand  # no other command needs it
+    from sparkforge.watch import command  # no other command needs it
 
-    return watchcommand.run(options)
+    return command.run(options)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.seriesbisect import Answer, search
+from sparkforge.ablate.bisect import Answer, search
 from tests.project import Project
 from tests.shop import Shop, leftovers
 from tests.support import wait_for

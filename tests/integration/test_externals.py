@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import externals
+from sparkforge.compiling import externals
 from sparkforge.errors import FetchError, IntegrityError
 from sparkforge.index import Index
 from sparkforge.pins import External

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sparkforge.reduced import CHECKOUT as _VARIABLE
+from sparkforge.ablate.reduced import CHECKOUT as _VARIABLE
 from sparkforge.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
-from sparkforge import editable
-from sparkforge.editable import TreeOf
+from sparkforge.dev import editable
+from sparkforge.dev.editable import TreeOf
 from sparkforge.pins import PathRule
 
 SITE = PurePosixPath("/site")

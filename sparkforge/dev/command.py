@@ -11,24 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sparkforge import (
-    commands,
-    devtrees,
-    editable,
-    environment,
-    pipeline,
-    series,
-    sources,
-    stages,
-)
+from sparkforge import commands, environment, pipeline, series, sources, stages
+from sparkforge.authoring.worktree import WorkTree
 from sparkforge.context import Context
+from sparkforge.dev import editable, trees
 from sparkforge.engine import Engine
 from sparkforge.errors import CommandError, ImageError, UsageError
 from sparkforge.log import log
 from sparkforge.options import RELEASE_PLAN
 from sparkforge.run import call, replace_process
 from sparkforge.servers import SITE_PACKAGES_LABEL
-from sparkforge.worktree import WorkTree
 
 RECIPE = "Dockerfile.dev"
 _MOUNTED = "/opt/sparkforge/overlay"
@@ -98,15 +90,15 @@ def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, Wo
     if unknown := sorted(set(names) - set(every)):
         msg = f"{', '.join(unknown)}: no part of target {context.target_name}"
         raise UsageError(msg, f"it has: {', '.join(every)}")
-    trees = {}
+    found = {}
     for name in names or every:
         upstream = context.pins.upstream(name)
         # as `patches export` does: both must mean the same commit
         source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
         one = context.series_of(name)
         patched = series.apply(context.store, one, source)
-        trees[name] = devtrees.ensure(patched, one, folder / name)
-    return trees
+        found[name] = trees.ensure(patched, one, folder / name)
+    return found
 
 
 def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int:

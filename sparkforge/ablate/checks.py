@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from sparkforge import git, pins, pipeline
-from sparkforge.ablate import Outcome, Result, missing
+from sparkforge.ablate.outcome import Outcome, Result, missing
+from sparkforge.ablate.reduced import Place
 from sparkforge.context import Context
 from sparkforge.environment import python_path
 from sparkforge.errors import CommandError, MachineError, SmokeError, SparkforgeError, UsageError
 from sparkforge.options import host_platform, platform_of
 from sparkforge.receipt import Line
-from sparkforge.reduced import Place
 from sparkforge.run import call
 from sparkforge.sources import Access
 from sparkforge.stages import items

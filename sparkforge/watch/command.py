@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sparkforge import pins, series, watch
+from sparkforge import pins, series
 from sparkforge.disk import disk_errors
 from sparkforge.errors import UsageError
 from sparkforge.log import log
 from sparkforge.options import access_of, pins_path, store_of
+from sparkforge.watch import releases
 
 
 def run(options: argparse.Namespace) -> int:
@@ -19,23 +20,23 @@ def run(options: argparse.Namespace) -> int:
     page: Path | None = options.markdown
     if page is not None and (page.is_dir() or not page.resolve().parent.is_dir()):
         raise UsageError(f"--markdown {page}: no file can be there", "name one in a folder that is")
-    known = watch.Known.parse(loaded, options.known)
+    known = releases.Known.parse(loaded, options.known)
     names = list(dict.fromkeys(options.upstream)) or list(loaded.upstreams)
     store, access = store_of(options), access_of(options, loaded)
-    listed = watch.listed(loaded, access, names, known, pre=options.pre)
+    listed = releases.listed(loaded, access, names, known, pre=options.pre)
     found = []
     for one in listed:
         patches = series.read(path.parent / "patches" / one.upstream)
         if one.news:
             with log.step(f"{one.upstream} {one.pinned} → {one.newest}"):
-                found.append(watch.look(store, loaded, access, patches, one))
+                found.append(releases.look(store, loaded, access, patches, one))
         else:
-            found.append(watch.look(store, loaded, access, patches, one))
-    code = watch.verdict(found)
+            found.append(releases.look(store, loaded, access, patches, one))
+    code = releases.verdict(found)
     if page is not None:
         with disk_errors(page):
-            page.write_text(watch.markdown(found), encoding="utf-8")
+            page.write_text(releases.markdown(found), encoding="utf-8")
     if options.json:
         log.json({"watch": [one.as_json() for one in found], "exit_code": code})
-    watch.show(found)
+    releases.show(found)
     return code

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparkforge import git, worktree
+from sparkforge import git
+from sparkforge.authoring import worktree
+from sparkforge.authoring.worktree import WorkTree
 from sparkforge.errors import CommandError, SeriesError
 from sparkforge.log import log
 from sparkforge.series import Patched, Series
-from sparkforge.worktree import WorkTree
 
 
 def ensure(patched: Patched, series: Series, folder: Path) -> WorkTree:

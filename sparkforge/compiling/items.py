@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge import builder, externals, git, sources
+from sparkforge import git, sources
+from sparkforge.compiling import builder, externals
 from sparkforge.context import WHEELS, Context, Item, Results
 from sparkforge.engine import Engine, stated_digest
 from sparkforge.errors import CompileError, EngineError
@@ -178,7 +179,7 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
         "steps": [words for _, words in fixed.steps()],
         "externals": {key: pin.commit for key, pin in upstream.externals.items()}
         if decision.fetches else {},
-        "code": code_digest(*(_HERE / "wheels").glob("*.py")),
+        "code": code_digest(*(_HERE.parent / "wheels").glob("*.py")),
     }  # fmt: skip
     key = key_of(inputs)
     tag = builder.tag(context.target_name, image.key)

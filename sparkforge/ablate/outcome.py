@@ -1,6 +1,6 @@
 """The proof of a patch: leave it out, and what it is for must fail.
 
-What is run then is a check: patches' own tests, the smoke test, or a command (``ablatechecks.py``).
+What is run then is a check: patches' own tests, the smoke test, or a command (``checks.py``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sparkforge.ablate.reduced import CHECKOUT, Place, Reduced
 from sparkforge.errors import SeriesError, UsageError
-from sparkforge.reduced import CHECKOUT, Place, Reduced
 from sparkforge.run import call, failure_text
 
 Verdict = Literal["noticed", "not noticed", "fails in any case", "not run", "broken"]

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge import git, worktree
+from sparkforge import git
+from sparkforge.authoring import worktree
+from sparkforge.authoring.exporting import Chain
 from sparkforge.errors import CommandError, SeriesError, UsageError
-from sparkforge.exporting import Chain
 from sparkforge.patchfile import NATIVE, trailers_of
 from sparkforge.series import FILL_IN, TRAILERS, Patched, Series
 from sparkforge.store import Store

@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sparkforge import reduced
-from sparkforge.ablatechecks import Check
-from sparkforge.ablation import Job
+from sparkforge.ablate import reduced
+from sparkforge.ablate.checks import Check
+from sparkforge.ablate.job import Job
+from sparkforge.ablate.reduced import Place
 from sparkforge.errors import AblationError, UsageError
 from sparkforge.log import log
-from sparkforge.reduced import Place
 from sparkforge.store import key_of
 
 Answer = Literal["good", "bad", "skip"]

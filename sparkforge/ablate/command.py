@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from sparkforge import ablation, pins, sources
-from sparkforge.ablatechecks import Builder, Check, Command, Shared, Smoke, Trees
-from sparkforge.ablation import Job
+from sparkforge import pins, sources
+from sparkforge.ablate import job
+from sparkforge.ablate.checks import Builder, Check, Command, Shared, Smoke, Trees
+from sparkforge.ablate.job import Job
 from sparkforge.errors import UsageError
 from sparkforge.options import RELEASE_PLAN, access_of, chosen_series, pins_path, store_of
 
@@ -28,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
         loaded.target(options.target)
     names = tuple(options.patch)
     if options.without is not None:
-        names = ablation.as_list(options.without)
+        names = job.as_list(options.without)
     with ExitStack() as stack:
         check: Check | None = None
         if command:
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
             builder.named("--smoke")
             check = Smoke(builder)
         every = chosen_series(options, path.parent, loaded)
-        job = Job(
+        wanted = Job(
             root=path.parent, store=store, python=options.python,
             series=[one for one in every if one.patches], names=names,
             source_of=lambda name: sources.ensure(
@@ -50,17 +51,17 @@ def run(options: argparse.Namespace) -> int:
             checks=Shared(check) if check is not None else None,
         )  # fmt: skip
         if options.bisect is not None:
-            from sparkforge.seriesbisect import Bisection
+            from sparkforge.ablate.bisect import Bisection
 
             assert check is not None
             identity = {"command": _identity(command), "smoke": options.smoke,
                         "target": options.target, "provide": options.provide,
                         "good": options.good, "bad": options.bad}  # fmt: skip
-            return Bisection(job, check, identity, options.good, options.bad,
+            return Bisection(wanted, check, identity, options.good, options.bad,
                              options.again).run(as_json=options.json)  # fmt: skip
         if options.merge_only:
-            return ablation.merge(job, as_json=options.json)
-        return ablation.run(job, as_json=options.json)
+            return job.merge(wanted, as_json=options.json)
+        return job.run(wanted, as_json=options.json)
 
 
 def _command(options: argparse.Namespace) -> tuple[str, ...]:

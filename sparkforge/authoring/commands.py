@@ -6,14 +6,15 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparkforge import exporting, importing, pins, series, sources, transaction, worktree
+from sparkforge import pins, series, sources, transaction
+from sparkforge.authoring import exporting, importing, worktree
+from sparkforge.authoring.exporting import Chain, Checkout
+from sparkforge.authoring.worktree import WorkTree
 from sparkforge.errors import SeriesError, StaleError, UsageError
-from sparkforge.exporting import Chain, Checkout
 from sparkforge.log import log
 from sparkforge.options import RELEASE_PLAN, access_of, pins_path, store_of
 from sparkforge.patchfile import NATIVE
 from sparkforge.sources import Source
-from sparkforge.worktree import WorkTree
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from sparkforge import ablate, reduced
-from sparkforge.ablate import Outcome, OwnTests, Result
+from sparkforge.ablate import outcome, reduced
+from sparkforge.ablate.outcome import Outcome, OwnTests, Result
+from sparkforge.ablate.reduced import Place, Reduced
 from sparkforge.errors import AblationError, SeriesError, UsageError
 from sparkforge.log import log
-from sparkforge.reduced import Place, Reduced
 from sparkforge.series import Series
 from sparkforge.sources import Source
 from sparkforge.store import Store
@@ -100,7 +100,7 @@ def merge(job: Job, *, as_json: bool) -> int:
     document, stuck = [], False
     for group in _groups(job):
         places = _reduce(job, group)
-        left_out, dependents = ablate.missing(places)
+        left_out, dependents = outcome.missing(places)
         stuck = stuck or bool(dependents)
         document.append({
             "left_out": list(left_out), "left_out_too": list(dependents),
@@ -143,7 +143,7 @@ def _results(job: Job, groups: Sequence[Group]) -> list[Result]:
         names = [name for part in group.values() for name in part]
         with log.step(f"without {', '.join(names)}"):
             left = _reduce(job, group)
-            if dependents := ablate.missing(left)[1]:
+            if dependents := outcome.missing(left)[1]:
                 log.info(f"does not merge without it, left out, too: {', '.join(dependents)}")
             with reduced.checkout(job.store, job.root, left) as place:
                 found = checks.without(place, before)

@@ -1,0 +1,1 @@
+"""Patches left out: their own tests, other checks, bisecting."""

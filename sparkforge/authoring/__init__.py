@@ -1,0 +1,1 @@
+"""Writing patches: work trees of commits, and the way back into the series."""

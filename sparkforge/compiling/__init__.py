@@ -1,0 +1,1 @@
+"""What a compile needs beside the wheel itself: builder, externals, its items."""

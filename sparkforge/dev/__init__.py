@@ -1,0 +1,1 @@
+"""Patched work trees as packages that can be edited."""
