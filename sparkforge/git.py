@@ -40,13 +40,16 @@ def clean_env(**extra: str) -> dict[str, str]:
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_PARAMETERS": "",  # settings handed in by `git -c` around us
-        "GIT_CONFIG_COUNT": "2",  # these two, in place of any that the user hands in so
+        "GIT_CONFIG_COUNT": "3",  # these, in place of any that the user hands in so
         # read from the home folder even without a global configuration
         "GIT_CONFIG_KEY_0": "core.attributesFile",
         "GIT_CONFIG_VALUE_0": os.devnull,
         # a store mounted into a container belongs to another user; it is ours all the same
         "GIT_CONFIG_KEY_1": "safe.directory",
         "GIT_CONFIG_VALUE_1": "*",
+        # a work tree is the user's, hooks included: they are about the user's commits, not ours
+        "GIT_CONFIG_KEY_2": "core.hooksPath",
+        "GIT_CONFIG_VALUE_2": os.devnull,
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_DIFF_OPTS": "",
         "GIT_DEFAULT_HASH": "sha1",
