@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkforge.serving import state
-from sparkforge.serving.backends import Watch
+from sparkforge.serving.backends import SENTENCES, Watch
 from sparkforge.serving.cluster import Link
 from sparkforge.serving.progress import PROBLEMS, Client, Counters
 from sparkforge.serving.warmup import WarmUp
@@ -269,7 +269,8 @@ def _tolerated(plan: Plan, problems: list[str]) -> bool:
 
 
 def _shown(watch: Watch) -> str:
-    return ", ".join(f"{kind} {'/'.join(sorted(v))}" for kind, v in watch.seen.items()) or "unknown"
+    seen = [(kind, watch.seen[kind]) for kind in SENTENCES if kind in watch.seen]
+    return ", ".join(f"{kind} {'/'.join(sorted(names))}" for kind, names in seen) or "unknown"
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -10,10 +10,11 @@ stands in is told in cmake/cuda_archs.cmake; in a tree, two things beside:
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+import cmake
 
 from tests.patches import trees
 
@@ -147,7 +148,6 @@ def _code(flag: str) -> str:
     return match[3] if match[2] == "sm" else f"{match[3]}+PTX"
 
 
-def _cmake() -> str:
-    program = shutil.which("cmake")
-    assert program is not None, "cmake is not on the PATH: requirements/dev.txt has it"
-    return program
+def _cmake() -> Path:
+    # the script in bin names the folder that the environment was made in, which is not where it is
+    return Path(cmake.CMAKE_BIN_DIR) / "cmake"
