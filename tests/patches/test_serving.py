@@ -169,7 +169,7 @@ def test_users_do_not_wait_for_a_compiler(patched_python: Path, tmp_path: Path) 
         assert said.stderr.startswith("starting: ")
         one.wait_for("ready after", READY_S)
         assert one.health().returncode == 0
-        (record,) = tmp_path.glob("jit/of-a-test-*/warm-up-*.json")
+        (record,) = tmp_path.glob("jit/of_a_test-*/warm-up-*.json")
         run = json.loads(record.read_text())["runs"][0]
         assert run["outcome"] == "well"
         compiled = {made["name"]: made["kernels"] for made in run["steps"] if "kernels" in made}
