@@ -200,6 +200,9 @@ def occupy(root: Path, key: str, variables: Mapping[str, str]) -> Caches:
 def prune(root: Path, keep: str, budget: int, note: Callable[[str], None]) -> None:
     """Remove the folders of other keys, the longest unused first, until all fit into a budget.
 
+    A folder without the lock that ``occupy`` makes first is none of ours, and stays: somebody may
+    have named a folder that holds more (the models, a home).
+
     Args:
         keep: this server's key.
         budget: bytes of all keys together.
@@ -210,7 +213,7 @@ def prune(root: Path, keep: str, budget: int, note: Callable[[str], None]) -> No
     sizes = {
         one.name: _size(one)
         for one in root.iterdir()
-        if one.is_dir() and not one.is_symlink() and not one.name.startswith(".")
+        if one.is_dir() and not one.is_symlink() and (root / f"{one.name}.lock").is_file()
     }
     total = sum(sizes.values())
     for name in sorted(sizes.keys() - {keep}, key=lambda one: _used(root, one)):

@@ -87,9 +87,8 @@ def root(tmp_path: Path) -> Path:
         (folder / name / "triton").mkdir(parents=True)
         (folder / name / "triton" / "k.cubin").write_bytes(b"x" * 1000)
         used = 1_700_000_000 - age
-        if name != "b":
-            (folder / f"{name}.lock").touch()
-            os.utime(folder / f"{name}.lock", (used, used))
+        (folder / f"{name}.lock").touch()
+        os.utime(folder / f"{name}.lock", (used, used))
         os.utime(folder / name, (used, used))
     return folder
 
@@ -118,7 +117,7 @@ def test_the_longest_unused_go_first_and_ours_never(root: Path, budget: int, lef
     caches.prune(root, "a", budget, said.append)
     assert keys(root) == set(left)
     assert len(said) == 3 - len(left)
-    assert {one.stem for one in root.glob("*.lock")} == set(left) - {"b"}
+    assert {one.stem for one in root.glob("*.lock")} == set(left)
 
 
 def test_what_a_running_server_uses_stays(root: Path, holder: subprocess.Popen[str]) -> None:
@@ -129,6 +128,16 @@ def test_what_a_running_server_uses_stays(root: Path, holder: subprocess.Popen[s
     holder.wait()
     caches.prune(root, "a", 0, print)
     assert keys(root) == {"a"}
+
+
+def test_a_folder_that_no_server_made_stays(root: Path) -> None:
+    (root / "huggingface" / "hub").mkdir(parents=True)
+    (root / "huggingface" / "hub" / "model.safetensors").write_bytes(b"x" * 5000)
+    caches.prune(root, "a", 3000, print)  # nor does it count
+    assert keys(root) == {"a", "b", "c", "huggingface"}
+    caches.prune(root, "a", 0, print)
+    assert keys(root) == {"a", "huggingface"}
+    assert not (root / "huggingface.lock").exists()
 
 
 def test_a_killed_removal_is_finished_by_the_next(root: Path) -> None:
