@@ -81,7 +81,7 @@ class Shape:
     def lengths(self, more: Sequence[int] = ()) -> list[int]:
         """Return the lengths of prompts to try, ascending."""
         around = (self.chunk - 1, self.chunk, self.chunk + 1, 2 * self.chunk + 17)
-        most = self.max_len - _TOKENS
+        most = max(1, self.max_len - _TOKENS)
         wanted = {min(one, most) for one in (*_LENGTHS, *around, *more)}
         return sorted(one for one in wanted if one > 0)
 
@@ -97,10 +97,10 @@ def full(shape: Shape, more: Sequence[int] = ()) -> list[Step]:
     Args:
         more: further lengths of prompts, from the record.
     """
-    length = min(200, shape.max_len - _TOKENS)
+    length = max(1, min(200, shape.max_len - _TOKENS))
     begun = (_prompt(length, 0, cache_salt="a beginning of the warm-up"),)
     return [
-        *_kinds(),
+        *_kinds(shape),
         *(Step(f"prompt of {n} tokens", (_prompt(n, n),)) for n in shape.lengths(more)),
         Step("a beginning", begun),
         Step("the same beginning again", begun),
@@ -114,7 +114,7 @@ def quick(shape: Shape, more: Sequence[int] = ()) -> list[Step]:
     lengths = shape.lengths()
     chosen = sorted({lengths[0], lengths[-1], *(n for n in shape.lengths(more) if n in more)})
     return [
-        *_kinds(),
+        *_kinds(shape),
         *(Step(f"prompt of {n} tokens", (_prompt(n, n),)) for n in chosen),
         *(_batch(shape, n) for n in sorted({shape.batches()[0], shape.batches()[-1]})),
         _mixture(shape),
@@ -144,13 +144,16 @@ def _batch(shape: Shape, size: int) -> Step:
 
 def _mixture(shape: Shape) -> Step:
     """All kinds of sampling in one batch, with a long prompt beside those that are decoded."""
-    kinds = [request for step in _kinds() for request in step.requests]
-    long = _prompt(min(2 * shape.chunk, shape.max_len - _TOKENS), 5)
+    kinds = [request for step in _kinds(shape) for request in step.requests]
+    long = _prompt(max(1, min(2 * shape.chunk, shape.max_len - _TOKENS)), 5)
     return Step("all kinds at once", (*kinds, long))
 
 
-def _kinds() -> list[Step]:
+def _kinds(shape: Shape) -> list[Step]:
     """Each way to sample and each endpoint, one request a step."""
+    # the first of them must not be refused for its length: its endpoint would count as unused
+    tokens = max(1, min(8, shape.max_len // 2))
+    length = max(1, min(20, shape.max_len - tokens))
     sampling: dict[str, dict[str, Any]] = {
         "greedy": {},
         "temperature": {"temperature": 0.7},
@@ -177,7 +180,7 @@ def _kinds() -> list[Step]:
         },
     }  # fmt: skip
     found = [
-        Step(name, (_prompt(20, variant, 8, **options),))
+        Step(name, (_prompt(length, variant, tokens, **options),))
         for variant, (name, options) in enumerate(sampling.items(), start=1)
     ]
     said = [{"role": "user", "content": "What is the weather in Paris?"}]

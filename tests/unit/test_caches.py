@@ -207,7 +207,9 @@ def test_lengths_and_batches_of_the_spark_profile() -> None:
     assert Shape(8, 8192, 1).batches() == [1]
 
 
-@pytest.mark.parametrize("shape", [SPARK, Shape(600, 8192, 3), Shape(32, 16, 1)])
+@pytest.mark.parametrize(
+    "shape", [SPARK, Shape(600, 8192, 3), Shape(32, 16, 1), Shape(16, 16, 1), Shape(5, 16, 1)]
+)
 def test_no_prompt_is_longer_than_the_server_takes(shape: Shape) -> None:
     for step in [*steps.full(shape, [9999]), *steps.quick(shape, [9999])]:
         for request in step.requests:
@@ -215,6 +217,12 @@ def test_no_prompt_is_longer_than_the_server_takes(shape: Shape) -> None:
             if isinstance(prompt, list):
                 assert 1 <= len(prompt) + request.body["max_tokens"] <= shape.max_len, step.name
                 assert all(32 <= one < 96 for one in prompt)
+
+
+@pytest.mark.parametrize("max_len", [1, 2, 4])
+def test_a_context_too_short_for_any_prompt_of_ours_ends_no_server(max_len: int) -> None:
+    assert steps.quick(Shape(max_len, 16, 1))
+    assert steps.full(Shape(max_len, 16, 1), [9999])
 
 
 def test_a_short_warm_up_has_each_kind_and_what_users_waited_for() -> None:
