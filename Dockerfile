@@ -148,9 +148,11 @@ USER 10001:10001
 WORKDIR /var/cache/sparkforge
 VOLUME /var/cache/sparkforge
 EXPOSE 8000
-# Loading takes minutes for a large model; failures count only after the start period. A server that stops
-# is unhealthy 45 s later at most: a look that still sees the last step, then three that see none.
-HEALTHCHECK --interval=5s --timeout=8s --start-period=20m --start-interval=2s --retries=3 \
+# Loading takes minutes for a large model, its first warm-up 15 more at most, and a download before both as
+# long as the network makes it; failures count only after the start period, which the first success ends. A
+# server that stops is unhealthy 45 s later at most: a look that still sees the last step, then three that
+# see none.
+HEALTHCHECK --interval=5s --timeout=8s --start-period=60m --start-interval=2s --retries=3 \
     CMD ["/opt/sparkforge/venv/bin/python", "-I", "/opt/sparkforge/bin/healthcheck.py"]
 # tini is process 1: a process 1 without handlers ignores SIGTERM, which vLLM is while it loads,
 # and vLLM does not collect the children that its workers leave behind.
