@@ -76,7 +76,8 @@ def main(arguments: list[str]) -> NoReturn:
     pair = cluster.settings(variables)
     asks = pair is None or pair.is_head  # a worker has no port to ask
     if asks:
-        access.check_open(variables, key, caller)
+        access.check_options(caller)
+        access.check_open(variables, key)
     if name := plan.get("vocabulary_sha256"):
         vocabulary.check(name)
 
@@ -130,7 +131,7 @@ def main(arguments: list[str]) -> NoReturn:
         variables |= held.variables
     # a share of memory is another one at each start, and changes no kernel
     way = access.redacted([*way, *last])
-    hang_s = float(os.environ.get("SPARKFORGE_HANG_SECONDS") or 60)
+    hang_s = number("SPARKFORGE_HANG_SECONDS", 60)
     if hang_s and "--disable-log-stats" in command:
         say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
         hang_s = 0

@@ -9,10 +9,19 @@ from pathlib import Path
 
 KEY_FILE = Path("/run/secrets/api_key")
 _SECRET_OPTIONS = ("--api-key", "--hf-token")
+_INSTEAD = {
+    # vLLM then takes these keys alone, whatever else we gave it; and options show to everybody
+    "--api-key": "name a file with the key in SPARKFORGE_API_KEY_FILE",
+    "--port": "the port on the host is SPARKFORGE_PORT, the one in the container"
+    " SPARKFORGE_LISTEN_PORT",
+    "--uds": "put a proxy in front that listens there",
+    "--ssl-keyfile": "put a proxy in front that speaks TLS",
+    "--ssl-certfile": "put a proxy in front that speaks TLS",
+}
 
 
 class AccessError(Exception):
-    """The server would be open to others, or its key is unusable; the message says what to do."""
+    """The server would be open to others, or closed to us; the message says what to do."""
 
 
 def api_key(variables: Mapping[str, str], file: Path = KEY_FILE) -> str:
@@ -41,12 +50,26 @@ def api_key(variables: Mapping[str, str], file: Path = KEY_FILE) -> str:
     return key or variables.get("VLLM_API_KEY", "")
 
 
-def check_open(variables: Mapping[str, str], key: str, words: Sequence[str]) -> None:
+def check_options(words: Sequence[str]) -> None:
+    """Refuse options with which health check and warm-up would not reach the server.
+
+    It would load for minutes, serve, and never be healthy.
+
+    Raises:
+        AccessError: such an option is among the caller's.
+    """
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in _INSTEAD:
+            msg = f"{option} among the options hides the server from its health check:"
+            raise AccessError(f"{msg} {_INSTEAD[option]}")
+
+
+def check_open(variables: Mapping[str, str], key: str) -> None:
     """Refuse to serve others than this machine without a key.
 
     Args:
         variables: SPARKFORGE_BIND is the host's address that Compose publishes the port on.
-        words: the server's options; a key may stand there, too.
 
     Raises:
         AccessError: that would happen, and SPARKFORGE_ALLOW_OPEN is not 1.
@@ -56,8 +79,7 @@ def check_open(variables: Mapping[str, str], key: str, words: Sequence[str]) -> 
         local = ipaddress.ip_address(bind.strip("[]")).is_loopback
     except ValueError:
         local = bind == "localhost"
-    named = any(word.partition("=")[0] == "--api-key" for word in words)
-    if local or key or named or variables.get("SPARKFORGE_ALLOW_OPEN") == "1":
+    if local or key or variables.get("SPARKFORGE_ALLOW_OPEN") == "1":
         return
     msg = (
         f"port published on {bind} without an API key: anybody who reaches it may use the model."

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkforge import pins
-from sparkforge.serving import memory, supervise
+from sparkforge.serving import access, memory, supervise
 from tests.support import ROOT, load_script
 
 VARIABLES = (
@@ -175,14 +175,44 @@ def test_the_key_reaches_the_server_and_no_log(
 ) -> None:  # fmt: skip
     (tmp_path / "key").write_text("very-secret\n")
     monkeypatch.setenv("SPARKFORGE_API_KEY_PATH", str(tmp_path / "key"))
-    monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", "--api-key other-secret third-secret --seed 1")
+    monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", "--seed 1")
     plan = plan_of(entrypoint, monkeypatch, ["--hf-token=token-secret"])
     assert plan.variables["VLLM_API_KEY"] == "very-secret"
     assert plan.client is not None
     assert plan.client.key == "very-secret"
     said = capsys.readouterr()
     assert "secret" not in said.out + said.err
-    assert "--api-key '***' '***' --seed 1 '--hf-token=***'" in said.err
+    assert "--seed 1 '--hf-token=***'" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (["--api-key", "my-secret"], "SPARKFORGE_API_KEY_FILE"),
+        (["--seed", "1", "--api_key=my-secret"], "SPARKFORGE_API_KEY_FILE"),
+        (["--port", "9000"], "SPARKFORGE_PORT"),
+        (["--ssl-keyfile=/k"], "a proxy in front"),
+    ],
+)
+def test_options_that_hide_the_server_from_its_health_check_are_refused(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, words: list[str], mend: str
+) -> None:
+    monkeypatch.setenv("SPARKFORGE_BIND", "0.0.0.0")
+    with pytest.raises(access.AccessError, match=mend) as refused:
+        plan_of(entrypoint, monkeypatch, words)
+    assert "my-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seconds", ["a minute", "-1", "nan", "inf"])
+def test_seconds_without_progress_are_a_number(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str],
+    seconds: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SPARKFORGE_HANG_SECONDS", seconds)
+    with pytest.raises(SystemExit) as ended:
+        entrypoint.main([])
+    assert ended.value.code == supervise.EX_CONFIG
+    assert f"SPARKFORGE_HANG_SECONDS is '{seconds}': use a number" in capsys.readouterr().err
 
 
 def test_weights_are_evicted_before_memory_is_measured_and_after_loading(

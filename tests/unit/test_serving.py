@@ -256,18 +256,17 @@ def test_a_key_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
 def test_this_machine_alone_needs_no_key(bind: str) -> None:
-    access.check_open({"SPARKFORGE_BIND": bind}, "", [])
-    access.check_open({}, "", [])
+    access.check_open({"SPARKFORGE_BIND": bind}, "")
+    access.check_open({}, "")
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.168.1.4", "::", ""])
 def test_others_need_one(bind: str) -> None:
     variables = {"SPARKFORGE_BIND": bind}
     with pytest.raises(access.AccessError, match="without an API key"):
-        access.check_open(variables, "", [])
-    access.check_open(variables, "key", [])
-    access.check_open(variables, "", ["--api-key", "key"])
-    access.check_open(variables | {"SPARKFORGE_ALLOW_OPEN": "1"}, "", [])
+        access.check_open(variables, "")
+    access.check_open(variables, "key")
+    access.check_open(variables | {"SPARKFORGE_ALLOW_OPEN": "1"}, "")
 
 
 def test_no_secret_is_shown() -> None:
