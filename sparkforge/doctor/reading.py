@@ -77,8 +77,14 @@ class Readings:
 
     @classmethod
     def loads(cls, text: str) -> Readings:
-        """Return what ``dumps`` wrote."""
+        """Return what ``dumps`` wrote.
+
+        Raises:
+            ValueError, TypeError, AttributeError: the text is something else.
+        """
         found = json.loads(text)
+        if not found:
+            raise ValueError("nothing was read")
         programs = {name: Glimpse(**one) for name, one in found.pop("programs", {}).items()}
         late = tuple(found.pop("late", ()))
         return cls(programs=programs, late=late, **found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -61,7 +62,8 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
     halves = [*found.get("incomplete", ()), *found.get("incomplete_here", ())]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        yield Finding("model", "fail", f"{where}: {'; '.join(wrong[:3])}{more}", fetch)
+        yield Finding("model", "fail", f"{where}: {'; '.join(wrong[:3])}{more}",
+                      _again(found, repository, revision))  # fmt: skip
         yield from _room(seen, name)
     elif halves:
         yield Finding("model", "warn", f"{where}: complete, but {len(halves)} downloads beside it"
@@ -84,6 +86,27 @@ def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) 
         return Finding("model", "fail", f"{said}, and HF_HUB_OFFLINE forbids to fetch it",
                        f"HF_HUB_OFFLINE=0 {fetch}")  # fmt: skip
     return Finding("model", "warn", f"{said}; the first start fetches it", fetch)
+
+
+def _again(found: Mapping[str, Any], repository: str, revision: str) -> str:
+    """Return the command that mends a checkpoint; what is there and damaged is not kept."""
+    fetch = f"hf download {repository} --revision {revision}"
+    if "hub" not in found:  # a folder of the user's own: nothing of it is overwritten
+        target = shlex.quote(f"{found['folder']}-anew")
+        return f"{fetch} --local-dir {target}   # or copy yours anew"
+    shards: Mapping[str, Mapping[str, Any]] = found.get("shards") or {}
+    damaged = [
+        name
+        for name, one in shards.items()
+        if one.get("problem", "") != "missing" and one.get("size") != one.get("expected")
+    ]
+    if found.get("index_problem"):
+        damaged.append("model.safetensors.index.json")
+    if not damaged:
+        return fetch
+    # the hub's client takes a file that is there for whole
+    names = " ".join(sorted(damaged))
+    return f"hf download {repository} {names} --revision {revision} --force-download && {fetch}"
 
 
 def _wrong(found: Mapping[str, Any]) -> list[str]:

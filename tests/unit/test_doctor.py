@@ -297,6 +297,39 @@ def test_an_incomplete_model_is_told(
     assert "hf download openai/gpt-oss-120b --revision" in one.remedy
 
 
+def test_a_folder_of_ones_own_is_not_written_over(want: Wanted, tmp_path: Path) -> None:
+    folder = checkpoint_in(tmp_path / "a model", NAMES)
+    (folder / NAMES[0]).write_bytes(b"")
+    read = checkpoint.read_folder(folder)
+    one = found(spark(disks={**DISKS, "checkpoint": read}), want)["model"]
+    assert f"--local-dir '{folder}-anew'" in one.remedy
+
+
+def test_a_damaged_file_of_the_hubs_cache_is_fetched_though_it_is_there(
+    want: Wanted, tmp_path: Path
+) -> None:
+    assert want.model is not None
+    _, repository, revision = want.model
+    folder = checkpoint.folder_of(tmp_path, repository) / "snapshots" / revision
+    checkpoint_in(folder, NAMES)
+
+    def remedy() -> str:
+        read = checkpoint.read(tmp_path, repository, revision)
+        return found(spark(disks={**DISKS, "checkpoint": read}), want)["model"].remedy
+
+    (folder / NAMES[1]).unlink()
+    assert remedy() == f"hf download {repository} --revision {revision}"
+    (folder / NAMES[0]).write_bytes(b"")
+    anew = f"hf download {repository} {NAMES[0]} --revision {revision} --force-download"
+    assert remedy() == f"{anew} && hf download {repository} --revision {revision}"
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", "7", '{"other": 1}'])
+def test_what_is_no_recording_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        reading.Readings.loads(text)
+
+
 # -- programs that may be broken, and reading that hangs -------------------------
 
 
