@@ -51,6 +51,13 @@ def land(rebase: Rebase, state: State) -> Landed:
             f"{own.upstream}: which commit is {own.goal.tag}? No repository could be asked{stated}"
         )
         raise RebaseStopped(msg, f"build.py rebase {own.upstream} --continue --commit SHA")
+    # from the first look at the checkout on: what an export wrote meanwhile would be undone
+    with transaction.held(rebase.root):
+        return _landed(rebase, state)
+
+
+def _landed(rebase: Rebase, state: State) -> Landed:
+    own = state.legs[0]
     rebase.check_unchanged()
     rebase.check_same(state)
     root = rebase.root
@@ -75,8 +82,7 @@ def land(rebase: Rebase, state: State) -> Landed:
     files[page] = report.page(state, chapters, found).encode()
     changed = {path: data for path, data in files.items() if _differs(path, data)}
     # the state goes with the change: who is killed behind it has nothing left to go on with
-    with transaction.held(root):
-        transaction.change(root, {**changed, rebase.job.file: None})
+    transaction.change(root, {**changed, rebase.job.file: None})
     rebase.job.remove()
     kept = tuple(one for one in found if not one.values)
     return Landed(page, tuple(path for path in changed if path != page), kept)
