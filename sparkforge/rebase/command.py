@@ -47,9 +47,11 @@ def _check_words(options: argparse.Namespace) -> None:
         raise UsageError("--table needs --all", mend)
     if options.onto is not None and answers:
         raise UsageError("--onto begins a rebase, the others answer one", "give one of them")
-    if options.upstream is None and not options.all and (options.onto or options.dry_run or (
-        options.skip is not None or options.abort
-    )):  # fmt: skip
+    if (
+        options.upstream is None
+        and not options.all
+        and (options.onto or options.dry_run or options.commit or answers)
+    ):
         raise UsageError("whose series?", "name an upstream: build.py rebase vllm …")
     if options.onto is not None and not options.onto.strip():
         raise UsageError("--onto is empty", "name a release, for example release:0.32.0")
@@ -57,6 +59,10 @@ def _check_words(options: argparse.Namespace) -> None:
         raise UsageError("--dry-run onto what?", "give --onto")
     if options.skip is not None and not options.skip.strip():
         raise UsageError("--skip without a reason", "say why: the reason goes into the changelog")
+    if options.commit is not None and (options.all or options.dry_run or options.abort or not (
+        options.onto or options.go_on or options.skip is not None
+    )):  # fmt: skip
+        raise UsageError("--commit belongs to a rebase that lands", "give it with --continue")
     if options.commit is not None and not re.fullmatch(r"[0-9a-f]{40}", options.commit):
         raise UsageError(f"--commit {options.commit}: not 40 digits", "give the full commit SHA")
     if options.onto is not None and _MANY.fullmatch(options.onto) and not options.all:
@@ -93,10 +99,10 @@ def _one(options: argparse.Namespace) -> int:
         if now is not None and now.word != options.onto:
             msg = f"{options.upstream}: a rebase onto {now.word} is under way"
             raise UsageError(msg, "build.py rebase UPSTREAM --continue, or --abort")
+        if now is not None and options.commit is not None:
+            _commit(options, rebase, now)
         now = now or rebase.begin(options.onto, options.commit)
     elif options.go_on or options.skip is not None:
-        if now is None and options.go_on and options.upstream is None:
-            return 0
         now = _answer(options, rebase, now)
     else:
         return _status(options, job, now)
@@ -125,10 +131,7 @@ def _answer(options: argparse.Namespace, rebase: Rebase, now: State | None) -> S
         raise UsageError(msg, "begin one: --onto release:VERSION")
     rebase.check_same(now)
     if options.commit is not None:
-        own = now.legs[0]
-        onto.check_commit(own.goal, options.commit, now.stated)
-        own.goal = own.goal.model_copy(update={"commit": options.commit})
-        rebase.job.save(now)
+        _commit(options, rebase, now)
     leg = now.stopped
     if options.skip is not None:
         if leg is None:
@@ -137,6 +140,13 @@ def _answer(options: argparse.Namespace, rebase: Rebase, now: State | None) -> S
     elif leg is not None:
         rebase.resolve(now, leg)
     return now
+
+
+def _commit(options: argparse.Namespace, rebase: Rebase, now: State) -> None:
+    own = now.legs[0]
+    onto.check_commit(own.goal, options.commit, now.stated)
+    own.goal = own.goal.model_copy(update={"commit": options.commit})
+    rebase.job.save(now)
 
 
 def _status(options: argparse.Namespace, job: Job, now: State | None) -> int:

@@ -252,7 +252,7 @@ class Rebase:
         problems += [f"{name}: new: git add it, or remove it" for name in untracked if name]
         if problems:
             msg = f"{work.path}: not resolved:\n  " + "\n  ".join(problems)
-            raise UsageError(msg, "mend that, then build.py rebase --continue again")
+            raise UsageError(msg, f"mend that, then build.py rebase {self.upstream} --continue")
 
     def skip(self, state: State, leg: Leg, reason: str) -> None:
         """Leave the stopped patch out of the series."""

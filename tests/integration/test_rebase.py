@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -465,6 +465,10 @@ def test_what_no_longer_agrees(upstream: Upstream) -> None:
         (["demo", "--all", "--onto", "latest"], 2),
         (["--all", "--onto", "release:2.0"], 2),
         (["--abort"], 2),
+        (["--continue"], 2),  # whose?
+        (["demo", "--commit", "a" * 40], 2),
+        (["demo", "--onto", "latest", "--dry-run", "--commit", "a" * 40], 2),
+        (["demo", "--abort", "--commit", "a" * 40], 2),
         (["nobody", "--onto", "latest"], 2),
         (["nobody", "--abort"], 2),
     ],
@@ -515,6 +519,33 @@ def test_a_series_that_changed_meanwhile(upstream: Upstream) -> None:
     resolve(upstream)
     said = upstream.rebase("demo", "--continue", code=2)
     assert "changed since the rebase began" in said["error"]["what"]
+
+
+def test_an_export_that_comes_before_landing_is_not_undone(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clash(upstream)
+    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
+    resolve(upstream)
+    patches = upstream.project.patches
+    exported: dict[Path, bytes | None] = {
+        patches / "series": b"first-one.patch\nsecond-one.patch\n",
+        patches / "third-one.patch": None,
+    }
+    held = transaction.held
+
+    @contextlib.contextmanager
+    def later(root: Path) -> Iterator[None]:
+        with held(root):  # as `patches export` does, which had the checkout first
+            transaction.change(root, exported)
+        with held(root):
+            yield
+
+    monkeypatch.setattr(transaction, "held", later)
+    said = upstream.rebase("demo", "--continue", code=2)
+    assert "changed since the rebase began" in said["error"]["what"]
+    assert (patches / "series").read_bytes() == exported[patches / "series"]
+    assert not (patches / "third-one.patch").exists()
 
 
 def test_one_at_a_time(upstream: Upstream) -> None:
