@@ -37,6 +37,8 @@ def held(root: Path) -> Iterator[None]:
             _finish(root)
             yield
     except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTDIR) and not folder.is_dir():
+            raise StoreError(f"{folder}: is no folder", "move it away") from None
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         raise _refused(error) from None
@@ -59,10 +61,16 @@ def change(root: Path, files: Mapping[Path, bytes | None]) -> None:
     The caller is inside of ``held``.
 
     Raises:
-        StoreError: a folder can't be written; nothing has changed then.
+        StoreError: a folder can't be written, or stands where a file should; nothing has
+            changed then.
     """
     for path in files:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():  # once decided, no command could finish it
+            raise StoreError(f"{path}: is a folder, where a file should be", "move it away")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise StoreError(f"{path.parent}: is no folder", "move it away") from None
         if not os.access(path.parent, os.W_OK):  # before it is decided
             raise _refused(OSError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent)))
     fresh = root / _FOLDER / f"{_DECIDED}.new"
@@ -97,6 +105,8 @@ def _finish(root: Path) -> None:
             if not stays:
                 (root / name).unlink(missing_ok=True)
             elif (decided / str(number)).exists():  # else it is in its place already
+                # `git clean` takes a new folder that is still empty
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (decided / str(number)).replace(root / name)
         log.detail(f"{root}: {plan} carried out")
         plan.unlink()
