@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, cast
 
-from sparkforge import pins, series, sources
+from sparkforge import pins, series, sources, transaction
 from sparkforge.authoring import worktree
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.log import log
@@ -40,13 +40,14 @@ def pins_record(options: argparse.Namespace) -> int:
     store = store_of(options)
     access = access_of(options, loaded)
     for name, upstream in loaded.upstreams.items():
-        patches = series.read(path.parent / "patches" / name)
-        if not patches.patches:
+        folder = path.parent / "patches" / name
+        if not series.read(folder).patches:
             continue
         source = sources.ensure(store, name, upstream, RELEASE_PLAN, access)
-        patched = series.apply(store, patches, source)
-        recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
-        pins.record(path, name, source.provider, recorded)
+        with transaction.held(path.parent):  # an export beside us must not change the series now
+            patched = series.apply(store, series.read(folder), source)
+            recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
+            pins.record(path, name, source.provider, recorded)
         log.info(f"{name}: patched.{source.provider}: tree {patched.tree}")
     if options.json:
         log.json({"pins": str(path)})

@@ -97,6 +97,9 @@ def _finish(root: Path) -> None:
     if plan.exists():
         try:
             steps = [(str(name), bool(stays)) for name, stays in json.loads(plan.read_bytes())]
+            if strange := [name for name, _ in steps if not _inside(root, name)]:
+                msg = f"{strange[0]} is outside of the checkout"
+                raise ValueError(msg)
         except (ValueError, TypeError) as error:
             msg = f"{plan}: no plan of a change any more: {error}"
             remedy = "move that folder away, and restore patches/ and pins.yaml from git"
@@ -111,6 +114,10 @@ def _finish(root: Path) -> None:
         log.detail(f"{root}: {plan} carried out")
         plan.unlink()
     shutil.rmtree(decided)
+
+
+def _inside(root: Path, name: str) -> bool:
+    return (root / name).is_relative_to(root) and ".." not in Path(name).parts
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,14 @@ def test_a_decided_change_finds_its_new_folder_gone(
     fresh.parent.rmdir()  # as `git clean -d` does
     transaction.finish(tmp_path)
     assert fresh.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/outside"])
+def test_a_plan_that_somebody_changed_removes_nothing_outside(tmp_path: Path, name: str) -> None:
+    decided = tmp_path / "checkout" / ".sparkforge" / "change"
+    decided.mkdir(parents=True)
+    (tmp_path / "outside").write_text("mine")
+    (decided / "plan.json").write_text(json.dumps([[name, False]]))
+    with pytest.raises(StoreError, match="outside of the checkout"):
+        transaction.finish(tmp_path / "checkout")
+    assert (tmp_path / "outside").exists()
