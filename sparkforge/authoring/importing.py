@@ -108,8 +108,10 @@ def chain(
 
 
 def _by_hand(upstream: str) -> str:
-    return (f"do it by hand: build.py patches apply {upstream} DIR, there git am --3way FILE (of a"
-            " plain diff git apply --3way, and commit), then build.py patches export DIR")  # fmt: skip
+    return (
+        f"do it by hand: build.py patches apply {upstream} DIR, there git am --3way FILE (of a"
+        " plain diff git apply --3way, and commit), then build.py patches export DIR"
+    )
 
 
 def _paths(file: Path) -> list[str]:
