@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,10 +59,15 @@ def base_image() -> str:
 
 
 @pytest.fixture(scope="session")
-def image(build: Build, base_image: str) -> Any:
-    """The cpu image, as the README makes it: what each item of the build gave, by label."""
+def image(build: Build, base_image: str, checkout: Path) -> Any:
+    """The cpu image, as the README makes it: what each item of the build gave, by label.
+
+    Its receipt is kept as dist/image-receipt.json: builds without an image come after it.
+    """
     arguments = ["--target", "cpu", "--engine", "docker", "--base", base_image]
     if ca := os.environ.get("SPARKFORGE_TEST_CA"):
         arguments += ["--ca-bundle", ca]
     receipt = build(*arguments, "--force", "smoke")
+    dist = checkout / "dist"
+    shutil.copy(dist / "cpu" / "receipt.json", dist / "image-receipt.json")
     return {one["label"]: one["outputs"] for one in receipt["items"]}

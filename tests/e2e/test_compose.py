@@ -245,8 +245,10 @@ def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
 
 
 def test_two_machines_meet_and_are_started_anew_together(stand_in: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    pair = Pair(stand_in, tmp_path)
+    model = tmp_path / "model"  # the folder above it is its owner's alone
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    pair = Pair(stand_in, model)
     try:
         pair.up()
         noticed_s, again_s = pair.lose_the_worker()

@@ -54,7 +54,7 @@ def test_labels_name_upstream_commit_and_series(image: Any) -> None:
 def test_the_image_alone_says_what_is_in_it_and_that_this_checkout_makes_it(
     image: Any, build: Build, checkout: Path
 ) -> None:
-    found = build("verify", str(checkout / "dist" / "cpu" / "receipt.json"))
+    found = build("verify", str(checkout / "dist" / "image-receipt.json"))
     assert found["matches"]
     assert found["digest"] == image["image"]["digest"]
     assert found["checked"]["installed files"] > 10_000
