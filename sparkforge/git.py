@@ -374,3 +374,9 @@ def clone_at(
 def _no_folder(where: Path, error: OSError) -> UsageError:
     msg = f"{where}: no folder can be made there: {error.strerror}"
     return UsageError(msg, "name another place")
+
+
+def patch_id(diff: bytes) -> str:
+    """Return a diff's patch-id: its change, without line numbers and white space; "" of none."""
+    # any folder does: patch-id reads no repository
+    return git(Path(), "patch-id", "--stable", stdin=diff).partition(" ")[0]

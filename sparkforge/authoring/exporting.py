@@ -328,15 +328,9 @@ def _compare(report: Report, name: str, old: bytes, new: bytes) -> None:
     if old == new:
         return
     same_words = old.partition(b"\ndiff --git ")[0] == new.partition(b"\ndiff --git ")[0]
-    if _patch_id(old) != _patch_id(new):
+    if git.patch_id(old) != git.patch_id(new):
         report.changed.append(name)
     elif same_words:
         report.refreshed.append(name)
     else:
         report.reworded.append(name)
-
-
-def _patch_id(data: bytes) -> str:
-    """Return what git makes of a diff without line numbers and blob ids; "" of an empty one."""
-    # no repository is needed; any folder will do
-    return git.git(Path(), "patch-id", "--stable", stdin=data).partition(" ")[0]

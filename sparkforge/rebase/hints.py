@@ -63,12 +63,6 @@ class History:
         return {patch: commit[:12] for patch, commit in pairs}
 
 
-def patch_id(data: bytes) -> str:
-    """Return the patch-id of a patch file: its change, without line numbers and white space."""
-    # any folder does; patch-id reads no repository
-    return git.git(Path.cwd(), "patch-id", "--stable", stdin=data).partition(" ")[0]
-
-
 def about(mover: Mover, at: int, unmerged: Sequence[Unmerged]) -> list[str]:
     """Say, for each file in conflict, what the new release seems to have done there."""
     parts = verdicts.hunks(mover.diff(at))

@@ -117,7 +117,7 @@ class Mover:
                                       env=env)  # fmt: skip
                 if code == 0:
                     found[patch.name] = "it can be taken away from the new release exactly"
-                elif (commit := with_id.get(hints.patch_id(patch.path.read_bytes()))) is not None:
+                elif (commit := with_id.get(git.patch_id(patch.path.read_bytes()))) is not None:
                     found[patch.name] = f"upstream's commit {commit} makes the same change"
         return found
 
