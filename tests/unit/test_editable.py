@@ -22,16 +22,16 @@ MEMBERS = (
 
 
 def tree(files: tuple[str, ...] = FILES, base: tuple[str, ...] = FILES) -> TreeOf:
-    return TreeOf(PurePosixPath("/work"), RULES, set(base), files)
+    return TreeOf(PurePosixPath("/trees"), RULES, set(base), files)
 
 
 def test_folders_come_from_where_all_in_them_does() -> None:
     assert editable.links(MEMBERS, [tree()], SITE) == {
-        "demo/__init__.py": "/work/demo/__init__.py",
-        "demo/sub": "/work/demo/sub",
-        "demo/mixed/c.py": "/work/demo/mixed/c.py",
+        "demo/__init__.py": "/trees/demo/__init__.py",
+        "demo/sub": "/trees/demo/sub",
+        "demo/mixed/c.py": "/trees/demo/mixed/c.py",
         "demo/mixed/n.so": "/site/demo/mixed/n.so",
-        "demo/data/csrc": "/work/csrc",
+        "demo/data/csrc": "/trees/csrc",
         "demo/data/made.txt": "/site/demo/data/made.txt",
         "demo/third": "/site/demo/third",
         "demo.libs": "/site/demo.libs",
@@ -46,8 +46,8 @@ def test_a_file_that_was_deleted_does_not_come_back_from_the_wheel() -> None:
 def test_a_new_file_is_there_and_stands_before_the_wheels() -> None:
     now = (*FILES, "demo/new.py", "demo/third/t.py")
     links = editable.links(MEMBERS, [tree(now)], SITE)
-    assert links["demo/new.py"] == "/work/demo/new.py"
-    assert links["demo/third"] == "/work/demo/third"
+    assert links["demo/new.py"] == "/trees/demo/new.py"
+    assert links["demo/third"] == "/trees/demo/third"
 
 
 def test_the_longest_prefix_of_all_trees_owns_a_file() -> None:
