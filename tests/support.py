@@ -184,6 +184,17 @@ def add_project(server: Server, project: str, files: Mapping[str, bytes]) -> Non
 # -- git -------------------------------------------------------------------------
 
 
+def write_files(folder: Path, files: Mapping[str, bytes | None]) -> None:
+    """Write files (None removes one) below a folder."""
+    for name, data in files.items():
+        path = folder / name
+        if data is None:
+            path.unlink()
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
 class Repo:
     """A throw-away git repository whose commits are the same in every run."""
 
@@ -207,13 +218,7 @@ class Repo:
 
     def write(self, files: Mapping[str, bytes | None]) -> None:
         """Write files (None removes one) into the working tree."""
-        for name, data in files.items():
-            path = self.path / name
-            if data is None:
-                path.unlink()
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+        write_files(self.path, files)
 
     def commit(self, files: Mapping[str, bytes | None], message: str = "A change") -> str:
         """Write files, commit everything, return the commit."""

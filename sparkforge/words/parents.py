@@ -130,12 +130,17 @@ def port(text: str) -> int:
     return port
 
 
+def _number(text: str) -> float:
+    """Return a number; what is none gives one that no bounds let in."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
 def share(text: str) -> float:
     """A finite number from 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
+    number = _number(text)
     if not 0 <= number < float("inf"):
         msg = f"{text!r} is no number from 0"
         raise argparse.ArgumentTypeError(msg)
@@ -153,10 +158,7 @@ def count(text: str) -> int:
 
 def positive(text: str) -> float:
     """A number that can be divided by."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
+    number = _number(text)
     if not 1e-6 <= number <= 1e9:  # what is beyond divides to nothing, or to infinity
         msg = f"{text!r} is no number from 10^-6 to 10^9"
         raise argparse.ArgumentTypeError(msg)

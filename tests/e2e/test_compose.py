@@ -144,19 +144,25 @@ def composed(image_tag: str, folder: Path, **variables: str) -> Iterator[Compose
         one.compose("down", "--volumes", "--timeout", "5")
 
 
+def check_rights(seen: Any) -> None:
+    """Hold a container's inspection against what every service has in common."""
+    host = seen["HostConfig"]
+    assert host["ReadonlyRootfs"] is True
+    assert host["CapDrop"] == ["ALL"]
+    assert not host["CapAdd"]
+    assert not host["Privileged"]
+    assert host["SecurityOpt"] == ["no-new-privileges=true"]
+    assert seen["Config"]["User"] == "10001:10001"
+
+
 def test_the_container_has_no_rights_that_it_does_not_need(stand_in: str, tmp_path: Path) -> None:
     with composed(stand_in, tmp_path) as one:
         one.healthy()
         seen = one.inspect()
         host = seen["HostConfig"]
-        assert host["ReadonlyRootfs"] is True
-        assert host["CapDrop"] == ["ALL"]
-        assert not host["CapAdd"]
-        assert not host["Privileged"]
-        assert host["SecurityOpt"] == ["no-new-privileges=true"]
+        check_rights(seen)
         assert host["PidsLimit"] == 4096
         assert host["Memory"] == host["MemorySwap"] == 8 << 30
-        assert seen["Config"]["User"] == "10001:10001"
         assert {bind["HostIp"] for bind in seen["NetworkSettings"]["Ports"]["8000/tcp"]} == {
             "127.0.0.1"
         }
@@ -254,14 +260,7 @@ def test_two_machines_meet_and_are_started_anew_together(stand_in: str, tmp_path
         noticed_s, again_s = pair.lose_the_worker()
         print(f"head not healthy after {noticed_s:.0f} s, both again after {again_s:.0f} s")
         for name in BOTH:
-            seen = pair.state(name)
-            host = seen["HostConfig"]
-            assert host["ReadonlyRootfs"] is True
-            assert host["CapDrop"] == ["ALL"]
-            assert not host["CapAdd"]
-            assert not host["Privileged"]
-            assert host["SecurityOpt"] == ["no-new-privileges=true"]
-            assert seen["Config"]["User"] == "10001:10001"
+            check_rights(pair.state(name))
         # the head is stopped on purpose: the worker is left, and waits for it
         pair.compose("stop", "spark-head")
         pair.wait(lambda: not pair.healthy("spark-worker"), 40)

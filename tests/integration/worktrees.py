@@ -16,7 +16,7 @@ import pytest
 
 from sparkforge import cli
 from tests.project import Project
-from tests.support import BODY, EPOCH
+from tests.support import BODY, EPOCH, write_files
 
 
 @dataclass
@@ -41,13 +41,7 @@ class Tree:
         return done.stdout.decode(errors="surrogateescape").strip()
 
     def write(self, files: Mapping[str, bytes | None]) -> None:
-        for name, data in files.items():
-            path = self.path / name
-            if data is None:
-                path.unlink()
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+        write_files(self.path, files)
         self.git("add", "--all", "--force")
 
     def commit(self, files: Mapping[str, bytes | None], subject: str, body: str = BODY) -> str:
