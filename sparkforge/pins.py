@@ -320,17 +320,7 @@ def record(path: Path, upstream: str, provider: str, recorded: Recorded) -> None
         PinsError: its upstream is not written one key a line.
     """
     present = dict(load(path).upstream(upstream).patched) | {provider: recorded}
-    _rewrite(path, upstream, record_block(present))
-
-
-def record_block(recorded: Mapping[str, Recorded]) -> list[str]:
-    """Return the lines of ``patched``; none where nothing is recorded."""
-    if not recorded:
-        return []
-    return ["patched:"] + [
-        f"  {kind}: {{commit: {value.commit}, tree: {value.tree}}}"
-        for kind, value in sorted(recorded.items())
-    ]
+    _rewrite(path, upstream, present)
 
 
 def forget(path: Path, upstream: str) -> None:
@@ -340,12 +330,12 @@ def forget(path: Path, upstream: str) -> None:
         UsageError, PinsError: as ``record``.
     """
     if load(path).upstream(upstream).patched:
-        _rewrite(path, upstream, [])
+        _rewrite(path, upstream, {})
 
 
-def _rewrite(path: Path, upstream: str, block: list[str]) -> None:
+def _rewrite(path: Path, upstream: str, recorded: Mapping[str, Recorded]) -> None:
     # read_text() would change the line ends
-    text_now = with_block(path, path.read_bytes().decode(), upstream, block)
+    text_now = with_record(path, path.read_bytes().decode(), upstream, recorded)
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_bytes(text_now.encode())
@@ -356,17 +346,27 @@ def _rewrite(path: Path, upstream: str, block: list[str]) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def with_block(path: Path, text: str, upstream: str, block: list[str]) -> str:
-    """Return the text of pins.yaml with other lines for ``patched``.
+def with_record(path: Path, text: str, upstream: str, recorded: Mapping[str, Recorded]) -> str:
+    """Return the text of pins.yaml with this as all that is recorded of a series.
 
     Raises:
         PinsError: its upstream is not written one key a line.
     """
     # right behind the source file, which is what the tree was made from
     text_now = yamlfile.replace_block(
-        text, ("upstreams", upstream), "patched", block, behind="source_file"
+        text, ("upstreams", upstream), "patched", _block(recorded), behind="source_file"
     )
     if text_now is None:
         msg = f"{path.name}: upstreams.{upstream}: stands on one line"
         raise PinsError(msg, "write it one key a line, so that the record gets lines of its own")
     return text_now
+
+
+def _block(recorded: Mapping[str, Recorded]) -> list[str]:
+    """Return the lines of ``patched``; none where nothing is recorded."""
+    if not recorded:
+        return []
+    return ["patched:"] + [
+        f"  {kind}: {{commit: {value.commit}, tree: {value.tree}}}"
+        for kind, value in sorted(recorded.items())
+    ]

@@ -264,9 +264,8 @@ def _wanted(
                     " any more (build.py pins record)")  # fmt: skip
     if after != before:
         text = checkout.pins_path.read_bytes().decode()  # read_text() would change the line ends
-        block = pins.record_block(after)
-        wanted[checkout.pins_path] = pins.with_block(
-            checkout.pins_path, text, fresh.upstream, block
+        wanted[checkout.pins_path] = pins.with_record(
+            checkout.pins_path, text, fresh.upstream, after
         ).encode()
     page = checkout.root / "docs" / "patches.md"
     if page.is_file() and fresh.sha256 != old.sha256:

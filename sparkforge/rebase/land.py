@@ -192,8 +192,8 @@ def _with_record(
     value = recorded[leg.upstream]
     if value is None and not upstream.patched:
         return text
-    block = pins.record_block({} if value is None else {leg.new.provider: value})
-    return pins.with_block(path, text, leg.upstream, block)
+    fresh = {} if value is None else {leg.new.provider: value}
+    return pins.with_record(path, text, leg.upstream, fresh)
 
 
 # -- pages ---------------------------------------------------------------------------------
