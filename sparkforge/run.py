@@ -10,6 +10,7 @@ import atexit
 import errno
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -27,6 +28,7 @@ from sparkforge.errors import CommandError, MachineError, SparkforgeError, Store
 from sparkforge.log import log
 
 _TAIL_LINES = 40
+_SILENCE_S = 60.0  # a program that says nothing for so long may be taken for one that hangs
 _INSTALL_HINTS = {
     "git": "install git 2.34 or newer with the system's package manager",
     "docker": "install Docker Engine, or build without one: --engine none",
@@ -89,7 +91,7 @@ def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
     """Show what a child says while it says it; return what it meant to leave standing."""
     kept = []
     rest = b""
-    while piece := os.read(stream.fileno(), 1 << 16):
+    while piece := _next(stream):
         *lines, rest = re.split(rb"(?<=[\r\n])", rest + piece)
         for line in lines:
             text = line.decode(errors="replace").rstrip()
@@ -98,11 +100,20 @@ def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
                 if text:
                     log.raw_progress(text)
             else:
-                show(text)
+                if text:  # empty lines part blocks on a page; between our marks they are noise
+                    show(text)
                 kept.append(line)
     if rest:
         show(rest.decode(errors="replace").rstrip())
     return b"".join([*kept, rest])
+
+
+def _next(stream: IO[bytes]) -> bytes:
+    """Wait for more of what a child says; while it says nothing, tell that it is still at work."""
+    start = time.monotonic()
+    while not select.select([stream], [], [], _SILENCE_S)[0]:
+        log.raw_progress(f"… still at it, silent for {(time.monotonic() - start) / 60:.0f} min")
+    return os.read(stream.fileno(), 1 << 16)
 
 
 def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:

@@ -119,6 +119,18 @@ def test_redrawn_progress_of_a_child_is_thinned_out_without_a_terminal(
     assert result.stdout == b"done\n"
 
 
+def test_a_child_that_falls_silent_is_told_to_be_at_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(log, "_progress_at", 0.0)
+    result = call("sh", "-c", "echo one; echo; sleep 0.5; echo two", stream=True)
+    first, middle, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == ("  | one", "  | two")
+    assert "still at it" in middle
+    assert result.stdout == b"one\n\ntwo\n"
+
+
 def test_a_streamed_failure_has_its_words_in_the_error() -> None:
     with pytest.raises(CommandError, match="last words"):
         call("sh", "-c", "echo last words; exit 1", stream=True)
