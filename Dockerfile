@@ -75,6 +75,19 @@ find /opt/sparkforge/venv -name uv_cache.json | while read -r note; do
 done
 EOS
 
+# check: are the declared requirements of all that is installed met? uv also holds the platform that a wheel
+# notes inside against the machine's, and NVIDIA's nvidia-cusparselt-cu13 for arm64 notes one that no
+# installer knows (manylinux2014_sbsa). What it notes decides nothing: the file's name has been held against
+# the platform when it was installed, and `build.py verify` reads the machine out of every program.
+COPY --chmod=0555 <<'EOS' /tools/check
+#!/bin/sh
+set -u
+said="$(/run/tools/uv pip check --no-cache --no-config --offline --python /opt/sparkforge/venv 2>&1)" && exit 0
+echo "${said}"
+problems="$(echo "${said}" | grep '^The package ')" || exit 1 # uv itself has failed
+! echo "${problems}" | grep -v ' was built for a different platform$'
+EOS
+
 
 # ---- packages: third-party packages; a change of our patches leaves this layer as it is ----------------
 FROM system AS packages
@@ -110,7 +123,7 @@ RUN --network=none \
       echo "${file%%-*}==${rest%%-*} --hash=sha256:${sum%% *}"; \
     done >/run/list/ours.txt; \
     /run/tools/install /run/wheels /run/list/ours.txt; \
-    /run/tools/uv pip check --no-cache --no-config --python /opt/sparkforge/venv; \
+    /run/tools/check; \
     if [ -d /run/wheels/share ]; then \
       cp -r /run/wheels/share /opt/sparkforge/share; chmod -R u=rwX,go=rX /opt/sparkforge/share; \
     fi; \
