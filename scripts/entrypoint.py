@@ -96,10 +96,10 @@ def main(arguments: list[str]) -> NoReturn:
             command += [option, value]
     command += profile.options(plan)
     way = [model, *command[always:]]
-    files = weight_files(model)
-    if plan.get("evict_page_cache"):
-        evict(files)  # first: memory is measured after it
-    command += memory_options(plan, caller, nodes=1 if pair is None else 2)
+    check = choice(
+        "SPARKFORGE_BACKEND_CHECK", plan.get("on_mismatch", "fail"), ("fail", "warn", "off")
+    )
+    hang_s = number("SPARKFORGE_HANG_SECONDS", 60)
     last: list[str] = []
     link = None
     if pair is not None:
@@ -107,6 +107,11 @@ def main(arguments: list[str]) -> NoReturn:
         last += cluster.SPLIT  # unlike the place, this decides which kernels there are
         variables = cluster.environment(pair, variables)
         link = cluster.Link(pair, same_on_both(model, plan, caller), say)
+        link.meet()  # for hours, it may be: what is free here is looked up afterwards
+    files = weight_files(model)
+    if plan.get("evict_page_cache"):
+        evict(files)  # first: memory is measured after it
+    command += memory_options(plan, caller, nodes=1 if pair is None else 2)
     if layers := os.environ.get("SPARKFORGE_MXFP4_LAYERS"):
         last += ["--mxfp4-layers", layers]
     last += shlex.split(os.environ.get("SPARKFORGE_SERVE_ARGS", ""))
@@ -122,21 +127,15 @@ def main(arguments: list[str]) -> NoReturn:
             command.append("--enforce-eager")
 
     say(shlex.join(access.redacted(command)))
-    check = choice(
-        "SPARKFORGE_BACKEND_CHECK", plan.get("on_mismatch", "fail"), ("fail", "warn", "off")
-    )
     client = Client(int(port), LOOK_S, key)
     held = jit_folder(variables)
     if held is not None:
         variables |= held.variables
     # a share of memory is another one at each start, and changes no kernel
     way = access.redacted([*way, *last])
-    hang_s = number("SPARKFORGE_HANG_SECONDS", 60)
     if hang_s and "--disable-log-stats" in command:
         say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
         hang_s = 0
-    if link is not None:
-        link.meet()
     sys.exit(supervise.run(supervise.Plan(
         command=command, variables=variables,
         expected={} if check == "off" else profile.expectations(plan, command, caller),

@@ -1,9 +1,11 @@
-"""What the disk refuses, told as one clear error."""
+"""Files that are the old one or the new one, and what the disk refuses, told as one clear error."""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +33,24 @@ def disk_errors(where: Path) -> Iterator[None]:
         if isinstance(error, StoreError) or _free(where) > _FULL:
             raise
         raise _disk_full(where, f":\n{error.what}") from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file so that it is the old one or the new one, also after a power failure."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh = Path(name)
+            fresh.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
+            fresh.rename(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 def _disk_full(where: Path, more: str = "") -> StoreError:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.context import WHEELS, Context, wheel_path
-from sparkforge.disk import disk_errors
+from sparkforge.disk import disk_errors, write_file
 from sparkforge.environment import python_path, server_env
 from sparkforge.errors import UsageError
 from sparkforge.log import human_bytes, log
@@ -63,10 +63,9 @@ def publish(
         baked = next((ln.artefact for ln in lines if ln.artefact.stage == "image"), None)
         if baked is not None and baked.outputs["kind"] == "image":
             _write_env(context, baked, folder)
-        fresh = receipt_path.with_name(".receipt.json.new")
         complete = {**document, "files": files}
-        fresh.write_text(json.dumps(complete, indent=2, sort_keys=True) + "\n")
-        fresh.rename(receipt_path)
+        text = json.dumps(complete, indent=2, sort_keys=True) + "\n"
+        write_file(receipt_path, text.encode())
     return folder, complete
 
 
@@ -169,9 +168,7 @@ def _write_env(context: Context, image: Artefact, folder: Path) -> None:
     if path.exists():
         kept = [ln for ln in path.read_text().splitlines() if ln.partition("=")[0] not in ours]
     text = [f"{name}={value}" for name, value in ours.items() if value]
-    fresh = path.with_name(".env.new")
-    fresh.write_text("\n".join([*kept, *text]) + "\n")
-    fresh.rename(path)
+    write_file(path, ("\n".join([*kept, *text]) + "\n").encode())
 
 
 def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: float) -> None:

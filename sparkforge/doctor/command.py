@@ -33,6 +33,7 @@ PROBES: tuple[Probe, ...] = (
     *machine.PROBES, *gpu.PROBES, *storage.PROBES, *containers.PROBES,
 )  # fmt: skip
 _PAGE = "doctor --docs"
+_WAIT_S = 30.0
 _MARKS = {"ok": ("32", "✓"), "note": ("2", "·"), "warn": ("33", "!"), "fail": ("31;1", "✗")}
 
 
@@ -49,8 +50,8 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
                         help="look at this checkpoint, not at the hub's cache")  # fmt: skip
     doctor.add_argument("--cluster", action="store_true",
                         help="the pair of which this is one, too; run it on both")  # fmt: skip
-    doctor.add_argument("--wait", type=positive, default=30.0, metavar="SECONDS",
-                        help="--cluster: for the other side (default: 30)")  # fmt: skip
+    doctor.add_argument("--wait", type=positive, metavar="SECONDS",
+                        help=f"--cluster: for the other side (default: {_WAIT_S:.0f})")  # fmt: skip
     record = doctor.add_mutually_exclusive_group()
     record.add_argument("--save", type=Path, metavar="FILE",
                         help="write what was read, too: for a report")  # fmt: skip
@@ -68,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
     if options.docs or options.check:
         page = path.parent / "docs" / "doctor.md"
         return settle(options, {page: generated.between(page, _PAGE, markdown())}, _PAGE)
+    if options.wait is not None and not options.cluster:
+        raise UsageError("--wait is for the other side of a pair", "say --cluster, too")
     all_pins = pins.load(path)
     want = wanted(all_pins, options.target or _likely_target())
     seen = _recorded(options.readings) if options.readings else _read(options, want)
@@ -85,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         if want.memory:  # each machine holds half of the model
             half = -(-int(want.memory["least_gib"]) // 2)
             want = dataclasses.replace(want, memory={**want.memory, "least_gib": half})
-        both = pairreading.take(mine, seen, want, min(options.wait, 3600))
+        both = pairreading.take(mine, seen, want, min(options.wait or _WAIT_S, 3600))
         probes = (*PROBES, lambda seen, want: pair.judge(both, seen, rdma=want.gpu))
     findings = judge(seen, want, probes)
     stops = [one for one in findings if one.state == "fail"]

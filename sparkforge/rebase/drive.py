@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from sparkforge import git, pins, series, sources
+from sparkforge.disk import write_file
 from sparkforge.errors import RebaseStopped, SeriesError, UsageError
 from sparkforge.log import log
 from sparkforge.pins import SourcePlan
 from sparkforge.rebase import onto
 from sparkforge.rebase.memory import Memory
 from sparkforge.rebase.move import Mover
-from sparkforge.rebase.state import Job, Leg, State, write
+from sparkforge.rebase.state import Job, Leg, State
 from sparkforge.rebase.verdicts import Move
 from sparkforge.rebase.workspace import Workspace
 from sparkforge.series import Series
@@ -194,7 +195,7 @@ class Rebase:
             for stage, name in ((1, "base"), (2, "ours"), (3, "theirs")):
                 if stage in one.blobs:
                     target = self.job.conflict / f"{one.path}.{name}"
-                    write(target, git.blob(work.path, one.blobs[stage]))
+                    write_file(target, git.blob(work.path, one.blobs[stage]))
 
     # -- a person's answers --------------------------------------------------------------
 
@@ -229,7 +230,7 @@ class Rebase:
             raise UsageError(msg, "leave it out with its reason: --skip REASON")
         commit = work.commit_like(mover.commits[at], tree, head, told_by)
         for name, data in mover.memory.learned(work, leg.conflict, head, commit).items():
-            write(self.job.memory / leg.upstream / name, data)
+            write_file(self.job.memory / leg.upstream / name, data)
         detail = (*leg.stopped.detail, "resolved by a person")
         self._answered(state, leg, replace(leg.stopped, stops=False, detail=detail, commit=commit))
         work.reset(commit)

@@ -17,7 +17,6 @@ person's work is never thrown away.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkforge.disk import disk_errors
+from sparkforge.disk import disk_errors, write_file
 from sparkforge.errors import StoreError, UsageError
 from sparkforge.pins import Upstream
 from sparkforge.rebase.memory import Conflict
@@ -134,7 +133,7 @@ class Job:
             shown["goal"] = leg.goal.model_dump(mode="json")
             shown["moves"] = [move.as_json() for move in leg.moves]
             shown["stopped"] = leg.stopped and leg.stopped.as_json()
-        write(self.file, json.dumps(value, indent=1, sort_keys=True, default=str).encode())
+        write_file(self.file, json.dumps(value, indent=1, sort_keys=True, default=str).encode())
 
     def remove(self) -> None:
         """Remove all of it; a kill in between leaves no state that could be taken for one."""
@@ -168,24 +167,6 @@ def _conflict(value: dict[str, Any] | None) -> Conflict | None:
         return None
     files, lines = tuple(value["files"]), tuple(value["lines"])
     return Conflict(value["key"], files, value["others"], lines)
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a file so that it is the old one or the new one, also after a power failure."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh = Path(name)
-            fresh.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
-            fresh.rename(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
 
 
 @contextmanager

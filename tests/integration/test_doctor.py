@@ -166,3 +166,9 @@ def test_a_machine_of_no_pair_is_told_what_to_write() -> None:
     code, document, _ = doctor("--target", "cpu", "--cluster")
     assert code == 2
     assert "SPARKFORGE_CLUSTER_ROLE is not set" in document["error"]["what"]
+
+
+def test_waiting_for_nobody_is_refused() -> None:
+    code, _, said = doctor("--target", "cpu", "--wait", "1")
+    assert code == 2
+    assert "say --cluster" in said

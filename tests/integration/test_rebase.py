@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge import cli, run, series, transaction
+from sparkforge import cli, disk, run, series, transaction
 from sparkforge.pins import load
 from sparkforge.rebase import state
 from sparkforge.rebase.verdicts import Verdict
@@ -581,14 +582,17 @@ def killed(work: Callable[[], object], install: Callable[[pytest.MonkeyPatch], N
     """Do some work in a process of its own that kills itself; False: it was done before."""
     child = os.fork()
     if child == 0:
-        with pytest.MonkeyPatch.context() as patch:
-            install(patch)
-            try:
+        try:  # nothing leaves here: the child would go on as a second pytest
+            with pytest.MonkeyPatch.context() as patch:
+                install(patch)
                 work()
-            finally:
-                os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
+    return os.WIFSIGNALED(status)
 
 
 def kill_at(number: int, module: Any, name: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -612,7 +616,7 @@ def kill_at(number: int, module: Any, name: str) -> Callable[[pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("module", "name", "step"), [
-    (state, "write", 2), (transaction, "_write", 2), (run, "call", 61),
+    (disk, "write_file", 2), (transaction, "_write", 2), (run, "call", 61),
 ])  # fmt: skip
 def test_killed_anywhere(
     upstream: Upstream, tmp_path: Path, module: Any, name: str, step: int
