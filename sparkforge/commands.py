@@ -136,7 +136,7 @@ def build(options: argparse.Namespace) -> int:
     if any(step.state != "in the store" and step.label == "environment" for step in steps):
         environment.check_python(context.target.python)  # before anything is fetched
     lines = pipeline.run(context, todo)
-    _mention_fallback(context, lines)
+    mention_fallback(lines)
     seconds = time.monotonic() - start
     document = receipt.receipt(
         target=context.target_name, target_platform=context.platform, pins=context.pins_path,
@@ -149,12 +149,14 @@ def build(options: argparse.Namespace) -> int:
     return 0
 
 
-def _mention_fallback(context: Context, lines: Sequence[receipt.Line]) -> None:
+def mention_fallback(lines: Sequence[receipt.Line]) -> None:
+    """Say which sources, fetched by an earlier build, are release files in place of commits."""
     for line in lines:
-        if line.artefact.stage != "sources" or line.made_now:
+        asked = line.artefact.inputs.get("provider")  # an external has one place to come from
+        if line.artefact.stage != "sources" or line.made_now or asked is None:
             continue
         used = line.artefact.outputs["provider"]
-        if used != line.artefact.inputs["provider"]:
+        if used != asked:
             log.info(f"{line.label}: the {used} file, since git was out of reach when it was"
                      " fetched; --force sources tries again")  # fmt: skip
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.commands import mention_fallback
 from sparkforge.compiling import externals
 from sparkforge.errors import FetchError, IntegrityError
 from sparkforge.index import Index
 from sparkforge.pins import External
+from sparkforge.receipt import Line
 from sparkforge.sources import Access
-from sparkforge.store import Store
+from sparkforge.store import Artefact, Store
 from tests.support import Repo
 
 
@@ -99,3 +101,19 @@ def test_a_submodule_without_an_address_is_refused(sources: Sources) -> None:
     # a commit as git writes it: the entry itself stays in the tree
     with pytest.raises(IntegrityError, match="has the submodule cutlass, and no address of it"):
         sources.ensure(sources.pin(commit))
+
+
+def test_a_second_build_speaks_of_sources_that_fell_back_and_passes_externals_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def line(label: str, inputs: dict[str, str], outputs: dict[str, str]) -> Line:
+        made = Artefact("sources", "0" * 64, inputs, outputs, tmp_path, 0.0)
+        return Line(label, made, made_now=False)
+
+    mention_fallback([
+        line("external demo/outer", {"commit": "a" * 40}, {"commit": "a" * 40}),
+        line("source demo", {"provider": "git"}, {"provider": "git"}),
+        line("source other", {"provider": "git"}, {"provider": "release"}),
+    ])  # fmt: skip
+    (said,) = capsys.readouterr().out.splitlines()
+    assert "source other: the release file" in said
