@@ -6,7 +6,11 @@ starts when MemAvailable leaves room for it; the oldest never waits, so the buil
 running one that is not the oldest is stopped (SIGSTOP) while MemAvailable is below the reserve, and
 goes on when there is room again: the machine slows down, and the kernel kills nothing.
 
-Slots are files locked with flock: a killed compiler gives its slot back.
+Slots are files locked with flock: a killed compiler gives its slot back. A gate that is killed
+takes its compiler with it, a stopped one too: nobody would ever let that one go on.
+
+What each compiler took stands in FOLDER/units.tsv: peak MiB of its largest process, seconds of CPU,
+seconds, exit code, and the source.
 
 Variables: SPARKFORGE_SLOTS (folder), SPARKFORGE_JOBS (how many), SPARKFORGE_JOB_MIB,
 SPARKFORGE_RESERVE_MIB, SPARKFORGE_MEMINFO (file to read in place of /proc/meminfo).
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +29,7 @@ from pathlib import Path
 from typing import IO
 
 _LOOK_S = 0.2
+_SOURCES = (".cu", ".cpp", ".cc", ".c", ".cxx")
 
 
 class Gate:
@@ -114,12 +120,47 @@ class Gate:
         msg = f"{self._meminfo}: has no MemAvailable"
         raise OSError(msg)
 
+    def note(self, command: list[str], seconds: float, code: int) -> None:
+        """Note what the compiler took that this process has run."""
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        source = next((word for word in command if word.endswith(_SOURCES)), "-")
+        line = (f"{used.ru_maxrss // 1024}\t{used.ru_utime + used.ru_stime:.2f}\t{seconds:.1f}"
+                f"\t{code}\t{source}\n")  # fmt: skip
+        with (self._folder / "units.tsv").open("a") as file:  # one write: lines stay whole
+            file.write(line)
+
+
+def guard(group: int) -> int:
+    """Have a process group killed if this process ends without a word, as it does by SIGKILL.
+
+    The kernel's own means (PR_SET_PDEATHSIG) reaches nvcc, and not the cicc that holds the memory.
+
+    Returns:
+        What the word, any byte, is written to.
+    """
+    ours, word = os.pipe()
+    if os.fork():
+        os.close(ours)
+        return word
+    try:
+        os.setsid()  # what is sent to the gate's group, Ctrl-C too, is not for this one
+        os.close(word)
+        # it holds the gate's slot, too: until the compiler is dead, its memory is not free
+        if not os.read(ours, 1):
+            os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # the compiler had ended
+    finally:
+        os._exit(0)  # what follows is the gate's business
+
 
 def run(gate: Gate, command: list[str]) -> int:
     """Run a compiler behind the gate; returns its exit code."""
     gate.enter()
+    begun = time.monotonic()
     # a group of its own: nvcc starts cicc and ptxas, which take the memory
     child = subprocess.Popen(command, start_new_session=True)
+    word = guard(child.pid)
 
     def end(number: int, frame: object) -> None:
         os.killpg(child.pid, signal.SIGKILL)
@@ -131,7 +172,10 @@ def run(gate: Gate, command: list[str]) -> int:
     while True:
         try:
             code = child.wait(_LOOK_S)
-            return code if code >= 0 else 128 - code
+            os.write(word, b"x")
+            code = code if code >= 0 else 128 - code
+            gate.note(command, time.monotonic() - begun, code)
+            return code
         except subprocess.TimeoutExpired:
             pass
         if not stopped and gate.must_wait():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge import jobs
-from tests.support import ROOT, wait_for
+from tests.support import ROOT, alive, wait_for
 
 GATE = ROOT / "sparkforge" / "wheels" / "gate.py"
 # notes that it runs, then counts, so that a stopped one is seen to stand still
@@ -138,6 +138,46 @@ def test_a_killed_one_gives_its_slot_back(room: Room) -> None:
     wait_for(lambda: room.begun("a"))
     first.kill()
     assert room.compile("b", 0.1, at_once=1).wait(20) == 0
+
+
+def test_a_killed_gate_takes_its_stopped_compiler_with_it(room: Room) -> None:
+    room.compile("a", 60)
+    wait_for(lambda: room.begun("a"))
+    second = room.compile("b", 60)
+    wait_for(lambda: room.begun("b"))
+    room.free(100)
+    wait_for(lambda: not room.moves("b"), 10)
+    ours = children(second.pid)
+    compiler = next(pid for pid in ours if b"pathlib" in cmdline(pid))
+    assert state(compiler) == "T"
+    second.kill()
+    second.wait()
+    wait_for(lambda: not any(map(alive, ours)))
+    assert room.moves("a")
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def cmdline(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_what_each_compiler_took_is_noted(room: Room) -> None:
+    assert room.compile("a.cu", 0.1).wait(20) == 0
+    assert room.compile("b.cu", 0.1, code=3).wait(20) == 3
+    lines = (room.folder / "slots" / "units.tsv").read_text().splitlines()
+    first, second = (line.split("\t") for line in lines)
+    assert first[4] == str(room.folder / "a.cu")
+    assert (first[3], second[3]) == ("0", "3")
+    # a Python: more than 5 MiB, less than 100; under a second of CPU
+    assert 5 < int(first[0]) < 100
+    assert 0 < float(first[1]) < 2
 
 
 def test_sigterm_ends_the_compiler_too(room: Room) -> None:
