@@ -4,7 +4,10 @@ ccache starts it in front of each compiler (CCACHE_PREFIX), inside of the builde
 needs nothing but the standard library. As many compilers as there are slots run at once. A new one
 starts when MemAvailable leaves room for it; the oldest never waits, so the build always goes on. A
 running one that is not the oldest is stopped (SIGSTOP) while MemAvailable is below the reserve, and
-goes on when there is room again: the machine slows down, and the kernel kills nothing.
+goes on when there is room again: the machine slows down, and the kernel kills nothing. Stopped ones
+keep their memory; where what still runs takes half of the reserve, too, the newest is ended and
+waits at the door like one that has just come. So a file that takes more than was counted for it
+costs time, and no more.
 
 Slots are files locked with flock: a killed compiler gives its slot back. A gate that is killed
 takes its compiler with it, a stopped one too: nobody would ever let that one go on.
@@ -106,11 +109,29 @@ class Gate:
         # some room above the reserve, or it would be stopped again at once
         return self._oldest() or self.available_mib() >= self._reserve_mib + self._job_mib // 4
 
+    def must_give_way(self) -> bool:
+        """Tell whether this one, stopped, is to give its memory back."""
+        if self.available_mib() >= self._reserve_mib // 2:
+            return False
+        mine, order = self._order()
+        return order[0] != mine and order[-1] == mine
+
+    def leave(self) -> None:
+        """Give the slot back."""
+        assert self._mine is not None
+        self._mine.close()
+        self._mine = None
+
     def _oldest(self) -> bool:
+        mine, order = self._order()
+        return order[0] == mine
+
+    def _order(self) -> tuple[str, list[str]]:
+        """Return the name of our slot, and of all that are held, the oldest first."""
         assert self._mine is not None
         mine = Path(self._mine.name).name
         held = self._held()
-        return min(held, key=lambda name: (held[name], name), default=mine) == mine
+        return mine, sorted(held, key=lambda name: (held[name], name)) or [mine]
 
     def available_mib(self) -> int:
         """Return MemAvailable."""
@@ -154,10 +175,29 @@ def guard(group: int) -> int:
         os._exit(0)  # what follows is the gate's business
 
 
+def dismiss(word: int) -> None:
+    """Tell the guard that there is nothing to kill."""
+    try:
+        os.write(word, b"x")
+    except BrokenPipeError:
+        pass  # somebody killed it
+    os.close(word)
+
+
 def run(gate: Gate, command: list[str]) -> int:
     """Run a compiler behind the gate; returns its exit code."""
-    gate.enter()
-    begun = time.monotonic()
+    while True:
+        gate.enter()
+        begun = time.monotonic()
+        code = attempt(gate, command)
+        if code is not None:
+            gate.note(command, time.monotonic() - begun, code)
+            return code
+        gate.leave()
+
+
+def attempt(gate: Gate, command: list[str]) -> int | None:
+    """Run a compiler once; returns its exit code, or None where it gave way to others."""
     # a group of its own: nvcc starts cicc and ptxas, which take the memory
     child = subprocess.Popen(command, start_new_session=True)
     word = guard(child.pid)
@@ -172,10 +212,8 @@ def run(gate: Gate, command: list[str]) -> int:
     while True:
         try:
             code = child.wait(_LOOK_S)
-            os.write(word, b"x")
-            code = code if code >= 0 else 128 - code
-            gate.note(command, time.monotonic() - begun, code)
-            return code
+            dismiss(word)
+            return code if code >= 0 else 128 - code
         except subprocess.TimeoutExpired:
             pass
         if not stopped and gate.must_wait():
@@ -184,6 +222,11 @@ def run(gate: Gate, command: list[str]) -> int:
         elif stopped and gate.may_go_on():
             os.killpg(child.pid, signal.SIGCONT)
             stopped = False
+        elif stopped and gate.must_give_way():
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            dismiss(word)
+            return None
 
 
 def main() -> int:
