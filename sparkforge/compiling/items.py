@@ -176,7 +176,7 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
         "native": context.native,
         "builder": image.key,
         "environment": fixed.environment(),
-        "steps": [words for _, words in fixed.steps()],
+        "steps": [step.words for step in fixed.steps()],
         "externals": {key: pin.commit for key, pin in upstream.externals.items()}
         if decision.fetches else {},
         "code": code_digest(*(_HERE.parent / "wheels").glob("*.py")),

@@ -85,13 +85,18 @@ def run(recipe: Recipe, sources: Sources, place: Place) -> Made:
     _empty(place.work / "out")
     _own([place.work / "out"])
     try:
-        for title, words in recipe.steps():
+        for title, words, once in recipe.steps():
+            done = place.work / f"done-{title.replace(' ', '-')}"
+            if once and done.exists():
+                continue
             log.info(title)
             command = container(
                 place.image, name, str(place.work), str(place.ccache), owner, variables, words,
                 {makers.LABEL: makers.mark()},
             )  # fmt: skip
             _step(title, command, place.work / "log.txt")
+            if once:
+                done.touch()
     finally:
         _remove(place.engine, name)
     wheels = list((place.work / "out").glob("*.whl"))

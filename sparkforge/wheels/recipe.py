@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from sparkforge.compiling.builder import PYTHON
 from sparkforge.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB
@@ -22,6 +23,19 @@ NATIVE = f"{OUT}/native"
 # Without these, nvcc puts temporary names and random symbols into its objects (measured)
 NVCC_FLAGS = "-objtemp --frandom-seed=1"
 _UMASK = 'umask 022 && exec "$@"'
+
+
+class Step(NamedTuple):
+    """What runs in one container.
+
+    Attributes:
+        once: what it leaves is good for a build that goes on, which leaves it out. vLLM's CMake
+            writes a header of torch's anew each time, and ninja would make all that includes it.
+    """
+
+    title: str
+    words: list[str]
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,25 +91,25 @@ class Recipe:
             "SPARKFORGE_RESERVE_MIB": str(int(KEEP_GIB * 1024)),
         }  # fmt: skip
 
-    def steps(self) -> list[tuple[str, list[str]]]:
-        """Return what runs inside of the container, in order: a name and the words."""
+    def steps(self) -> list[Step]:
+        """Return what runs inside of the container, in order."""
         pip = [PYTHON, "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation",
                "--no-index", "--wheel-dir", OUT, TREE]  # fmt: skip
-        result: list[tuple[str, list[str]]] = []  # natives first: they are what fails
+        result: list[Step] = []  # natives first: they are what fails
         for device in dict.fromkeys(native.device for native in self.decision.compiled):
             targets = [one.target for one in self.decision.compiled if one.device == device]
             folder = f"{CMAKE}/{device}"
-            result.append((f"configure for {device}", ["cmake", "-S", TREE, "-B", folder,
-                                                       *self._cmake(device)]))  # fmt: skip
-            result.append((f"compile {', '.join(targets)}", [
+            configure = ["cmake", "-S", TREE, "-B", folder, *self._cmake(device)]
+            result.append(Step(f"configure for {device}", configure, once=True))
+            result.append(Step(f"compile {', '.join(targets)}", [
                 "cmake", "--build", folder, "--parallel", str(self.jobs), "--target", *targets,
             ]))  # fmt: skip
             result += [
-                (f"install {target}", ["cmake", "--install", folder, "--strip", "--component",
-                                       target, "--prefix", NATIVE])
+                Step(f"install {target}", ["cmake", "--install", folder, "--strip", "--component",
+                                           target, "--prefix", NATIVE])
                 for target in targets
             ]  # fmt: skip
-        return [*result, ("wheel", pip)]
+        return [*result, Step("wheel", pip)]
 
     def _cmake(self, device: str) -> list[str]:
         """Return the words that upstream's own setup.py gives CMake, and the launchers."""
@@ -171,5 +185,5 @@ def shown(recipe: Recipe, image: str, work: Path, ccache: Path, user: str) -> li
     return [
         "$ " + shlex.join(container(image, container_name(work), str(work), str(ccache), user,
                                     variables, words, {}))
-        for _, words in recipe.steps()
+        for _, words, _ in recipe.steps()
     ]  # fmt: skip

@@ -143,6 +143,14 @@ def test_a_failure_shows_the_compiler_s_words_and_where_the_rest_is(failed: str)
     assert "error:" in failed
     place = Path(failed.partition("all that it said is in ")[2].splitlines()[0])
     assert "nonsense" in place.read_text()
+
+
+def test_a_build_that_goes_on_does_not_configure_again(failed: str, clone: Clone) -> None:
+    place = Path(failed.partition("all that it said is in ")[2].splitlines()[0])
+    clone.run("--until", "wheels", code=23)
+    said = place.read_text()
+    assert said.count("== configure for empty\n") == 1
+    assert said.count("== compile fs_io_C\n") == 2
     shutil.rmtree(place.parent)  # else it would wait for the next build of that patch
 
 
