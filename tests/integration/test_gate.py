@@ -221,7 +221,7 @@ def test_sigterm_ends_the_compiler_too(room: Room) -> None:
 
 @pytest.mark.parametrize(
     ("free", "cpus", "gib", "expected"),
-    [(119, 20, 7.6, 15), (24, 2, 7.6, 2), (8, 20, 7.6, 1), (119, 20, 2.0, 20)],
+    [(119, 20, 10.4, 11), (26, 2, 10.4, 2), (8, 20, 10.4, 1), (119, 20, 2.0, 20)],
 )
 def test_jobs_come_from_what_is_free(
     free: float, cpus: int, gib: float, expected: int, monkeypatch: pytest.MonkeyPatch
