@@ -1,11 +1,11 @@
 """`build.py verify IMAGE`: what is in an image, and is it what this checkout makes?
 
-All is read from the image's own bytes; nothing of it is run, and no registry is asked.
+All is read from the image's own bytes; nothing of it is run, and no registry is asked. The store
+helps where it has the wheels.
 """
 
 from __future__ import annotations
 
-import base64
 import csv
 import hashlib
 import io
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from sparkforge import git, image, ociarchive, stages
+from sparkforge import git, image, installed, ociarchive, stages
 from sparkforge.context import Context
 from sparkforge.errors import CommandError, ImageError, UsageError
 from sparkforge.log import log
@@ -123,6 +123,10 @@ def _site(labels: Mapping[str, str]) -> str:
     return labels.get(SITE_PACKAGES_LABEL, "").strip("/") + "/"
 
 
+def _records(reading: Reading) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    return installed.records(reading.files, _site(reading.labels))
+
+
 def check(reading: Reading, context: Context, promised: str | None = None) -> Report:
     """Compare an image with itself and with the checkout.
 
@@ -138,7 +142,12 @@ def check(reading: Reading, context: Context, promised: str | None = None) -> Re
     if promised is not None and promised != reading.digest:
         report.problems.append(f"the receipt promises {promised}")
     _check_notes(report, reading, context)
-    _check_records(report, reading)
+    installed_files = installed.check(
+        reading.files, _site(labels), read_lock(context.lock), context.store,
+        f"build.py --target {report.target} --until wheelhouse",
+    )  # fmt: skip
+    report.checked |= installed_files.checked
+    report.problems += installed_files.problems
     _check_machine(report, reading)
     _check_patched(report, reading, context)
     _check_bill(report, reading, context)
@@ -202,67 +211,6 @@ def _base(context: Context, stated: str) -> str:
 # -- installed files --------------------------------------------------------------------------
 
 
-def _records(reading: Reading) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield each installed distribution's folder with its (path, sha256 in hex or '')."""
-    site = _site(reading.labels)
-    for name, entry in reading.files.items():
-        below = name.removeprefix(site)
-        # one level below: what packages vendor (setuptools does) is their files, not installed
-        if entry.data is not None and name != below and re.fullmatch(r"[^/]+/RECORD", below):
-            rows = []
-            for row in csv.reader(io.StringIO(entry.data.decode())):
-                if row:
-                    rows.append((_joined(site, row[0]), _hex(row[1])))
-            yield below.rpartition("/")[0], rows
-
-
-def _joined(site: str, path: str) -> str:
-    """Return a RECORD's path below the root; scripts are written with ../ in it."""
-    parts = [] if path.startswith("/") else site.strip("/").split("/")
-    for part in path.strip("/").split("/"):
-        if part == "..":
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts)
-
-
-def _hex(stated: str) -> str:
-    kind, _, value = stated.partition("=")
-    if kind != "sha256":
-        return ""
-    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
-
-
-# what `uv venv` itself puts beside the packages
-_OF_THE_VENV = ("_virtualenv.py", "_virtualenv.pth")
-
-
-def _check_records(report: Report, reading: Reading) -> None:
-    listed: set[str] = set()
-    count = 0
-    for folder, rows in _records(reading):
-        for path, sha256 in rows:
-            listed.add(path)
-            # byte code that a wheel ships is compiled anew, against the hash of its source
-            if not sha256 or path.endswith(".pyc"):
-                continue
-            count += 1
-            found = reading.files.get(path)
-            if found is None:
-                report.problems.append(f"{path}: gone, though {folder}/RECORD lists it")
-            elif found.sha256 != sha256:
-                report.problems.append(f"{path}: not what {folder}/RECORD says")
-    site = _site(reading.labels)
-    for path in reading.files:
-        name = path[len(site) :]
-        if path.startswith(site) and path not in listed and not path.endswith(".pyc") and (
-            name not in _OF_THE_VENV
-        ):  # fmt: skip
-            report.problems.append(f"{path}: in no distribution's RECORD")
-    report.checked["installed files"] = count
-
-
 # ELF's numbers of processors: x86, 32-bit Arm, x86-64, 64-bit Arm. GPUs have others, and pass.
 _PROCESSORS = {3: "x86", 40: "arm", 62: "amd64", 183: "arm64"}
 
@@ -315,10 +263,7 @@ def _check_bill(report: Report, reading: Reading, context: Context) -> None:
     if hashlib.sha256(bill).hexdigest() != reading.labels.get(image.SBOM_LABEL):
         report.problems.append(f"{SBOM}: is not the one that label {image.SBOM_LABEL} names")
     locked = {item.name: item.sha256s for item in read_lock(context.lock)}
-    installed = {
-        re.sub(r"[-_.]+", "-", folder.removesuffix(".dist-info").rpartition("-")[0]).lower()
-        for folder, _ in _records(reading)
-    }
+    there = {installed.name_of(folder) for folder, _ in _records(reading)}
     parts = json.loads(bill)["components"]
     billed = set()
     for part in parts:
@@ -329,8 +274,8 @@ def _check_bill(report: Report, reading: Reading, context: Context) -> None:
             locked.get(part["name"], frozenset())
         ):
             report.problems.append(f"{SBOM}: {part['name']}: no wheel that {context.lock.name} has")
-    report.problems += [f"{SBOM}: {name}: not installed" for name in sorted(billed - installed)]
-    report.problems += [f"{name}: installed, not in {SBOM}" for name in sorted(installed - billed)]
+    report.problems += [f"{SBOM}: {name}: not installed" for name in sorted(billed - there)]
+    report.problems += [f"{name}: installed, not in {SBOM}" for name in sorted(there - billed)]
     report.checked["components"] = len(parts)
 
 
@@ -362,7 +307,7 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
         site = _site(reading.labels)
         for row in csv.reader(io.StringIO(text)):
             if row and row[1] and ".data/" not in row[0] and (
-                there.get(_joined(site, row[0])) != _hex(row[1])
+                there.get(installed.joined(site, row[0])) != installed.hex_of(row[1])
             ):  # fmt: skip
                 report.problems.append(f"{row[0]}: not the file of the wheel in the store")
     report.checked["wheels in the store"] = compared

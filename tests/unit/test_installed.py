@@ -1,0 +1,110 @@
+"""Installed files against RECORDs and, where a RECORD is wrong, against the wheel itself."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sparkforge import installed
+from sparkforge.ociarchive import Entry
+from sparkforge.store import Store
+from sparkforge.wheelhouse import Locked
+from tests.support import make_wheel, record_line, sha256
+
+SITE = "venv/site-packages/"
+REAL, STATED = b"what is packed\n", b"what RECORD means\n"
+
+
+def files_of(wheel: Path) -> dict[str, Entry]:
+    """What an installer leaves of a wheel."""
+    with zipfile.ZipFile(wheel) as opened:
+        contents = {name: opened.read(name) for name in opened.namelist()}
+    return {
+        SITE + name: Entry(
+            sha256(data), "", len(data), data if name.endswith("/RECORD") else None
+        )
+        for name, data in contents.items()
+    }  # fmt: skip
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> Path:
+    """A wheel whose RECORD has another hash of one of its files."""
+    wheel = make_wheel(tmp_path, "codec", files={"codec.so": STATED})
+    with zipfile.ZipFile(wheel) as opened:
+        contents = {name: opened.read(name) for name in opened.namelist()}
+    contents["codec.so"] = REAL
+    with zipfile.ZipFile(wheel, "w") as fresh:
+        for name, data in contents.items():
+            fresh.writestr(name, data)
+    return wheel
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def check(files: dict[str, Entry], store: Store, *wheels: Path) -> installed.Found:
+    locked = [
+        Locked(wheel.name.partition("-")[0], "1.0", frozenset({sha256(wheel.read_bytes())}))
+        for wheel in wheels
+    ]
+    return installed.check(files, SITE, locked, store, "fetch it")
+
+
+def keep(store: Store, wheel: Path) -> None:
+    path = store.download_path(sha256(wheel.read_bytes()), wheel.name)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(wheel.read_bytes())
+
+
+def test_a_file_that_is_as_in_its_locked_wheel_is_right(wrong: Path, store: Store) -> None:
+    keep(store, wrong)
+    found = check(files_of(wrong), store, wrong)
+    assert found.problems == []
+    assert found.checked["of them as in a wheel whose RECORD is wrong"] == 1
+
+
+def test_without_the_wheel_it_is_told_what_would_fetch_it(wrong: Path, store: Store) -> None:
+    (problem,) = check(files_of(wrong), store, wrong).problems
+    assert problem.startswith(f"{SITE}codec.so: not what codec-1.0.dist-info/RECORD says; ")
+    assert problem.endswith(": fetch it")
+
+
+def test_a_third_content_is_a_problem_with_the_wheel_at_hand(wrong: Path, store: Store) -> None:
+    keep(store, wrong)
+    files = {**files_of(wrong), f"{SITE}codec.so": Entry(sha256(b"evil\n"), "", 5)}
+    (problem,) = check(files, store, wrong).problems
+    assert problem.endswith("RECORD says")
+
+
+def test_a_damaged_wheel_proves_nothing(wrong: Path, store: Store) -> None:
+    keep(store, wrong)
+    sha = sha256(wrong.read_bytes())
+    with store.download_path(sha, wrong.name).open("ab") as file:
+        file.write(b"more")
+    assert len(check(files_of(wrong), store, wrong).problems) == 1
+
+
+def test_of_a_file_of_two_packages_either_may_be_there(tmp_path: Path, store: Store) -> None:
+    one = make_wheel(tmp_path, "one", files={"build_backend.py": b"one\n"})
+    two = make_wheel(tmp_path, "two", files={"build_backend.py": b"two\n"})
+    for first, second in ((one, two), (two, one)):
+        files = {**files_of(first), **files_of(second)}
+        assert check(files, store).problems == []
+    files[f"{SITE}build_backend.py"] = Entry(sha256(b"three\n"), "", 6)
+    assert len(check(files, store).problems) == 1
+
+
+def test_what_no_record_hashes_is_not_compared(tmp_path: Path, store: Store) -> None:
+    files = files_of(make_wheel(tmp_path, "one", files={"one.py": b""}))
+    line = ",".join(record_line("one.py", b""))
+    record = files[f"{SITE}one-1.0.dist-info/RECORD"]
+    assert record.data is not None
+    text = record.data.decode().replace(line, "one.py,,")
+    files[f"{SITE}one-1.0.dist-info/RECORD"] = Entry("", "", 0, text.encode())
+    files[f"{SITE}one.py"] = Entry(sha256(b"written anew\n"), "", 13)
+    assert check(files, store).problems == []
