@@ -103,26 +103,8 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0) -> TinyCheckpoint:
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must lie between 0 and 2**32 - 1, got {seed}")
-    if dest.exists():
-        raise FileExistsError(f"{dest} exists; a checkpoint is only written to a new folder")
-    dest.parent.mkdir(parents=True, exist_ok=True)
-
     tensors = _make_tensors(seed)
-    staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
-    try:
-        # mkdtemp makes a private folder, but a server in a container runs as another user.
-        staging.chmod(0o755)
-        _write_safetensors(staging / "model.safetensors", tensors)
-        for name, content in _json_files().items():
-            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            (staging / name).write_text(text, encoding="utf-8")
-        for file in staging.iterdir():
-            file.chmod(0o644)  # a server runs as another user, whatever our umask is
-        total = sum(file.stat().st_size for file in staging.iterdir())
-        staging.rename(dest)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+    total = write_checkpoint(dest, tensors, json_files())
 
     packed = sum(
         tensor.nbytes for name, tensor in tensors.items() if name.endswith(("_blocks", "_scales"))
@@ -141,6 +123,43 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0) -> TinyCheckpoint:
         bf16_expert_bytes=2 * weights,
         total_bytes=total,
     )
+
+
+def write_checkpoint(
+    dest: Path, tensors: Mapping[str, npt.NDArray[Any]], files: Mapping[str, Any]
+) -> int:
+    """Write a checkpoint to the new folder `dest`, which appears complete or not at all.
+
+    Args:
+        tensors: By name; uint16 stands for BF16.
+        files: What the small files hold, by name, as JSON.
+
+    Returns:
+        The size of all files in bytes.
+
+    Raises:
+        FileExistsError: `dest` exists.
+        OSError: The folder cannot be written.
+    """
+    if dest.exists():
+        raise FileExistsError(f"{dest} exists; a checkpoint is only written to a new folder")
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
+    try:
+        # mkdtemp makes a private folder, but a server in a container runs as another user.
+        staging.chmod(0o755)
+        _write_safetensors(staging / "model.safetensors", tensors)
+        for name, content in files.items():
+            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            (staging / name).write_text(text, encoding="utf-8")
+        for file in staging.iterdir():
+            file.chmod(0o644)  # a server runs as another user, whatever our umask is
+        total = sum(file.stat().st_size for file in staging.iterdir())
+        staging.rename(dest)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return total
 
 
 class _Random:
@@ -245,7 +264,7 @@ def _write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> N
             file.write(tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes())
 
 
-def _json_files() -> dict[str, Any]:
+def json_files() -> dict[str, Any]:
     """The small files of the checkpoint by name."""
     special_ids = {token: 256 + i for i, token in enumerate(_SPECIAL_TOKENS)}
     eos = [special_ids["<|return|>"], special_ids["<|endoftext|>"], special_ids["<|call|>"]]
@@ -338,7 +357,7 @@ def _json_files() -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {char: byte for byte, char in enumerate(_byte_characters())},
+            "vocab": {char: byte for byte, char in enumerate(byte_characters())},
             "merges": [],
         },
     }
@@ -370,7 +389,7 @@ def _json_files() -> dict[str, Any]:
     }
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The printable character that a byte-level tokenizer writes for each of the 256 bytes."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters = []

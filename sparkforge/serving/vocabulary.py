@@ -18,10 +18,8 @@ class VocabularyError(Exception):
     """It cannot be loaded or is another one; the message says what to do."""
 
 
-def digest() -> str:
-    """Return the sha256 of the vocabulary, written as the file o200k_base.tiktoken has it.
-
-    One line a token: its bytes in base64, a blank, its rank.
+def tokens() -> list[bytes]:
+    """Return the bytes of each token by its rank, special tokens left out.
 
     Raises:
         VocabularyError: it cannot be loaded.
@@ -33,17 +31,30 @@ def digest() -> str:
         raise VocabularyError(msg) from error
     try:
         encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-        sums = hashlib.sha256()
-        for rank in range(RANKS):
-            token = base64.b64encode(encoding._inner.decode_bytes([rank]))
-            sums.update(b"%s %d\n" % (token, rank))
+        return [encoding._inner.decode_bytes([rank]) for rank in range(RANKS)]
     except HarmonyError as error:
         msg = (
             f"the Harmony vocabulary cannot be loaded: {error}; unset TIKTOKEN_ENCODINGS_BASE to"
             " use the one that the package carries, or correct the file there"
         )
         raise VocabularyError(msg) from error
-    return sums.hexdigest()
+
+
+def text() -> bytes:
+    """Return the vocabulary as the file o200k_base.tiktoken has it.
+
+    One line a token: its bytes in base64, a blank, its rank.
+
+    Raises:
+        VocabularyError: it cannot be loaded.
+    """
+    lines = (b"%s %d\n" % (base64.b64encode(one), rank) for rank, one in enumerate(tokens()))
+    return b"".join(lines)
+
+
+def digest() -> str:
+    """Return the sha256 of `text`; raises what that does."""
+    return hashlib.sha256(text()).hexdigest()
 
 
 def check(sha256: str) -> None:

@@ -1,0 +1,117 @@
+"""The image's entrypoint as a process, with vLLM itself behind it, for tests to ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from sparkforge import pins
+from sparkforge.environment import server_env
+from sparkforge.servers import free_port
+from sparkforge.serving import caches
+from sparkforge.tiny import make_tiny_gpt_oss
+from tests.patches.checkout import CHECKOUT
+from tests.support import ROOT
+
+READY_S = 240
+HANG_S = 20
+
+
+class Served:
+    """The entrypoint with the cpu target's profile, as the image runs it."""
+
+    def __init__(
+        self, python: Path, folder: Path, profile: dict[str, Any], variables: dict[str, str],
+        model: Path | None,
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self.compiled: set[Path] = set()
+        self.port = free_port(0)
+        (folder / "profile.json").write_text(json.dumps(profile))
+        (folder / "key").write_text("the-key\n")
+        if model is None:
+            model = make_tiny_gpt_oss(folder / "model").path
+        self.env = {
+            **os.environ, **server_env(folder / "cache"),
+            "PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(folder), "TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+            "SPARKFORGE_JIT_DIR": str(folder / "jit"), "SPARKFORGE_RELEASE": "of-a-test",
+            "SPARKFORGE_LISTEN_PORT": str(self.port), "SPARKFORGE_MODEL": str(model),
+            "SPARKFORGE_MODEL_NAME": "tiny", "SPARKFORGE_PROFILE": str(folder / "profile.json"),
+            "SPARKFORGE_API_KEY_PATH": str(folder / "key"),
+            "SPARKFORGE_HANG_SECONDS": str(HANG_S), **variables,
+        }  # fmt: skip
+        for name in caches.VARIABLES:  # a user's own value would come before the keyed folder
+            self.env.pop(name, None)
+        self.python = python
+        command: list[str | Path] = [
+            python, ROOT / "scripts/entrypoint.py", "--host", "127.0.0.1",
+                   "--max-num-seqs", "4"]  # fmt: skip
+        with (folder / "output").open("wb") as sink:
+            self.process = subprocess.Popen(
+                command, env=self.env, stdout=sink, stderr=subprocess.STDOUT, cwd=folder
+            )
+
+    def output(self) -> str:
+        return (self.folder / "output").read_text(errors="replace")
+
+    def wait_for(self, text: str, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while text not in self.output():
+            assert time.monotonic() < end, self.output()[-3000:]
+            assert self.process.poll() is None, self.output()[-3000:]
+            time.sleep(0.2)
+
+    def group(self) -> int:
+        """Return the process group of the server."""
+        return int(re.findall(r"APIServer pid=(\d+)", self.output())[0])
+
+    def health(self) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.python, ROOT / "scripts/healthcheck.py"], env=self.env, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+
+    def complete(self, tokens: int, key: str = "the-key", **options: Any) -> requests.Response:
+        body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, **options}
+        return self.post("/v1/completions", body, key)
+
+    def post(
+        self, path: str, body: dict[str, Any], key: str = "the-key", *, stream: bool = False
+    ) -> requests.Response:
+        """Send a request for the model; with ``stream`` the answer is not read yet."""
+        return requests.post(
+            f"http://127.0.0.1:{self.port}{path}", json={"model": "tiny", **body}, stream=stream,
+            headers={"Authorization": f"Bearer {key}"}, timeout=120,
+        )  # fmt: skip
+
+
+@contextmanager
+def serving(
+    python: Path, folder: Path, variables: dict[str, str] | None = None, *,
+    model: Path | None = None, **changes: Any,
+) -> Iterator[Served]:  # fmt: skip
+    """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one."""
+    loaded = pins.load(CHECKOUT / "pins.yaml")
+    profile = {**loaded.profile_of(loaded.target("cpu")), "warm_up": "off", **changes}
+    one = Served(python, folder, profile, variables or {}, model)
+    try:
+        yield one
+    finally:
+        if "APIServer pid=" in one.output():
+            try:
+                os.killpg(one.group(), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        one.process.kill()
+        one.process.wait()

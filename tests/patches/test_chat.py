@@ -1,0 +1,340 @@
+"""Chats, reasoning, tools and the warm-up with vLLM itself, over HTTP and with no network.
+
+The checkpoint's words are built in (sparkforge/tinychat.py), so nothing is learnt here about a
+model. Vocabulary, templates, parsers, grammars and endpoints are those that gpt-oss has. All tests
+share one server, started as a Spark's is: parsers of its profile, the whole warm-up, compiled
+kernels, a kept folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from sparkforge import pins
+from sparkforge.serving import steps
+from sparkforge.tinychat import (
+    ANSWER,
+    ARGUMENTS,
+    JSON_ANSWER,
+    REASONING,
+    TOOL,
+    TOOL_ANSWER,
+    make_chat_gpt_oss,
+)
+from tests.patches.checkout import CHECKOUT
+from tests.patches.served import READY_S, Served, serving
+from tests.support import ROOT
+
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+ASKED = {"role": "user", "content": "What is the weather in Paris?"}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"name": TOOL, "description": "Weather of a city", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+NAMED = {"type": "function", "function": {"name": TOOL}}
+SCHEMA = {
+    "type": "object", "properties": {"temperature": {"type": "integer"}},
+    "required": ["temperature"], "additionalProperties": False,
+}  # fmt: skip
+# nothing listens on the discard port: whoever asks another machine fails
+DEAD = "http://127.0.0.1:9"
+NO_NETWORK = {
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD),
+    **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), DEAD),
+    "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost", "HF_HUB_OFFLINE": "0",
+}  # fmt: skip
+
+
+def ask_target(python: Path, code: str, *arguments: str) -> bytes:
+    """Run code with the target's interpreter, which has the vocabulary."""
+    command: list[str | Path] = [python, "-c", code, *arguments]
+    env = {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=env, capture_output=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def model(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    code = "import sys; from sparkforge.serving import vocabulary as v; "
+    lines = ask_target(patched_python, code + "sys.stdout.buffer.write(v.text())").splitlines()
+    path = tmp_path_factory.mktemp("chat") / "model"
+    make_chat_gpt_oss(path, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(
+    patched_python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    loaded = pins.load(CHECKOUT / "pins.yaml")
+    spark = loaded.profile_of(loaded.target("spark"))
+    names = ("reasoning_parser", "tool_call_parser", "prefix_caching", "warm_up", "vocabulary")
+    changes = {name: spark[name] for name in names}
+    # vLLM's CPU sampler is compiled by torch, also where the model is not
+    variables = {
+        **NO_NETWORK, "TORCH_COMPILE_DISABLE": "0", "SPARKFORGE_MXFP4_LAYERS": "qkv,o=mxfp8",
+    }  # fmt: skip
+    folder = tmp_path_factory.mktemp("served")
+    with serving(patched_python, folder, variables, model=model, **changes) as one:
+        one.wait_for("warm-up: all of it: no complete warm-up is on record", READY_S)
+        said = one.health()
+        assert said.returncode == 1
+        assert said.stderr.startswith("starting: ")
+        one.wait_for("ready after", READY_S)
+        one.compiled = compiled(one)
+        yield one
+
+
+def compiled(one: Served) -> set[Path]:
+    """Return what the server's folder has of compiled kernels."""
+    ends = (".so", ".cpp", ".py")
+    return {path for path in one.folder.glob("jit/**/*") if path.suffix in ends}
+
+
+def told(reply: requests.Response) -> dict[str, Any]:
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def chat(one: Served, messages: list[Any] | None = None, **options: Any) -> dict[str, Any]:
+    """Return the only choice of a chat's answer."""
+    (choice,) = told(one.post(CHAT, {"messages": messages or [ASKED], **options}))["choices"]
+    found: dict[str, Any] = choice
+    return found
+
+
+def events(reply: requests.Response) -> list[Any]:
+    """Return the events of a stream, which must be complete."""
+    assert reply.status_code == 200, reply.text
+    lines = [line[6:] for line in reply.iter_lines() if line.startswith(b"data: ")]
+    if lines[-1] == b"[DONE]":
+        lines.pop()
+    return [json.loads(line) for line in lines]
+
+
+def streamed(one: Served, messages: list[Any] | None = None, **options: Any) -> list[Any]:
+    body = {"messages": messages or [ASKED], "stream": True, **options}
+    return [choice for event in events(one.post(CHAT, body)) for choice in event["choices"]]
+
+
+def calls(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        (call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for call in message["tool_calls"]
+    ]
+
+
+def with_result(message: dict[str, Any]) -> list[Any]:
+    """Return the conversation after a call, as a client sends it back with the tool's result."""
+    (call,) = message["tool_calls"]
+    back = {"role": "assistant", "reasoning": message["reasoning"], "tool_calls": [call]}
+    return [ASKED, back, {"role": "tool", "tool_call_id": call["id"], "content": '{"degrees": 21}'}]
+
+
+def test_every_step_of_the_warm_up_is_answered(server: Served) -> None:
+    assert "backends: moe BF16_DEQUANT, linear TORCH" in server.output()
+    assert server.health().returncode == 0
+    (record,) = server.folder.glob("jit/of_a_test-*/warm-up-*.json")
+    (run,) = json.loads(record.read_text())["runs"]
+    assert run["outcome"] == "well"
+    # 8192: what the entrypoint takes for a chunk where no option says
+    expected = [step.name for step in steps.full(steps.Shape(131_072, 8192, 4))]
+    assert [made["name"] for made in run["steps"]][1:] == expected
+    assert [made for made in run["steps"] if made.get("problem")] == []
+    assert "refused" not in server.output()
+    kernels = {made["name"]: made["kernels"] for made in run["steps"] if "kernels" in made}
+    assert kernels["logprobs"][0].startswith("torch.compile cpp_fused")
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"temperature": 2, "top_p": 0.9}])
+def test_a_chat_is_reasoning_and_content(server: Served, options: dict[str, Any]) -> None:
+    found = told(server.post(CHAT, {"messages": [ASKED], **options}))
+    (choice,) = found["choices"]
+    message = choice["message"]
+    assert (message["reasoning"], message["content"]) == (REASONING, ANSWER)
+    assert not message.get("tool_calls")
+    assert choice["finish_reason"] == "stop"
+    # 12 words of thought, 9 of answer, and 10 tokens that frame the messages
+    assert found["usage"]["completion_tokens"] == 31
+    assert found["usage"]["completion_tokens_details"]["reasoning_tokens"] == 12
+
+
+def test_a_stream_has_the_reasoning_first(server: Served) -> None:
+    choices = streamed(server)
+    deltas = [choice["delta"] for choice in choices]
+    kinds = [name for one in deltas for name in ("reasoning", "content") if one.get(name)]
+    assert kinds == ["reasoning"] * 12 + ["content"] * 9
+    assert "".join(one.get("reasoning") or "" for one in deltas) == REASONING
+    assert "".join(one.get("content") or "" for one in deltas) == ANSWER
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("choice", "finish"), [("auto", "tool_calls"), ("required", "tool_calls"), (NAMED, "stop")]
+)
+def test_a_tool_is_called_and_its_result_answered(server: Served, choice: Any, finish: str) -> None:
+    called = chat(server, tools=TOOLS, tool_choice=choice)
+    assert calls(called["message"]) == [(TOOL, json.loads(ARGUMENTS))]
+    assert called["message"]["reasoning"] == REASONING
+    assert not called["message"]["content"]  # none, or empty where a tool was forced
+    assert called["finish_reason"] == finish  # a named one: as OpenAI's own API has it
+    conversation = with_result(called["message"])
+    answered = chat(server, conversation, tools=TOOLS)
+    assert answered["message"]["content"] == TOOL_ANSWER
+    assert answered["finish_reason"] == "stop"
+    deltas = [one["delta"].get("content") or "" for one in streamed(server, conversation)]
+    assert "".join(deltas) == TOOL_ANSWER  # a character of three tokens is not torn
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_tool_call_is_streamed(server: Served, choice: str) -> None:
+    choices = streamed(server, tools=TOOLS, tool_choice=choice)
+    found = [call for one in choices for call in one["delta"].get("tool_calls") or []]
+    assert [call["function"]["name"] for call in found if call.get("id")] == [TOOL]
+    assert "".join(call["function"]["arguments"] or "" for call in found) == ARGUMENTS
+    assert not any(one["delta"].get("content") for one in choices)
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_an_answer_keeps_to_a_schema(server: Served) -> None:
+    format_ = {"type": "json_schema", "json_schema": {"name": "t", "schema": SCHEMA}}
+    asked = [{"role": "user", "content": "How warm is Paris? Answer in JSON"}]
+    found = chat(server, asked, response_format=format_)
+    assert (found["message"]["reasoning"], found["message"]["content"]) == (REASONING, JSON_ANSWER)
+    assert found["finish_reason"] == "stop"
+
+
+def test_logprobs_are_of_all_tokens(server: Served) -> None:
+    found = chat(server, logprobs=True, top_logprobs=3)["logprobs"]["content"]
+    assert "".join(one["token"] for one in found) == (
+        f"<|channel|>analysis<|message|>{REASONING}<|end|><|start|>assistant"
+        f"<|channel|>final<|message|>{ANSWER}<|return|>"
+    )
+    for one in found:
+        assert len(one["top_logprobs"]) == 3
+        assert one["logprob"] == one["top_logprobs"][0]["logprob"] > -1e-6
+        assert one["top_logprobs"][1]["logprob"] < -30
+
+
+def test_responses(server: Served) -> None:
+    found = told(server.post(RESPONSES, {"input": "Hi"}))
+    thought, said = found["output"]
+    assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", REASONING)
+    assert (said["type"], said["content"][0]["text"]) == ("message", ANSWER)
+    assert found["status"] == "completed"
+    assert found["usage"]["output_tokens_details"]["reasoning_tokens"] == 12
+    got = events(server.post(RESPONSES, {"input": "Hi", "stream": True}))
+    texts = {"response.reasoning_text.delta": "", "response.output_text.delta": ""}
+    for event in got:
+        if event["type"] in texts:
+            texts[event["type"]] += event["delta"]
+    assert list(texts.values()) == [REASONING, ANSWER]
+    assert got[-1]["type"] == "response.completed"
+
+    tools = [{"type": "function", **FUNCTION}]
+    asked = [{"role": "user", "content": ASKED["content"]}]
+    thought, call = told(server.post(RESPONSES, {"input": asked, "tools": tools}))["output"]
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", TOOL, ARGUMENTS)
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "21"}
+    body = {"input": [*asked, thought, call, result], "tools": tools}
+    (said,) = told(server.post(RESPONSES, body))["output"]
+    assert said["content"][0]["text"] == TOOL_ANSWER
+
+
+def test_chats_at_once_do_not_mix(server: Served) -> None:
+    result = with_result(chat(server, tools=TOOLS)["message"])
+    kinds: list[dict[str, Any]] = [
+        {}, {"tools": TOOLS}, {"messages": result, "tools": TOOLS},
+        {"messages": [{"role": "user", "content": "in JSON"}]},
+    ]  # fmt: skip
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        asked = [pool.submit(chat, server, **kind) for kind in kinds]
+    plain, called, answered, written = [one.result()["message"] for one in asked]
+    assert plain["content"] == ANSWER
+    assert calls(called) == [(TOOL, json.loads(ARGUMENTS))]
+    assert answered["content"] == TOOL_ANSWER
+    assert written["content"] == JSON_ANSWER
+
+
+def test_prompts_of_any_kind(server: Served) -> None:
+    """What comes before does not change the words: the checkpoint would be no measure if it did."""
+    turns = [
+        {"role": "system", "content": "You are terse. namespace functions? \u00fc\u4f60\u597d"},
+        ASKED, {"role": "assistant", "reasoning": REASONING, "content": ANSWER},
+        {"role": "user", "content": "spark " * 9000 + "<|return|>"},
+    ]  # fmt: skip
+    for effort in ("low", "medium", "high"):
+        message = chat(server, turns[1:], reasoning_effort=effort)["message"]
+        assert (message["reasoning"], message["content"]) == (REASONING, ANSWER)
+    assert calls(chat(server, turns, tools=TOOLS)["message"]) == [(TOOL, json.loads(ARGUMENTS))]
+
+
+def test_a_client_that_goes_away_frees_its_place(server: Served) -> None:
+    def running() -> float:
+        url = f"http://127.0.0.1:{server.port}/metrics"
+        lines = requests.get(url, timeout=10).text.splitlines()
+        found = [line for line in lines if line.startswith("vllm:num_requests_running{")]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    body = {"messages": [ASKED], "stream": True, "max_tokens": 100_000, "ignore_eos": True}
+    with server.post(CHAT, body, stream=True) as reply:
+        assert next(reply.iter_lines()).startswith(b"data: ")
+        end = time.monotonic() + 10
+        while running() != 1:
+            assert time.monotonic() < end
+    end = time.monotonic() + 10
+    while running():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    assert chat(server)["message"]["content"] == ANSWER
+
+
+def test_what_is_not_possible_is_refused_in_words(server: Served) -> None:
+    for path, body, words in (
+        (CHAT, {"messages": [ASKED], "reasoning_effort": "none"}, "does not support"),
+        (CHAT, {"messages": [ASKED], "reasoning_effort": "minimal"}, "high, medium, low"),
+        (RESPONSES, {"input": "Hi", "include": ["message.output_text.logprobs"]}, "logprobs"),
+    ):
+        reply = server.post(path, body)
+        assert reply.status_code == 400
+        assert words in reply.json()["error"]["message"]
+
+
+def test_the_tokenizer_is_the_vocabulary_s(server: Served, patched_python: Path) -> None:
+    texts = [
+        "Hello, World's 12345 we're",
+        "\u00fc\u4f60\u597d \U0001f9be\n\n  x\t",
+        '{"a": [1.5]}  ',
+    ]
+    code = (
+        "import json, sys, openai_harmony as h\n"
+        "e = h.load_harmony_encoding(h.HarmonyEncodingName.HARMONY_GPT_OSS)\n"
+        "print(json.dumps([e.encode(text) for text in json.loads(sys.argv[1])]))"
+    )
+    wanted = json.loads(ask_target(patched_python, code, json.dumps(texts)))
+    found = [told(server.post("/tokenize", {"prompt": text}))["tokens"] for text in texts]
+    assert found == wanted
+
+
+def test_users_do_not_wait_for_a_compiler(server: Served) -> None:
+    """The last one: what all tests above asked for was compiled before the server was ready."""
+    cases: list[dict[str, Any]] = [
+        {"logprobs": 5}, {"temperature": 1, "top_k": 3}, {"prompt_logprobs": 1},
+    ]  # fmt: skip
+    for options in cases:
+        assert server.complete(3, **options).json()["usage"]["completion_tokens"] == 3
+    assert server.compiled
+    assert compiled(server) == server.compiled
+    server.process.terminate()
+    assert server.process.wait(30) == 0
+    assert "waited for a compiler" not in server.output()

@@ -1,0 +1,36 @@
+"""The checkpoint that speaks Harmony: its script (tests/patches/test_chat.py has it served)."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from sparkforge import tinychat
+from sparkforge.tinychat import Rule
+
+
+def test_no_context_has_two_words_next() -> None:
+    found: dict[bytes | str, list[Rule]] = defaultdict(list)
+    for rule in tinychat.rules():
+        found[rule.word].append(rule)
+    assert len(found) > 40
+    for word, rules in found.items():
+        bits = list(dict.fromkeys(bit for one in rules for bit in (*one.given, *one.without)))
+        for size in range(len(bits) + 1):
+            for context in map(set, itertools.combinations(bits, size)):
+                if len(context & {b"analysis", b"final", b"json"}) > 1:
+                    continue  # one word is before another
+                holding = [
+                    one for one in rules
+                    if context.issuperset(one.given) and context.isdisjoint(one.without)
+                ]  # fmt: skip
+                assert len(holding) <= 1, (word, context)
+
+
+def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not o200k_base: it has no token b'"):
+        tinychat.make_chat_gpt_oss(tmp_path / "model", [b"a", b"b"])
+    assert not (tmp_path / "model").exists()
