@@ -44,6 +44,8 @@ class Profile(Model):
     enforce_eager: Truth = False
     reasoning_parser: Name | None = None
     tool_call_parser: Name | None = None
+    exclude_tools_when_none: Truth = False
+    """Leave tools out of the prompt of a request whose ``tool_choice`` is ``none``."""
     memory: MemoryPlan | None = None
     """Null: what vLLM takes by itself, a fixed share."""
     evict_page_cache: Truth = False

@@ -54,6 +54,9 @@ def options(profile: Mapping[str, Any], *, most_memory: bool = False) -> list[st
     if parser := profile.get("tool_call_parser"):
         # without the second one, "tool_choice": "auto" is answered 400
         words += ["--tool-call-parser", str(parser), "--enable-auto-tool-choice"]
+    if profile.get("exclude_tools_when_none"):
+        # told of tools, the model calls them all the same; vLLM drops the call, and nothing is left
+        words.append("--exclude-tools-when-tool-choice-none")
     if (caching := profile.get("prefix_caching")) is not None:
         words.append("--enable-prefix-caching" if caching else "--no-enable-prefix-caching")
     if profile.get("enforce_eager"):

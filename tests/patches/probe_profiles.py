@@ -42,6 +42,7 @@ def parsed(options: list[str]) -> dict[str, Any]:
         "reasoning_parser": engine.reasoning_parser,
         "tool_call_parser": arguments.tool_call_parser,
         "enable_auto_tool_choice": arguments.enable_auto_tool_choice,
+        "exclude_tools_when_none": arguments.exclude_tools_when_tool_choice_none,
     }
     if name := found["reasoning_parser"]:
         found["reasoning_class"] = ReasoningParserManager.get_reasoning_parser(name).__name__

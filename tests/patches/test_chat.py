@@ -77,7 +77,8 @@ def server(
 ) -> Iterator[Served]:
     loaded = pins.load(CHECKOUT / "pins.yaml")
     spark = loaded.profile_of(loaded.target("spark"))
-    names = ("reasoning_parser", "tool_call_parser", "prefix_caching", "warm_up", "vocabulary")
+    names = ("reasoning_parser", "tool_call_parser", "exclude_tools_when_none", "prefix_caching",
+             "warm_up", "vocabulary")  # fmt: skip
     changes = {name: spark[name] for name in names}
     # vLLM's CPU sampler is compiled by torch, also where the model is not
     variables = {
@@ -206,12 +207,24 @@ def test_a_tool_call_is_streamed(server: Served, choice: str) -> None:
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
+def test_tools_that_must_not_be_called_are_not_in_the_prompt(server: Served) -> None:
+    found = chat(server, tools=TOOLS, tool_choice="none")
+    assert found["message"]["content"] == ANSWER
+
+
 def test_an_answer_keeps_to_a_schema(server: Served) -> None:
     format_ = {"type": "json_schema", "json_schema": {"name": "t", "schema": SCHEMA}}
     asked = [{"role": "user", "content": "How warm is Paris? Answer in JSON"}]
     found = chat(server, asked, response_format=format_)
     assert (found["message"]["reasoning"], found["message"]["content"]) == (REASONING, JSON_ANSWER)
     assert found["finish_reason"] == "stop"
+    # both together: strict tools may be called before the answer that keeps to the schema
+    strict = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
+    called = chat(server, asked, tools=strict, response_format=format_)["message"]
+    assert calls(called) == [(TOOL, json.loads(ARGUMENTS))]
+    conversation = [*with_result(called), *asked]
+    found = chat(server, conversation, tools=strict, response_format=format_)
+    assert found["message"]["content"] == JSON_ANSWER
 
 
 def test_logprobs_are_of_all_tokens(server: Served) -> None:
