@@ -99,6 +99,8 @@ def run(recipe: Recipe, sources: Sources, place: Place) -> Made:
                 done.touch()
     finally:
         _remove(place.engine, name)
+    if (took := cost(place.work / "gate" / "slots" / "units.tsv")) is not None:
+        log.info(took)
     wheels = list((place.work / "out").glob("*.whl"))
     if len(wheels) != 1:
         msg = f"the build left {len(wheels)} wheels in {place.work / 'out'}, not one"
@@ -235,6 +237,17 @@ def excerpt(said: Sequence[str]) -> str:
     else:
         kept = list(said[-_SHOWN_LINES:])
     return "\n".join(f"    {ln[:400]}" for ln in kept)
+
+
+def cost(units: Path) -> str | None:
+    """Return what compilers took, as the gate noted it; None where ccache had everything."""
+    if not units.exists():
+        return None
+    rows = [line.split("\t") for line in units.read_text(encoding="utf-8").splitlines()]
+    mib, source = max((int(row[0]), Path(row[-1]).name) for row in rows)
+    seconds = sum(float(row[1]) for row in rows)
+    return (f"{len(rows)} file(s) compiled in {seconds:.0f} s of CPU time; the largest took"
+            f" {mib / 1024:.1f} GiB: {source}")  # fmt: skip
 
 
 # -- the wheel ----------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from sparkforge import pins
 from sparkforge.errors import CompileError
 from sparkforge.wheels import natives
-from sparkforge.wheels.compile import Progress, excerpt
+from sparkforge.wheels.compile import Progress, cost, excerpt
 from sparkforge.wheels.recipe import arch_list
 from tests.support import ROOT
 
@@ -264,3 +264,12 @@ def test_the_time_left_comes_from_the_pace_so_far(monkeypatch: pytest.MonkeyPatc
     assert progress.left(100.0, 1, 101) == ""
     assert progress.left(160.0, 11, 101) == ", about 9 min left"
     assert progress.left(600.0, 91, 101) == ", about 56 s left"
+
+
+def test_what_the_compilers_took_is_said(tmp_path: Path) -> None:
+    units = tmp_path / "units.tsv"
+    assert cost(units) is None
+    units.write_text("9124\t109.65\t115.5\t0\t/build/tree/a b.cu\n110\t0.60\t0.6\t0\t/x/c.cpp\n")
+    assert cost(units) == (
+        "2 file(s) compiled in 110 s of CPU time; the largest took 8.9 GiB: a b.cu"
+    )
