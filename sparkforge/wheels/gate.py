@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO
 
 _LOOK_S = 0.2
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SOURCES = (".cu", ".cpp", ".cc", ".c", ".cxx")
 
 
@@ -206,7 +207,7 @@ def attempt(gate: Gate, command: list[str]) -> int | None:
         os.killpg(child.pid, signal.SIGKILL)
         sys.exit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, end)
     stopped = False
     while True:
@@ -225,6 +226,8 @@ def attempt(gate: Gate, command: list[str]) -> int | None:
         elif stopped and gate.must_give_way():
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+            for number in _SIGNALS:  # while it waits at the door there is nothing to end
+                signal.signal(number, signal.SIG_DFL)
             dismiss(word)
             return None
 

@@ -160,6 +160,16 @@ def test_three_give_way_one_after_the_other_and_the_oldest_never(room: Room) -> 
     wait_for(lambda: not children(gates["b"].pid, compilers=True))
     assert not children(gates["c"].pid, compilers=True)
     assert room.moves("a")
+    gates["c"].terminate()  # it has no compiler now
+    assert gates["c"].wait(20) == -signal.SIGTERM
+
+
+def test_a_compile_ends_well_without_its_guard(room: Room) -> None:
+    gate = room.compile("a", 1, code=3)
+    wait_for(lambda: room.begun("a"))
+    (guard,) = set(children(gate.pid)) - set(children(gate.pid, compilers=True))
+    os.kill(guard, signal.SIGKILL)
+    assert gate.wait(20) == 3
 
 
 def test_a_killed_one_gives_its_slot_back(room: Room) -> None:
