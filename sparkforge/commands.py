@@ -216,8 +216,11 @@ def serve(options: argparse.Namespace) -> int:
     """Become the server of what was built."""
     follow_last_build(options)
     context = context_of(options, "image")
+    if options.chat and (context.engine is not None or context.target.smoke is None):
+        msg = "--chat is for a plain environment of a target that comes with a checkpoint"
+        raise UsageError(msg, "--target cpu --engine none")
     lines = pipeline.run(context, items(context, "image"))
-    publish.serve(context, lines[-1].artefact, options.model)
+    publish.serve(context, lines[-1].artefact, options.model, chat=options.chat)
     return 0
 
 

@@ -11,6 +11,7 @@ from sparkforge import git, servers
 from sparkforge.context import UNPATCHED, Context, Results, source_of
 from sparkforge.errors import SmokeError
 from sparkforge.servers import Server
+from sparkforge.serving import profile
 from sparkforge.tiny import make_tiny_gpt_oss
 
 # The tiny model needs little: one GiB of cache is the smallest that vLLM takes. torch.compile is
@@ -18,6 +19,16 @@ from sparkforge.tiny import make_tiny_gpt_oss
 # 20 s shorter (measured: 39 s instead of 59 s on 2 cores).
 SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
 SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
+# what profiles of gpt-oss have for chats
+CHAT_OPTIONS = tuple(
+    profile.options(
+        {
+            "reasoning_parser": "openai_gptoss",
+            "tool_call_parser": "openai",
+            "exclude_tools_when_none": True,
+        }
+    )
+)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Everything in dist/ is a link to or a copy of the store's; deleting it loses not
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from sparkforge.environment import python_path, server_env
 from sparkforge.errors import UsageError
 from sparkforge.log import human_bytes, log
 from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line
-from sparkforge.run import replace_process
+from sparkforge.run import call, replace_process
 from sparkforge.store import Artefact
 
 
@@ -146,6 +147,29 @@ def tiny_model(folder: Path) -> Path:
     return model
 
 
+def chat_model(folder: Path, python: Path) -> Path:
+    """Return the tiny checkpoint that speaks Harmony below a folder, making it where it is missing.
+
+    Args:
+        python: the target's interpreter, whose packages have the vocabulary.
+
+    Raises:
+        CommandError: they do not.
+    """
+    from sparkforge.tinychat import make_chat_gpt_oss
+
+    model = folder / "tiny-chat-model"
+    if not model.exists():
+        code = (
+            "import sys; from sparkforge.serving import vocabulary;"
+            " sys.stdout.buffer.write(vocabulary.text())"
+        )
+        ours = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+        lines = call(python, "-P", "-c", code, env=ours).stdout.splitlines()
+        make_chat_gpt_oss(model, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
+    return model
+
+
 def _link(source: Path, target: Path) -> None:
     try:
         target.hardlink_to(source)
@@ -204,9 +228,16 @@ def checkpoint(model: Path) -> Path:
     return model.resolve()
 
 
-def serve(context: Context, baked: Artefact, model: Path | None) -> None:
-    """Become the server: Compose for an image, vllm itself for a plain environment."""
-    from sparkforge.launcher import SMOKE_VARIABLES
+def serve(
+    context: Context, baked: Artefact, model: Path | None = None, *, chat: bool = False
+) -> None:
+    """Become the server: Compose for an image, vllm itself for a plain environment.
+
+    Args:
+        model: folder of a checkpoint; None: the tiny one.
+        chat: the tiny one that speaks Harmony, with the parsers that it takes; no image.
+    """
+    from sparkforge.launcher import CHAT_OPTIONS, SMOKE_VARIABLES
     from sparkforge.servers import LOOPBACK, MODEL_NAME, free_port
 
     folder = context.root / "dist" / context.target_name
@@ -222,12 +253,17 @@ def serve(context: Context, baked: Artefact, model: Path | None) -> None:
         replace_process("docker", "compose", "--project-directory", context.root, "up")
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port(context.port or 8000)
-    chosen = checkpoint(model) if model is not None else tiny_model(folder)
+    python = python_path(baked.path)
+    if chat:
+        chosen = chat_model(folder, python)
+    else:
+        chosen = checkpoint(model) if model is not None else tiny_model(folder)
     environment = server_env(context.store.cache_path("serve"))
     os.environ.update({**environment, **(SMOKE_VARIABLES if model is None else {})})
     log.info(f"http://{LOOPBACK}:{port}/v1 serves {chosen}; Ctrl-C ends it")
     replace_process(
-        python_path(baked.path), "-P", "-m", "vllm.entrypoints.cli.main", "serve", chosen,
+        python, "-P", "-m", "vllm.entrypoints.cli.main", "serve", chosen,
         "--host", LOOPBACK, "--port", str(port), "--served-model-name",
-        MODEL_NAME if model is None else chosen.name, *context.serve, *context.arguments,
+        MODEL_NAME if model is None else chosen.name, *context.serve,
+        *(CHAT_OPTIONS if chat else ()), *context.arguments,
     )  # fmt: skip

@@ -46,13 +46,18 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         parents=[shared, sources, target],
         help="serve what was built, on loopback, until Ctrl-C",
     )
-    serve.add_argument(
+    model = serve.add_mutually_exclusive_group()
+    model.add_argument(
         "--model",
         type=Path,
         default=None,
         metavar="DIR",
         help="checkpoint to serve (default: the tiny one)",
     )
+    model.add_argument(
+        "--chat", action="store_true",
+        help="serve the tiny one that takes chats and tools; its words are built in (no image)",
+    )  # fmt: skip
     serve.set_defaults(run=commands.serve)
 
     verify = subparsers.add_parser(

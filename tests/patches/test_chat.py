@@ -8,7 +8,6 @@ kernels, a kept folder.
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import pytest
 import requests
 
-from sparkforge import pins
+from sparkforge import pins, publish
 from sparkforge.serving import steps
 from sparkforge.tinychat import (
     ANSWER,
@@ -29,7 +28,6 @@ from sparkforge.tinychat import (
     REASONING,
     TOOL,
     TOOL_ANSWER,
-    make_chat_gpt_oss,
 )
 from tests.patches.checkout import CHECKOUT
 from tests.patches.served import READY_S, Served, serving
@@ -64,11 +62,7 @@ def ask_target(python: Path, code: str, *arguments: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def model(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    code = "import sys; from sparkforge.serving import vocabulary as v; "
-    lines = ask_target(patched_python, code + "sys.stdout.buffer.write(v.text())").splitlines()
-    path = tmp_path_factory.mktemp("chat") / "model"
-    make_chat_gpt_oss(path, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
-    return path
+    return publish.chat_model(tmp_path_factory.mktemp("chat"), patched_python)
 
 
 @pytest.fixture(scope="module")
