@@ -28,6 +28,10 @@ from build import ensure_environment  # noqa: E402
 _BASE_IMAGE = "localhost/sparkforge/base:bookworm"
 _ARM64_BASE = "localhost/sparkforge/base:bookworm-arm64"
 _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
+# two files at once: most tests wait for a process or a server; not more, since some fill 3 GB of
+# memory. By file: a file's tests share what its fixtures have made. The whole build has one engine
+# and one image for all of its files, and goes one after the other.
+_SPREAD = ("-n", "2", "--dist", "loadfile")
 
 
 class Steps:
@@ -78,17 +82,18 @@ def main() -> int:
     bin_ = python.parent
     steps = Steps({**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
     lint(steps, bin_)
-    steps.run("unit and integration", python, "-m", "pytest", "tests/unit", "tests/integration")
+    pytest = (python, "-m", "pytest")
+    steps.run("unit and integration", *pytest, *_SPREAD, "tests/unit", "tests/integration")
     if options.fast:
         return steps.finish()
     steps.run("patch lint and exact application", sys.executable, "build.py", "patches", "check")
-    steps.run("patches", python, "-m", "pytest", "tests/patches")
+    steps.run("patches", *pytest, *_SPREAD, "tests/patches")
     if shutil.which("nvcc"):
         steps.run("proofs, the smallest set", sys.executable, "build.py", "proofs", "--ci")
     else:
         print("\n== proofs: left out, nvcc (CUDA 13.0) is not on this machine")
     if not options.with_engine:
-        steps.run("whole build", python, "-m", "pytest", "tests/e2e")
+        steps.run("whole build", *pytest, "tests/e2e")
         return steps.finish()
     # before the engine starts: it looks once what runs here
     arm64 = steps.run("emulation of arm64", ROOT / "scripts" / "emulate.sh", "arm64")
@@ -106,7 +111,7 @@ def main() -> int:
             if arm64 and steps.run("arm64 base", make_base, "--arch", "arm64", _ARM64_BASE):
                 steps.env["SPARKFORGE_TEST_ARM64_BASE"] = _ARM64_BASE
             if steps.run("base image", make_base, _BASE_IMAGE):
-                steps.run("whole build, with image", python, "-m", "pytest", "tests/e2e")
+                steps.run("whole build, with image", *pytest, "tests/e2e")
         finally:
             subprocess.run([engine, "stop", folder], check=True)
     return steps.finish()
