@@ -23,6 +23,7 @@ from sparkforge.context import STAGES, Context
 from sparkforge.errors import EngineError, QualityError, SmokeError, UsageError
 from sparkforge.log import human_bytes, log
 from sparkforge.options import MACHINES, access_of, pins_path, platform_of, settle, store_of
+from sparkforge.serve import become_server, checkpoint
 from sparkforge.stages import items
 
 
@@ -216,11 +217,11 @@ def serve(options: argparse.Namespace) -> int:
     """Become the server of what was built."""
     follow_last_build(options)
     context = context_of(options, "image")
-    if options.chat and (context.engine is not None or context.target.smoke is None):
-        msg = "--chat is for a plain environment of a target that comes with a checkpoint"
-        raise UsageError(msg, "--target cpu --engine none")
+    if options.chat and context.target.smoke is None:
+        msg = f"--chat: target {context.target_name} serves a real model, and has no tiny one"
+        raise UsageError(msg, "--target cpu, or serve without --chat")
     lines = pipeline.run(context, items(context, "image"))
-    publish.serve(context, lines[-1].artefact, options.model, chat=options.chat)
+    become_server(context, lines[-1].artefact, options.model, chat=options.chat)
     return 0
 
 
@@ -235,7 +236,7 @@ def bench(options: argparse.Namespace) -> int:
     if options.model is None and context.target.smoke is None:
         msg = f"target {context.target_name} comes without a checkpoint"
         raise UsageError(msg, "name the folder of one with --model DIR")
-    model = None if options.model is None else publish.checkpoint(options.model)
+    model = None if options.model is None else checkpoint(options.model)
     baked = pipeline.run(context, items(context, "image"))[-1].artefact
     plan = quality.Plan(
         tuple(options.layers or quality.DEFAULT_LAYERS), options.prompts, options.questions,

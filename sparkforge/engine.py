@@ -88,6 +88,25 @@ class Engine:
         finally:
             container.remove(v=True)
 
+    def run_python(self, image: str, code: str) -> bytes:
+        """Return what Python code writes in an image, with no network and the image's packages.
+
+        Raises:
+            EngineError: it ended with an error; its own words are in the message.
+        """
+        from docker.errors import ContainerError
+
+        run = self.client.containers.run
+        try:
+            written: bytes = run(
+                image, ["-P", "-c", code], entrypoint="python", network_mode="none", remove=True,
+                environment={"PYTHONPATH": "/opt/sparkforge/bin"},
+            )  # fmt: skip
+        except ContainerError as error:
+            msg = f"Python in image {image} failed:\n{error}"
+            raise EngineError(msg, "its own words above say why") from None
+        return written
+
     def image_label(self, image: str, label: str) -> str:
         """Return a label of an image; the Dockerfile sets those that sparkforge reads."""
         value: str = self.client.images.get(image).labels[label]

@@ -6,11 +6,9 @@ Everything in dist/ is a link to or a copy of the store's; deleting it loses not
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,11 +16,8 @@ from typing import Any
 
 from sparkforge.context import WHEELS, Context, wheel_path
 from sparkforge.disk import disk_errors, write_file
-from sparkforge.environment import python_path, server_env
-from sparkforge.errors import UsageError
 from sparkforge.log import human_bytes, log
 from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line
-from sparkforge.run import call, replace_process
 from sparkforge.store import Artefact
 
 
@@ -63,7 +58,7 @@ def publish(
             tiny_model(folder)
         baked = next((ln.artefact for ln in lines if ln.artefact.stage == "image"), None)
         if baked is not None and baked.outputs["kind"] == "image":
-            _write_env(context, baked, folder)
+            write_env(context, baked, folder)
         complete = {**document, "files": files}
         text = json.dumps(complete, indent=2, sort_keys=True) + "\n"
         write_file(receipt_path, text.encode())
@@ -147,29 +142,6 @@ def tiny_model(folder: Path) -> Path:
     return model
 
 
-def chat_model(folder: Path, python: Path) -> Path:
-    """Return the tiny checkpoint that speaks Harmony below a folder, making it where it is missing.
-
-    Args:
-        python: the target's interpreter, whose packages have the vocabulary.
-
-    Raises:
-        CommandError: they do not.
-    """
-    from sparkforge.tinychat import make_chat_gpt_oss
-
-    model = folder / "tiny-chat-model"
-    if not model.exists():
-        code = (
-            "import sys; from sparkforge.serving import vocabulary;"
-            " sys.stdout.buffer.write(vocabulary.text())"
-        )
-        ours = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-        lines = call(python, "-P", "-c", code, env=ours).stdout.splitlines()
-        make_chat_gpt_oss(model, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
-    return model
-
-
 def _link(source: Path, target: Path) -> None:
     try:
         target.hardlink_to(source)
@@ -177,7 +149,7 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _write_env(context: Context, image: Artefact, folder: Path) -> None:
+def write_env(context: Context, image: Artefact, folder: Path) -> None:
     """Write .env, from which `docker compose up` learns what was built last.
 
     Lines that the user added under other names are kept.
@@ -214,56 +186,3 @@ def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: floa
     log.info(f"receipt  {os.path.relpath(folder / 'receipt.json')}")
     if report is not None:
         log.info(f"serve it: python build.py serve --target {context.target_name}")
-
-
-def checkpoint(model: Path) -> Path:
-    """Return the folder of a checkpoint in full.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if not (model / "config.json").is_file():
-        msg = f"--model {model}: holds no config.json"
-        raise UsageError(msg, "name the folder of a checkpoint")
-    return model.resolve()
-
-
-def serve(
-    context: Context, baked: Artefact, model: Path | None = None, *, chat: bool = False
-) -> None:
-    """Become the server: Compose for an image, vllm itself for a plain environment.
-
-    Args:
-        model: folder of a checkpoint; None: the tiny one.
-        chat: the tiny one that speaks Harmony, with the parsers that it takes; no image.
-    """
-    from sparkforge.launcher import CHAT_OPTIONS, SMOKE_VARIABLES
-    from sparkforge.servers import LOOPBACK, MODEL_NAME, free_port
-
-    folder = context.root / "dist" / context.target_name
-    if baked.outputs["kind"] == "image":
-        _write_env(context, baked, folder)
-        if context.port:
-            os.environ["SPARKFORGE_PORT"] = str(context.port)
-        if model is not None:
-            os.environ["SPARKFORGE_MODEL_DIR"] = str(checkpoint(model))
-        if context.arguments:
-            os.environ["SPARKFORGE_EXTRA_ARGS"] = shlex.join(context.arguments)
-        log.info("docker compose up; Ctrl-C ends it")
-        replace_process("docker", "compose", "--project-directory", context.root, "up")
-    folder.mkdir(parents=True, exist_ok=True)
-    port = free_port(context.port or 8000)
-    python = python_path(baked.path)
-    if chat:
-        chosen = chat_model(folder, python)
-    else:
-        chosen = checkpoint(model) if model is not None else tiny_model(folder)
-    environment = server_env(context.store.cache_path("serve"))
-    os.environ.update({**environment, **(SMOKE_VARIABLES if model is None else {})})
-    log.info(f"http://{LOOPBACK}:{port}/v1 serves {chosen}; Ctrl-C ends it")
-    replace_process(
-        python, "-P", "-m", "vllm.entrypoints.cli.main", "serve", chosen,
-        "--host", LOOPBACK, "--port", str(port), "--served-model-name",
-        MODEL_NAME if model is None else chosen.name, *context.serve,
-        *(CHAT_OPTIONS if chat else ()), *context.arguments,
-    )  # fmt: skip

@@ -56,7 +56,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     )
     model.add_argument(
         "--chat", action="store_true",
-        help="serve the tiny one that takes chats and tools; its words are built in (no image)",
+        help="serve the tiny one that takes chats and tools; its words are built in",
     )  # fmt: skip
     serve.set_defaults(run=commands.serve)
 

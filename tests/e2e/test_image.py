@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import requests
 
+from sparkforge.servers import free_port
+from sparkforge.tinychat import ANSWER, REASONING
+
 from .conftest import Build
 
 _READY_S = 300
@@ -84,7 +87,7 @@ def test_a_missing_base_is_one_clear_error(checkout: Path, base_image: str) -> N
     assert "Traceback" not in done.stderr
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def composed(image: Any, checkout: Path) -> Iterator[str]:
     """`docker compose up` as the README says, with what build.py wrote into .env."""
     port = "18471"
@@ -97,14 +100,21 @@ def composed(image: Any, checkout: Path) -> Iterator[str]:
         subprocess.run([*command, "down", "--volumes"], env=env, check=True)
 
 
-def test_compose_turns_healthy_and_serves_on_loopback(composed: str, checkout: Path) -> None:
-    container = docker("compose", "--project-directory", str(checkout), "ps", "--quiet")
-    deadline = time.monotonic() + _READY_S
-    health = ""
+def wait_until_healthy(checkout: Path, deadline: float) -> str:
+    """Wait for the one container of the checkout's Compose project; returns its id."""
+    container = health = ""
     while health != "healthy" and time.monotonic() < deadline:
-        health = docker("inspect", "--format", "{{.State.Health.Status}}", container)
         time.sleep(1)
+        container = docker("compose", "--project-directory", str(checkout), "ps", "--quiet")
+        if container:
+            health = docker("inspect", "--format", "{{.State.Health.Status}}", container)
     assert health == "healthy", docker("logs", "--tail", "40", container)
+    return container
+
+
+def test_compose_turns_healthy_and_serves_on_loopback(composed: str, checkout: Path) -> None:
+    deadline = time.monotonic() + _READY_S
+    container = wait_until_healthy(checkout, deadline)
     listed = requests.get(f"{composed}/v1/models", timeout=10).json()
     body = {"model": listed["data"][0]["id"], "prompt": "spark", "max_tokens": 4}
     reply = requests.post(f"{composed}/v1/completions", json=body, timeout=60).json()
@@ -119,3 +129,24 @@ def test_compose_turns_healthy_and_serves_on_loopback(composed: str, checkout: P
         ).stderr  # fmt: skip
         time.sleep(1)
     assert "backends: moe BF16_DEQUANT" in said  # the profile's, and vLLM's own word
+
+
+def test_serve_chat_answers_chats_from_the_image(
+    image: Any, checkout: Path, base_image: str
+) -> None:
+    port = free_port(0)
+    command = ["python3", "build.py", "serve", "--target", "cpu", "--base", base_image, "--chat"]
+    if ca := os.environ.get("SPARKFORGE_TEST_CA"):
+        command += ["--ca-bundle", ca]
+    server = subprocess.Popen([*command, "--port", str(port)], cwd=checkout)
+    try:
+        wait_until_healthy(checkout, time.monotonic() + _READY_S)
+        body = {"model": "tiny-gpt-oss", "messages": [{"role": "user", "content": "Hello"}]}
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        reply = requests.post(url, json=body, timeout=60).json()
+        message = reply["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == (REASONING, ANSWER)
+    finally:
+        server.terminate()  # Compose stops the container, as at Ctrl-C
+        server.wait(60)
+        docker("compose", "--project-directory", str(checkout), "down", "--volumes")

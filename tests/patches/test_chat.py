@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import requests
 
-from sparkforge import pins, publish
+from sparkforge import pins
+from sparkforge.serve import chat_model, in_environment
 from sparkforge.serving import steps
 from sparkforge.tinychat import (
     ANSWER,
@@ -62,7 +63,7 @@ def ask_target(python: Path, code: str, *arguments: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def model(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return publish.chat_model(tmp_path_factory.mktemp("chat"), patched_python)
+    return chat_model(tmp_path_factory.mktemp("chat"), in_environment(patched_python))
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,10 @@ def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
         (["bild", "--target", "cpu"], "invalid choice: 'bild'"),
         (["build", "--target", "cpu", "--colour"], "unrecognized arguments: --colour"),
         (["serve", "--chat", "--model", "x"], "--model: not allowed with argument --chat"),
-        (["serve", "--target", "rtx", "--engine", "none", "--chat"], "--chat is for a plain"),
+        (
+            ["serve", "--target", "rtx", "--engine", "none", "--chat"],
+            "--chat: target rtx serves a",
+        ),
         (["--target", "cpu", "--until", "never"], "invalid choice: 'never'"),
         (["--target", "cpu", "--engine", "podman"], "invalid choice: 'podman'"),
         (["--target", "cpu", "--port", "70000"], "'70000' is no port"),
