@@ -135,7 +135,7 @@ def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bo
     """Run in a container of the target's image with compilers, the work trees where they are."""
     context = place.context
     baked = pipeline.run(context, stages.items(context, "image"))[-1].artefact
-    tag = _image(context, str(baked.outputs["tag"]))
+    tag = _image(context, engine, str(baked.outputs["tag"]))
     site = engine.image_label(tag, SITE_PACKAGES_LABEL)
     links = place.links("image", PurePosixPath(site))
     cache = place.folder / ".cache"
@@ -161,12 +161,14 @@ def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bo
     raise AssertionError  # exec does not come back
 
 
-def _image(context: Context, base: str) -> str:
+def _image(context: Context, engine: Engine, base: str) -> str:
     """Build the image of the recipe on a target's image; returns its tag."""
     tag = f"sparkforge/{context.target_name}-dev:{context.release}"
     command: list[str | Path] = [
-        "docker", "buildx", "build", "--progress=plain", "--provenance=false", "--load",
-        "--tag", tag, "--file", context.root / RECIPE, "--build-arg", f"IMAGE={base}",
+        # the engine's own: the base is an image that only it holds
+        "docker", "buildx", "build", "--builder", engine.context, "--progress=plain",
+        "--provenance=false", "--load", "--tag", tag, "--file", context.root / RECIPE,
+        "--build-arg", f"IMAGE={base}",
         "--build-arg", f"PYTHON_VERSION={context.target.python}",
     ]  # fmt: skip
     if context.ca_bundle is not None:

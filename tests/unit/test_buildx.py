@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from sparkforge import buildx
+from sparkforge import buildx, pins
+from sparkforge.context import Context
+from sparkforge.dev import command as dev
 from sparkforge.engine import Engine
 from sparkforge.errors import EngineError
+from sparkforge.index import Index
+from sparkforge.sources import Access
+from sparkforge.store import Store
+from tests.support import ROOT
 
 OWN = """\
 Name:   default
@@ -65,3 +74,22 @@ def test_base_and_builder_must_be_for_the_platform() -> None:
     with pytest.raises(EngineError, match="runs no programs for linux/arm64") as caught:
         buildx.check(native, engine, REFERENCE, "linux/arm64")
     assert "qemu-user-static" in caught.value.remedy
+
+
+def test_the_dev_image_is_baked_in_the_engine_that_holds_its_base(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the builder that the user chose last: one in a container lacks the target's image."""
+    said = tmp_path / "said"
+    (tmp_path / "docker").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" >'{said}'\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    loaded = pins.load(ROOT / "pins.yaml")
+    context = Context(
+        root=ROOT, pins=loaded, pins_path=ROOT / "pins.yaml", store=store, target_name="cpu",
+        target=loaded.target("cpu"), platform="linux/amd64", access=Access(Index(), {}, True),
+    )  # fmt: skip
+    engine = Engine(None, "26.1.5", True, "rootless")  # type: ignore[arg-type]
+    dev._image(context, engine, "sparkforge/cpu:1")
+    words = said.read_text().splitlines()
+    assert words[words.index("--builder") + 1] == "rootless"
