@@ -32,6 +32,7 @@ from sparkforge.series import Series
 from sparkforge.store import code_digest, key_of
 
 _HERE = Path(__file__).parent
+# what the smoke test does; a change of it is tested anew
 _SMOKE_CODE = ("smoke.py", "servers.py", "launcher.py", "environment.py", "tiny.py")
 
 
@@ -56,7 +57,7 @@ def items(context: Context, until: str) -> list[Item]:
                     result.append(_series_item(context, layer, upstream, patches, source))
         if compiles:
             result += compiling.external_items(context, name)
-        wheels.append(wheelitems.wheel_item(context, name, patched=True))
+        wheels.append(_wheel_item(context, name))
     result += wheels
     house = wheelitems.wheelhouse_item(context)
     result.append(house)
@@ -140,6 +141,24 @@ def _series_item(
     )  # fmt: skip
 
 
+# -- wheels ------------------------------------------------------------------------------
+
+
+def _wheel_item(context: Context, name: str, base: str | None = None) -> Item:
+    """Return the patched wheel of an upstream, compiled or overlaid as the context asks.
+
+    Args:
+        base: digest of the base image; needed where wheels are compiled.
+    """
+    if context.wheels != "compile":
+        return wheelitems.overlay_item(context, name, patched=True)
+    from sparkforge.compiling import items as compiling  # not needed by overlays
+
+    if (reason := context.pins.upstream(name).compile.blocked) is None or context.native == "all":
+        return compiling.compile_item(context, name, base)
+    return wheelitems.overlay_item(context, name, patched=True, note=reason)
+
+
 # -- environment and image -----------------------------------------------------------
 
 
@@ -170,7 +189,7 @@ def _environment_item(
 def _unpatched_items(context: Context, house: Item) -> list[Item]:
     """The release without our series, for the proof that it fails."""
     wheels = [
-        wheelitems.wheel_item(context, name, patched=False) for name in context.target.wheels
+        wheelitems.overlay_item(context, name, patched=False) for name in context.target.wheels
     ]  # fmt: skip
     label = f"environment ({UNPATCHED})"
     return [*wheels, _environment_item(context, wheels, house, label, stage="smoke")]
@@ -191,10 +210,7 @@ def made_of(context: Context, base: str) -> dict[str, Mapping[str, Any]]:
     Args:
         base: digest of the base image.
     """
-    wheels = [
-        wheelitems.wheel_item(context, name, patched=True, base=base)
-        for name in context.target.wheels
-    ]
+    wheels = [_wheel_item(context, name, base) for name in context.target.wheels]
     house = wheelitems.wheelhouse_item(context)
     parts = {item.label: item.inputs for item in [*wheels, house]}
     return {**parts, "image": _image_inputs(context, wheels, house, base)}
@@ -269,9 +285,7 @@ def _smoke_item(context: Context, baked: Item, extra: list[Item]) -> Item:
         "unpatched": {item.label: item.key for item in extra},
         "serve": list(context.serve),
         "arguments": list(context.arguments),
-        "code": code_digest(
-            *(_HERE / f"{n}.py" for n in ("smoke", "servers", "launcher", "environment", "tiny"))
-        ),
+        "code": code_digest(*(_HERE / name for name in _SMOKE_CODE)),
     }
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What wheels and wheelhouses are made from, and how: pins and options → items."""
+"""What overlay wheels and wheelhouses are made from, and how: pins and options → items."""
 
 from __future__ import annotations
 
@@ -18,23 +18,6 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 _OVERLAY_CODE = ("__init__", "archive", "overlay")
-
-
-def wheel_item(context: Context, name: str, *, patched: bool, base: str | None = None) -> Item:
-    """Return the wheel of an upstream, compiled or overlaid as the context asks.
-
-    Args:
-        patched: with our series; without: for the proof that the release fails.
-        base: digest of the base image; needed where wheels are compiled.
-    """
-    upstream = context.pins.upstream(name)
-    if patched and context.wheels == "compile":
-        from sparkforge.compiling import items  # not needed by overlays
-
-        if (reason := upstream.compile.blocked) is None or context.native == "all":
-            return items.compile_item(context, name, base)
-        return _overlay_item(context, name, patched=True, note=reason)
-    return _overlay_item(context, name, patched=patched)
 
 
 def series_of(context: Context, name: str) -> dict[str, Series]:
@@ -106,8 +89,13 @@ def outputs_of(made: Overlaid) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _overlay_item(context: Context, name: str, *, patched: bool, note: str = "") -> Item:
-    """Return an overlay wheel; ``note``: why it is none that was compiled, as asked."""
+def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") -> Item:
+    """Return an upstream's wheel with our files put in place.
+
+    Args:
+        patched: with our series; without: for the proof that the release fails.
+        note: why it is none that was compiled, as asked.
+    """
     plan = context.target.wheels[name]
     upstream = context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]

@@ -1,1 +1,1 @@
-"""What a compile needs beside the wheel itself: builder, externals, its items."""
+"""Compiled wheels: their builder and externals, the steps in containers, what comes of them."""

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge import git, sources
-from sparkforge.compiling import builder, externals
+from sparkforge.compiling import builder, externals, natives
+from sparkforge.compiling.natives import Decision
+from sparkforge.compiling.recipe import Recipe, arch_list, shown
 from sparkforge.context import WHEELS, Context, Item, Results
 from sparkforge.engine import Engine, stated_digest
 from sparkforge.errors import CompileError, EngineError
@@ -23,12 +25,14 @@ from sparkforge.wheelitems import (
     series_of,
     wheelhouse_item,
 )
-from sparkforge.wheels import natives
-from sparkforge.wheels.natives import Decision
-from sparkforge.wheels.recipe import Recipe, arch_list, shown
 
 _HERE = Path(__file__).parent
 _HOUSE = "builder's wheelhouse"
+# what a compiled wheel's bytes depend on; builder and externals have keys of their own
+_CODE = (
+    *(f"compiling/{name}.py" for name in ("assembling", "gate", "natives", "recipe", "running")),
+    "wheels/archive.py", "wheels/overlay.py",
+)  # fmt: skip
 
 
 def base_digest(context: Context) -> str:
@@ -179,18 +183,18 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
         "steps": [step.words for step in fixed.steps()],
         "externals": {key: pin.commit for key, pin in upstream.externals.items()}
         if decision.fetches else {},
-        "code": code_digest(*(_HERE.parent / "wheels").glob("*.py")),
+        "code": code_digest(*(_HERE.parent / name for name in _CODE)),
     }  # fmt: skip
     key = key_of(inputs)
     tag = builder.tag(context.target_name, image.key)
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        from sparkforge.wheels import compile as compiling
+        from sparkforge.compiling import assembling, running
 
         engine = _engine(context)
         wheel = sources.fetch_release_file(context.store, file, context.access)
         own = layer_of(context, name, results).patched
-        place = compiling.Place(
+        place = running.Place(
             engine, tag, context.store.cache_path("compile") / f"{name}-{key[:16]}",
             context.store.cache_path("ccache"),
         )  # fmt: skip
@@ -198,14 +202,14 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
             "all native files" if decision.everything else "no native file"
         )
         log.info(f"{name}: the patched tree {own.tree[:12]}, and {what}; {recipe.jobs} at once")
-        made = compiling.run(recipe, _sources(context, name, results, decision), place)
+        made = running.run(recipe, _sources(context, name, results, decision), place)
         # with everything compiled, carried upstreams were read by the build itself
         carried = [] if decision.everything else [
             layer_of(context, layer, results) for layer in layers if layer != name
         ]  # fmt: skip
         request = request_of(context, name, wheel, inputs["local"])
-        done = compiling.assemble(request, recipe, made, own, carried, folder)
-        compiling.finished(place)
+        done = assembling.assemble(request, recipe, made, own, carried, folder)
+        running.finished(place)
         released = sum(one["from"] == "release" for one in done.natives.values())
         log.info(
             f"native files: {len(done.natives) - released} compiled, {released} of the release"
@@ -231,7 +235,7 @@ def _engine(context: Context) -> Engine:
 
 def _sources(context: Context, name: str, results: Results, decision: Decision) -> Any:
     """Return what is unpacked for the compile."""
-    from sparkforge.wheels.compile import Sources
+    from sparkforge.compiling.running import Sources
 
     upstream = context.pins.upstream(name)
     own = layer_of(context, name, results).patched

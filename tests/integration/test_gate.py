@@ -15,7 +15,7 @@ import pytest
 from sparkforge import jobs
 from tests.support import ROOT, alive, wait_for
 
-GATE = ROOT / "sparkforge" / "wheels" / "gate.py"
+GATE = ROOT / "sparkforge" / "compiling" / "gate.py"
 # notes that it runs, then counts, so that a stopped one is seen to stand still
 COMPILER = """
 import pathlib, sys, time

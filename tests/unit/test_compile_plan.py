@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from sparkforge import pins
+from sparkforge.compiling import natives
+from sparkforge.compiling.recipe import arch_list
+from sparkforge.compiling.running import Progress, cost, excerpt
 from sparkforge.errors import CompileError
-from sparkforge.wheels import natives
-from sparkforge.wheels.compile import Progress, cost, excerpt
-from sparkforge.wheels.recipe import arch_list
 from tests.support import ROOT
 
 PINS = pins.load(ROOT / "pins.yaml")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparkforge.compiling.builder import PYTHON
+from sparkforge.compiling.natives import Decision
 from sparkforge.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB
 from sparkforge.pins import Upstream
-from sparkforge.wheels.natives import Decision
 
 BUILD = "/build"
 TREE, OUT, CMAKE, EXTERNALS = (f"{BUILD}/{name}" for name in ("tree", "out", "cmake", "externals"))
@@ -131,7 +131,7 @@ def arch_list(cuda_arch: str | None) -> str | None:
     From 10.0 on with the family's ``f``: kernels for plain 12.1 (and 12.0) that use block-scaled
     MMA compile without a warning and hold a trap (docs/proofs.md); ``a`` of 12.0 does not load on
     12.1. vLLM's CMake reads 12.1f as 12.0 where a file needs no more, and builds 12.0f where it
-    needs the family's instructions (0.33.0: its configuration was run, research of 2026-11-20).
+    needs the family's instructions (every file's flags: tests/patches/golden/cuda-archs.json).
     """
     if cuda_arch is None:
         return None

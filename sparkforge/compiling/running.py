@@ -1,7 +1,7 @@
-"""The compiled wheel: built from the patched tree in the builder, without a network.
+"""The steps of a compile: each in a container of the builder, without a network.
 
-Native files that no patch touches are the release's own (``--native patched``). What was begun
-stays in the store's work area until it is finished: a killed build goes on where it stopped.
+What was begun stays in the store's work area until it is finished: a killed build goes on where it
+stopped.
 """
 
 from __future__ import annotations
@@ -12,26 +12,21 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
 from sparkforge import git, makers
 from sparkforge.compiling.builder import PYTHON, user
 from sparkforge.compiling.externals import Fetched
+from sparkforge.compiling.recipe import Recipe, container, container_name
 from sparkforge.disk import disk_errors
 from sparkforge.engine import Engine
 from sparkforge.errors import CommandError, CompileError
 from sparkforge.log import log
-from sparkforge.pins import rule_of
 from sparkforge.run import call
-from sparkforge.series import Patched
-from sparkforge.wheels import archive, natives, overlay
-from sparkforge.wheels.recipe import Recipe, container, container_name
 
 _GATE = Path(__file__).with_name("gate.py")
 _STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
 _SHOWN_LINES = 40
-_ELF = b"\x7fELF"
 
 
 @dataclass(frozen=True)
@@ -248,130 +243,3 @@ def cost(units: Path) -> str | None:
     seconds = sum(float(row[1]) for row in rows)
     return (f"{len(rows)} file(s) compiled in {seconds:.0f} s of CPU time; the largest took"
             f" {mib / 1024:.1f} GiB: {source}")  # fmt: skip
-
-
-# -- the wheel ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """A finished wheel.
-
-    Attributes:
-        natives: sha256 of each native file, and where it is from: ``compiled`` or ``release``.
-        differs: files that no patch touches, and that are not what the release ships.
-    """
-
-    wheel: overlay.Overlaid
-    natives: Mapping[str, Mapping[str, str]]
-    differs: tuple[str, ...]
-
-
-def assemble(
-    request: overlay.Request, recipe: Recipe, made: Made, own: Patched,
-    carried: Sequence[overlay.Layer], folder: Path,
-) -> Assembled:  # fmt: skip
-    """Make our wheel of what was compiled, and of the release's files where nothing was.
-
-    Args:
-        request: of the release wheel.
-        own: the upstream's patched tree.
-        carried: series that go onto files of the release inside of this wheel.
-
-    Raises:
-        CompileError: the release has a file that nothing made and no rule of pins.yaml explains.
-    """
-    everything = recipe.decision.everything
-    with archive.opened(request.wheel) as release, archive.opened(made.wheel) as ours:
-        in_release = _payload(request.wheel, release)
-        in_ours = _payload(made.wheel, ours)
-        changed = _changed(own, recipe)
-        taken, lost = natives.missing(
-            recipe.upstream, in_release, {*in_ours, *made.natives}, everything=everything
-        )
-        if lost := [member for member in lost if changed.get(member) != git.ABSENT]:
-            msg = f"{request.wheel.name}: the build made no {lost[0]} ({len(lost)} such files)"
-            remedy = "name it in compile.from_release in pins.yaml, if it is not made of this tree"
-            raise CompileError(msg, remedy)
-        base = made.wheel if everything else request.wheel
-        if everything:
-            fresh = {member: release.read(member) for member in taken}
-        else:
-            layers = overlay.plan(request, carried, release)
-            fresh = {**layers.fresh, **_different(release, ours, in_ours)}
-            fresh |= {member: path.read_bytes() for member, path in made.natives.items()}
-        removed = tuple(sorted(m for m, blob in changed.items()
-                               if blob == git.ABSENT and m in in_release))  # fmt: skip
-        plain = sorted(m for m in fresh if m not in made.natives and m != request.version_file)
-        plan = overlay.Plan(
-            fresh=fresh,
-            # ours may set another mode than the release has
-            executable={m: bool(ours.members[m].external_attr >> 16 & 0o100)
-                        for m in fresh if m in in_ours},
-            replaced=tuple(m for m in plain if m in in_release and m not in taken),
-            added=tuple(m for m in plain if m not in in_release),
-            removed=() if everything else removed,
-        )  # fmt: skip
-        asked = overlay.Request(
-            wheel=base, name=request.name, local=request.local,
-            drop_requires=request.drop_requires, version_file=request.version_file,
-            epoch=request.epoch,
-        )  # fmt: skip
-        wheel = overlay.write(asked, ours if everything else release, plan, folder)
-        patched = set(changed) | {m for layer in carried for m in _members(layer)}
-        differs = tuple(m for m in (*plan.replaced, *plan.added) if m not in patched)
-        return Assembled(wheel, _natives(release, ours, taken, made), differs)
-
-
-def _payload(wheel: Path, source: archive.Source) -> set[str]:
-    info = f"{overlay.info_folder(wheel, source)}/"
-    return {member for member in source.members if not member.startswith(info)}
-
-
-def _different(
-    release: archive.Source, ours: archive.Source, members: set[str]
-) -> dict[str, bytes]:
-    """Return our members that are not the release's to the byte; the others are copied from it."""
-    result = {}
-    for member in members:
-        info, known = ours.members[member], release.members.get(member)
-        if known is None or (info.CRC, info.file_size) != (known.CRC, known.file_size):
-            result[member] = ours.read(member)
-    return result
-
-
-def _changed(own: Patched, recipe: Recipe) -> dict[str, str]:
-    """Return the wheel's members that the series changes, each with its blob afterwards."""
-    result = {}
-    for change in git.changes(own.source.repo, own.source.commit, own.commit):
-        rule = rule_of(recipe.upstream.paths, change.path)
-        if rule is not None and rule.wheel is not None:
-            result[rule.wheel + change.path[len(rule.repo) :]] = change.new_blob
-    return result
-
-
-def _members(layer: overlay.Layer) -> list[str]:
-    result = []
-    for path in layer.patched.touched:
-        rule = rule_of(layer.paths, path)
-        if rule is not None and rule.wheel is not None:
-            result.append(rule.wheel + path[len(rule.repo) :])
-    return result
-
-
-def _natives(
-    release: archive.Source, ours: archive.Source, taken: Sequence[str], made: Made
-) -> dict[str, dict[str, str]]:
-    """Name every native file of the wheel by its sha256, and say where it is from."""
-    found = {}
-    for member in taken:
-        data = release.read(member)
-        if member not in made.natives and data.startswith(_ELF):
-            found[member] = {"sha256": sha256(data).hexdigest(), "from": "release"}
-    for member in ours.members:
-        data = ours.read(member) if member.endswith(".so") else b""
-        if data.startswith(_ELF):
-            found[member] = {"sha256": sha256(data).hexdigest(), "from": "compiled"}
-    for member, path in made.natives.items():
-        found[member] = {"sha256": sha256(path.read_bytes()).hexdigest(), "from": "compiled"}
-    return dict(sorted(found.items()))
