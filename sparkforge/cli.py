@@ -16,13 +16,13 @@ from types import FrameType
 from typing import NoReturn
 
 from sparkforge import errors, git
-from sparkforge.doctor import command as doctor
 from sparkforge.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.log import log
 from sparkforge.words import (
     ablating,
     building,
     developing,
+    diagnosing,
     measuring,
     patching,
     rebasing,
@@ -39,7 +39,7 @@ _WORDS = (
     patching,
     developing,
     ablating,
-    doctor,
+    diagnosing,
     rebasing,
     watching,
     signing,

@@ -26,41 +26,14 @@ from sparkforge.errors import DoctorError, UsageError
 from sparkforge.log import log
 from sparkforge.options import MACHINES, pins_path, settle, store_of
 from sparkforge.serving.cluster import ClusterError, Settings, settings
-from sparkforge.words.parents import Parents, Subparsers, positive
 
 Probe = Callable[[Readings, Wanted], Iterator[Finding]]
 PROBES: tuple[Probe, ...] = (
     *machine.PROBES, *gpu.PROBES, *storage.PROBES, *containers.PROBES,
 )  # fmt: skip
 _PAGE = "doctor --docs"
-_WAIT_S = 30.0
+_WAIT_S = 30.0  # for the other side of a pair
 _MARKS = {"ok": ("32", "✓"), "note": ("2", "·"), "warn": ("33", "!"), "fail": ("31;1", "✗")}
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the command."""
-    doctor = subparsers.add_parser(
-        "doctor",
-        parents=[groups.shared],
-        help="will this machine build and serve a target, and what mends it",
-    )
-    doctor.add_argument("--target", metavar="NAME",
-                        help="for which (default: what this machine looks like)")  # fmt: skip
-    doctor.add_argument("--model", type=Path, metavar="DIR",
-                        help="look at this checkpoint, not at the hub's cache")  # fmt: skip
-    doctor.add_argument("--cluster", action="store_true",
-                        help="the pair of which this is one, too; run it on both")  # fmt: skip
-    doctor.add_argument("--wait", type=positive, metavar="SECONDS",
-                        help=f"--cluster: for the other side (default: {_WAIT_S:.0f})")  # fmt: skip
-    record = doctor.add_mutually_exclusive_group()
-    record.add_argument("--save", type=Path, metavar="FILE",
-                        help="write what was read, too: for a report")  # fmt: skip
-    record.add_argument("--readings", type=Path, metavar="FILE",
-                        help="judge what --save wrote on another machine")  # fmt: skip
-    how = doctor.add_mutually_exclusive_group()
-    how.add_argument("--docs", action="store_true", help="write the table in docs/doctor.md")
-    how.add_argument("--check", action="store_true", help="fail where that table is stale")
-    doctor.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkforge.doctor.finding import Finding, State
-from sparkforge.doctor.reading import Readings
+from sparkforge.doctor.reading import Readings, first_line
 from sparkforge.doctor.wanted import Wanted
 from sparkforge.engine import check_version
 from sparkforge.errors import EngineError
@@ -54,7 +54,7 @@ def engine(seen: Readings, want: Wanted) -> Iterator[Finding]:
 def _plugins(seen: Readings, bad: State) -> Iterator[Finding]:
     buildx = seen.said("buildx")
     if buildx.code == 0:
-        yield Finding("buildx", "ok", _first(buildx.out))
+        yield Finding("buildx", "ok", first_line(buildx.out))
     else:
         yield Finding("buildx", bad, _why_not(buildx), "sudo apt-get install docker-buildx-plugin")
     compose = seen.said("compose")
@@ -63,9 +63,9 @@ def _plugins(seen: Readings, bad: State) -> Iterator[Finding]:
     if found is None:
         yield Finding("compose", "warn", _why_not(compose), install)
     elif (int(found[1]), int(found[2])) < _OLDEST_COMPOSE:
-        yield Finding("compose", "warn", f"{_first(compose.out)}: older than 2.20", install)
+        yield Finding("compose", "warn", f"{first_line(compose.out)}: older than 2.20", install)
     else:
-        yield Finding("compose", "ok", _first(compose.out))
+        yield Finding("compose", "ok", first_line(compose.out))
 
 
 def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
@@ -74,7 +74,7 @@ def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
     found = info.get("DiscoveredDevices")
     cdi = any("nvidia.com/gpu" in str(one) for one in found) if isinstance(found, list) else False
     said = seen.said("nvidia-ctk")
-    version = _first(said.out) if said.code == 0 else "nvidia-ctk is not there"
+    version = first_line(said.out) if said.code == 0 else "nvidia-ctk is not there"
     ways = [word for word, is_so in (("runtime nvidia", known), ("CDI devices", cdi)) if is_so]
     if ways:
         return Finding("container-toolkit", "ok", f"{version}; the engine has {', '.join(ways)}")
@@ -109,11 +109,7 @@ def _silence(said: Glimpse, info: dict[str, Any] | None) -> str:
 
 
 def _why_not(said: Glimpse) -> str:
-    return said.problem or _first(said.err + said.out) or f"ended with {said.code}"
-
-
-def _first(text: str) -> str:
-    return (text.strip().splitlines() or [""])[0][:120]
+    return said.problem or first_line(said.err + said.out) or f"ended with {said.code}"
 
 
 PROBES = (engine,)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from sparkforge.doctor.finding import Finding
-from sparkforge.doctor.reading import Readings
+from sparkforge.doctor.reading import Readings, first_line
 from sparkforge.doctor.wanted import Wanted
 from sparkforge.options import MACHINES
 from sparkforge.serving import memory
@@ -85,12 +85,14 @@ def git(seen: Readings, want: Wanted) -> Iterator[Finding]:
     install = "sudo apt-get install git"
     if said.code != 0 or version is None:
         yield Finding(
-            "git", "fail", said.problem or f"git --version: {_first(said.out)!r}", install
+            "git", "fail", said.problem or f"git --version: {first_line(said.out)!r}", install
         )
     elif (int(version[1]), int(version[2])) < _OLDEST_GIT:
-        yield Finding("git", "warn", f"{_first(said.out)}; 2.34 or newer is known to do", install)
+        yield Finding(
+            "git", "warn", f"{first_line(said.out)}; 2.34 or newer is known to do", install
+        )
     else:
-        yield Finding("git", "ok", _first(said.out))
+        yield Finding("git", "ok", first_line(said.out))
 
 
 def proxies(seen: Readings, want: Wanted) -> Iterator[Finding]:
@@ -182,11 +184,6 @@ def _settings(text: str) -> dict[str, str]:
 
 def _hostless(address: str) -> str:
     return re.sub(r"//[^/@\s]*@", "//***@", address)
-
-
-def _first(text: str) -> str:
-    """Return the first line of what a program said, and not more than a line has room for."""
-    return (text.strip().splitlines() or [""])[0][:120]
 
 
 PROBES = (architecture, system, firmware, page_size, python, git, proxies, memory_free, swap)

@@ -90,6 +90,11 @@ class Readings:
         return cls(programs=programs, late=late, **found)
 
 
+def first_line(text: str) -> str:
+    """Return the first line of what a program said, and not more than a line has room for."""
+    return (text.strip().splitlines() or [""])[0][:120]
+
+
 def bounded(works: Mapping[str, Callable[[], Any]], timeout_s: float) -> dict[str, Any]:
     """Do works at the same time; returns the results of those that ended in time.
 
