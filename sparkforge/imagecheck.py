@@ -23,7 +23,7 @@ from sparkforge.context import Context
 from sparkforge.errors import CommandError, ImageError, UsageError
 from sparkforge.log import log
 from sparkforge.ociarchive import Entry
-from sparkforge.pins import rule_of
+from sparkforge.pins import member_of
 from sparkforge.receipt import SBOM, differences
 from sparkforge.run import call
 from sparkforge.servers import SITE_PACKAGES_LABEL
@@ -236,10 +236,9 @@ def _check_patched(report: Report, reading: Reading, context: Context) -> None:
             rules = context.pins.upstream(layer).paths
             for patch in context.series_of(layer).patches:
                 for entry in patch.entries:
-                    rule = rule_of(rules, entry.path)
-                    if rule is not None and rule.wheel is not None and entry.new_blob is not None:
-                        member = site + rule.wheel + entry.path[len(rule.repo) :]
-                        wanted[member] = (entry.new_blob, patch.name)
+                    member = member_of(rules, entry.path)
+                    if member is not None and entry.new_blob is not None:
+                        wanted[site + member] = (entry.new_blob, patch.name)
     report.checked["patched files"] = len(wanted)
     for path, (blob, patch_name) in sorted(wanted.items()):
         found = reading.files.get(path)

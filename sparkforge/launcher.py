@@ -10,6 +10,7 @@ from pathlib import Path
 from sparkforge import git, servers
 from sparkforge.context import UNPATCHED, Context, Results, source_of
 from sparkforge.errors import SmokeError
+from sparkforge.pins import path_of
 from sparkforge.servers import Server
 from sparkforge.serving import profile
 from sparkforge.tiny import make_tiny_gpt_oss
@@ -94,8 +95,8 @@ class Launcher:
             upstream = self.context.pins.upstream(name)
             source = source_of(self.context.store, name, self.results[f"source {name}"])
             for member in wheel["replaced"]:
-                rule = next(r for r in upstream.paths if r.wheel and member.startswith(r.wheel))
-                path = rule.repo + member[len(rule.wheel or "") :]
+                path = path_of(upstream.paths, member)
+                assert path is not None  # it was replaced by a file that has this place
                 blob = git.blobs_at(source.repo, source.commit, [path])[path]
                 file = work / member.replace("/", "%")
                 file.write_bytes(git.blob(source.repo, blob))

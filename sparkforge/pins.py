@@ -59,6 +59,23 @@ def rule_of(rules: Iterable[PathRule], path: str) -> PathRule | None:
     return max(fitting, key=lambda rule: len(rule.repo), default=None)
 
 
+def member_of(rules: Iterable[PathRule], path: str) -> str | None:
+    """Return where a wheel has a file of the repository; None: it ships none, or no rule says."""
+    rule = rule_of(rules, path)
+    if rule is None or rule.wheel is None:
+        return None
+    return rule.wheel + path[len(rule.repo) :]
+
+
+def path_of(rules: Iterable[PathRule], member: str) -> str | None:
+    """Return where the repository has a wheel's member: by the longest rule; None: no rule says."""
+    fitting = [(rule.wheel, rule) for rule in rules if rule.wheel and member.startswith(rule.wheel)]
+    if not fitting:
+        return None
+    prefix, rule = max(fitting, key=lambda pair: len(pair[0]))
+    return rule.repo + member[len(prefix) :]
+
+
 class External(Model):
     """A source that the upstream's own build fetches; pinned so that a compile needs no network."""
 

@@ -22,7 +22,7 @@ from sparkforge.download import fetch
 from sparkforge.errors import CommandError, FetchError, IntegrityError, PinsError
 from sparkforge.index import Index
 from sparkforge.log import human_bytes, log
-from sparkforge.pins import PathRule, ReleaseFile, SourcePlan, Upstream
+from sparkforge.pins import PathRule, ReleaseFile, SourcePlan, Upstream, path_of
 from sparkforge.store import Store, key_of
 
 _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
@@ -251,14 +251,12 @@ def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeF
     with zipfile.ZipFile(archive) as wheel:
         for info in wheel.infolist():
             member = _safe(info.filename, archive) if not info.is_dir() else ""
-            fitting = [rule for rule in rules if rule.wheel and member.startswith(rule.wheel)]
-            if not member.endswith(".py") or not fitting:
+            path = path_of(rules, member)
+            if not member.endswith(".py") or path is None:
                 continue
             found = True
-            rule = max(fitting, key=lambda rule: len(rule.wheel or ""))
             executable = (info.external_attr >> 16) & stat.S_IXUSR
             mode = "100755" if executable else "100644"
-            path = rule.repo + member[len(rule.wheel or "") :]
             yield git.TreeFile(path, mode, wheel.read(info))
     if not found:
         msg = f"{archive.name}: holds no Python file at a place that paths names"

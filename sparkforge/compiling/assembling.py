@@ -15,7 +15,7 @@ from sparkforge.compiling import natives
 from sparkforge.compiling.recipe import Recipe
 from sparkforge.compiling.running import Made
 from sparkforge.errors import CompileError
-from sparkforge.pins import rule_of
+from sparkforge.pins import member_of
 from sparkforge.series import Patched
 from sparkforge.wheels import archive, overlay
 
@@ -113,19 +113,15 @@ def _changed(own: Patched, recipe: Recipe) -> dict[str, str]:
     """Return the wheel's members that the series changes, each with its blob afterwards."""
     result = {}
     for change in git.changes(own.source.repo, own.source.commit, own.commit):
-        rule = rule_of(recipe.upstream.paths, change.path)
-        if rule is not None and rule.wheel is not None:
-            result[rule.wheel + change.path[len(rule.repo) :]] = change.new_blob
+        if (member := member_of(recipe.upstream.paths, change.path)) is not None:
+            result[member] = change.new_blob
     return result
 
 
 def _members(layer: overlay.Layer) -> list[str]:
-    result = []
-    for path in layer.patched.touched:
-        rule = rule_of(layer.paths, path)
-        if rule is not None and rule.wheel is not None:
-            result.append(rule.wheel + path[len(rule.repo) :])
-    return result
+    """Return the wheel's members that a series changes."""
+    found = (member_of(layer.paths, path) for path in layer.patched.touched)
+    return [member for member in found if member is not None]
 
 
 def _natives(

@@ -1,0 +1,46 @@
+"""The unpatched release, made of a patched image: the original files by their path in the wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sparkforge import git, pins
+from sparkforge.context import Context
+from sparkforge.index import Index
+from sparkforge.launcher import Launcher
+from sparkforge.sources import Access
+from sparkforge.store import Artefact, Store
+from tests.support import ROOT
+
+
+def artefact(outputs: dict[str, Any]) -> Artefact:
+    return Artefact("any", "0" * 64, {}, outputs, Path(), 0.0)
+
+
+def test_files_of_a_folder_in_a_folder_come_from_their_own_place(
+    store: Store, tmp_path: Path
+) -> None:
+    """FlashInfer's csrc/ lies in its wheel below flashinfer/, which has a place of its own."""
+    repo = store.git_path("flashinfer")
+    git.init_bare(repo)
+    files = {"flashinfer/a.py": b"1\n", "csrc/b.cu": b"2\n"}
+    commit = git.import_tree(
+        repo, [git.TreeFile(path, "100644", data) for path, data in files.items()],
+        ref="refs/x", message="x", author="A <a@example.invalid>", epoch=0,
+    )  # fmt: skip
+    loaded = pins.load(ROOT / "pins.yaml")
+    context = Context(
+        root=ROOT, pins=loaded, pins_path=ROOT / "pins.yaml", store=store, target_name="spark",
+        target=loaded.target("spark"), platform="linux/arm64", access=Access(Index(), {}, True),
+    )  # fmt: skip
+    members = ["flashinfer/a.py", "flashinfer/data/csrc/b.cu"]
+    results = {f"wheel {name}": artefact({"replaced": []}) for name in context.target.wheels}
+    results["wheel flashinfer"] = artefact({"replaced": members})
+    results["source flashinfer"] = artefact(
+        {"provider": "release", "commit": commit, "tree": commit, "origin": "here"}
+    )
+    restored = Launcher(context, results, "image", tmp_path)._originals(tmp_path)
+    assert {member: path.read_bytes() for member, path in restored.items()} == dict(
+        zip(members, files.values(), strict=True)
+    )
