@@ -13,7 +13,7 @@ from sparkforge.errors import SeriesError, UsageError
 from sparkforge.index import Index
 from sparkforge.log import log
 from sparkforge.pinbase import Platform
-from sparkforge.pins import Pins, SourcePlan, Target
+from sparkforge.pins import Pins, Target
 from sparkforge.sources import Access
 from sparkforge.store import Store
 
@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 MACHINES: dict[str, Platform] = {
     "x86_64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64",
 }  # fmt: skip
-RELEASE_PLAN = SourcePlan(provider="release")
 
 
 def store_of(options: argparse.Namespace) -> Store:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, cast
+from typing import Any
 
 from sparkforge import pins, series, sources, transaction
 from sparkforge.authoring import worktree
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.log import log
-from sparkforge.options import RELEASE_PLAN, access_of, chosen_series, pins_path, settle, store_of
+from sparkforge.options import access_of, chosen_series, pins_path, settle, store_of
+from sparkforge.pins import RELEASE_PLAN
 
 # -- pins --------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ def patches_check(options: argparse.Namespace) -> int:
         upstream = loaded.upstreams[one.upstream]
         source = sources.ensure(store, one.upstream, upstream, RELEASE_PLAN, access)
         tree = series.patched_tree(store, one, source)
-        recorded = upstream.patched.get(cast("Any", source.provider))
+        recorded = upstream.patched.get(source.provider)
         # as commits, too: only so is it seen that exporting them again gives the same bytes
         commit = series.apply(store, one, source).commit
         series.check_record(one.upstream, source, commit, tree, recorded)
@@ -128,7 +129,7 @@ def patches_apply(options: argparse.Namespace) -> int:
                             access_of(options, loaded))  # fmt: skip
     one = series.read(path.parent / "patches" / options.upstream)
     patched = series.apply(store, one, source)
-    recorded = upstream.patched.get(cast("Any", source.provider))
+    recorded = upstream.patched.get(source.provider)
     series.check_record(options.upstream, source, patched.commit, patched.tree, recorded)
     worktree.make(patched, one, options.folder)
     log.info(f"{options.folder}: {options.upstream} with {len(one.patches)} patch(es),"

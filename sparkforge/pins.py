@@ -18,6 +18,9 @@ from sparkforge.yamlfile import Document, NotYamlError, dotted
 
 _T = TypeVar("_T")
 
+Provider = Literal["git", "release"]
+"""Kind of source: the upstream's commit, or the release file in its place."""
+
 # how to mend, by the shape that a value should have had
 _SHAPE_REMEDIES = {
     r"^[0-9a-f]{40}$": "give the full 40-digit commit SHA (git rev-parse REF^{commit})",
@@ -110,7 +113,7 @@ class Upstream(Model):
     paths: tuple[PathRule, ...] = ()
     version_file: str | None = None
     """Path in the wheel of the module that states the version; the overlay corrects it."""
-    patched: Mapping[Literal["git", "release"], Recorded] = Field(default_factory=dict)
+    patched: Mapping[Provider, Recorded] = Field(default_factory=dict)
     externals: Mapping[Name, External] = Field(default_factory=dict)
     compile: Compile = Field(default_factory=Compile)
     """How its wheels are compiled (``--wheels compile``)."""
@@ -157,8 +160,12 @@ class WheelPlan(Model):
 class SourcePlan(Model):
     """Where a target's sources come from."""
 
-    provider: Literal["git", "release"]
+    provider: Provider
     fallback: Literal["release"] | None = None
+
+
+RELEASE_PLAN = SourcePlan(provider="release")
+"""What commands take that mean the series, and no target's build: to be had everywhere."""
 
 
 class Target(Model):
@@ -327,7 +334,7 @@ def _problem(document: Document, detail: Any) -> tuple[int, str]:
     return document.line(where), f"{dotted(where)}: {what}: {remedy}"
 
 
-def record(path: Path, upstream: str, provider: str, recorded: Recorded) -> None:
+def record(path: Path, upstream: str, provider: Provider, recorded: Recorded) -> None:
     """Write what a series gives into pins.yaml, leaving every other line as it is.
 
     The file is read anew: it may have changed since.
@@ -350,7 +357,7 @@ def forget(path: Path, upstream: str) -> None:
         _rewrite(path, upstream, {})
 
 
-def _rewrite(path: Path, upstream: str, recorded: Mapping[str, Recorded]) -> None:
+def _rewrite(path: Path, upstream: str, recorded: Mapping[Provider, Recorded]) -> None:
     # read_text() would change the line ends
     text_now = with_record(path, path.read_bytes().decode(), upstream, recorded)
     fresh = path.with_name(f".{path.name}.new")
@@ -363,7 +370,7 @@ def _rewrite(path: Path, upstream: str, recorded: Mapping[str, Recorded]) -> Non
         fresh.unlink(missing_ok=True)
 
 
-def with_record(path: Path, text: str, upstream: str, recorded: Mapping[str, Recorded]) -> str:
+def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider, Recorded]) -> str:
     """Return the text of pins.yaml with this as all that is recorded of a series.
 
     Raises:
@@ -379,7 +386,7 @@ def with_record(path: Path, text: str, upstream: str, recorded: Mapping[str, Rec
     return text_now
 
 
-def _block(recorded: Mapping[str, Recorded]) -> list[str]:
+def _block(recorded: Mapping[Provider, Recorded]) -> list[str]:
     """Return the lines of ``patched``; none where nothing is recorded."""
     if not recorded:
         return []

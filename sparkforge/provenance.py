@@ -14,7 +14,7 @@ from urllib.parse import quote
 from sparkforge import __version__, git
 from sparkforge.context import Context
 from sparkforge.errors import CommandError
-from sparkforge.pins import Upstream
+from sparkforge.pins import Provider, Upstream
 from sparkforge.receipt import Line
 from sparkforge.store import sha256_file
 
@@ -133,7 +133,7 @@ def _builders(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def _source(
-    context: Context, name: str, provider: str, upstream: Upstream, notes: Mapping[str, str]
+    context: Context, name: str, provider: Provider, upstream: Upstream, notes: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return what was really read: the commit, or the release file in its place."""
     if provider == "git" or upstream.source_file is None:

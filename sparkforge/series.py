@@ -339,6 +339,20 @@ def _check_canonical(series: Series, source: Source, commit: str) -> None:
             raise SeriesError(msg, f"export it with git format-patch {flags}")
 
 
+def apply_recorded(store: Store, series: Series, source: Source, upstream: Upstream) -> Patched:
+    """Apply a series that must give what pins.yaml records of it, as far as it records anything.
+
+    Raises:
+        SeriesError: as ``apply``.
+        IntegrityError: as ``check_emptied`` and ``check_record``.
+    """
+    check_emptied(series, upstream)
+    patched = apply(store, series, source)
+    recorded = upstream.patched.get(source.provider)
+    check_record(series.upstream, source, patched.commit, patched.tree, recorded)
+    return patched
+
+
 def check_record(
     upstream: str, source: Source, commit: str | None, tree: str, recorded: Recorded | None
 ) -> None:

@@ -22,7 +22,7 @@ from sparkforge.download import fetch
 from sparkforge.errors import CommandError, FetchError, IntegrityError, PinsError
 from sparkforge.index import Index
 from sparkforge.log import human_bytes, log
-from sparkforge.pins import PathRule, ReleaseFile, SourcePlan, Upstream, path_of
+from sparkforge.pins import PathRule, Provider, ReleaseFile, SourcePlan, Upstream, path_of
 from sparkforge.store import Store, key_of
 
 _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
@@ -35,13 +35,13 @@ class Source:
     """An upstream's pinned tree as a commit in ``repo``.
 
     Attributes:
-        provider: ``git`` or ``release``: which record of ``patched`` applies.
+        provider: which record of ``patched`` applies.
         commit, tree: full SHAs. The release provider's commit is made here, not upstream's.
         origin: for people: where it came from.
     """
 
     upstream: str
-    provider: str
+    provider: Provider
     repo: Path
     commit: str
     tree: str
@@ -71,7 +71,7 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
         IntegrityError: the tag names another commit, or a file has another hash.
     """
     # an explicitly named mirror is a wish for git, whatever the target prefers
-    provider = "git" if name in access.mirrors else plan.provider
+    provider: Provider = "git" if name in access.mirrors else plan.provider
     if provider == "release":
         return release(store, name, upstream, access)
     try:

@@ -123,10 +123,8 @@ def _series_item(
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         source = source_of(context.store, name, results[source_item.label])
-        patched = series.apply(context.store, patches, source)
-        recorded = upstream.patched.get(source.provider)  # type: ignore[call-overload]
-        series.check_record(name, source, patched.commit, patched.tree, recorded)
-        if recorded is None:
+        patched = series.apply_recorded(context.store, patches, source, upstream)
+        if source.provider not in upstream.patched:
             log.warning(
                 f"{name}: pins.yaml records no patched tree for sources from {source.provider};"
                 f" this one is {patched.tree} (build.py pins record)"

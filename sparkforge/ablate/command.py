@@ -14,7 +14,8 @@ from sparkforge.ablate import job
 from sparkforge.ablate.checks import Builder, Check, Command, Shared, Smoke, Trees
 from sparkforge.ablate.job import Job
 from sparkforge.errors import UsageError
-from sparkforge.options import RELEASE_PLAN, access_of, chosen_series, pins_path, store_of
+from sparkforge.options import access_of, chosen_series, pins_path, store_of
+from sparkforge.pins import RELEASE_PLAN
 
 
 def run(options: argparse.Namespace) -> int:

@@ -12,8 +12,9 @@ from sparkforge.authoring.exporting import Chain, Checkout
 from sparkforge.authoring.worktree import WorkTree
 from sparkforge.errors import SeriesError, StaleError, UsageError
 from sparkforge.log import log
-from sparkforge.options import RELEASE_PLAN, access_of, pins_path, store_of
+from sparkforge.options import access_of, pins_path, store_of
 from sparkforge.patchfile import NATIVE
+from sparkforge.pins import RELEASE_PLAN
 from sparkforge.sources import Source
 
 

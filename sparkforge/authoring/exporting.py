@@ -12,7 +12,7 @@ from typing import Any
 from sparkforge import git, patchdocs, pins, series, transaction
 from sparkforge.errors import SeriesError, SparkforgeError, StaleError, UsageError
 from sparkforge.log import log
-from sparkforge.pins import Pins, Recorded
+from sparkforge.pins import Pins, Provider, Recorded
 from sparkforge.series import Series
 from sparkforge.sources import Source
 from sparkforge.store import Store
@@ -247,16 +247,15 @@ def _record(checkout: Checkout, chain: Chain, fresh: Series) -> Recorded | None:
 
 
 def _wanted(
-    checkout: Checkout, provider: str, old: Series, fresh: Series, recorded: Recorded | None
+    checkout: Checkout, provider: Provider, old: Series, fresh: Series, recorded: Recorded | None
 ) -> dict[Path, bytes | None]:
     """Return what the files of the checkout should be; None: gone."""
     folder = checkout.folder(fresh.upstream)
     wanted: dict[Path, bytes | None] = dict.fromkeys(folder / patch.name for patch in old.patches)
     wanted |= {folder / patch.name: patch.path.read_bytes() for patch in fresh.patches}
     wanted[folder / "series"] = _listing(folder, fresh) if fresh.patches else None
-    before = {str(kind): value for kind, value in
-              checkout.pins.upstream(fresh.upstream).patched.items()}  # fmt: skip
-    after: dict[str, Recorded] = {} if recorded is None else {provider: recorded}
+    before = dict(checkout.pins.upstream(fresh.upstream).patched)
+    after: dict[Provider, Recorded] = {} if recorded is None else {provider: recorded}
     if fresh.sha256 == old.sha256:  # what another kind of source gives stands, too
         after = before | after
     elif gone := sorted(set(before) - {provider}):

@@ -18,7 +18,7 @@ from sparkforge.dev import editable, trees
 from sparkforge.engine import Engine
 from sparkforge.errors import CommandError, ImageError, UsageError
 from sparkforge.log import log
-from sparkforge.options import RELEASE_PLAN
+from sparkforge.pins import RELEASE_PLAN
 from sparkforge.run import call, replace_process
 from sparkforge.servers import SITE_PACKAGES_LABEL
 

@@ -34,9 +34,7 @@ def run(options: argparse.Namespace) -> int:
     nvcc = toolchain.nvcc_identity()
     readers = toolchain.readers(store, path.parent, given.host_platform(), access)
     trees = {
-        name: runner.patched_tree(
-            store, path.parent, name, loaded.upstream(name), access, given.RELEASE_PLAN
-        )
+        name: runner.patched_tree(store, path.parent, name, loaded.upstream(name), access)
         for name in sorted({unit.upstream for unit in chosen if unit.upstream is not None})
     }
     with_nvcc = [unit for unit in chosen if not unit.triton]

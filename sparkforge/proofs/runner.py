@@ -14,7 +14,7 @@ from sparkforge.errors import CommandError, ProofError
 from sparkforge.jobs import width as jobs_width
 from sparkforge.log import log
 from sparkforge.parallel import in_parallel
-from sparkforge.pins import SourcePlan, Upstream
+from sparkforge.pins import RELEASE_PLAN, Upstream
 from sparkforge.proofs import checks, toolchain
 from sparkforge.proofs.checks import Promise
 from sparkforge.proofs.sass import Kernel
@@ -84,20 +84,15 @@ class Verdict:
 # -- sources -----------------------------------------------------------------------
 
 
-def patched_tree(
-    store: Store, root: Path, name: str, upstream: Upstream, access: Access, plan: SourcePlan
-) -> Tree:
+def patched_tree(store: Store, root: Path, name: str, upstream: Upstream, access: Access) -> Tree:
     """Return an upstream's patched tree, unpacked in the store.
 
     Raises:
         FetchError, IntegrityError, SeriesError: as for a build.
     """
-    source = sources.ensure(store, name, upstream, plan, access)
+    source = sources.ensure(store, name, upstream, RELEASE_PLAN, access)
     patches = series.read(root / "patches" / name)
-    series.check_emptied(patches, upstream)
-    patched = series.apply(store, patches, source)
-    recorded = upstream.patched.get(source.provider)  # type: ignore[call-overload]
-    series.check_record(name, source, patched.commit, patched.tree, recorded)
+    patched = series.apply_recorded(store, patches, source, upstream)
     folders = (*_TREE, _GENERATOR)
     ids = git.git(source.repo, "rev-parse", *(f"{patched.commit}:{one}" for one in folders))
     identity = dict(zip(folders, ids.split(), strict=True))

@@ -20,7 +20,7 @@ from sparkforge import git, pipeline, series, sources
 from sparkforge.context import Context
 from sparkforge.environment import python_path
 from sparkforge.errors import CommandError, ProofError
-from sparkforge.pins import SourcePlan
+from sparkforge.pins import RELEASE_PLAN
 from sparkforge.proofs import checks
 from sparkforge.proofs.runner import Job, Verdict
 from sparkforge.proofs.sass import Kernel
@@ -64,8 +64,7 @@ class Built:
 def _layer(context: Context, upstream: str, patched: bool) -> tuple[overlay.Layer, str]:
     """Return an upstream's tree with its series or without, and what names it in a key."""
     pinned = context.pins.upstream(upstream)
-    plan = SourcePlan(provider="release")
-    source = sources.ensure(context.store, upstream, pinned, plan, context.access)
+    source = sources.ensure(context.store, upstream, pinned, RELEASE_PLAN, context.access)
     tree = Patched(source, source.commit, source.tree)
     if patched:
         patches = context.series_of(upstream)

@@ -6,13 +6,12 @@ import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
 from sparkforge import git, pins, series, sources
 from sparkforge.disk import write_file
 from sparkforge.errors import RebaseStopped, SeriesError, UsageError
 from sparkforge.log import log
-from sparkforge.pins import SourcePlan
+from sparkforge.pins import RELEASE_PLAN
 from sparkforge.rebase import onto
 from sparkforge.rebase.memory import Memory
 from sparkforge.rebase.move import Mover
@@ -24,7 +23,6 @@ from sparkforge.sources import Access
 from sparkforge.store import Store
 
 _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)  # ======= may be a heading
-_RELEASE = SourcePlan(provider="release")
 
 
 @dataclass(frozen=True)
@@ -90,21 +88,18 @@ class Rebase:
             update={"files": {**upstream.files, upstream.source_file: file}, "patched": {}}
         )
         here = replace(self.access, mirrors={})
-        old = sources.ensure(self.store, rider, upstream, _RELEASE, here)
-        new = sources.ensure(self.store, rider, fresh, _RELEASE, here)
+        old = sources.ensure(self.store, rider, upstream, RELEASE_PLAN, here)
+        new = sources.ensure(self.store, rider, fresh, RELEASE_PLAN, here)
         one = self._applied(rider, loaded, old)
         return Leg(rider, one.sha256, upstream.model_dump(mode="json"), fresh, old, new)
 
     def _applied(self, name: str, loaded: pins.Pins, old: sources.Source) -> Series:
         """Return a series that is what pins.yaml records."""
         one = self.series_of(name)
-        series.check_emptied(one, loaded.upstreams[name])
-        if problems := series.lint(one, self.root, loaded.upstreams[name].paths):
+        upstream = loaded.upstreams[name]
+        if problems := series.lint(one, self.root, upstream.paths):
             raise SeriesError("\n".join(problems), "mend the series before you move it")
-        patched = series.apply(self.store, one, old)
-        if one.patches:
-            recorded = loaded.upstreams[name].patched.get(cast("Any", old.provider))
-            series.check_record(name, old, patched.commit, patched.tree, recorded)
+        series.apply_recorded(self.store, one, old, upstream)
         return one
 
     def check_unchanged(self) -> None:

@@ -25,14 +25,13 @@ from sparkforge import download, git, sources
 from sparkforge.errors import CommandError, FetchError, IntegrityError, UsageError
 from sparkforge.index import sha256_of
 from sparkforge.log import log
-from sparkforge.pins import Pins, ReleaseFile, SourcePlan, Upstream
+from sparkforge.pins import RELEASE_PLAN, Pins, ReleaseFile, SourcePlan, Upstream
 from sparkforge.sources import Access, Source
 from sparkforge.store import Store, sha256_file
 
 if TYPE_CHECKING:
     from unearth.link import Link
 
-_RELEASE = SourcePlan(provider="release")
 _GIT = SourcePlan(provider="git")
 _GIT_OR_RELEASE = SourcePlan(provider="git", fallback="release")
 _STATED = re.compile(
@@ -82,7 +81,7 @@ def resolve(
 def old_source(store: Store, name: str, upstream: Upstream, onto: Onto, access: Access) -> Source:
     """Return the pinned source, of the same kind as the one to move to where that can be had."""
     if onto.source.provider == "release":
-        return sources.ensure(store, name, upstream, _RELEASE, replace(access, mirrors={}))
+        return sources.ensure(store, name, upstream, RELEASE_PLAN, replace(access, mirrors={}))
     return sources.ensure(store, name, upstream, _GIT_OR_RELEASE, access)
 
 
@@ -190,7 +189,7 @@ def _release(
         "commit": upstream.commit if upstream.source_in else git.ABSENT, "patched": {},
     })  # fmt: skip
     # a mirror is one of git: the release is taken from where releases are
-    source = sources.ensure(store, name, fresh, _RELEASE, replace(access, mirrors={}))
+    source = sources.ensure(store, name, fresh, RELEASE_PLAN, replace(access, mirrors={}))
     onto = Onto(fresh, source, stated=stated_commit(source))
     return _completed(name, upstream, onto, version, access) if complete else onto
 

@@ -11,7 +11,7 @@ import pytest
 
 from sparkforge import pins, series, sources
 from sparkforge.index import Index
-from sparkforge.pins import SourcePlan
+from sparkforge.pins import RELEASE_PLAN
 from sparkforge.sources import Access
 from sparkforge.wheels import overlay
 from tests.patches.checkout import CHECKOUT, store
@@ -26,7 +26,7 @@ CASES = [
 def layer(upstream: str) -> overlay.Layer:
     pinned = pins.load(CHECKOUT / "pins.yaml").upstream(upstream)
     access = Access(Index(), {}, offline=False)
-    source = sources.ensure(store(), upstream, pinned, SourcePlan(provider="release"), access)
+    source = sources.ensure(store(), upstream, pinned, RELEASE_PLAN, access)
     patched = series.apply(store(), series.read(CHECKOUT / "patches" / upstream), source)
     assert patched.touched, "no series, no proof"
     return overlay.Layer(patched, pinned.paths)

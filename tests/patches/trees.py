@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkforge import git, pins, series, sources
 from sparkforge.index import Index
-from sparkforge.pins import SourcePlan
+from sparkforge.pins import RELEASE_PLAN
 from sparkforge.sources import Access
 from tests.patches.checkout import CHECKOUT, store
 
@@ -25,7 +25,7 @@ def tree(upstream: str, folder: Path, *, patched: bool, only: Sequence[str] = ()
     loaded = pins.load(CHECKOUT / "pins.yaml").upstream(upstream)
     kept = store()
     access = Access(Index(), {}, offline=False)
-    source = sources.ensure(kept, upstream, loaded, SourcePlan(provider="release"), access)
+    source = sources.ensure(kept, upstream, loaded, RELEASE_PLAN, access)
     commit = source.commit
     if patched:
         commit = series.apply(kept, series.read(CHECKOUT / "patches" / upstream), source).commit
