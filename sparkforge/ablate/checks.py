@@ -23,7 +23,6 @@ from sparkforge.sources import Access
 from sparkforge.stages import items
 
 Provided = Literal["trees", "wheels", "environment"]
-PROVIDED: tuple[Provided, ...] = ("trees", "wheels", "environment")
 SKIP = 125
 """Exit code of a command that can't tell, as for ``git bisect run``."""
 

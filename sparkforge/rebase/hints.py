@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkforge import git
+from sparkforge.patchfile import Patch
 from sparkforge.rebase import verdicts
 from sparkforge.rebase.workspace import Unmerged
 from sparkforge.sources import Source
-
-if TYPE_CHECKING:
-    from sparkforge.rebase.move import Mover
 
 _PLACES = 3  # a line that stands in more places than that tells nothing
 _LINES = 5  # so many of the longest lines are looked for …
@@ -63,29 +60,34 @@ class History:
         return {patch: commit[:12] for patch, commit in pairs}
 
 
-def about(mover: Mover, at: int, unmerged: Sequence[Unmerged]) -> list[str]:
-    """Say, for each file in conflict, what the new release seems to have done there."""
-    parts = verdicts.hunks(mover.diff(at))
-    patch = mover.series.patches[at]
+def about(
+    patch: Patch, diff: bytes, missing: Mapping[str, str | None], new: Source,
+    unmerged: Sequence[Unmerged],
+) -> list[str]:  # fmt: skip
+    """Say, for each file in conflict, what the new release seems to have done there.
+
+    Args:
+        diff: the patch's, on the old release.
+        missing: files that the new release lacks, with their new names (``Mover.missing``).
+        unmerged: the files in conflict.
+    """
+    parts = verdicts.hunks(diff)
     by_path = {entry.path: part for entry, part in zip(patch.entries, parts, strict=False)}
-    back = {to: path for path, to in mover.missing.items() if to is not None}
+    back = {to: path for path, to in missing.items() if to is not None}
     said = []
     for one in unmerged:
         part = by_path.get(one.path) or by_path.get(back.get(one.path, ""))
         if part is None or 2 not in one.blobs:
             continue
-        now = git.blob(mover.new.repo, one.blobs[2]) if _has(mover, one.blobs[2]) else b""
+        # what an earlier patch of this rebase made lies in the workspace, not in the store
+        there = git.git_ok(new.repo, "cat-file", "-e", one.blobs[2])
+        now = git.blob(new.repo, one.blobs[2]) if there else b""
         hint = verdicts.reworded(part, now) or verdicts.reindented(part, now)
-        said.append(f"{one.path}: {hint or _moved(mover, one.path, part, now)}")
+        said.append(f"{one.path}: {hint or _moved(new, one.path, part, now)}")
     return said
 
 
-def _has(mover: Mover, blob: str) -> bool:
-    # what an earlier patch of this rebase made lies in the workspace, not in the store
-    return git.git_ok(mover.new.repo, "cat-file", "-e", blob)
-
-
-def _moved(mover: Mover, path: str, part: list[verdicts.Hunk], now: bytes) -> str:
+def _moved(new: Source, path: str, part: list[verdicts.Hunk], now: bytes) -> str:
     """Say where a line that the patch stands on is now, in other files."""
     lines = [line.decode(errors="replace") for line in verdicts.distinctive(part, now)]
     lines = [line for line in lines if len(line) >= _TELLING][:_LINES]
@@ -95,8 +97,8 @@ def _moved(mover: Mover, path: str, part: list[verdicts.Hunk], now: bytes) -> st
     code, listing = 1, ""
     if lines:
         code, listing = git.attempt(
-            mover.new.repo, "grep", "-F", "-z", "-I", "-n",
-            *(word for line in lines for word in ("-e", line)), mover.new.commit, "--", where,
+            new.repo, "grep", "-F", "-z", "-I", "-n",
+            *(word for line in lines for word in ("-e", line)), new.commit, "--", where,
         )  # fmt: skip
     places: dict[str, list[tuple[str, str]]] = {}
     for found in listing.splitlines() if code == 0 else ():

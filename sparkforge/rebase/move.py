@@ -8,7 +8,6 @@ followed, and what does not merge has three versions to look at.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -186,7 +185,8 @@ class Mover:
         if deleted := [path for path in gone if self.missing[path] is None and path in files]:
             verdict = Verdict.TARGET_DELETED
             detail += [f"{path} is gone" for path in deleted]
-        detail += hints.about(self, at, [one for one in unmerged if one.path not in deleted])
+        told = [one for one in unmerged if one.path not in deleted]
+        detail += hints.about(patch, self.diff(at), self.missing, self.new, told)
         left_out = {move.patch for move in earlier if move.stops or move.reason is not None}
         touched = {entry.path for entry in patch.entries}
         after = tuple(p.name for p in self.series.patches if p.name in left_out
@@ -201,10 +201,6 @@ class Mover:
             return ()
         found = (self.history.culprit(path) for path in paths)
         return tuple(dict.fromkeys(text for text in found if text is not None))
-
-    def skipped(self, move: Move, reason: str) -> Move:
-        """Return a stopped patch's move as one that a person left out."""
-        return replace(move, stops=False, reason=reason)
 
 
 def renames(repo: Path, old: str, new: str, gone: list[str]) -> dict[str, str]:

@@ -13,25 +13,23 @@ class Verdict(Enum):
     """What became of one patch; each patch gets exactly one."""
 
     CLEAN = "clean"
-    # the same diff, line numbers and context included; at most the blob ids differ
+    """The same diff, line numbers and context included; at most the blob ids differ."""
     CONTEXT_ONLY = "context-only"
-    # its own lines are the same; where they stand, or the lines around them, differ
+    """Its own lines are the same; where they stand, or the lines around them, differ."""
     CHANGED = "changed"
-    # merged without a person (or as one resolved it before), but its own lines differ
+    """Merged without a person (or as one resolved it before), but its own lines differ."""
     UPSTREAMED = "upstreamed"
-    # all of it is in the new tree: it reverses there exactly, or a commit has its patch-id
+    """All of it is in the new tree: it reverses there exactly, or a commit has its patch-id. It
+    leaves the series."""
     CONFLICT = "conflict"
-    # upstream changed the same lines: a person must merge them
+    """Upstream changed the same lines: a person must merge them."""
     TARGET_RENAMED = "target-renamed"
-    # a file that it changes has another name now
+    """A file that it changes has another name now."""
     TARGET_DELETED = "target-deleted"
-    # a file that it changes is gone
+    """A file that it changes is gone."""
     EMPTY = "empty"
-    # merging left nothing of it: the new tree has each change already, among others
-
-
-DROPPED = (Verdict.UPSTREAMED, Verdict.EMPTY)
-"""Verdicts with which a patch leaves the series by itself."""
+    """Merging left nothing of it: the new tree has each change already, among others. It leaves
+    the series."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ It borrows the store's objects (``alternates``) and keeps its own index, files a
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -138,7 +137,3 @@ class Workspace:
         """Give a fresh folder that no repository lies in, for git to work in as in none."""
         with tempfile.TemporaryDirectory(prefix=f"{hint}-", dir=self.path.resolve().parent) as made:
             yield Path(made)
-
-    def remove(self) -> None:
-        """Remove it with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
