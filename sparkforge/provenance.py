@@ -1,7 +1,7 @@
 """How a build came about: a SLSA v1 provenance predicate in an in-toto statement.
 
-The statement is not signed; ``docs/supply-chain.md`` says what that leaves open. It holds no time
-of day: what depends on the run stands in the receipt, under ``run``.
+A statement is not signed when it is made: ``build.py sign`` does that (docs/supply-chain.md). It
+holds no time of day: what depends on the run stands in the receipt, under ``run``.
 """
 
 from __future__ import annotations
