@@ -105,6 +105,24 @@ def read(folder: Path) -> Series:
     return Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
 
 
+def listing(folder: Path, names: Sequence[str]) -> bytes:
+    """Return what ``folder/series`` becomes with these patches: each with the comments before it.
+
+    Comments before a patch that goes stay, in front of the next: the head of the file is among
+    them, whichever patch comes first.
+    """
+    path = folder / "series"
+    comments: dict[str, list[str]] = {}
+    waiting: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        if not line.strip() or line.startswith("#"):
+            waiting.append(line)
+        elif line.strip() in names:
+            comments[line.strip()], waiting = waiting, []
+    lines = [line for name in names for line in (*comments.get(name, ()), name)]
+    return "".join(f"{line}\n" for line in [*lines, *waiting]).encode()
+
+
 # -- lint ------------------------------------------------------------------------
 
 

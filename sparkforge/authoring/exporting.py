@@ -253,7 +253,8 @@ def _wanted(
     folder = checkout.folder(fresh.upstream)
     wanted: dict[Path, bytes | None] = dict.fromkeys(folder / patch.name for patch in old.patches)
     wanted |= {folder / patch.name: patch.path.read_bytes() for patch in fresh.patches}
-    wanted[folder / "series"] = _listing(folder, fresh) if fresh.patches else None
+    names = [patch.name for patch in fresh.patches]
+    wanted[folder / "series"] = series.listing(folder, names) if names else None
     before = dict(checkout.pins.upstream(fresh.upstream).patched)
     after: dict[Provider, Recorded] = {} if recorded is None else {provider: recorded}
     if fresh.sha256 == old.sha256:  # what another kind of source gives stands, too
@@ -272,22 +273,6 @@ def _wanted(
                  for name in checkout.pins.upstreams]  # fmt: skip
         wanted[page] = patchdocs.page(every, checkout.pins.upstreams).encode()
     return wanted
-
-
-def _listing(folder: Path, fresh: Series) -> bytes:
-    """Return the file ``series``: the names in order, each with the comments that it had."""
-    path = folder / "series"
-    comments: dict[str, list[str]] = {}
-    waiting: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        if not line.strip() or line.startswith("#"):
-            waiting.append(line)
-        else:
-            comments[line.strip()], waiting = waiting, []
-    lines = []
-    for patch in fresh.patches:
-        lines += [*comments.get(patch.name, ()), patch.name]
-    return "".join(f"{line}\n" for line in [*lines, *waiting]).encode()
 
 
 # -- what became of each patch ---------------------------------------------------------

@@ -103,7 +103,7 @@ def _series(rebase: Rebase, leg: Leg, files: dict[Path, bytes | None]) -> Series
         files[folder / patch.name] = None
     files.update({folder / name: data for name, data in exported.items()})
     if exported or (folder / "series").exists():
-        files[folder / "series"] = _listing(folder / "series", list(exported)).encode()
+        files[folder / "series"] = series.listing(folder, list(exported))
     aside = rebase.job.folder / "landing" / leg.upstream
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -114,16 +114,6 @@ def _series(rebase: Rebase, leg: Leg, files: dict[Path, bytes | None]) -> Series
     if problems := series.lint(fresh, rebase.root, leg.goal.paths):
         raise SeriesError("\n".join(problems), "mend the message of that patch")
     return fresh
-
-
-def _listing(path: Path, names: list[str]) -> str:
-    """Return the series file with its comments, and the names that are left."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    kept = [line for line in lines if line.strip() in names or line.startswith("#")
-            or not line.strip()]  # fmt: skip
-    there = [line.strip() for line in kept if line.strip() in names]
-    # a patch whose subject a person changed has another name: then the order counts
-    return "".join(f"{line}\n" for line in (kept if there == names else names))
 
 
 def _record(rebase: Rebase, leg: Leg, fresh: Series) -> Recorded | None:

@@ -267,3 +267,19 @@ def test_a_quoted_name_is_read_back(raw: bytes) -> None:
         for byte in raw
     )  # fmt: skip
     assert git.unquoted(f'"{quoted}"') == raw.decode(errors="surrogateescape")
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["a.patch", "b.patch"], "# why\na.patch\n# of b\nb.patch\n\n# the end\n"),
+        (["a.patch", "c.patch"], "# why\na.patch\nc.patch\n# of b\n\n# the end\n"),
+        (["b.patch"], "# why\n# of b\nb.patch\n\n# the end\n"),
+        (["b.patch", "a.patch"], "# of b\nb.patch\n# why\na.patch\n\n# the end\n"),
+        ([], "# why\n# of b\n\n# the end\n"),
+    ],
+    ids=["as it was", "renamed", "first gone", "another order", "all gone"],
+)
+def test_no_comment_of_a_series_is_lost(tmp_path: Path, names: list[str], wanted: str) -> None:
+    (tmp_path / "series").write_text("# why\na.patch\n# of b\nb.patch\n\n# the end\n")
+    assert series.listing(tmp_path, names).decode() == wanted
