@@ -103,7 +103,7 @@ def test_the_bill_is_the_same_whatever_the_order_of_hashes() -> None:
         "sys.stdout.buffer.write(sbom.document(context(), SPARK_WHEELS, base=BASE, system=SYSTEM))"
     )
     seen = set()
-    for seed in ("1", "2", "3"):
+    for seed in ("1", "2"):  # each costs a start of Python with all that a bill takes
         env = {**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC+{seed}"}
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True,
                               check=True)  # fmt: skip
