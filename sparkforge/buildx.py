@@ -23,13 +23,11 @@ class Builder:
     Attributes:
         driver: ``docker`` is the BuildKit in an engine, which sees that engine's images.
         platforms: whose programs it runs, by itself or emulated.
-        buildkit: its version, as far as it says one.
     """
 
     name: str
     driver: str
     platforms: frozenset[str]
-    buildkit: str
 
 
 def choose(engine: Engine, wish: str | None) -> Builder:
@@ -62,8 +60,7 @@ def parse(name: str, said: str) -> Builder:
 
     # an asterisk marks a platform that the user set
     words = [word.strip(" *") for line in values("Platforms") for word in line.split(",")]
-    return Builder(name, (values("Driver") or ["unknown"])[0], frozenset(filter(None, words)),
-                   (values("BuildKit version") or ["unknown"])[0])  # fmt: skip
+    return Builder(name, (values("Driver") or ["unknown"])[0], frozenset(filter(None, words)))
 
 
 def check(builder: Builder, engine: Engine, base: str, platform: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+
+from sparkforge.serving import memory
 
 NVCC_GIB = 10.4
 """What one nvcc is counted at: the largest file that anybody measured, group 6 of FlashInfer's
@@ -28,17 +29,5 @@ def width(asked: int | None, gib_per_job: float, keep_gib: float = 0.0) -> int:
 
 
 def available_gib() -> float:
-    """Return the memory that is free, of this machine or of the container that this runs in."""
-    free = float("inf")
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) / 2**20
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            used = int((group / "memory.current").read_text())
-            free = min(free, (int(limit) - used) / 2**30)
-    except FileNotFoundError:
-        pass  # no cgroup of the second kind: no container that limits
-    return free
+    """Return the memory that can be had, of this machine or of the container that this runs in."""
+    return memory.read().available / memory.GIB
