@@ -63,6 +63,7 @@ class Context:
 
     @property
     def epoch(self) -> int:
+        """Date of every file that is written, seconds since 1970."""
         return self.pins.release.source_date_epoch
 
     @property
@@ -87,6 +88,7 @@ class Context:
 
     @property
     def lock(self) -> Path:
+        """The hash-locked requirements of what is installed beside our wheels."""
         return self.root / self.target.requirements[self.platform]
 
     def layers(self, wheel: str) -> tuple[str, ...]:
@@ -94,6 +96,7 @@ class Context:
         return (wheel, *self.target.wheels[wheel].carries)
 
     def series_of(self, upstream: str) -> Series:
+        """Read an upstream's series; raises what ``series.read`` does."""
         return series.read(self.root / "patches" / upstream)
 
 
@@ -125,6 +128,7 @@ class Item:
 
     @property
     def key(self) -> str:
+        """sha256 of the inputs: what the store finds the result by."""
         return key_of(self.inputs)
 
 

@@ -24,6 +24,11 @@ MACHINES: dict[str, Platform] = {
 
 
 def store_of(options: argparse.Namespace) -> Store:
+    """Return the store of --store, else of SPARKFORGE_STORE, else in the user's cache folder.
+
+    Raises:
+        UsageError: none is named, and the user has no home folder.
+    """
     chosen = options.store or os.environ.get("SPARKFORGE_STORE")
     try:
         if chosen is None:
@@ -42,6 +47,11 @@ def pins_path(options: argparse.Namespace) -> Path:
 
 
 def access_of(options: argparse.Namespace, all_pins: Pins) -> Access:
+    """Return how sources may be reached: --mirror, --offline, and the index of pip's settings.
+
+    Raises:
+        UsageError: a --mirror is malformed, or is of no upstream or external that pins.yaml has.
+    """
     mirrors = {}
     for text in options.mirror:
         name, separator, url = text.partition("=")
@@ -78,6 +88,12 @@ def host_platform() -> Platform:
 
 
 def chosen_series(options: argparse.Namespace, root: Path, all_pins: Pins) -> list[series.Series]:
+    """Return the series of the upstream that is named, else all, in the order of pins.yaml.
+
+    Raises:
+        UsageError: there is no such upstream.
+        SeriesError: a series is malformed, or belongs to no upstream.
+    """
     names = [options.upstream] if options.upstream else list(all_pins.upstreams)
     unknown = {path.parent.name for path in (root / "patches").glob("*/series")}
     unknown -= set(all_pins.upstreams)
@@ -90,6 +106,11 @@ def chosen_series(options: argparse.Namespace, root: Path, all_pins: Pins) -> li
 
 
 def settle(options: argparse.Namespace, wanted: Mapping[Path, str], command: str) -> int:
+    """Write generated files, or with --check hold them against what they should be; say so.
+
+    Raises:
+        StaleError: with --check, one differs.
+    """
     changed = generated.settle(wanted, command, check=options.check)
     for path in wanted:
         log.info(f"{path}: {'written' if path in changed else 'as it should be'}")

@@ -10,6 +10,7 @@ Layout under the root::
     last/<target>/<label>.json         what the newest build of a target was made from
     unpacked/                          uv's cache of wheels, which environments are linked from
     bisect/<key>.json                  what an interrupted ablate --bisect knows
+    serve/                             what servers of plain environments write at run time
     compile/<wheel>-<key>/, ccache/    an unfinished compile; what compilers made, by ccache
     tmp/                               work in progress; each folder locked by its maker, swept
                                        when nobody holds that lock
@@ -189,12 +190,15 @@ class Store:
     # -- places --------------------------------------------------------------
 
     def download_path(self, sha256: str, name: str) -> Path:
+        """Where a verified file is, or will be; with an empty name the folder of its hash."""
         return self.root / "downloads" / sha256 / name
 
     def partial_path(self, sha256: str) -> Path:
+        """Where a download under way is, which the next run goes on with."""
         return self.root / "partial" / sha256
 
     def git_path(self, upstream: str) -> Path:
+        """The bare repository of an upstream; it need not be there yet."""
         return self.root / "git" / f"{upstream}.git"
 
     def cache_path(self, name: str) -> Path:
@@ -303,7 +307,7 @@ class Store:
                 pass  # another build was quicker
 
     def _load(self, path: Path) -> Artefact | None:
-        meta = _read_json(path / "artefact.json")
+        meta = read_json(path / "artefact.json")
         if meta is None:
             return None
         return Artefact(
@@ -319,11 +323,7 @@ class Store:
 
     def last(self, target: str, label: str) -> Mapping[str, Any] | None:
         """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
-        return _read_json(self.root / "last" / target / f"{label}.json")
-
-    def read_json(self, path: Path) -> Mapping[str, Any] | None:
-        """Return what ``write_json`` wrote; None where there is nothing, or half of it."""
-        return _read_json(path)
+        return read_json(self.root / "last" / target / f"{label}.json")
 
     def write_json(self, path: Path, value: Any) -> None:
         """Write a small JSON file atomically; untouched where it already says the same."""
@@ -358,7 +358,7 @@ class Store:
             The bytes freed.
         """
         self.sweep()
-        records = (_read_json(path) for path in (self.root / "last").rglob("*.json"))
+        records = (read_json(path) for path in (self.root / "last").rglob("*.json"))
         newest = {record["key"][:32] for record in records if record is not None}
         doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
         # uv forgets no wheel by itself: what the newest environment has is linked there, too
@@ -375,7 +375,7 @@ class Store:
         return freed
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON file's value; None where it is missing or was cut off by a power failure."""
     try:
         value: dict[str, Any] = json.loads(path.read_text())

@@ -19,7 +19,7 @@ from sparkforge.ablate.job import Job
 from sparkforge.ablate.reduced import Place
 from sparkforge.errors import AblationError, UsageError
 from sparkforge.log import log
-from sparkforge.store import key_of
+from sparkforge.store import key_of, read_json
 
 Answer = Literal["good", "bad", "skip"]
 NONE, ALL = "none", "all"
@@ -95,7 +95,7 @@ class Bisection:
         with job.store.lock(f"bisect-{key[:32]}"):
             if self.again:
                 state.unlink(missing_ok=True)
-            self._known = dict(job.store.read_json(state) or {})
+            self._known = dict(read_json(state) or {})
             if self._known:
                 log.info(f"goes on with {len(self._known)} known steps (--again: from the start)")
 

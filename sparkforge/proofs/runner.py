@@ -75,6 +75,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
+        """Whether it holds; a control does where the checks refuse it, for the stub that it is."""
         if not self.job.unit.control:
             return not self.problems
         # for the one reason that a control is there for

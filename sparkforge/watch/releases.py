@@ -45,6 +45,7 @@ class Listed:
 
     @property
     def news(self) -> bool:
+        """Whether there is a newer release that nobody silenced."""
         return self.newest != self.pinned
 
 
