@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,8 +148,6 @@ def _source(unit: Unit, trees: Mapping[str, Tree]) -> str:
 
 def _generate(tree: Tree, store: Store) -> dict[str, str]:
     """Return FlashInfer's generated SM12x files: short name → source."""
-    import sys
-
     with store.temporary("generate") as work:
         call(sys.executable, "-I", "-c", _GENERATE, tree.path / _GENERATOR, work)
         files = sorted(work.rglob("gemm_grouped/120/**/*.generated.cu"))

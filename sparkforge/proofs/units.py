@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sparkforge.errors import UsageError
 from sparkforge.proofs.checks import Promise
 
 HERE = Path(__file__).parent / "include"
@@ -152,8 +153,6 @@ def choose(names: Sequence[str], *, ci: bool) -> list[Unit]:
     Raises:
         UsageError: there is none of a name.
     """
-    from sparkforge.errors import UsageError
-
     known = {unit.name: unit for unit in UNITS}
     if missing := [name for name in names if name not in known]:
         msg = f"{', '.join(missing)}: no such proof"
