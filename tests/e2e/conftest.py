@@ -17,6 +17,19 @@ ROOT = Path(__file__).resolve().parents[2]
 Build = Callable[..., Any]
 
 
+def docker(*arguments: str) -> str:
+    """Run docker; returns what it printed."""
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def on_base(base: str) -> list[str]:
+    """Return build.py's words for a base image, and for a proxy that signs its own certificates."""
+    ca = os.environ.get("SPARKFORGE_TEST_CA")
+    return ["--base", base, *(["--ca-bundle", ca] if ca else [])]
+
+
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh clone of this checkout's commit; what is not committed is not in it."""
@@ -64,10 +77,8 @@ def image(build: Build, base_image: str, checkout: Path) -> Any:
 
     Its receipt is kept as dist/image-receipt.json: builds without an image come after it.
     """
-    arguments = ["--target", "cpu", "--engine", "docker", "--base", base_image]
-    if ca := os.environ.get("SPARKFORGE_TEST_CA"):
-        arguments += ["--ca-bundle", ca]
-    receipt = build(*arguments, "--force", "smoke")
+    words = ["--target", "cpu", "--engine", "docker", *on_base(base_image)]
+    receipt = build(*words, "--force", "smoke")
     dist = checkout / "dist"
     shutil.copy(dist / "cpu" / "receipt.json", dist / "image-receipt.json")
     return {one["label"]: one["outputs"] for one in receipt["items"]}

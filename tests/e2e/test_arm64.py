@@ -22,7 +22,7 @@ from sparkforge import image, pins
 from sparkforge.wheelhouse import read_lock
 from tests.support import ROOT
 
-from .conftest import Build
+from .conftest import Build, on_base
 
 # the vocabulary, and a library of each of C and Rust
 _PACKAGES = ("oss-harmony", "pydantic", "pydantic-core", "annotated-types", "typing-extensions",
@@ -75,10 +75,8 @@ def small(checkout: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def baked(build: Build, small: Path, base: str) -> Any:
-    words = ["--target", "spark", "--pins", str(small), "--until", "image", "--base", base]
-    if ca := os.environ.get("SPARKFORGE_TEST_CA"):
-        words += ["--ca-bundle", ca]
-    receipt = build(*words)
+    words = ["--target", "spark", "--pins", str(small), "--until", "image"]
+    receipt = build(*words, *on_base(base))
     return next(one["outputs"] for one in receipt["items"] if one["label"] == "image")
 
 

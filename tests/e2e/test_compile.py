@@ -26,16 +26,12 @@ import pytest
 from sparkforge import git, series
 from tests.support import BODY, alive, wait_for
 
+from .conftest import docker, on_base
+
 FS_IO, FS_IO_SOURCE = "vllm/fs_io_C.abi3.so", "csrc/fs_io.cpp"
 BEFORE, AFTER = "Filesystem helpers for KV offload", "Filesystem helpers, as our patch has them"
 PATCH = "say-that-fs-io-is-ours.patch"
 FLASHINFER = "      flashinfer:\n        files: {linux/amd64: wheel}\n        local: spark\n"
-
-
-def docker(*arguments: str) -> str:
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 class Clone:
@@ -43,9 +39,7 @@ class Clone:
 
     def __init__(self, root: Path, base: str) -> None:
         self.root = root
-        self.words = ["--target", "cpu", "--wheels", "compile", "--base", base]
-        if ca := os.environ.get("SPARKFORGE_TEST_CA"):
-            self.words += ["--ca-bundle", ca]
+        self.words = ["--target", "cpu", "--wheels", "compile", *on_base(base)]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

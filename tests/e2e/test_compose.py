@@ -23,7 +23,7 @@ from sparkforge import engine, image
 from sparkforge.servers import free_port
 from tests.support import ROOT
 
-from .conftest import Build
+from .conftest import Build, docker
 from .test_cluster import BOTH, Pair
 
 STAND_IN = """
@@ -37,12 +37,6 @@ def cli():
     main()
 """
 KEY = "the-key-of-this-test"
-
-
-def docker(*arguments: str) -> str:
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def stand_in_wheel(folder: Path) -> Path:

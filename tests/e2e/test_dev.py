@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import on_base
+
 MARK = "\nSPARKFORGE_EDITED = 7\n"
 LOOK = "import vllm; print(getattr(vllm, 'SPARKFORGE_EDITED', None), vllm.__file__)"
 MESSAGE = """\
@@ -69,10 +71,7 @@ def test_an_edit_of_vllm_acts_without_a_build(checkout: Path, tmp_path: Path) ->
 
 @pytest.fixture
 def image(base_image: str) -> list[str]:
-    options = ["--engine", "docker", "--base", base_image]
-    if ca := os.environ.get("SPARKFORGE_TEST_CA"):
-        options += ["--ca-bundle", ca]
-    return options
+    return ["--engine", "docker", *on_base(base_image)]
 
 
 def test_a_container_has_compilers_and_sees_edits(

@@ -16,15 +16,9 @@ import requests
 from sparkforge.servers import free_port
 from sparkforge.tinychat import ANSWER, REASONING
 
-from .conftest import Build
+from .conftest import Build, docker, on_base
 
 _READY_S = 300
-
-
-def docker(*arguments: str, check: bool = True) -> str:
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 or not check, done.stderr
-    return done.stdout.strip()
 
 
 def test_the_image_serves_and_without_the_patch_refuses(image: Any) -> None:
@@ -68,10 +62,7 @@ def test_the_image_alone_says_what_is_in_it_and_that_this_checkout_makes_it(
 def test_a_second_cold_build_gives_the_same_manifest(
     image: Any, build: Build, base_image: str
 ) -> None:
-    arguments = ["--target", "cpu", "--engine", "docker", "--base", base_image]
-    if ca := os.environ.get("SPARKFORGE_TEST_CA"):
-        arguments += ["--ca-bundle", ca]
-    found = build("verify", *arguments)
+    found = build("verify", "--target", "cpu", "--engine", "docker", *on_base(base_image))
     assert found["same"]
     baked = next(one for one in found["results"] if one["name"] == image["image"]["tag"])
     assert baked["first"] == baked["second"] == image["image"]["digest"]
@@ -135,9 +126,7 @@ def test_serve_chat_answers_chats_from_the_image(
     image: Any, checkout: Path, base_image: str
 ) -> None:
     port = free_port(0)
-    command = ["python3", "build.py", "serve", "--target", "cpu", "--base", base_image, "--chat"]
-    if ca := os.environ.get("SPARKFORGE_TEST_CA"):
-        command += ["--ca-bundle", ca]
+    command = ["python3", "build.py", "serve", "--target", "cpu", "--chat", *on_base(base_image)]
     server = subprocess.Popen([*command, "--port", str(port)], cwd=checkout)
     try:
         wait_until_healthy(checkout, time.monotonic() + _READY_S)
