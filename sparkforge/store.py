@@ -36,15 +36,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkforge import storemark
 from sparkforge.disk import disk_errors
 from sparkforge.errors import IntegrityError, StoreError
 from sparkforge.log import log
 
-_CACHEDIR_TAG = (
-    "Signature: 8a477f597d28d172789f06886806bc55\n"
-    "# This folder is sparkforge's store; it can be deleted, the next build fills it again.\n"
-)
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
+_RESULTS = ("artefacts", "last", "bisect", "compile", "unpacked")
+_REST = ("downloads", "partial", "git", "serve", "ccache")
 _SHARED = ("downloads", "partial", "git", "locks", "unpacked", "artefacts/sources",
            "artefacts/wheelhouse", "artefacts/smoke")  # fmt: skip
 """What a borrowed store has in common; of ``smoke`` only the unpatched release is asked for."""
@@ -106,6 +105,7 @@ class Store:
         if self._prepared:
             return
         with disk_errors(self.root):
+            storemark.refuse_others(self.root, (*_RESULTS, *_REST, "tmp", "locks"))
             try:
                 for name in _FOLDERS:
                     (self.root / name).mkdir(parents=True, exist_ok=True)
@@ -113,9 +113,7 @@ class Store:
                 what = "can't be made" if error.errno == errno.ENOENT else "is no folder"
                 msg = f"{error.filename}: {what}, so the store can't be made in it"
                 raise StoreError(msg, "choose another place with --store DIR") from error
-            tag = self.root / "CACHEDIR.TAG"
-            if not tag.exists():
-                tag.write_text(_CACHEDIR_TAG)
+            storemark.mark(self.root)
         self._prepared = True
 
     # -- locks and temporary folders ---------------------------------------
@@ -162,6 +160,8 @@ class Store:
         """Remove what killed runs left under tmp; returns how many folders went."""
         parent = self.root / "tmp"
         gone = 0
+        if not storemark.marked(self.root):
+            return gone
         # the exclusive lock: no other process is between making a folder and locking it
         with disk_errors(self.root), _flocked(parent, fcntl.LOCK_EX) as here:
             for path in parent.iterdir() if here else ():
@@ -341,11 +341,13 @@ class Store:
 
         Returns:
             The bytes freed.
+
+        Raises:
+            StoreError: the folder is no store.
         """
+        self._prepare()
         self.sweep()
-        names = ["artefacts", "last", "bisect", "compile", "unpacked"]
-        if everything:
-            names += ["downloads", "partial", "git", "serve", "ccache"]
+        names = (*_RESULTS, *_REST) if everything else _RESULTS
         freed = sum(self._remove(self.root / name) for name in names)
         self._prepared = False
         self._prepare()
@@ -356,7 +358,13 @@ class Store:
 
         Returns:
             The bytes freed.
+
+        Raises:
+            StoreError: the folder is no store.
         """
+        if not self.root.exists():
+            return 0
+        self._prepare()
         self.sweep()
         records = (read_json(path) for path in (self.root / "last").rglob("*.json"))
         newest = {record["key"][:32] for record in records if record is not None}

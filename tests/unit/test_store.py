@@ -222,6 +222,34 @@ def test_clean_leaves_another_builds_work_in_progress(store: Store) -> None:
     assert other.build("wheels", INPUTS, put).path.is_dir()
 
 
+@pytest.mark.parametrize("name", ["git", "tmp", "artefacts", "downloads"])
+def test_what_others_have_in_a_folder_that_is_named_as_the_store_stays(
+    tmp_path: Path, name: str
+) -> None:
+    kept = tmp_path / name / "mine" / "file"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("precious")
+    store = Store(tmp_path)
+    assert store.sweep() == 0
+    for act in (
+        lambda: store.clean(everything=True),
+        store.clean_superseded,
+        lambda: store.build("wheels", INPUTS, put),
+    ):
+        with pytest.raises(StoreError, match=rf"no store of sparkforge's, and holds {name}/mine"):
+            act()
+    assert kept.read_text() == "precious"
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+def test_downloads_may_be_brought_before_the_store_is_made(store: Store) -> None:
+    kept = store.download_path(sha256(b""), "x")
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"")
+    assert store.build("wheels", INPUTS, put).path.is_dir()
+    assert store.verified(sha256(b""), "x")
+
+
 # -- refusals ------------------------------------------------------------------------
 
 
