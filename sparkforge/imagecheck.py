@@ -15,20 +15,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 from sparkforge import git, image, installed, ociarchive, stages
 from sparkforge.context import Context
-from sparkforge.errors import CommandError, ImageError, UsageError
+from sparkforge.errors import CommandError, CompileError, EngineError, ImageError, UsageError
 from sparkforge.log import log
 from sparkforge.ociarchive import Entry
 from sparkforge.pins import member_of
 from sparkforge.receipt import SBOM, differences
 from sparkforge.run import call
 from sparkforge.servers import SITE_PACKAGES_LABEL
-from sparkforge.store import Store, key_of
+from sparkforge.store import Store, key_of, sha256_file
 from sparkforge.wheelhouse import read_lock
+
+PROGRAMS = "opt/sparkforge/bin"
+"""Where the Dockerfile puts what the image runs of ours."""
+_PROFILE = "profile.json"
 
 
 @dataclass
@@ -90,7 +94,7 @@ def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
     with store.temporary("image") as work:
         log.info(f"reading {named} out of the engine")
         try:
-            call("docker", "save", "--output", work / "image.tar", named)
+            call("docker", "save", "--output", work / "image.tar", "--", named)
         except CommandError as error:
             msg = f"{named}: neither a file nor an image of the engine:\n{error}"
             remedy = "give an archive, a receipt.json or an image that docker images lists"
@@ -115,8 +119,7 @@ def read(path: Path) -> Reading:
                 name.startswith(site) and name.endswith(".dist-info/RECORD")
             ),
         )  # fmt: skip
-        kind = f"{found.config['os']}/{found.config['architecture']}"
-        return Reading(found.digest, kind, found.labels, files)
+        return Reading(found.digest, found.platform, found.labels, files)
 
 
 def _site(labels: Mapping[str, str]) -> str:
@@ -148,6 +151,7 @@ def check(reading: Reading, context: Context, promised: str | None = None) -> Re
     )  # fmt: skip
     report.checked |= installed_files.checked
     report.problems += installed_files.problems
+    _check_own(report, reading, context)
     _check_machine(report, reading)
     _check_patched(report, reading, context)
     _check_bill(report, reading, context)
@@ -172,7 +176,7 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
     if note is None:
         report.problems.append(f"{image.INPUTS}: not in the image")
         return
-    theirs: dict[str, Any] = json.loads(note)["items"]
+    theirs = _items(note)
     said = theirs["image"]
     if key_of(said) != reading.labels.get(image.KEY_LABEL):
         report.problems.append(f"label {image.KEY_LABEL}: is not the key of {image.INPUTS}")
@@ -182,7 +186,12 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
     for name, value in said["labels"].items():
         if reading.labels.get(name) != value:
             report.problems.append(f"label {name}: is not the one that {image.INPUTS} states")
-    ours = stages.made_of(_as_made(context, theirs), _base(context, report.base))
+    try:
+        ours = stages.made_of(_as_made(context, theirs), _base(context, report.base))
+    except (CompileError, EngineError) as error:
+        msg = f"{image.INPUTS}: wheels were made in a way that this checkout does not know"
+        report.problems.append(f"{msg}: {error.what}")
+        return
     # the parts by what went into them; the image names them by key, which would say it twice
     for label in sorted(theirs.keys() | ours.keys()):
         one, two = (dict(items.get(label, {})) for items in (theirs, ours))
@@ -192,6 +201,23 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
                     items.pop(key, None)
         report.problems += [f"{label}: {text}" for text in differences(one, two)]
     report.checked["inputs"] = len(theirs)
+
+
+def _items(note: bytes) -> dict[str, dict[str, Any]]:
+    """Return what an image says that it was made of, by label.
+
+    Raises:
+        VerifyError: it says something else than we write.
+    """
+    with installed.as_we_write(image.INPUTS):
+        found = {label: dict(inputs) for label, inputs in json.loads(note)["items"].items()}
+        said = found["image"]
+        absent = {"wheelhouse", "labels"} - said.keys() or (
+            {"wheelhouse", *dict(said["wheels"])} - found.keys()
+        )
+        if absent or not isinstance(said["labels"], dict):
+            raise LookupError(", ".join(sorted(absent)) or "labels")
+    return found
 
 
 def _as_made(context: Context, items: Mapping[str, Mapping[str, Any]]) -> Context:
@@ -206,6 +232,27 @@ def _base(context: Context, stated: str) -> str:
         return stated
     pinned = context.pins.images[context.target.base]
     return pinned.platforms.get(context.platform, pinned.index)
+
+
+def _check_own(report: Report, reading: Reading, context: Context) -> None:
+    """Hold the files of ours that the image runs against the checkout's, and its profile."""
+    wanted = {}
+    for name in image.RECIPE[1:]:
+        path = f"{PROGRAMS}/{name.removeprefix('scripts/')}"
+        wanted[path] = sha256_file(context.root / name)
+    there = {
+        path: entry.sha256 for path, entry in reading.files.items()
+        if path.startswith(f"{PROGRAMS}/")
+    }  # fmt: skip
+    for path in sorted(there.keys() | wanted.keys()):
+        if there.get(path) != wanted.get(path):
+            how = "gone" if path not in there else "not the checkout's"
+            report.problems.append(f"{path}: {how}")
+    profile = reading.share(_PROFILE)
+    with installed.as_we_write(_PROFILE):
+        if (None if profile is None else json.loads(profile)) != (context.profile or None):
+            report.problems.append(f"{_PROFILE}: not the profile of {report.target}")
+    report.checked["programs of ours"] = len(wanted)
 
 
 # -- installed files --------------------------------------------------------------------------
@@ -254,6 +301,30 @@ def _check_patched(report: Report, reading: Reading, context: Context) -> None:
 # -- bill of materials and wheels -----------------------------------------------------------------
 
 
+class _Part(NamedTuple):
+    """A component of the bill: its reference, name, and sha256 where it has one."""
+
+    ref: str
+    name: str
+    sha256: str
+
+
+def _parts(bill: bytes) -> list[_Part]:
+    """Return the components of a bill.
+
+    Raises:
+        VerifyError: it is none that we write.
+    """
+    with installed.as_we_write(SBOM):
+        return [
+            _Part(
+                str(one["bom-ref"]), str(one["name"]),
+                str(one["hashes"][0]["content"]) if "hashes" in one else "",
+            )
+            for one in json.loads(bill)["components"]
+        ]  # fmt: skip
+
+
 def _check_bill(report: Report, reading: Reading, context: Context) -> None:
     bill = reading.share(SBOM)
     if bill is None:
@@ -263,16 +334,11 @@ def _check_bill(report: Report, reading: Reading, context: Context) -> None:
         report.problems.append(f"{SBOM}: is not the one that label {image.SBOM_LABEL} names")
     locked = {item.name: item.sha256s for item in read_lock(context.lock)}
     there = {installed.name_of(folder) for folder, _ in _records(reading)}
-    parts = json.loads(bill)["components"]
-    billed = set()
+    parts = _parts(bill)
+    billed = {part.name for part in parts if part.ref.startswith(("wheel-", "own-"))}
     for part in parts:
-        ref = part["bom-ref"]
-        if ref.startswith(("wheel-", "own-")):
-            billed.add(part["name"])
-        if ref.startswith("wheel-") and part["hashes"][0]["content"] not in (
-            locked.get(part["name"], frozenset())
-        ):
-            report.problems.append(f"{SBOM}: {part['name']}: no wheel that {context.lock.name} has")
+        if part.ref.startswith("wheel-") and part.sha256 not in locked.get(part.name, frozenset()):
+            report.problems.append(f"{SBOM}: {part.name}: no wheel that {context.lock.name} has")
     report.problems += [f"{SBOM}: {name}: not installed" for name in sorted(billed - there)]
     report.problems += [f"{name}: installed, not in {SBOM}" for name in sorted(there - billed)]
     report.checked["components"] = len(parts)
@@ -284,14 +350,12 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
     note = reading.share(image.INPUTS)
     if bill is None or note is None:
         return
-    hashes = {
-        part["bom-ref"]: part["hashes"][0]["content"] for part in json.loads(bill)["components"]
-        if part["bom-ref"].startswith("own-")
-    }  # fmt: skip
+    hashes = {part.ref: part.sha256 for part in _parts(bill)}
+    theirs = _items(note)
     rows = dict(_records(reading))
     compared = 0
     for name in context.target.wheels:
-        inputs = json.loads(note)["items"].get(f"wheel {name}")
+        inputs = theirs.get(f"wheel {name}")
         made = context.store.find("wheels", inputs) if inputs is not None else None
         if made is None:
             continue

@@ -8,10 +8,12 @@ import hashlib
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from zipfile import ZipFile
 
+from sparkforge.errors import VerifyError
 from sparkforge.ociarchive import Entry
 from sparkforge.store import Store
 from sparkforge.wheelhouse import Locked
@@ -33,21 +35,37 @@ class Found:
     problems: list[str] = field(default_factory=list)
 
 
+@contextmanager
+def as_we_write(what: str) -> Iterator[None]:
+    """Read what anybody may have written into an image.
+
+    Raises:
+        VerifyError: the block did not find what it looked for.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, csv.Error) as error:
+        msg = f"{what}: not as any build writes it: {type(error).__name__}: {error}"
+        raise VerifyError(msg, "build the image again") from None
+
+
 def records(files: Mapping[str, Entry], site: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Yield each installed distribution's folder with its (path, sha256 in hex or '').
 
     Args:
         files: an image's files by their path without a leading slash.
         site: the folder of packages in it, with a slash at its end.
+
+    Raises:
+        VerifyError: a RECORD is none.
     """
     for name, entry in files.items():
         below = name.removeprefix(site)
         # one level below: what packages vendor (setuptools does) is their files, not installed
         if entry.data is not None and name != below and re.fullmatch(r"[^/]+/RECORD", below):
-            rows = []
-            for row in csv.reader(io.StringIO(entry.data.decode())):
-                if row:
-                    rows.append((joined(site, row[0]), hex_of(row[1])))
+            with as_we_write(name):
+                lines = csv.reader(io.StringIO(entry.data.decode()))
+                rows = [(joined(site, row[0]), hex_of(row[1])) for row in lines if row]
             yield below.rpartition("/")[0], rows
 
 

@@ -10,12 +10,13 @@ import gzip
 import hashlib
 import io
 import json
+import posixpath
 import stat
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 import zstandard
@@ -55,7 +56,11 @@ class Image:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        return self.config.get("config", {}).get("Labels") or {}
+        return (self.config.get("config") or {}).get("Labels") or {}
+
+    @property
+    def platform(self) -> str:
+        return f"{self.config['os']}/{self.config['architecture']}"
 
     @contextmanager
     def opened(self, layer: Layer) -> Iterator[tarfile.TarFile]:
@@ -133,22 +138,39 @@ def opened(path: Path) -> Iterator[Image]:
         raise ImageError(msg, "give a file that docker save or buildx (type=oci) wrote") from None
     with archive:
         try:
-            index = archive.extractfile("index.json")
-        except KeyError:
-            index = None
-        if index is None:
-            msg = f"{path}: holds no index.json"
-            remedy = "give an OCI archive: docker save of Docker 25 or newer, or buildx type=oci"
-            raise ImageError(msg, remedy)
-        found = list(_manifests(archive, path, json.load(index)))
-        if len(found) != 1:
-            msg = f"{path}: holds {len(found)} images"
-            raise ImageError(msg, "save one image for one platform")
-        digest, manifest = found[0]
-        yield Image(
-            archive, path, digest, _document(archive, path, manifest["config"]["digest"]),
-            tuple(Layer(one["digest"], one["mediaType"]) for one in manifest["layers"]),
-        )  # fmt: skip
+            image = _described(archive, path)
+        except (tarfile.TarError, OSError) as error:
+            msg = f"{path}: can't be read: {error}"
+            raise ImageError(msg, "the file is damaged: save or build it again") from None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            msg = f"{path}: its documents are not an image's: {type(error).__name__}: {error}"
+            raise ImageError(msg, "save or build it again") from None
+        yield image
+
+
+def _described(archive: tarfile.TarFile, path: Path) -> Image:
+    """Read index, manifest and configuration, which anybody may have written."""
+    try:
+        index = archive.extractfile("index.json")
+    except KeyError:
+        index = None
+    if index is None:
+        msg = f"{path}: holds no index.json"
+        remedy = "give an OCI archive: docker save of Docker 25 or newer, or buildx type=oci"
+        raise ImageError(msg, remedy)
+    found = list(_manifests(archive, path, json.load(index)))
+    if len(found) != 1:
+        msg = f"{path}: holds {len(found)} images"
+        raise ImageError(msg, "save one image for one platform")
+    digest, manifest = found[0]
+    image = Image(
+        archive, path, digest, _document(archive, path, manifest["config"]["digest"]),
+        tuple(Layer(str(one["digest"]), str(one["mediaType"])) for one in manifest["layers"]),
+    )  # fmt: skip
+    texts = [image.platform, *(text for label in image.labels.items() for text in label)]
+    if strange := [text for text in texts if not isinstance(text, str)]:
+        raise ValueError(f"a label that is no text: {strange[0]!r}")
+    return image
 
 
 def _manifests(
@@ -181,7 +203,9 @@ class Entry:
 
 
 def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
-    """Return the image's regular files as its layers leave them, by path without leading slash.
+    """Return the image's files as its layers leave them, by path without leading slash.
+
+    What is no regular file (a link, a device) has hashes that no file has.
 
     Args:
         keep: whether to hold a file's bytes in memory.
@@ -194,7 +218,7 @@ def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
         here: dict[str, Entry] = {}
         with image.opened(layer) as members:
             for member in members:
-                name = str(PurePosixPath(member.name.lstrip("/")))
+                name = _place(member.name)
                 folder, _, last = name.rpartition("/")
                 if last == ".wh..wh..opq":
                     _remove(result, f"{folder}/")
@@ -205,13 +229,19 @@ def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
                 elif member.isreg():
                     here[name] = _entry(members, member, keep(name))
                 elif member.islnk():
-                    target = str(PurePosixPath(member.linkname.lstrip("/")))
+                    target = _place(member.linkname)
                     if target in here or target in result:
                         here[name] = here.get(target) or result[target]
                 elif not member.isdir():
-                    result.pop(name, None)  # a link or device in a file's place
+                    here[name] = Entry(f"link to {member.linkname}", "", 0)
+                    _remove(result, f"{name}/")  # in a folder's place: what was in it is hidden
         result |= here
     return result
+
+
+def _place(name: str) -> str:
+    """Return where an engine puts a member: without slash, and without ``a/../`` on the way."""
+    return posixpath.normpath(f"/{name}").lstrip("/")
 
 
 def _remove(files_: dict[str, Entry], prefix: str) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sparkforge import image, pins, sbom, stages
+from sparkforge import image, imagecheck, pins, sbom, stages
 from sparkforge.context import Context
 from sparkforge.errors import ImageError, UsageError, VerifyError
 from sparkforge.index import Index
@@ -19,7 +21,7 @@ from sparkforge.receipt import SBOM
 from sparkforge.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources import Access
 from sparkforge.store import Store, key_of
-from tests.images import layer, make_image
+from tests.images import layer, link, make_image
 from tests.project import PATCH, PATCHED, PLATFORM, Project
 from tests.support import record_line, sha256
 
@@ -105,7 +107,7 @@ SITE = "opt/sparkforge/venv/lib/python3.11/site-packages"
 BASE = f"sha256:{'b' * 64}"
 # names and ELF's numbers: of this machine's processor, and of the other kind
 HERE, FOREIGN = sorted([("amd64", 62), ("arm64", 183)], key=lambda one: one[0] not in PLATFORM)
-Files = dict[str, bytes]
+Files = dict[str, Any]
 
 
 def elf(processor: tuple[str, int]) -> bytes:
@@ -150,7 +152,9 @@ def baked(project: Project) -> Baked:
         image.SBOM_LABEL: sha256(bill), SITE_PACKAGES_LABEL: f"/{SITE}",
     }  # fmt: skip
     note = json.dumps({"target": "tiny", "items": items}).encode()
-    files: Files = {f"{image.SHARE}/{SBOM}": bill, f"{image.SHARE}/{image.INPUTS}": note}
+    ours = {f"{imagecheck.PROGRAMS}/{name.removeprefix('scripts/')}": b"recipe\n"
+            for name in image.RECIPE[1:]}  # fmt: skip
+    files: Files = {**ours, f"{image.SHARE}/{SBOM}": bill, f"{image.SHARE}/{image.INPUTS}": note}
     with zipfile.ZipFile(project.wheel) as wheel:
         files |= {f"{SITE}/{name}": wheel.read(name) for name in wheel.namelist()}
     return Baked(project, files, labels)
@@ -193,6 +197,10 @@ def test_changed_pins_are_told(baked: Baked) -> None:
         (f"{SITE}/sitecustomize.py", b"evil\n", "sitecustomize.py: in no distribution's RECORD"),
         (f"{image.SHARE}/{SBOM}", b'{"components": []}', f"{SBOM}: is not the one that label"),
         (f"{SITE}/other-1.0.dist-info/RECORD", b"", "other: installed, not in"),
+        (f"{SITE}/evil", link("/srv", tarfile.SYMTYPE), "site-packages/evil: in no distribution"),
+        ("srv/../opt/sparkforge/bin/entrypoint.py", b"evil", "entrypoint.py: not the checkout's"),
+        (f"{imagecheck.PROGRAMS}/json.py", b"evil", "bin/json.py: not the checkout's"),
+        (f"{image.SHARE}/profile.json", b"{}", "profile.json: not the profile of tiny"),
         ("usr/lib/a.so", elf(FOREIGN), f"usr/lib/a.so: for {FOREIGN[0]}, not {HERE[0]}"),
     ],
 )
@@ -232,6 +240,24 @@ def test_a_missing_file_a_changed_label_and_a_forged_note_are_told(baked: Baked)
     assert "label org.sparkforge.demo.commit: is not the one that inputs.json states" in said
     assert "label org.sparkforge.key: is not the key of inputs.json" in said
     assert "wheelhouse: its key is another" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        (f"{image.SHARE}/{image.INPUTS}", b"words"),
+        (f"{image.SHARE}/{image.INPUTS}", b'{"items": {"image": {}}}'),
+        (f"{image.SHARE}/{SBOM}", b'{"components": [{}]}'),
+        (f"{SITE}/x-1.dist-info/RECORD", b"a\n"),
+        (f"{SITE}/x-1.dist-info/RECORD", b"../../../../../../../../x,sha256=aa,1\n"),
+        (f"{SITE}/x-1.dist-info/RECORD", b"\xff,sha256=aa,1\n"),
+    ],
+)
+def test_notes_that_no_build_writes_are_one_clear_error(
+    baked: Baked, path: str, data: bytes
+) -> None:
+    baked.files[path] = data
+    assert f"{path.removeprefix(f'{image.SHARE}/')}: not as any build writes it" in baked.refused()
 
 
 def test_an_image_of_others_is_one_clear_error(project: Project, tmp_path: Path) -> None:

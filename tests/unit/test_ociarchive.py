@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ from tests.support import sha256
 def contents(path: Path) -> dict[str, bytes | None]:
     with ociarchive.opened(path) as image:
         found = ociarchive.files(image, lambda name: True)
-    assert all(sha256(entry.data or b"") == entry.sha256 for entry in found.values())
+    plain = {name: entry for name, entry in found.items() if "link" not in entry.sha256}
+    assert all(sha256(entry.data or b"") == entry.sha256 for entry in plain.values())
     return {name: entry.data for name, entry in found.items()}
 
 
@@ -25,15 +27,17 @@ def contents(path: Path) -> dict[str, bytes | None]:
 def test_later_layers_replace_remove_and_link_files(tmp_path: Path, how: str) -> None:
     one = layer({
         "etc/a": b"old", "etc/b": b"gone", "var/log/x": b"1", "var/log/deep/y": b"2",
-        "bin/tool": b"tool", "opt/c": b"c", "lib/is-a-file": b"f",
+        "bin/tool": b"tool", "opt/c": b"c", "lib/is-a-file": b"f", "usr/folder/x": b"hidden",
     })  # fmt: skip
     two = layer({
         "./etc/a": b"new", "etc/.wh.b": b"", "var/.wh.log": b"", "var/log/z": b"3",
         "bin/same": link("bin/tool"), "opt/.wh..wh..opq": b"", "opt/d": b"d",
-        "lib/is-a-file": link("elsewhere", tarfile.SYMTYPE),
+        "lib/is-a-file": link("elsewhere", tarfile.SYMTYPE), "srv/../etc/./e": b"e",
+        "usr/folder": link("/elsewhere", tarfile.SYMTYPE),
     })  # fmt: skip
     assert contents(make_image(tmp_path / "i.tar", [one, two], how=how)) == {
         "etc/a": b"new", "var/log/z": b"3", "bin/tool": b"tool", "bin/same": b"tool", "opt/d": b"d",
+        "etc/e": b"e", "lib/is-a-file": None, "usr/folder": None,
     }  # fmt: skip
 
 
@@ -69,6 +73,37 @@ def test_what_is_no_image_archive_is_one_clear_error(tmp_path: Path) -> None:
     for name in ("text", "empty.tar", "absent"):
         with pytest.raises(ImageError, match=r"no image archive|holds no index.json"):
             contents(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"words", b"\xff\xfe\0", b"[]", b"{}", b'{"manifests": "x"}', b'{"manifests": [1]}',
+        b'{"manifests": [{}]}', b'{"manifests": [{"digest": 3}]}', b"[" * 100_000,
+        b'{"manifests": [{"digest": "sha256:0", "platform": null}]}',
+    ],
+)  # fmt: skip
+def test_an_index_of_another_shape_is_one_clear_error(tmp_path: Path, index: bytes) -> None:
+    (tmp_path / "i.tar").write_bytes(layer({"index.json": index}))
+    with pytest.raises(ImageError, match="its documents are not an image's"):
+        contents(tmp_path / "i.tar")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"config": {"Labels": ["x"]}}, {"config": {"Labels": {"x": 3}}}, {"config": 1}],
+)
+def test_a_configuration_of_another_shape_is_one_clear_error(tmp_path: Path, config: Any) -> None:
+    with pytest.raises(ImageError, match="its documents are not an image's"):
+        contents(make_image(tmp_path / "i.tar", [], **config))
+
+
+def test_an_archive_that_was_cut_short_is_one_clear_error(tmp_path: Path) -> None:
+    path = make_image(tmp_path / "i.tar", [layer({"a": b"1"})])
+    for length in (1000, 1600, 2100):
+        (tmp_path / "cut.tar").write_bytes(path.read_bytes()[:length])
+        with pytest.raises(ImageError, match=r"can't be read|holds no|are not an image's"):
+            contents(tmp_path / "cut.tar")
 
 
 def test_an_attestation_beside_the_image_is_left_aside(tmp_path: Path) -> None:
