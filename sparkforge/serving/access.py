@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 KEY_FILE = Path("/run/secrets/api_key")
@@ -20,6 +20,14 @@ _INSTEAD = {
 }
 
 
+_NO_HEADER = (
+    "holds what no HTTP header can carry: use ASCII letters, digits and signs (an editor may have"
+    " put a byte order mark in front)"
+)
+_HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")
+"""Where the health check finds the server."""
+
+
 class AccessError(Exception):
     """The server would be open to others, or closed to us; the message says what to do."""
 
@@ -31,14 +39,17 @@ def api_key(variables: Mapping[str, str], file: Path = KEY_FILE) -> str:
     ``docker inspect``. An empty file (Compose mounts /dev/null where none is named) is no key.
 
     Raises:
-        AccessError: the file is there and cannot be read, or holds more than one line.
+        AccessError: the file is there and cannot be read, or holds more than one line; or no
+            request could carry the key.
     """
     path = Path(variables.get("SPARKFORGE_API_KEY_PATH") or file)
     try:
         key = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         key = ""
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise AccessError(f"the API key in {path} {_NO_HEADER}") from None
+    except OSError as error:
         msg = (
             f"the API key in {path} cannot be read by user {os.getuid()}: {error};"
             " make the file readable for that user on the host (it is mounted as it is)"
@@ -47,7 +58,11 @@ def api_key(variables: Mapping[str, str], file: Path = KEY_FILE) -> str:
     if any(character.isspace() for character in key):
         msg = f"the API key in {path} is more than one word: write nothing else into the file"
         raise AccessError(msg)
-    return key or variables.get("VLLM_API_KEY", "")
+    where = path if key else "VLLM_API_KEY"
+    key = key or variables.get("VLLM_API_KEY", "")
+    if not (key.isascii() and key.isprintable()):  # our own looks would fail, for ever
+        raise AccessError(f"the API key in {where} {_NO_HEADER}")
+    return key
 
 
 def check_options(words: Sequence[str]) -> None:
@@ -58,11 +73,22 @@ def check_options(words: Sequence[str]) -> None:
     Raises:
         AccessError: such an option is among the caller's.
     """
-    for word in words:
-        option = word.partition("=")[0].replace("_", "-")
-        if option in _INSTEAD:
+    for index, word in enumerate(words):
+        given, equals, value = word.partition("=")
+        if option := _meant(given, _INSTEAD):
             msg = f"{option} among the options hides the server from its health check:"
             raise AccessError(f"{msg} {_INSTEAD[option]}")
+        value = value if equals else "".join(words[index + 1 : index + 2])
+        if _meant(given, ("--host",)) and value not in _HOSTS:
+            msg = f"--host {value} among the options hides the server from its health check:"
+            raise AccessError(f"{msg} SPARKFORGE_BIND is the address on the host")
+
+
+def _meant(word: str, options: Iterable[str]) -> str:
+    """Return the one of some options that vLLM could take a word for, which it may cut short."""
+    plain = word.replace("_", "-")
+    whole = (one for one in options if len(plain) > len("--") and one.startswith(plain))
+    return next(whole, "")
 
 
 def check_open(variables: Mapping[str, str], key: str) -> None:
@@ -94,7 +120,7 @@ def redacted(words: Sequence[str]) -> list[str]:
     secret = False
     for word in words:
         option, equals, _ = word.partition("=")
-        if option.replace("_", "-") in _SECRET_OPTIONS:
+        if _meant(option, _SECRET_OPTIONS):
             secret = not equals
             shown.append(f"{option}=***" if equals else option)
         elif secret and not word.startswith("--"):  # --api-key takes several

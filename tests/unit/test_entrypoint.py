@@ -192,6 +192,10 @@ def test_the_key_reaches_the_server_and_no_log(
         (["--seed", "1", "--api_key=my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--port", "9000"], "SPARKFORGE_PORT"),
         (["--ssl-keyfile=/k"], "a proxy in front"),
+        (["--api-ke", "my-secret"], "SPARKFORGE_API_KEY_FILE"),
+        (["--por=9000"], "SPARKFORGE_PORT"),
+        (["--host", "192.168.1.4"], "SPARKFORGE_BIND"),
+        (["--host", "0.0.0.0", "--host=::1"], "SPARKFORGE_BIND"),
     ],
 )
 def test_options_that_hide_the_server_from_its_health_check_are_refused(

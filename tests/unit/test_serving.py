@@ -254,6 +254,16 @@ def test_a_key_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         access.api_key({}, tmp_path)  # a folder: root may read any file
 
 
+@pytest.mark.parametrize("key", ["\ufeffword", "schlüssel", "ключ", "a\0b", "a\x01b"])
+def test_a_key_that_no_request_can_carry_is_an_error(tmp_path: Path, key: str) -> None:
+    (tmp_path / "key").write_text(key)
+    (tmp_path / "latin").write_bytes(b"schl\xfcssel")
+    for variables, name in (({}, "key"), ({}, "latin"), ({"VLLM_API_KEY": key}, "none")):
+        with pytest.raises(access.AccessError, match=r"no HTTP header can carry") as refused:
+            access.api_key(variables, tmp_path / name)
+        assert key not in str(refused.value)
+
+
 @pytest.mark.parametrize("bind", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
 def test_this_machine_alone_needs_no_key(bind: str) -> None:
     access.check_open({"SPARKFORGE_BIND": bind}, "")
@@ -274,3 +284,5 @@ def test_no_secret_is_shown() -> None:
     assert access.redacted(words) == [
         "vllm", "--api-key", "***", "***", "--seed", "1", "--hf_token=***", "--api-key=***",
     ]  # fmt: skip
+    # vLLM's parser takes options that are cut short
+    assert access.redacted(["--hf-tok", "a", "--api-k=b"]) == ["--hf-tok", "***", "--api-k=***"]
