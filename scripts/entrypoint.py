@@ -62,13 +62,14 @@ QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models")
 
 def main(arguments: list[str]) -> NoReturn:
     """Serve until the server ends; its exit code is ours."""
-    model = os.environ.get("SPARKFORGE_MODEL", "/model")
+    model = ""
     if arguments and not arguments[0].startswith("-"):
         model, *arguments = arguments
+    model = model or os.environ.get("SPARKFORGE_MODEL") or "/model"
     if model.startswith(("/", ".")):
         check_checkpoint(Path(model))
     plan = wanted_profile()
-    caller = shlex.split(os.environ.get("SPARKFORGE_EXTRA_ARGS", "")) + arguments
+    caller = options_in("SPARKFORGE_EXTRA_ARGS") + arguments
     variables = dict(os.environ)
     key = access.api_key(variables)
     if key:
@@ -81,8 +82,8 @@ def main(arguments: list[str]) -> NoReturn:
     if name := plan.get("vocabulary_sha256"):
         vocabulary.check(name)
 
-    port = os.environ.get("SPARKFORGE_LISTEN_PORT", "8000")
-    command = ["vllm", "serve", model, "--port", port, *QUIET]
+    port = listen_port()
+    command = ["vllm", "serve", model, "--port", str(port), *QUIET]
     if host := os.environ.get("SPARKFORGE_LISTEN_HOST"):
         if host not in ("127.0.0.1", "0.0.0.0"):  # elsewhere our own looks would not find it
             fail(f"SPARKFORGE_LISTEN_HOST is {host!r}: use 127.0.0.1 or 0.0.0.0")
@@ -114,7 +115,7 @@ def main(arguments: list[str]) -> NoReturn:
     command += memory_options(plan, caller, nodes=1 if pair is None else 2)
     if layers := os.environ.get("SPARKFORGE_MXFP4_LAYERS"):
         last += ["--mxfp4-layers", layers]
-    last += shlex.split(os.environ.get("SPARKFORGE_SERVE_ARGS", ""))
+    last += options_in("SPARKFORGE_SERVE_ARGS")
     last += caller  # at the end: of two values of one option vLLM takes the later
     command += last
 
@@ -127,7 +128,7 @@ def main(arguments: list[str]) -> NoReturn:
             command.append("--enforce-eager")
 
     say(shlex.join(access.redacted(command)))
-    client = Client(int(port), LOOK_S, key)
+    client = Client(port, LOOK_S, key)
     held = jit_folder(variables)
     if held is not None:
         variables |= held.variables
@@ -147,11 +148,29 @@ def main(arguments: list[str]) -> NoReturn:
     )))  # fmt: skip
 
 
+def listen_port() -> int:
+    """Return the port in the container; 0, any, is none that the health check could ask."""
+    text = os.environ.get("SPARKFORGE_LISTEN_PORT") or "8000"
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        fail(f"SPARKFORGE_LISTEN_PORT is {text!r}: use 1 to 65535")
+    return int(text)
+
+
+def options_in(variable: str) -> list[str]:
+    """Return the options in a variable, split as a shell would."""
+    text = os.environ.get(variable, "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:  # without the text: it may hold a secret
+        fail(f"{variable} is not what a shell would read: {error}; mend its quotes")
+
+
 def choice(variable: str, default: str, allowed: tuple[str, ...]) -> str:
     """Return the value of a variable that takes one of a few words."""
     found = os.environ.get(variable) or default
     if found not in allowed:
-        fail(f"{variable} is {found!r}: use {', '.join(allowed[:-1])} or {allowed[-1]}")
+        where = variable if os.environ.get(variable) else f"the profile's value for {variable}"
+        fail(f"{where} is {found!r}: use {', '.join(allowed[:-1])} or {allowed[-1]}")
     return found
 
 
@@ -172,7 +191,7 @@ def jit_folder(variables: Mapping[str, str]) -> caches.Caches | None:
     named = os.environ.get("SPARKFORGE_JIT_DIR")
     if not named:
         return None
-    budget = int(number("SPARKFORGE_JIT_BUDGET_GIB", 20) * caches.GIB)
+    budget = int(min(number("SPARKFORGE_JIT_BUDGET_GIB", 20), 1e9) * caches.GIB)
     build = caches.build_key(SHARE, os.environ.get("SPARKFORGE_RELEASE", ""))
     root, key = Path(named).absolute(), f"{build}-{caches.device_key()}"
     try:
@@ -280,7 +299,7 @@ def check_checkpoint(path: Path) -> None:
         problem = f"cannot be read by user {os.getuid()}: chmod -R a+rX it on the host"
     elif not (path / "config.json").is_file():
         problem = "has no config.json" if any(path.iterdir()) else "is empty"
-    elif not os.access(path / "config.json", os.R_OK):
+    elif any(one.is_file() and not os.access(one, os.R_OK) for one in path.iterdir()):
         problem = f"has files that user {os.getuid()} cannot read: chmod -R a+rX it on the host"
     else:
         return

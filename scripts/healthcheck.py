@@ -45,7 +45,7 @@ def check() -> None:
         return
     if (words := state.read()) != state.READY:
         raise NotReadyError(words)
-    port = int(os.environ.get("SPARKFORGE_LISTEN_PORT", "8000"))
+    port = int(os.environ.get("SPARKFORGE_LISTEN_PORT") or "8000")
     client = Client(port, SECONDS, access.api_key(os.environ))
     counters = client.observe(last_seen())
     MARK.write_text(

@@ -21,6 +21,15 @@ _VALUES = (
     ("reasoning_parser", "--reasoning-parser"),
 )
 
+# What is no plain value has to be of this kind; the values themselves are vLLM's to judge.
+_KINDS = (
+    ("memory", dict, "a mapping of keep_free_gib, least_gib and most_percent to numbers"),
+    ("cudagraph_capture_sizes", list, "a list of numbers"),
+    ("expect", dict, "a mapping of kinds to backends' names"),
+    ("vocabulary_sha256", str, "a sha256"),
+)
+_MEMORY = ("keep_free_gib", "least_gib", "most_percent")
+
 
 def read(path: Path) -> Mapping[str, Any]:
     """Return the profile in a file.
@@ -29,10 +38,21 @@ def read(path: Path) -> Mapping[str, Any]:
         ValueError: it holds no profile.
         OSError: it cannot be read.
     """
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} holds no profile: {error}") from None
     if not isinstance(found, dict):
         msg = f"{path} holds no profile"
         raise ValueError(msg)
+    for name, kind, words in _KINDS:
+        if (value := found.get(name)) is None:
+            continue
+        well = isinstance(value, kind)
+        if well and value and name == "memory":
+            well = all(isinstance(value.get(key), int) for key in _MEMORY)
+        if not well:
+            raise ValueError(f"{path}: {name} is {value!r}: give {words}")
     return found
 
 

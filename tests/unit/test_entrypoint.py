@@ -207,6 +207,101 @@ def test_options_that_hide_the_server_from_its_health_check_are_refused(
     assert "my-secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("EXTRA_ARGS", '--hf-token "my-secret', "SPARKFORGE_EXTRA_ARGS is not what a shell"),
+        ("SERVE_ARGS", "--seed '1", "SPARKFORGE_SERVE_ARGS is not what a shell"),
+        ("LISTEN_PORT", "abc", "SPARKFORGE_LISTEN_PORT is 'abc': use 1 to 65535"),
+        ("LISTEN_PORT", "0", "SPARKFORGE_LISTEN_PORT is '0'"),
+        ("LISTEN_PORT", "65536", "SPARKFORGE_LISTEN_PORT is '65536'"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str],
+    variable: str, value: str, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(f"SPARKFORGE_{variable}", value)
+    with pytest.raises(SystemExit) as ended:
+        entrypoint.main([])
+    assert ended.value.code == supervise.EX_CONFIG
+    err = capsys.readouterr().err
+    assert said in err
+    assert "my-secret" not in err
+
+
+def test_empty_variables_mean_the_defaults(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
+) -> None:
+    for name in ("LISTEN_PORT", "EXTRA_ARGS", "HANG_SECONDS"):
+        monkeypatch.setenv(f"SPARKFORGE_{name}", "")
+    command = plan_of(entrypoint, monkeypatch, [""]).command
+    assert command[2:5] == ["some/model", "--port", "8000"]
+    monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
+    monkeypatch.setenv("SPARKFORGE_JIT_BUDGET_GIB", "1e308")
+    assert str(tmp_path) in plan_of(entrypoint, monkeypatch, []).variables["TRITON_CACHE_DIR"]
+    monkeypatch.setenv("SPARKFORGE_MODEL", "")
+    with pytest.raises(SystemExit) as ended:
+        entrypoint.main([])
+    assert ended.value.code == entrypoint.EX_NOINPUT  # /model is not there
+
+
+def test_the_health_check_asks_where_the_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load_script("healthcheck")
+    asked: list[int] = []
+
+    def client(port: int, *more: object) -> Any:
+        asked.append(port)
+        raise OSError
+
+    monkeypatch.setattr(module, "Client", client)
+    monkeypatch.setattr(module.state, "read", lambda: module.state.READY)
+    monkeypatch.setenv("SPARKFORGE_LISTEN_PORT", "")  # as the entrypoint takes it
+    with pytest.raises(OSError, match=r"^$"):
+        module.check()
+    assert asked == [8000]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "words", "[]", '{"memory": 5}', '{"memory": {"least_gib": "x"}}', '{"expect": ["x"]}',
+        '{"cudagraph_capture_sizes": 5}', '{"vocabulary_sha256": 5}',
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_profile_is_named(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "mine.json").write_text(text)
+    monkeypatch.setenv("SPARKFORGE_PROFILE", str(tmp_path / "mine.json"))
+    with pytest.raises(ValueError, match=r"mine\.json(:| holds no profile)"):
+        entrypoint.main([])
+
+
+def test_a_profiles_own_value_is_not_called_a_variable(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, on_mismatch="maybe"))
+    with pytest.raises(SystemExit):
+        entrypoint.main([])
+    assert "the profile's value for SPARKFORGE_BACKEND_CHECK is 'maybe'" in capsys.readouterr().err
+
+
+def test_weights_that_cannot_be_read_are_told_before_the_server_starts(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    # root may read any file
+    monkeypatch.setattr(entrypoint.os, "access", lambda path, how: "model" not in Path(path).name)
+    with pytest.raises(SystemExit) as ended:
+        entrypoint.main([str(tmp_path)])
+    assert ended.value.code == entrypoint.EX_NOINPUT
+    assert "has files that user" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("seconds", ["a minute", "-1", "nan", "inf"])
 def test_seconds_without_progress_are_a_number(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str],
