@@ -90,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
+    log.answered = False
     try:
         options = _parser().parse_args(words)
         options.serve_arguments = tuple(behind or ())
@@ -103,7 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SparkforgeError as error:
         return _fail(error, words)
     except KeyboardInterrupt:
-        log.error(f"interrupted after {time.monotonic() - start:.0f} s; the next run goes on")
+        what = f"interrupted after {time.monotonic() - start:.0f} s"
+        log.error(f"{what}; the next run goes on")
+        _answer(words, SparkforgeError(what, "run it again"), errors.INTERRUPTED_EXIT_CODE)
         return errors.INTERRUPTED_EXIT_CODE
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _REFUSED:
@@ -112,15 +115,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(StoreError(what, "give the user access to it, or make room"), told)
         log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
         traceback.print_exc()
+        _answer(words, SparkforgeError(f"{type(error).__name__}: {error}", "please report it"), 1)
         return 1
     return code
 
 
 def _fail(error: SparkforgeError, words: Sequence[str]) -> int:
     log.error(str(error))
-    if "--json" in words:  # who reads stdout gets a document in any case
-        log.json({"error": error.as_json()})
+    _answer(words, error, error.exit_code)
     return error.exit_code
+
+
+def _answer(words: Sequence[str], error: SparkforgeError, code: int) -> None:
+    """Give who reads stdout a document in any case, and never a second one."""
+    if "--json" in words and not log.answered:
+        log.json({"error": {**error.as_json(), "exit_code": code}})
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

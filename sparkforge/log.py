@@ -28,6 +28,7 @@ class Log:
 
     def __init__(self) -> None:
         self.verbose = False
+        self.answered = False  # whether stdout has got its JSON document
         self._to_stderr = False
         self._started = time.monotonic()
         self._progress_at = 0.0
@@ -106,6 +107,7 @@ class Log:
 
     def json(self, value: Any) -> None:
         """Write one JSON document to stdout, whatever the human text goes to."""
+        self.answered = True
         _write(sys.stdout, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
     def raw(self, text: str) -> None:

@@ -113,7 +113,7 @@ def target_options(*, required: bool = True) -> Parser:
     target.add_argument("--port", type=port, default=0, help="loopback port (default: a free one)")
     target.add_argument(
         "--ready-timeout",
-        type=float,
+        type=positive,
         default=300.0,
         metavar="SECONDS",
         help="how long a server may load (default: 300)",

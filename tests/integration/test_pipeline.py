@@ -411,13 +411,14 @@ def test_an_interrupt_ends_everything_and_the_next_build_goes_on(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_in_a_download_is_prompt(project: Project, number: int) -> None:
     page = slow_down(project.server, SDIST, pieces=100, pause_s=0.1)
-    child = project.start(*BUILD)
+    child = project.start(*BUILD, "--json")
     wait_for(lambda: SDIST in [path for path, _ in project.server.requests])
     began = time.monotonic()
     child.send_signal(number)
-    _, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=30)
     assert child.returncode == 130, err
     assert time.monotonic() - began < 5
+    assert json.loads(out)["error"]["exit_code"] == 130
     page.pause_s = 0
     project.build()
     check_result(project)

@@ -12,6 +12,8 @@ import pytest
 
 from sparkforge import errors
 from sparkforge.cli import main
+from sparkforge.errors import StoreError
+from sparkforge.log import Log, log
 from tests.support import ROOT
 
 
@@ -163,10 +165,34 @@ def test_a_bug_shows_its_traceback_and_exits_with_1(
         raise ZeroDivisionError
 
     monkeypatch.setattr("sparkforge.pins.load", bug)
-    assert main(["pins", "check"]) == 1
-    err = capsys.readouterr().err
+    assert main(["pins", "check", "--json"]) == 1
+    out, err = capsys.readouterr()
     assert "a bug in sparkforge" in err
     assert "ZeroDivisionError" in err
+    assert json.loads(out)["error"]["exit_code"] == 1
+
+
+def test_a_failure_after_the_document_gives_no_second_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARKFORGE_STORE", str(tmp_path))
+
+    def late(document: object) -> None:
+        Log.json(log, document)
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(log, "json", late)
+    assert main(["clean", "--json"]) == StoreError.exit_code
+    monkeypatch.undo()
+    assert json.loads(capsys.readouterr().out) == {"freed_bytes": 0}
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0", "inf", "soon"])
+def test_a_server_is_waited_for_as_long_as_a_number_says(
+    capsys: pytest.CaptureFixture[str], seconds: str
+) -> None:
+    assert main(["--target", "cpu", "--dry-run", "--ready-timeout", seconds]) == 2
+    assert f"'{seconds}' is no number" in capsys.readouterr().err
 
 
 def test_an_interrupt_exits_with_130(
