@@ -274,7 +274,7 @@ def weight_files(model: str) -> list[Path]:
     """Return the files that the weights are read from, as far as they are here already."""
     if model.startswith(("/", ".")):
         return pagecache.weight_files(Path(model))
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    home = pagecache.expanded(os.environ.get("HF_HOME") or "~/.cache/huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     found = pagecache.snapshot(hub, model, os.environ.get("SPARKFORGE_MODEL_REVISION"))
     return pagecache.weight_files(found) if found else []

@@ -12,7 +12,7 @@ from sparkforge.context import Context
 from sparkforge.environment import python_path, server_env
 from sparkforge.errors import UsageError
 from sparkforge.log import log
-from sparkforge.publish import tiny_model, write_env
+from sparkforge.publish import or_another, tiny_model, write_env
 from sparkforge.run import call, replace_process
 from sparkforge.store import Artefact
 
@@ -48,7 +48,9 @@ def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
     model = folder / "tiny-chat-model"
     if not model.exists():
         lines = run(_READ_VOCABULARY).splitlines()
-        make_chat_gpt_oss(model, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
+        tokens = [base64.b64decode(line.partition(b" ")[0]) for line in lines]
+        with or_another(model):
+            make_chat_gpt_oss(model, tokens)
     return model
 
 

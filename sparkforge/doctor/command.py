@@ -25,6 +25,7 @@ from sparkforge.doctor.wanted import Wanted, wanted
 from sparkforge.errors import DoctorError, UsageError
 from sparkforge.log import log
 from sparkforge.options import MACHINES, pins_path, settle, store_of
+from sparkforge.serving import pagecache
 from sparkforge.serving.cluster import ClusterError, Settings, settings
 
 Probe = Callable[[Readings, Wanted], Iterator[Finding]]
@@ -177,8 +178,8 @@ def _read(options: argparse.Namespace, want: Wanted) -> Readings:
 def _hub(variables: Mapping[str, str]) -> Path:
     """Return the hub's cache as Compose, with a folder of the host, or huggingface_hub has it."""
     if chosen := variables.get("SPARKFORGE_HF_CACHE"):
-        return Path(chosen).expanduser() / "hub"
+        return pagecache.expanded(chosen) / "hub"
     if chosen := variables.get("HF_HUB_CACHE"):
-        return Path(chosen).expanduser()
+        return pagecache.expanded(chosen)
     home = variables.get("HF_HOME") or "~/.cache/huggingface"
-    return Path(home).expanduser() / "hub"
+    return pagecache.expanded(home) / "hub"

@@ -19,6 +19,15 @@ def weight_files(model: Path) -> list[Path]:
     return sorted(model.glob("*.safetensors"))
 
 
+def expanded(folder: str) -> Path:
+    """Return a folder with its ~ replaced; that of a user who is not here stays, as in the hub's
+    own code, and is then no folder that is there."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        return Path(folder)
+
+
 def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
     """Return where the hub's cache keeps a model, or None while it is not there.
 

@@ -51,6 +51,14 @@ def test_a_machine_without_gpu_is_told_that_it_is_no_spark() -> None:
     assert "error: target spark would not be built or served here" in err
 
 
+@pytest.mark.parametrize("name", ["SPARKFORGE_HF_CACHE", "HF_HUB_CACHE", "HF_HOME"])
+def test_a_home_of_nobody_is_a_folder_without_the_model(name: str) -> None:
+    place = {"SPARKFORGE_HF_CACHE": "", "HF_HUB_CACHE": "", name: "~nobody-of-that-name/hub"}
+    code, document, _ = doctor("--target", "spark", **place)
+    assert code == 18
+    assert any("~nobody-of-that-name" in one["seen"] for one in document["findings"])
+
+
 def program(folder: Path, name: str, script: str) -> str:
     folder.mkdir(exist_ok=True)
     file = folder / name

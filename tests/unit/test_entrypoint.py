@@ -240,6 +240,8 @@ def test_empty_variables_mean_the_defaults(
     monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
     monkeypatch.setenv("SPARKFORGE_JIT_BUDGET_GIB", "1e308")
     assert str(tmp_path) in plan_of(entrypoint, monkeypatch, []).variables["TRITON_CACHE_DIR"]
+    monkeypatch.setenv("HF_HOME", "~nobody-of-that-name")
+    assert plan_of(entrypoint, monkeypatch, []).hang_s == 60
     monkeypatch.setenv("SPARKFORGE_MODEL", "")
     with pytest.raises(SystemExit) as ended:
         entrypoint.main([])
