@@ -262,16 +262,29 @@ def _check_own(report: Report, reading: Reading, context: Context) -> None:
 _PROCESSORS = {3: "x86", 40: "arm", 62: "amd64", 183: "arm64"}
 
 
+# What GNU's triplets call them. A package may bring libraries of another machine to link against,
+# in a folder that says so: nvidia-cutlass-dsl's for amd64 has stubs/aarch64-unknown-linux-gnu/.
+_IN_TRIPLETS = {"x86": "i686", "arm": "arm", "amd64": "x86_64", "arm64": "aarch64"}
+
+
 def _check_machine(report: Report, reading: Reading) -> None:
     """Find programs and libraries for another processor than the image's."""
     wanted = reading.platform.rpartition("/")[2]
-    count = 0
+    site, count, aside = _site(reading.labels), 0, 0
     for path, entry in reading.files.items():
         if entry.machine in _PROCESSORS:
             count += 1
-            if _PROCESSORS[entry.machine] != wanted:
-                report.problems.append(f"{path}: for {_PROCESSORS[entry.machine]}, not {wanted}")
+            found = _PROCESSORS[entry.machine]
+            if found == wanted:
+                continue
+            folders = path.removeprefix(site).split("/")[:-1] if path.startswith(site) else []
+            if any(folder.startswith(f"{_IN_TRIPLETS[found]}-") for folder in folders):
+                aside += 1
+            else:
+                report.problems.append(f"{path}: for {found}, not {wanted}")
     report.checked["programs and libraries"] = count
+    if aside:
+        report.checked["of them in folders for another machine"] = aside
 
 
 def _check_patched(report: Report, reading: Reading, context: Context) -> None:
@@ -368,9 +381,18 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
             text = wheel.read(record).decode()
         there = dict(rows.get(record.rpartition("/")[0], []))
         site = _site(reading.labels)
-        for row in csv.reader(io.StringIO(text)):
-            if row and row[1] and ".data/" not in row[0] and (
-                there.get(installed.joined(site, row[0])) != installed.hex_of(row[1])
-            ):  # fmt: skip
-                report.problems.append(f"{row[0]}: not the file of the wheel in the store")
+        members = {
+            installed.joined(site, row[0]): installed.hex_of(row[1])
+            for row in csv.reader(io.StringIO(text)) if row and ".data/" not in row[0]
+        }  # fmt: skip
+        report.problems += [
+            f"{path}: not the file of the wheel in the store"
+            for path, sha256 in members.items() if sha256 and there.get(path) != sha256
+        ]  # fmt: skip
+        # what installing adds: notes of the installer, byte code, programs outside of the packages
+        report.problems += [
+            f"{path}: not in the wheel in the store"
+            for path in sorted(there.keys() - members.keys())
+            if path.startswith(site) and ".dist-info/" not in path and not path.endswith(".pyc")
+        ]  # fmt: skip
     report.checked["wheels in the store"] = compared

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import struct
@@ -174,6 +176,25 @@ def test_an_image_says_what_is_in_it_and_that_this_checkout_makes_it(baked: Bake
     assert found["matches"]
     assert found["contents"]["demo"]["commit"] == commit
     assert found["base"] == BASE
+
+
+def test_a_library_of_another_machine_may_lie_where_its_package_says_so(baked: Baked) -> None:
+    triplet = {"amd64": "x86_64", "arm64": "aarch64"}[FOREIGN[0]] + "-unknown-linux-gnu"
+    baked.files[f"{SITE}/stubs/{triplet}/lib.so"] = elf(FOREIGN)
+    assert f"for {FOREIGN[0]}" not in baked.refused()  # refused as in no distribution's RECORD
+    baked.files[f"usr/lib/{triplet}/lib.so"] = elf(FOREIGN)
+    assert f"usr/lib/{triplet}/lib.so: for {FOREIGN[0]}, not {HERE[0]}" in baked.refused()
+
+
+def test_a_file_that_somebody_added_to_our_wheel_s_record_is_told(baked: Baked) -> None:
+    baked.files[f"{SITE}/demo/extra.py"] = b"evil"
+    record = f"{SITE}/demo-1.0+spark.3.dist-info/RECORD"
+    plain = baked.files[record]
+    baked.files[record] = plain + b"demo/extra.py,,\n"
+    assert "extra.py: not what demo-1.0+spark.3.dist-info/RECORD says" in baked.refused()
+    stated = base64.urlsafe_b64encode(hashlib.sha256(b"evil").digest()).rstrip(b"=")
+    baked.files[record] = plain + b"demo/extra.py,sha256=%s,4\n" % stated
+    assert "demo/extra.py: not in the wheel in the store" in baked.refused()
 
 
 def test_a_changed_patch_is_told_from_the_image_alone(baked: Baked) -> None:
