@@ -18,7 +18,7 @@ from typing import Any
 from sparkforge.context import WHEELS, Context, wheel_path
 from sparkforge.disk import disk_errors, write_file
 from sparkforge.log import human_bytes, log
-from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line
+from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line, is_receipt
 from sparkforge.store import Artefact
 
 
@@ -114,7 +114,8 @@ def last_base(context_root: Path, target: str) -> str | None:
     """Return the base of the image that was built last; None after a plain environment."""
     items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
     outputs = [item["outputs"] for item in items if item["stage"] == "image"]
-    return outputs[0].get("base") if outputs and outputs[0]["kind"] == "image" else None
+    base = outputs[0].get("base") if outputs and outputs[0].get("kind") == "image" else None
+    return base if isinstance(base, str) else None
 
 
 def last_native(context_root: Path, target: str) -> str | None:
@@ -127,10 +128,10 @@ def last_native(context_root: Path, target: str) -> str | None:
 def _receipt(path: Path) -> dict[str, Any]:
     """Return the receipt that is there; {} where none can be read."""
     try:
-        found = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if is_receipt(found) else {}
 
 
 def tiny_model(folder: Path) -> Path:

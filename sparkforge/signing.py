@@ -19,7 +19,7 @@ from typing import Any
 from sparkforge import options, pins
 from sparkforge.errors import CommandError, SignError, UsageError, VerifyError
 from sparkforge.log import log
-from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS
+from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, is_receipt
 from sparkforge.run import call, have
 from sparkforge.store import sha256_file
 
@@ -231,10 +231,10 @@ def _sums(folder: Path) -> dict[str, str]:
 
 def _receipt(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / RECEIPT).read_text())
+        found: dict[str, Any] = json.loads((folder / RECEIPT).read_text())
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        found = {}
+    if not is_receipt(found):
         raise VerifyError(f"{folder / RECEIPT}: is no receipt", "get the file again")
     return found
 

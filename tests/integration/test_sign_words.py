@@ -45,6 +45,25 @@ def test_nothing_is_signed_that_was_not_built(project: Project) -> None:
     assert "do not name the same files" in err
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"items": 3}', '{"items": [3]}', '{"items": [{"stage": "image"}]}',
+        '{"items": [{"stage": "image", "inputs": {}, "outputs": {"kind": "image", "base": 3}}]}',
+    ],
+)  # fmt: skip
+def test_a_receipt_of_another_shape_is_none(project: Project, text: str) -> None:
+    project.build()
+    (project.root / "dist" / "tiny" / "receipt.json").write_text(text)
+    project.run("explain", "--target", "tiny")  # means what was built last, where that is known
+    image = f"r/x@sha256:{'0' * 64}"
+    _, err = project.run("sign", "--target", "tiny", "--key", KEY, "--image", image,
+                         code=21 if "kind" in text else 20)  # fmt: skip
+    assert "is no receipt" in err or "is not the image that was built" in err
+    receipt = project.build()
+    assert receipt["items"]
+
+
 WORDS = (
     (("sign", "--target", "tiny", "--key", "-----BEGIN KEY-----\nx"), "is a key itself"),
     (("sign", "--target", "tiny", "--no-log"), "give a --key as well"),
