@@ -86,7 +86,8 @@ def main(arguments: list[str]) -> NoReturn:
     command = ["vllm", "serve", model, "--port", str(port), *QUIET]
     if host := os.environ.get("SPARKFORGE_LISTEN_HOST"):
         if host not in ("127.0.0.1", "0.0.0.0"):  # elsewhere our own looks would not find it
-            fail(f"SPARKFORGE_LISTEN_HOST is {host!r}: use 127.0.0.1 or 0.0.0.0")
+            name = "SPARKFORGE_LISTEN_HOST (SPARKFORGE_BIND of two machines' .env)"
+            fail(f"{name} is {host!r}: use 127.0.0.1 or 0.0.0.0")
         command += ["--host", host]
     always = len(command)
     for option, variable in (

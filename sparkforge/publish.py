@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -165,7 +166,7 @@ def _link(source: Path, target: Path) -> None:
 def write_env(context: Context, image: Artefact, folder: Path) -> None:
     """Write .env, from which `docker compose up` learns what was built last.
 
-    Lines that the user added under other names are kept.
+    Lines that the user added under other names are kept, to the byte.
     """
     ours = {
         "COMPOSE_PROFILES": context.target_name,
@@ -175,9 +176,17 @@ def write_env(context: Context, image: Artefact, folder: Path) -> None:
     path = context.root / ".env"
     kept = []
     if path.exists():
-        kept = [ln for ln in path.read_text().splitlines() if ln.partition("=")[0] not in ours]
-    text = [f"{name}={value}" for name, value in ours.items() if value]
-    write_file(path, ("\n".join([*kept, *text]) + "\n").encode())
+        lines = path.read_text(errors="surrogateescape").splitlines()
+        kept = [ln for ln in lines if ln.partition("=")[0] not in ours]
+    text = [f"{name}={_for_compose(value)}" for name, value in ours.items() if value]
+    write_file(path, ("\n".join([*kept, *text]) + "\n").encode(errors="surrogateescape"))
+
+
+def _for_compose(value: str) -> str:
+    """Return a value as .env has it for Compose, to which ``$``, ``#`` and quotes say something."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", value):
+        return value
+    return "'" + value.replace("'", "\\'") + "'"
 
 
 def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: float) -> None:
