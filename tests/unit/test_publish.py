@@ -17,7 +17,7 @@ def written(root: Path) -> list[bytes]:
         root=root, target_name="cpu", target=SimpleNamespace(smoke=object())
     )
     image: Any = SimpleNamespace(outputs={"tag": "sparkforge/cpu:1"})
-    publish._write_env(context, image, root / "dist")
+    publish.write_env(context, image, root / "dist")
     return (root / ".env").read_bytes().splitlines()
 
 
