@@ -11,7 +11,8 @@ container (by default /model, where a checkpoint is mounted) or the name of a mo
     SPARKFORGE_EXTRA_ARGS       options on top of those, e.g. --max-num-seqs 8
     SPARKFORGE_MXFP4_LAYERS     e.g. qkv,o,lm_head; off by default (docs/mxfp4-layers.md)
     SPARKFORGE_GPU_MEMORY_UTILIZATION   share of all memory; without it: computed (docs/serving.md)
-    SPARKFORGE_BACKEND_CHECK    fail, warn or off, where vLLM chose other backends than the profile
+    SPARKFORGE_BACKEND_CHECK    fail, warn or off, where vLLM chose other backends than the profile,
+                                or there is no device
     SPARKFORGE_WARM_UP          off, quick or full: requests before the server counts as healthy
     SPARKFORGE_WARM_UP_SECONDS  for all of them; 900
     SPARKFORGE_WARM_UP_FAILURE  fail or warn, where one of them fails
@@ -40,6 +41,7 @@ from sparkforge.serving import (
     access,
     caches,
     cluster,
+    devices,
     memory,
     pagecache,
     profile,
@@ -51,7 +53,9 @@ from sparkforge.serving import (
 from sparkforge.serving.progress import Client
 from sparkforge.serving.supervise import say
 
-EX_NOINPUT = 66  # sysexits.h: no such input, which is no fault of the program
+# sysexits.h: no such input, and what is needed is not there; neither is a fault of the program
+EX_NOINPUT = 66
+EX_UNAVAILABLE = 69
 
 SHARE = Path("/opt/sparkforge/share")
 PROFILE = SHARE / "profile.json"
@@ -129,6 +133,7 @@ def main(arguments: list[str]) -> NoReturn:
             command.append("--enforce-eager")
 
     say(shlex.join(access.redacted(command)))
+    check_devices(plan, check)
     client = Client(port, LOOK_S, key)
     held = jit_folder(variables)
     if held is not None:
@@ -290,6 +295,21 @@ def evict(files: list[Path]) -> None:
         say(f"warning: the page cache keeps the weights: {error}")
         return
     say(f"page cache: {asked / 1e9:.1f} GB of weights dropped, {left / 1e9:.1f} GB stay")
+
+
+def check_devices(plan: Mapping[str, Any], strictness: str) -> None:
+    """End, or warn, where the device that the profile is for is not there."""
+    wanted = plan.get("cuda_arch")
+    if wanted is None or strictness == "off":
+        return
+    try:
+        said = devices.check(wanted, devices.capabilities())
+    except devices.DeviceError as error:
+        if strictness == "fail":
+            fail(str(error), EX_UNAVAILABLE)
+        said = str(error)
+    if said:
+        say(f"warning: {said}")
 
 
 def check_checkpoint(path: Path) -> None:

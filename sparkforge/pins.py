@@ -241,6 +241,8 @@ class Pins(Model):
         document: dict[str, Any] = profile.model_dump(mode="json", exclude_defaults=True)
         if profile.vocabulary is not None:
             document["vocabulary_sha256"] = self.vocabularies[profile.vocabulary].sha256
+        if target.cuda_arch is not None:
+            document["cuda_arch"] = target.cuda_arch
         return document
 
 

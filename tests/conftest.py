@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from sparkforge import index
@@ -22,6 +23,10 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(
             _number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL
         )
+
+# how long one example takes says how busy the machine is
+hypothesis.settings.register_profile("ours", deadline=None)
+hypothesis.settings.load_profile("ours")
 
 _KEPT = ("PIP_CERT",)
 _DROPPED = ("PIP_", "GIT_", "UV_", "SPARKFORGE_", "XDG_", "GITHUB_")

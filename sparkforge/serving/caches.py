@@ -7,7 +7,6 @@ device. Models are the same for every build and stay outside.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import json
@@ -21,6 +20,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from sparkforge.serving import devices
 
 GIB = 1 << 30
 
@@ -79,31 +80,12 @@ def build_key(share: Path, release: str) -> str:
 
 def device_key() -> str:
     """Return what kernels are compiled for: ``sm121``; without a CUDA device this CPU."""
-    found = sorted({f"sm{major}{minor}" for major, minor in _capabilities()})
+    found = sorted({f"sm{major}{minor}" for major, minor in devices.capabilities()})
     if found:
         return "-".join(found)
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     flags = next((one for one in lines if one.startswith(("flags", "Features"))), "")
     return f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
-
-
-def _capabilities(library: str = "libcuda.so.1") -> Iterator[tuple[int, int]]:
-    """Ask the driver; it makes no context, so it takes no memory of the device."""
-    try:
-        cuda = ctypes.CDLL(library)
-    except OSError:
-        return
-    count, value, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return
-    for index in range(count.value):
-        numbers = []
-        for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-            code = cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetAttribute(
-                ctypes.byref(value), attribute, device
-            )
-            numbers.append(-1 if code else value.value)
-        yield numbers[0], numbers[1]
 
 
 # -- held by a server ----------------------------------------------------------------------------

@@ -27,6 +27,7 @@ _KINDS = (
     ("cudagraph_capture_sizes", list, "a list of numbers"),
     ("expect", dict, "a mapping of kinds to backends' names"),
     ("vocabulary_sha256", str, "a sha256"),
+    ("cuda_arch", str, "a compute capability in quotes"),
 )
 _MEMORY = ("keep_free_gib", "least_gib", "most_percent")
 

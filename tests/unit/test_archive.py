@@ -92,7 +92,7 @@ def test_new_members_do_not_depend_on_a_compressor(tmp_path: Path) -> None:
     st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),
     st.integers(min_value=315532800, max_value=4102444800),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_archive_survives_a_copy(files: dict[str, bytes], packing: int, epoch: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "a.zip", Path(folder) / "b.zip"

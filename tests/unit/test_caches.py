@@ -52,18 +52,7 @@ def test_no_release_leads_out_of_the_folder(tmp_path: Path) -> None:
     assert "/" not in caches.build_key(tmp_path, "../../etc/x y")
 
 
-def test_a_device_is_asked_for_its_capability(tmp_path: Path) -> None:
-    source = tmp_path / "cuda.c"
-    source.write_text(
-        "int cuInit(unsigned f) { return 0; }\n"
-        "int cuDeviceGetCount(int *n) { *n = 2; return 0; }\n"
-        "int cuDeviceGet(int *d, int i) { *d = i; return 0; }\n"
-        "int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? 12 : d; return 0; }\n"
-    )
-    library = tmp_path / "libcuda.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    assert list(caches._capabilities(str(library))) == [(12, 0), (12, 1)]
-    assert list(caches._capabilities("libnosuch.so.1")) == []
+def test_the_device_is_told_in_the_same_way_each_time() -> None:
     assert caches.device_key() == caches.device_key()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkforge import pins
-from sparkforge.serving import access, memory, supervise
+from sparkforge.serving import access, devices, memory, supervise
 from tests.support import ROOT, load_script
 
 VARIABLES = (
@@ -116,6 +116,27 @@ def test_an_unknown_kind_of_check_is_refused(
         entrypoint.main([])
     assert ended.value.code == supervise.EX_CONFIG
     assert "use fail, warn or off" in capsys.readouterr().err
+
+
+def test_without_a_device_no_server_is_started_but_where_the_user_wants_it(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, cuda_arch="12.1"))
+    monkeypatch.setattr(devices, "capabilities", list)
+    with pytest.raises(SystemExit) as ended:
+        entrypoint.main([])
+    assert ended.value.code == entrypoint.EX_UNAVAILABLE
+    assert "error: no CUDA device is to be seen in here" in capsys.readouterr().err
+    for check, said in (("warn", "warning: no CUDA device"), ("off", "")):
+        monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", check)
+        plan_of(entrypoint, monkeypatch, [])
+        told = capsys.readouterr().err
+        assert said in told if said else "CUDA" not in told
+    monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", "fail")
+    monkeypatch.setattr(devices, "capabilities", lambda: [(9, 0)])
+    plan_of(entrypoint, monkeypatch, [])
+    assert "for devices of compute capability 12.1, not 9.0" in capsys.readouterr().err
 
 
 def test_an_empty_profile_variable_means_none(

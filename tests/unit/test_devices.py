@@ -1,0 +1,41 @@
+"""Devices as a driver tells them; the driver is a library of a few lines."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sparkforge.serving import devices
+
+
+def driver(folder: Path, count: int) -> str:
+    source = folder / "cuda.c"
+    source.write_text(
+        "int cuInit(unsigned f) { return 0; }\n"
+        f"int cuDeviceGetCount(int *n) {{ *n = {count}; return 0; }}\n"
+        "int cuDeviceGet(int *d, int i) { *d = i; return 0; }\n"
+        "int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? 12 : d; return 0; }\n"
+    )
+    library = folder / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return str(library)
+
+
+def test_each_device_is_asked_for_its_capability(tmp_path: Path) -> None:
+    there = devices.capabilities(driver(tmp_path, 2))
+    assert there == [(12, 0), (12, 1)]
+    assert devices.check("12.1", there) is None
+    assert devices.check("9.0", there) == (
+        "this image is for devices of compute capability 9.0, not 12.0, 12.1"
+    )
+
+
+def test_without_a_device_the_way_to_one_is_told(tmp_path: Path) -> None:
+    for there in (
+        devices.capabilities("libnosuch.so.1"),
+        devices.capabilities(driver(tmp_path, 0)),
+    ):
+        with pytest.raises(devices.DeviceError, match="docker run needs --gpus all"):
+            devices.check("12.1", there)
