@@ -69,6 +69,12 @@ def context_of(
             chosen_builder = buildx.choose(chosen, options.builder)
             buildx.check(chosen_builder, chosen, base, wanted)
             builder = chosen_builder.name
+        if chosen is None and not plan_only and (options.builder or options.ca_bundle):
+            msg = "--builder and --ca-bundle are for what an engine bakes, and none is at work here"
+            raise UsageError(msg, "--engine docker, or leave them out")
+        if options.ca_bundle is not None and not options.ca_bundle.is_file():
+            msg = f"--ca-bundle {options.ca_bundle}: no such file"
+            raise UsageError(msg, "name a file of certificates in PEM")
         if elsewhere and bakes:
             _check_foreign(target, wanted, until, chosen)
     context = Context(

@@ -30,6 +30,8 @@ def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
     [
         (["bild", "--target", "cpu"], "invalid choice: 'bild'"),
         (["build", "--target", "cpu", "--colour"], "unrecognized arguments: --colour"),
+        (["--target", "cpu", "--engine", "none", "--builder", "x"], "for what an engine bakes"),
+        (["--target", "cpu", "--dry-run", "--ca-bundle", "no/such"], "no/such: no such file"),
         (["serve", "--chat", "--model", "x"], "--model: not allowed with argument --chat"),
         (
             ["serve", "--target", "rtx", "--engine", "none", "--chat"],
