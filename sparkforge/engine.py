@@ -94,18 +94,15 @@ class Engine:
         Raises:
             EngineError: it ended with an error; its own words are in the message.
         """
-        from docker.errors import ContainerError
-
-        run = self.client.containers.run
+        # by the CLI, which is attached: docker-py reads the engine's log, and of some megabytes in
+        # one piece that gave lines cut in two
+        command = ("docker", "run", "--rm", "--network", "none", "--entrypoint", "python",
+                   "--env", "PYTHONPATH=/opt/sparkforge/bin", image, "-P", "-c", code)  # fmt: skip
         try:
-            written: bytes = run(
-                image, ["-P", "-c", code], entrypoint="python", network_mode="none", remove=True,
-                environment={"PYTHONPATH": "/opt/sparkforge/bin"},
-            )  # fmt: skip
-        except ContainerError as error:
+            return call(*command).stdout
+        except CommandError as error:
             msg = f"Python in image {image} failed:\n{error}"
             raise EngineError(msg, "its own words above say why") from None
-        return written
 
     def image_label(self, image: str, label: str) -> str:
         """Return a label of an image; the Dockerfile sets those that sparkforge reads."""

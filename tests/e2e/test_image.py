@@ -91,10 +91,17 @@ def composed(image: Any, checkout: Path) -> Iterator[str]:
         subprocess.run([*command, "down", "--volumes"], env=env, check=True)
 
 
-def wait_until_healthy(checkout: Path, deadline: float) -> str:
-    """Wait for the one container of the checkout's Compose project; returns its id."""
+def wait_until_healthy(
+    checkout: Path, deadline: float, command: subprocess.Popen[bytes] | None = None
+) -> str:
+    """Wait for the one container of the checkout's Compose project; returns its id.
+
+    Args:
+        command: what started it, and stays as long as it serves.
+    """
     container = health = ""
     while health != "healthy" and time.monotonic() < deadline:
+        assert command is None or command.poll() is None
         time.sleep(1)
         container = docker("compose", "--project-directory", str(checkout), "ps", "--quiet")
         if container:
@@ -129,7 +136,7 @@ def test_serve_chat_answers_chats_from_the_image(
     command = ["python3", "build.py", "serve", "--target", "cpu", "--chat", *on_base(base_image)]
     server = subprocess.Popen([*command, "--port", str(port)], cwd=checkout)
     try:
-        wait_until_healthy(checkout, time.monotonic() + _READY_S)
+        wait_until_healthy(checkout, time.monotonic() + _READY_S, server)
         body = {"model": "tiny-gpt-oss", "messages": [{"role": "user", "content": "Hello"}]}
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         reply = requests.post(url, json=body, timeout=60).json()
