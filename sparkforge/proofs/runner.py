@@ -12,6 +12,7 @@ from typing import Any
 
 from sparkforge import git, series, sources
 from sparkforge.errors import CommandError, ProofError
+from sparkforge.jobs import NVCC_GIB
 from sparkforge.jobs import width as jobs_width
 from sparkforge.log import log
 from sparkforge.parallel import in_parallel
@@ -25,9 +26,6 @@ from sparkforge.run import call
 from sparkforge.sources import Access
 from sparkforge.store import Store, code_digest
 
-_UNIT_GIB = 7.6
-"""What nvcc takes for a file of eight CUTLASS kernels of one architecture: measured on 2026-11-21,
-7.54 GB. These are compiled without the gate that a build has."""
 _TREE = ("csrc", "include", "3rdparty")
 _GENERATOR = "flashinfer/jit/gemm"
 _GENERATE = """
@@ -162,7 +160,7 @@ def _generate(tree: Tree, store: Store) -> dict[str, str]:
 
 def width(asked: int | None) -> int:
     """Return how many compilers run at once: as many as memory holds, and the machine has CPUs."""
-    return jobs_width(asked, _UNIT_GIB)
+    return jobs_width(asked, NVCC_GIB)  # no gate stands in front of these
 
 
 def prove(
