@@ -6,7 +6,7 @@ import argparse
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparkforge import (
@@ -23,6 +23,7 @@ from sparkforge.context import STAGES, Context
 from sparkforge.errors import EngineError, QualityError, SmokeError, UsageError
 from sparkforge.log import human_bytes, log
 from sparkforge.options import MACHINES, access_of, pins_path, platform_of, settle, store_of
+from sparkforge.pinbase import Platform
 from sparkforge.serve import become_server, checkpoint
 from sparkforge.stages import items
 
@@ -43,51 +44,75 @@ def context_of(
     all_pins = pins.load(path)
     target = all_pins.target(options.target)
     wanted = platform_of(target)
-    chosen, why, base, builder = None, "", None, "default"
-    bakes = STAGES.index(until) >= STAGES.index("image")
-    compiles = options.wheels == "compile"
-    if not compiles and (options.native is not None or options.jobs is not None):
+    if options.wheels != "compile" and (options.native is not None or options.jobs is not None):
         msg = "--native and --jobs are about compiling"
         raise UsageError(msg, "give --wheels compile, or leave them out")
-    if bakes or compiles:
-        pinned = all_pins.images[target.base] if target.base is not None else None
-        reference = None
-        if pinned is not None:
-            digest = pinned.platforms.get(wanted, pinned.index)
-            reference = f"{pinned.repository}@{digest}"
-        base = options.base or reference
-        elsewhere = MACHINES.get(platform.machine()) != wanted
-        if elsewhere and compiles and (bakes or not plan_only):
-            msg = f"target {options.target} is for {wanted}, this machine is {platform.machine()}"
-            remedy = "compile there; here: --wheels overlay, or --dry-run --until wheelhouse"
-            raise UsageError(msg, remedy)
-        if not (elsewhere and compiles):
-            chosen, why = _engine_for(options, reference, compiles=compiles, plan_only=plan_only)
-            log.info(f"bakes {why}" if bakes else f"compiles with {why}")
-        if chosen is not None and base is not None:
-            chosen.identity(base)
-            chosen_builder = buildx.choose(chosen, options.builder)
-            buildx.check(chosen_builder, chosen, base, wanted)
-            builder = chosen_builder.name
-        if chosen is None and not plan_only and (options.builder or options.ca_bundle):
-            msg = "--builder and --ca-bundle are for what an engine bakes, and none is at work here"
-            raise UsageError(msg, "--engine docker, or leave them out")
-        if options.ca_bundle is not None and not options.ca_bundle.is_file():
-            msg = f"--ca-bundle {options.ca_bundle}: no such file"
-            raise UsageError(msg, "name a file of certificates in PEM")
-        if elsewhere and bakes:
-            _check_foreign(target, wanted, until, chosen)
+    baker = _baker(options, all_pins, until, plan_only=plan_only)
     context = Context(
         root=path.parent, pins=all_pins, pins_path=path, store=store_of(options),
         target_name=options.target, target=target, platform=wanted,
-        access=access_of(options, all_pins), engine=chosen, base=base, builder=builder,
-        ca_bundle=options.ca_bundle,
+        access=access_of(options, all_pins), engine=baker.engine, base=baker.base,
+        builder=baker.builder, ca_bundle=options.ca_bundle,
         port=options.port, ready_timeout_s=options.ready_timeout, force=frozenset(force),
         arguments=options.serve_arguments, wheels=options.wheels or "overlay",
         native=options.native or "patched", jobs=options.jobs,
     )  # fmt: skip
     context.store.sweep()
     return context
+
+
+@dataclass(frozen=True)
+class _Baker:
+    """What bakes images, and what they stand on; no engine where a plain environment is made."""
+
+    engine: engine.Engine | None = None
+    base: str | None = None
+    builder: str = "default"
+
+
+def _baker(
+    options: argparse.Namespace, all_pins: pins.Pins, until: str, *, plan_only: bool
+) -> _Baker:
+    """Choose engine, base and builder for what the words ask for; raises what `context_of` does."""
+    bakes = STAGES.index(until) >= STAGES.index("image")
+    compiles = options.wheels == "compile"
+    if not (bakes or compiles):
+        return _Baker()
+    target = all_pins.target(options.target)
+    wanted = platform_of(target)
+    elsewhere = MACHINES.get(platform.machine()) != wanted
+    if elsewhere and compiles and (bakes or not plan_only):
+        msg = f"target {options.target} is for {wanted}, this machine is {platform.machine()}"
+        remedy = "compile there; here: --wheels overlay, or --dry-run --until wheelhouse"
+        raise UsageError(msg, remedy)
+    reference = _pinned_base(all_pins, target, wanted)
+    base = options.base or reference
+    chosen, builder = None, "default"
+    if not (elsewhere and compiles):
+        chosen, why = _engine_for(options, reference, compiles=compiles, plan_only=plan_only)
+        log.info(f"bakes {why}" if bakes else f"compiles with {why}")
+    if chosen is None and not plan_only and (options.builder or options.ca_bundle):
+        msg = "--builder and --ca-bundle are for what an engine bakes, and none is at work here"
+        raise UsageError(msg, "--engine docker, or leave them out")
+    if options.ca_bundle is not None and not options.ca_bundle.is_file():
+        msg = f"--ca-bundle {options.ca_bundle}: no such file"
+        raise UsageError(msg, "name a file of certificates in PEM")
+    if chosen is not None and base is not None:
+        chosen.identity(base)
+        chosen_builder = buildx.choose(chosen, options.builder)
+        buildx.check(chosen_builder, chosen, base, wanted)
+        builder = chosen_builder.name
+    if elsewhere and bakes:
+        _check_foreign(target, wanted, until, chosen)
+    return _Baker(chosen, base, builder)
+
+
+def _pinned_base(all_pins: pins.Pins, target: pins.Target, wanted: Platform) -> str | None:
+    """Return the target's base for a platform with its digest, or None where it pins none."""
+    if target.base is None:
+        return None
+    pinned = all_pins.images[target.base]
+    return f"{pinned.repository}@{pinned.digest(wanted)}"
 
 
 def _check_foreign(

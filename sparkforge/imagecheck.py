@@ -230,8 +230,7 @@ def _base(context: Context, stated: str) -> str:
     """Return the base that this checkout pins; where it pins none, any is as good."""
     if context.target.base is None:
         return stated
-    pinned = context.pins.images[context.target.base]
-    return pinned.platforms.get(context.platform, pinned.index)
+    return context.pins.images[context.target.base].digest(context.platform)
 
 
 def _check_own(report: Report, reading: Reading, context: Context) -> None:

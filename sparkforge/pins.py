@@ -127,6 +127,10 @@ class BaseImage(Model):
     index: Digest
     platforms: Mapping[Platform, Digest] = Field(default_factory=dict)
 
+    def digest(self, wanted: Platform) -> Digest:
+        """Return the digest for a platform; where none is noted, the index's, which leads there."""
+        return self.platforms.get(wanted, self.index)
+
 
 class ModelPin(Model):
     """A model's files at one revision."""
