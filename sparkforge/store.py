@@ -181,6 +181,8 @@ class Store:
         """
         self._prepare()
         with disk_errors(root):
+            root.mkdir(parents=True)
+            storemark.mark(root)
             for name in shared:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
                 (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -66,9 +66,10 @@ class Bench:
         with (name / "series").open("a") as listing:
             listing.write(f"{file}\n")
         bare = self.store.git_path("demo")
-        git.init_bare(bare)
-        if not git.has_commit(bare, self.base):
-            git.fetch_commit(bare, str(self.repo.path), self.base)
+        with self.store.lock("git-demo"):
+            git.init_bare(bare)
+            if not git.has_commit(bare, self.base):
+                git.fetch_commit(bare, str(self.repo.path), self.base)
         tree = self.repo("rev-parse", f"{self.base}^{{tree}}")
         source = Source("demo", "git", bare, self.base, tree, "test")
         return series.apply(self.store, series.read(name), source)
@@ -287,8 +288,9 @@ def test_the_same_series_gives_the_same_wheel_in_another_store(bench: Bench) -> 
     first = bench.build(bench.patched(CHANGE))
     bench.store = Store(bench.folder / "other store")
     bare = bench.store.git_path("demo")
-    git.init_bare(bare)
-    git.fetch_commit(bare, str(bench.repo.path), bench.base)
+    with bench.store.lock("git-demo"):
+        git.init_bare(bare)
+        git.fetch_commit(bare, str(bench.repo.path), bench.base)
     tree = bench.repo("rev-parse", f"{bench.base}^{{tree}}")
     source = Source("demo", "git", bare, bench.base, tree, "test")
     again = series.apply(bench.store, series.read(bench.folder / "patches"), source)

@@ -43,9 +43,10 @@ class Workshop:
         tree = self.repo("rev-parse", f"{self.base}^{{tree}}")
         bare = self.store.git_path("demo")
         if not git.has_commit(bare, self.base):
-            git.init_bare(bare)
-            git.fetch_commit(bare, str(self.repo.path), self.base)
-            git.git(bare, "update-ref", "refs/pins/x", self.base)
+            with self.store.lock("git-demo"):
+                git.init_bare(bare)
+                git.fetch_commit(bare, str(self.repo.path), self.base)
+                git.git(bare, "update-ref", "refs/pins/x", self.base)
         return Source("demo", "release", bare, self.base, tree, "a test")
 
     def patch(self, subject: str, files: Mapping[str, bytes | None], body: str = BODY) -> Path:
@@ -285,8 +286,9 @@ store, patches, repo, base = sys.argv[1:]
 git.unbind()
 store = Store(Path(store))
 bare = store.git_path("demo")
-git.init_bare(bare)
-git.fetch_commit(bare, repo, base)
+with store.lock("git-demo"):
+    git.init_bare(bare)
+    git.fetch_commit(bare, repo, base)
 source = Source("demo", "release", bare, base, git.git(bare, "rev-parse", base + "^{tree}"), "")
 read = series.read(Path(patches))
 tree = series.patched_tree(store, read, source)

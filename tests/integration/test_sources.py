@@ -258,7 +258,8 @@ def test_locks_of_a_killed_git_do_not_stop_the_next_fetch(world: World, left: st
     commit = repo.commit(dict(FILES))
     repo("tag", "v1.0")
     bare = world.store.git_path("demo")
-    git.init_bare(bare)
+    with world.store.lock("git-demo"):
+        git.init_bare(bare)
     (bare / left).parent.mkdir(parents=True, exist_ok=True)
     (bare / left).write_text("")
     pack = bare / "objects" / "pack" / "tmp_pack_x"
