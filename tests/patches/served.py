@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,14 +105,17 @@ def serving(
     """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one."""
     loaded = pins.load(CHECKOUT / "pins.yaml")
     profile = {**loaded.profile_of(loaded.target("cpu")), "warm_up": "off", **changes}
-    one = Served(python, folder, profile, variables or {}, model)
-    try:
-        yield one
-    finally:
-        if "APIServer pid=" in one.output():
-            try:
-                os.killpg(one.group(), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        one.process.kill()
-        one.process.wait()
+    # sockets have short paths only, shorter than a test's folder may be
+    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:
+        given = {"VLLM_RPC_BASE_PATH": sockets, **(variables or {})}
+        one = Served(python, folder, profile, given, model)
+        try:
+            yield one
+        finally:
+            if "APIServer pid=" in one.output():
+                try:
+                    os.killpg(one.group(), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            one.process.kill()
+            one.process.wait()
