@@ -171,8 +171,8 @@ class Link:
         """Wait, however long, until both are there; then keep the link in the background.
 
         Raises:
-            ClusterError: the other side serves something else.
-            OSError: this machine has no such address, or the port is taken.
+            ClusterError: the other side serves something else; or, on the head, this machine has no
+                such address or the port is taken.
         """
         self._mark.unlink(missing_ok=True)
         connection = self._accept() if self._mine.is_head else self._connect()
@@ -183,10 +183,21 @@ class Link:
 
     # -- meeting -----------------------------------------------------------------
 
-    def _accept(self) -> socket.socket:
+    def _listening(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._mine.head else socket.AF_INET
+        try:
+            return socket.create_server((self._mine.head, self._mine.port), family=family)
+        except OSError as error:
+            msg = (
+                f"the head cannot listen on {self._mine.head} port {self._mine.port}:"
+                f" {error.strerror}; SPARKFORGE_CLUSTER_HEAD is to be an address of this machine"
+                " (ip -br address shows them), SPARKFORGE_CLUSTER_PORT a free port on it"
+            )
+            raise ClusterError(msg) from None
+
+    def _accept(self) -> socket.socket:
         said = 0.0
-        with socket.create_server((self._mine.head, self._mine.port), family=family) as server:
+        with self._listening() as server:
             server.settimeout(1)
             while True:
                 if time.monotonic() - said > _SAY_EVERY_S or not said:

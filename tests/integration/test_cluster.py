@@ -218,3 +218,11 @@ def test_settings_that_make_no_sense_are_refused(
     assert head.ended() == EX_CONFIG
     assert head.said(fragment)
     assert not head.said("Traceback")
+
+
+def test_a_port_that_is_taken_is_told_with_a_way_out(node: Callable[..., Node]) -> None:
+    with socket.create_server((HEAD, 0)) as other:
+        head = node("head", SPARKFORGE_CLUSTER_PORT=str(other.getsockname()[1]))
+        assert head.ended() == EX_CONFIG
+    assert head.said("the head cannot listen on 127.0.0.1 port")
+    assert head.said("SPARKFORGE_CLUSTER_PORT a free port on it")
