@@ -183,7 +183,8 @@ def test_an_image_is_signed_where_it_was_pushed(
     receipt = built.root / "dist" / "tiny" / "receipt.json"
     document = json.loads(receipt.read_text())
     digest = ours.partition("@")[2]
-    document["items"].append({"stage": "image", "outputs": {"kind": "image", "digest": digest}})
+    outputs = {"kind": "image", "digest": digest}
+    document["items"].append({"stage": "image", "inputs": {}, "outputs": outputs})
     receipt.write_text(json.dumps(document))
     assert "is not the image that was built" in sign(built, keys, "--image", others, code=21)
     tag = ours.partition("@")[0]
