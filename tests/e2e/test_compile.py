@@ -20,6 +20,7 @@ import time
 import zipfile
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -29,7 +30,8 @@ from tests.support import BODY, alive, wait_for
 from .conftest import docker, on_base
 
 FS_IO, FS_IO_SOURCE = "vllm/fs_io_C.abi3.so", "csrc/fs_io.cpp"
-BEFORE, AFTER = "Filesystem helpers for KV offload", "Filesystem helpers, as our patch has them"
+# another word in each run: the store would have the wheel of the last one
+BEFORE, AFTER = "Filesystem helpers for KV offload", f"Filesystem helpers, ours {uuid4().hex[:8]}"
 PATCH = "say-that-fs-io-is-ours.patch"
 FLASHINFER = "      flashinfer:\n        files: {linux/amd64: wheel}\n        local: spark\n"
 
