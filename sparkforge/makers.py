@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import requests
 
 from sparkforge.engine import Engine
 from sparkforge.run import alive
 
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
 LABEL = "org.sparkforge.maker"
+_REMOVED_S = 60
 
 
 def mark() -> str:
@@ -22,7 +29,28 @@ def sweep(engine: Engine) -> None:
         where, _, pid = container.labels[LABEL].rpartition(" ")
         # a process number means something only where it was given
         if where == _here() and not alive(int(pid)):
-            container.remove(force=True, v=True)
+            end(container)
+
+
+def end(container: Container) -> None:
+    """Kill a container and remove it; returns when its name is free.
+
+    One that was started with ``--rm`` the engine removes itself as soon as it is killed: whoever of
+    the two comes second is refused (409), or finds nothing (404).
+    """
+    from docker.errors import APIError, NotFound
+
+    try:
+        container.remove(force=True, v=True)
+    except NotFound:
+        return
+    except APIError as error:
+        if error.status_code != requests.codes.conflict:
+            raise
+    try:
+        container.wait(condition="removed", timeout=_REMOVED_S)
+    except NotFound:
+        pass
 
 
 def _here() -> str:

@@ -163,9 +163,10 @@ def _remove(engine: Engine, name: str) -> None:
     from docker.errors import NotFound
 
     try:
-        engine.client.containers.get(name).remove(force=True, v=True)
+        container = engine.client.containers.get(name)
     except NotFound:
-        pass
+        return
+    makers.end(container)
 
 
 # -- one step ---------------------------------------------------------------------

@@ -18,13 +18,14 @@ import subprocess
 import sys
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from sparkforge import git, series
+from sparkforge import engine, git, makers, series
 from tests.support import BODY, alive, wait_for
 
 from .conftest import docker, on_base
@@ -243,3 +244,14 @@ def test_an_overlay_of_the_same_series_is_refused(receipt: Any, clone: Clone) ->
     assert done.returncode == 7
     assert PATCH in done.stderr
     assert "--wheels compile" in done.stderr
+
+
+def test_a_container_that_is_going_already_is_ended_all_the_same(base_image: str) -> None:
+    started = ("run", "--rm", "--detach", base_image, "sleep", "60")
+    containers = engine.connect().client.containers
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            found = containers.get(docker(*started))
+            for one in [pool.submit(makers.end, found) for _ in range(4)]:
+                one.result()
+            assert docker("ps", "--all", "--quiet", "--filter", f"id={found.id}") == ""
