@@ -88,8 +88,11 @@ class Engine:
         finally:
             container.remove(v=True)
 
-    def run_python(self, image: str, code: str) -> bytes:
+    def run_python(self, image: str, code: str, folder: str) -> bytes:
         """Return what Python code writes in an image, with no network and the image's packages.
+
+        Args:
+            folder: in the image, with further packages.
 
         Raises:
             EngineError: it ended with an error; its own words are in the message.
@@ -97,7 +100,7 @@ class Engine:
         # by the CLI, which is attached: docker-py reads the engine's log, and of some megabytes in
         # one piece that gave lines cut in two
         command = ("docker", "run", "--rm", "--network", "none", "--entrypoint", "python",
-                   "--env", "PYTHONPATH=/opt/sparkforge/bin", image, "-P", "-c", code)  # fmt: skip
+                   "--env", f"PYTHONPATH={folder}", image, "-P", "-c", code)  # fmt: skip
         try:
             return call(*command).stdout
         except CommandError as error:

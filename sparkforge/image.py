@@ -21,6 +21,8 @@ ARCHIVE = "image.oci.tar"
 INPUTS = "inputs.json"
 """In the image's share folder: what it was made of, as ``stages.made_of`` says it."""
 SHARE = "opt/sparkforge/share"
+PROGRAMS = "opt/sparkforge/bin"
+"""Where the Dockerfile puts what the image runs of ours."""
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
 RECIPE = (

@@ -30,8 +30,6 @@ from sparkforge.servers import SITE_PACKAGES_LABEL
 from sparkforge.store import Store, key_of, sha256_file
 from sparkforge.wheelhouse import read_lock
 
-PROGRAMS = "opt/sparkforge/bin"
-"""Where the Dockerfile puts what the image runs of ours."""
 _PROFILE = "profile.json"
 
 
@@ -237,11 +235,11 @@ def _check_own(report: Report, reading: Reading, context: Context) -> None:
     """Hold the files of ours that the image runs against the checkout's, and its profile."""
     wanted = {}
     for name in image.RECIPE[1:]:
-        path = f"{PROGRAMS}/{name.removeprefix('scripts/')}"
+        path = f"{image.PROGRAMS}/{name.removeprefix('scripts/')}"
         wanted[path] = sha256_file(context.root / name)
     there = {
         path: entry.sha256 for path, entry in reading.files.items()
-        if path.startswith(f"{PROGRAMS}/")
+        if path.startswith(f"{image.PROGRAMS}/")
     }  # fmt: skip
     for path in sorted(there.keys() | wanted.keys()):
         if there.get(path) != wanted.get(path):

@@ -11,8 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,21 +138,21 @@ def tiny_model(folder: Path) -> Path:
     """Return the tiny checkpoint below a folder, making it where it is missing."""
     from sparkforge.tiny import make_tiny_gpt_oss
 
-    model = folder / "tiny-model"
+    return made(folder / "tiny-model", make_tiny_gpt_oss)
+
+
+def made(model: Path, make: Callable[[Path], object]) -> Path:
+    """Return a checkpoint's folder, making it where it is missing.
+
+    Another command of the same checkout may be quicker: its bytes are the same.
+    """
     if not model.exists():
-        with or_another(model):
-            make_tiny_gpt_oss(model)
+        try:
+            make(model)
+        except OSError:
+            if not model.is_dir():
+                raise
     return model
-
-
-@contextmanager
-def or_another(model: Path) -> Iterator[None]:
-    """Make a checkpoint, unless another command of the same checkout is quicker: same bytes."""
-    try:
-        yield
-    except OSError:
-        if not model.is_dir():
-            raise
 
 
 def _link(source: Path, target: Path) -> None:

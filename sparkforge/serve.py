@@ -8,11 +8,12 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from sparkforge import image
 from sparkforge.context import Context
 from sparkforge.environment import python_path, server_env
 from sparkforge.errors import UsageError
 from sparkforge.log import log
-from sparkforge.publish import or_another, tiny_model, write_env
+from sparkforge.publish import made, tiny_model, write_env
 from sparkforge.run import call, replace_process
 from sparkforge.store import Artefact
 
@@ -45,13 +46,11 @@ def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
     """
     from sparkforge.tinychat import make_chat_gpt_oss
 
-    model = folder / "tiny-chat-model"
-    if not model.exists():
+    def make(model: Path) -> None:
         lines = run(_READ_VOCABULARY).splitlines()
-        tokens = [base64.b64decode(line.partition(b" ")[0]) for line in lines]
-        with or_another(model):
-            make_chat_gpt_oss(model, tokens)
-    return model
+        make_chat_gpt_oss(model, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
+
+    return made(folder / "tiny-chat-model", make)
 
 
 def in_environment(python: Path) -> Callable[[str], bytes]:
@@ -85,9 +84,10 @@ def _serve_image(
     if context.port:
         os.environ["SPARKFORGE_PORT"] = str(context.port)
     if chat:
-        engine, image = context.engine, str(baked.outputs["image_id"])
+        engine, baked_id = context.engine, str(baked.outputs["image_id"])
         assert engine is not None  # an image came of one
-        model = chat_model(folder, lambda code: engine.run_python(image, code))
+        ours = f"/{image.PROGRAMS}"
+        model = chat_model(folder, lambda code: engine.run_python(baked_id, code, ours))
     if model is not None:
         os.environ["SPARKFORGE_MODEL_DIR"] = str(checkpoint(model))
     if arguments := (*(CHAT_OPTIONS if chat else ()), *context.arguments):

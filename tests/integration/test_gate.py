@@ -59,6 +59,14 @@ class Room:
         self.children.append(child)
         return child
 
+    def at_work(
+        self, name: str, seconds: float, code: int = 0, at_once: int = 4
+    ) -> subprocess.Popen[bytes]:
+        """Compile, and return when the compiler has begun."""
+        child = self.compile(name, seconds, code, at_once)
+        wait_for(lambda: self.begun(name))
+        return child
+
     def begun(self, name: str) -> bool:
         return (self.folder / name).exists()
 
@@ -93,8 +101,7 @@ def test_the_compiler_s_exit_code_comes_through(room: Room) -> None:
 
 
 def test_no_more_run_at_once_than_there_are_slots(room: Room) -> None:
-    first = room.compile("a", 2, at_once=1)
-    wait_for(lambda: room.begun("a"))
+    first = room.at_work("a", 2, at_once=1)
     second = room.compile("b", 0.1, at_once=1)
     time.sleep(0.8)
     assert not room.begun("b")
@@ -104,8 +111,7 @@ def test_no_more_run_at_once_than_there_are_slots(room: Room) -> None:
 
 def test_a_second_waits_for_memory_and_the_first_never_does(room: Room) -> None:
     room.free(1000)
-    room.compile("a", 30)
-    wait_for(lambda: room.begun("a"))
+    room.at_work("a", 30)
     second = room.compile("b", 0.1)
     time.sleep(0.8)
     assert not room.begun("b")
@@ -114,10 +120,8 @@ def test_a_second_waits_for_memory_and_the_first_never_does(room: Room) -> None:
 
 
 def test_the_younger_is_stopped_while_memory_is_short_and_goes_on_after(room: Room) -> None:
-    room.compile("a", 60)
-    wait_for(lambda: room.begun("a"))
-    room.compile("b", 60)
-    wait_for(lambda: room.begun("b"))
+    room.at_work("a", 60)
+    room.at_work("b", 60)
     room.free(3000)
     wait_for(lambda: room.stands("b"), 10)
     assert room.moves("a")
@@ -125,14 +129,12 @@ def test_the_younger_is_stopped_while_memory_is_short_and_goes_on_after(room: Ro
     room.free(4100)
     assert room.stands("b")
     room.free(16_000)
-    wait_for(lambda: room.moves("b"), 10)
+    assert room.moves("b", within_s=10)
 
 
 def test_a_stopped_one_goes_on_when_it_is_the_oldest_whatever_memory_says(room: Room) -> None:
-    first = room.compile("a", 4)
-    wait_for(lambda: room.begun("a"))
-    second = room.compile("b", 3)
-    wait_for(lambda: room.begun("b"))
+    first = room.at_work("a", 4)
+    second = room.at_work("b", 3)
     room.free(2100)
     wait_for(lambda: room.stands("b"), 10)
     assert first.wait(20) == 0
@@ -142,10 +144,8 @@ def test_a_stopped_one_goes_on_when_it_is_the_oldest_whatever_memory_says(room: 
 
 def test_the_newest_gives_its_memory_back_where_stopping_is_not_enough(room: Room) -> None:
     """What one of 10.4 GiB does to a count of 7.6 GiB each: the others' memory is not enough."""
-    room.compile("a", 60)
-    wait_for(lambda: room.begun("a"))
-    second = room.compile("b", 1)
-    wait_for(lambda: room.begun("b"))
+    room.at_work("a", 60)
+    second = room.at_work("b", 1)
     room.free(1900)
     wait_for(lambda: not children(second.pid, compilers=True))
     assert room.moves("a")
@@ -161,8 +161,7 @@ def test_the_newest_gives_its_memory_back_where_stopping_is_not_enough(room: Roo
 def test_three_give_way_one_after_the_other_and_the_oldest_never(room: Room) -> None:
     gates = {}
     for name in ("a", "b", "c"):
-        gates[name] = room.compile(name, 60)
-        wait_for(lambda one=name: room.begun(one))  # type: ignore[misc]
+        gates[name] = room.at_work(name, 60)
     room.free(1900)
     wait_for(lambda: not children(gates["b"].pid, compilers=True))
     assert not children(gates["c"].pid, compilers=True)
@@ -172,25 +171,21 @@ def test_three_give_way_one_after_the_other_and_the_oldest_never(room: Room) -> 
 
 
 def test_a_compile_ends_well_without_its_guard(room: Room) -> None:
-    gate = room.compile("a", 1, code=3)
-    wait_for(lambda: room.begun("a"))
+    gate = room.at_work("a", 1, code=3)
     (guard,) = set(children(gate.pid)) - set(children(gate.pid, compilers=True))
     os.kill(guard, signal.SIGKILL)
     assert gate.wait(20) == 3
 
 
 def test_a_killed_one_gives_its_slot_back(room: Room) -> None:
-    first = room.compile("a", 5, at_once=1)
-    wait_for(lambda: room.begun("a"))
+    first = room.at_work("a", 5, at_once=1)
     first.kill()
     assert room.compile("b", 0.1, at_once=1).wait(20) == 0
 
 
 def test_a_killed_gate_takes_its_stopped_compiler_with_it(room: Room) -> None:
-    room.compile("a", 60)
-    wait_for(lambda: room.begun("a"))
-    second = room.compile("b", 60)
-    wait_for(lambda: room.begun("b"))
+    room.at_work("a", 60)
+    second = room.at_work("b", 60)
     room.free(3000)
     wait_for(lambda: room.stands("b"), 10)
     (compiler,) = children(second.pid, compilers=True)
@@ -229,8 +224,7 @@ def test_what_each_compiler_took_is_noted(room: Room) -> None:
 
 
 def test_sigterm_ends_the_compiler_too(room: Room) -> None:
-    child = room.compile("a", 60)
-    wait_for(lambda: room.begun("a"))
+    child = room.at_work("a", 60)
     child.terminate()
     assert child.wait(20) == 128 + signal.SIGTERM
     assert room.stands("a")

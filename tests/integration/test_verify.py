@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge import image, imagecheck, pins, sbom, stages
+from sparkforge import image, pins, sbom, stages
 from sparkforge.context import Context
 from sparkforge.errors import ImageError, UsageError, VerifyError
 from sparkforge.index import Index
@@ -154,7 +154,7 @@ def baked(project: Project) -> Baked:
         image.SBOM_LABEL: sha256(bill), SITE_PACKAGES_LABEL: f"/{SITE}",
     }  # fmt: skip
     note = json.dumps({"target": "tiny", "items": items}).encode()
-    ours = {f"{imagecheck.PROGRAMS}/{name.removeprefix('scripts/')}": b"recipe\n"
+    ours = {f"{image.PROGRAMS}/{name.removeprefix('scripts/')}": b"recipe\n"
             for name in image.RECIPE[1:]}  # fmt: skip
     files: Files = {**ours, f"{image.SHARE}/{SBOM}": bill, f"{image.SHARE}/{image.INPUTS}": note}
     with zipfile.ZipFile(project.wheel) as wheel:
@@ -220,7 +220,7 @@ def test_changed_pins_are_told(baked: Baked) -> None:
         (f"{SITE}/other-1.0.dist-info/RECORD", b"", "other: installed, not in"),
         (f"{SITE}/evil", link("/srv", tarfile.SYMTYPE), "site-packages/evil: in no distribution"),
         ("srv/../opt/sparkforge/bin/entrypoint.py", b"evil", "entrypoint.py: not the checkout's"),
-        (f"{imagecheck.PROGRAMS}/json.py", b"evil", "bin/json.py: not the checkout's"),
+        (f"{image.PROGRAMS}/json.py", b"evil", "bin/json.py: not the checkout's"),
         (f"{image.SHARE}/profile.json", b"{}", "profile.json: not the profile of tiny"),
         ("usr/lib/a.so", elf(FOREIGN), f"usr/lib/a.so: for {FOREIGN[0]}, not {HERE[0]}"),
     ],
