@@ -28,10 +28,10 @@ from build import ensure_environment  # noqa: E402
 _BASE_IMAGE = "localhost/sparkforge/base:bookworm"
 _ARM64_BASE = "localhost/sparkforge/base:bookworm-arm64"
 _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
-# two files at once: most tests wait for a process or a server; not more, since some fill 3 GB of
-# memory. By file: a file's tests share what its fixtures have made. The whole build has one engine
-# and one image for all of its files, and goes one after the other.
-_SPREAD = ("-n", "2", "--dist", "loadfile")
+# two workers: most tests wait for a process or a server; not more, since some fill 3 GB of memory.
+# By file, or by the groups of tests/e2e/conftest.py: tests that share fixtures stay in one worker.
+_BY_FILE = ("-n", "2", "--dist", "loadfile")
+_BY_GROUP = ("-n", "2", "--dist", "loadgroup")
 
 
 class Steps:
@@ -82,19 +82,27 @@ def main() -> int:
     bin_ = python.parent
     steps = Steps({**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
     lint(steps, bin_)
-    pytest = (python, "-m", "pytest")
-    steps.run("unit and integration", *pytest, *_SPREAD, "tests/unit", "tests/integration")
+    # a folder of our own: pytest's default is shared by all runs of a user, and it fails where an
+    # earlier run left a file that it cannot delete (a mount, say)
+    with tempfile.TemporaryDirectory(prefix="sparkforge-test-") as scratch:
+        check(steps, options, (python, "-m", "pytest", "--basetemp", Path(scratch) / "pytest"))
+    return steps.finish()
+
+
+def check(steps: Steps, options: argparse.Namespace, pytest: tuple[str | Path, ...]) -> None:
+    """Run the tests, by the command ``pytest``."""
+    steps.run("unit and integration", *pytest, *_BY_FILE, "tests/unit", "tests/integration")
     if options.fast:
-        return steps.finish()
+        return
     steps.run("patch lint and exact application", sys.executable, "build.py", "patches", "check")
-    steps.run("patches", *pytest, *_SPREAD, "tests/patches")
+    steps.run("patches", *pytest, *_BY_FILE, "tests/patches")
     if shutil.which("nvcc"):
         steps.run("proofs, the smallest set", sys.executable, "build.py", "proofs", "--ci")
     else:
         print("\n== proofs: left out, nvcc (CUDA 13.0) is not on this machine")
     if not options.with_engine:
-        steps.run("whole build", *pytest, "tests/e2e")
-        return steps.finish()
+        steps.run("whole build", *pytest, *_BY_GROUP, "tests/e2e")
+        return
     # before the engine starts: it looks once what runs here
     arm64 = steps.run("emulation of arm64", ROOT / "scripts" / "emulate.sh", "arm64")
     with tempfile.TemporaryDirectory(prefix="engine-") as folder:
@@ -111,10 +119,9 @@ def main() -> int:
             if arm64 and steps.run("arm64 base", make_base, "--arch", "arm64", _ARM64_BASE):
                 steps.env["SPARKFORGE_TEST_ARM64_BASE"] = _ARM64_BASE
             if steps.run("base image", make_base, _BASE_IMAGE):
-                steps.run("whole build, with image", *pytest, "tests/e2e")
+                steps.run("whole build, with image", *pytest, *_BY_GROUP, "tests/e2e")
         finally:
             subprocess.run([engine, "stop", folder], check=True)
-    return steps.finish()
 
 
 if __name__ == "__main__":

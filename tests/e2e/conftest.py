@@ -13,8 +13,26 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 Build = Callable[..., Any]
+
+# these use one image and one network of the engine; every other file is a group of its own
+_ONE_ENGINE = ("test_cluster", "test_compose", "test_image")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Name the group of each test here: --dist loadgroup runs a group in one worker."""
+    for item in items:
+        if item.path.parent == HERE:
+            group = "one engine" if item.path.stem in _ONE_ENGINE else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse workers without groups: two of them would make the same image and network."""
+    if config.getoption("dist", "no") not in ("no", "loadgroup"):
+        raise pytest.UsageError("tests/e2e runs in several workers only with --dist loadgroup")
 
 
 def docker(*arguments: str) -> str:
