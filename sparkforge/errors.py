@@ -169,6 +169,12 @@ class CompileError(SparkforgeError):
     exit_code = 23
 
 
+class PortError(SparkforgeError):
+    """The port that a server should listen on is taken."""
+
+    exit_code = 25
+
+
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

@@ -20,7 +20,7 @@ import requests
 from sparkforge import makers
 from sparkforge.engine import Engine, container_state
 from sparkforge.environment import python_path, server_env
-from sparkforge.errors import SmokeError
+from sparkforge.errors import PortError, SmokeError
 from sparkforge.log import log
 from sparkforge.run import background, group_alive, stop
 
@@ -81,7 +81,7 @@ def free_port(wanted: int) -> int:
     """Return ``wanted`` if it is free on loopback, or a free port for 0.
 
     Raises:
-        SmokeError: the port is taken.
+        PortError: the port is taken.
     """
     with socket.socket() as probe:
         # as servers do, so that a port in TIME_WAIT counts as free
@@ -91,7 +91,7 @@ def free_port(wanted: int) -> int:
         except OSError as error:
             msg = f"port {wanted} on {LOOPBACK} is taken: {error.strerror}"
             remedy = "choose another with --port N, or end what listens there"
-            raise SmokeError(msg, remedy) from None
+            raise PortError(msg, remedy) from None
         port: int = probe.getsockname()[1]
     return port
 
