@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import platform
@@ -24,6 +23,7 @@ from sparkforge.words import (
     developing,
     diagnosing,
     measuring,
+    overview,
     patching,
     rebasing,
     signing,
@@ -32,7 +32,6 @@ from sparkforge.words import (
 from sparkforge.words.parents import Parser, parents
 
 _DEFAULT_COMMAND = "build"
-# in the order in which --help lists their commands
 _WORDS = (
     building,
     measuring,
@@ -43,6 +42,7 @@ _WORDS = (
     rebasing,
     watching,
     signing,
+    overview,
 )
 _STARTS_A_SERVER = ("smoke", "serve", "bench")
 _TAKES_A_COMMAND = ("ablate", "dev")
@@ -55,14 +55,7 @@ _REFUSED = (
 
 
 def _parser() -> Parser:
-    codes = "\n".join(f"  {code:3}  {meaning}" for code, meaning in errors.exit_codes())
-    parser = Parser(
-        prog="build.py",
-        description="Fetch, patch, build, bake and prove. `build.py --target NAME` builds.",
-        epilog="smoke, serve and bench: what stands behind -- goes to `vllm serve`, as in\n"
-        "  build.py serve --target cpu -- --mxfp4-layers qkv,o,lm_head\n\nexit codes:\n" + codes,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = overview.Overview(prog="build.py")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND",
                                       parser_class=Parser)  # fmt: skip
     groups = parents()
@@ -78,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--" in words:
         at = words.index("--")
         words, behind = words[:at], words[at + 1 :]
+    if words and words[0] in overview.QUESTIONS:
+        words[0] = overview.QUESTIONS[words[0]]
     # `build.py --target spark` is `build.py build --target spark`
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
         words.insert(0, _DEFAULT_COMMAND)
@@ -91,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
     log.answered = False
+    if not words:
+        log.usage(overview.short())
+        return UsageError.exit_code
     try:
         options = _parser().parse_args(words)
         options.serve_arguments = tuple(behind or ())

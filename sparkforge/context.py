@@ -82,9 +82,8 @@ class Context:
 
     @property
     def release(self) -> str:
-        """What the result is called: the version of the target's first wheel, and our counter."""
-        first = self.pins.upstream(next(iter(self.target.wheels)))
-        return f"{first.version}-spark.{self.pins.release.counter}"
+        """What the result is called: see ``release_name``."""
+        return release_name(self.pins, self.target)
 
     @property
     def lock(self) -> Path:
@@ -98,6 +97,12 @@ class Context:
     def series_of(self, upstream: str) -> Series:
         """Read an upstream's series; raises what ``series.read`` does."""
         return series.read(self.root / "patches" / upstream)
+
+
+def release_name(pins: Pins, target: Target) -> str:
+    """Return what a target's build is called: its first wheel's version, and our counter."""
+    first = pins.upstream(next(iter(target.wheels)))
+    return f"{first.version}-spark.{pins.release.counter}"
 
 
 Results = Mapping[str, Artefact]

@@ -110,6 +110,10 @@ class Log:
         self.answered = True
         _write(sys.stdout, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
+    def usage(self, text: str) -> None:
+        """Print how the program is used, as it is, where errors go."""
+        _write(sys.stderr, text)
+
     def raw(self, text: str) -> None:
         """Pass a child's line through as it came."""
         self._line(self._paint("2", "  | ") + text)

@@ -14,8 +14,11 @@ from sparkforge.words.signing import trust_options
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the commands that make something of a target."""
     shared, sources, target = groups
-    build = subparsers.add_parser("build", parents=[shared, sources, target],
-                                 help="the default: sources to a proved image")  # fmt: skip
+    build = subparsers.add_parser(
+        "build",
+        parents=[shared, sources, target],
+        help="fetch, patch, build, bake and test; the default",
+    )
     build.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
     build.add_argument(
         "--force",
@@ -29,7 +32,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
 
     explain = subparsers.add_parser(
         "explain",
-        parents=[shared, sources, target],
+        parents=[shared, sources, target_options(serves=False)],
         help="what would be made again, and which input changed",
     )
     explain.set_defaults(run=commands.explain)
@@ -61,7 +64,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     serve.set_defaults(run=commands.serve)
 
     verify = subparsers.add_parser(
-        "verify", parents=[shared, sources, target_options(required=False)],
+        "verify", parents=[shared, sources, target_options(required=False, serves=False)],
         help="build a second time, cold: every byte must be the same; or look into an image",
     )  # fmt: skip
     verify.add_argument(

@@ -13,7 +13,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     doctor = subparsers.add_parser(
         "doctor",
         parents=[groups.shared],
-        help="will this machine build and serve a target, and what mends it",
+        help="will this machine build and serve a target, and if not, what to do",
     )
     doctor.add_argument("--target", metavar="NAME",
                         help="for which (default: what this machine looks like)")  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -23,6 +25,38 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"{self.prog} --help shows what is possible")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but an unknown option is an error of the command that it follows.
+
+        Raises:
+            UsageError: an option is unknown; names the one that may have been meant.
+        """
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = (word.partition("=")[0] for word in unknown)
+            guess = next(
+                filter(None, (_near(one, self._option_string_actions) for one in options)), ""
+            )
+            remedy = f"{guess}{self.prog} --help shows what is possible"
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", remedy)
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        names = [str(one) for one in action.choices]
+        what = f"argument {'/'.join(action.option_strings) or action.metavar or action.dest}"
+        listed = f"use one of {', '.join(names)}"
+        if isinstance(action, argparse._SubParsersAction):
+            listed = f"{self.prog} --help lists all"
+        raise UsageError(f"{what}: invalid choice: {value!r}", _near(str(value), names) + listed)
+
+
+def _near(word: str, names: Iterable[str]) -> str:
+    """Return a question that names what a misspelt word may mean; "" where nothing is near."""
+    near = difflib.get_close_matches(word, list(names), n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
 
 class Parents(NamedTuple):
     """Groups of options that several commands have, as argparse's ``parents``."""
@@ -42,23 +76,25 @@ def parents() -> Parents:
 
 def _shared_options() -> Parser:
     shared = Parser(add_help=False)
-    shared.add_argument("--pins", type=Path, default=None, metavar="FILE", help=argparse.SUPPRESS)
-    shared.add_argument(
+    group = shared.add_argument_group("store and output")
+    group.add_argument("--pins", type=Path, default=None, metavar="FILE", help=argparse.SUPPRESS)
+    group.add_argument(
         "--store",
         type=Path,
         default=None,
         metavar="DIR",
         help="cache folder (SPARKFORGE_STORE, else ~/.cache/sparkforge)",
     )
-    shared.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    shared.add_argument("-v", "--verbose", action="store_true", help="echo every command")
+    group.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    group.add_argument("-v", "--verbose", action="store_true", help="echo every command")
     return shared
 
 
 def _sources_options() -> Parser:
     sources = Parser(add_help=False)
-    sources.add_argument("--offline", action="store_true", help="use only what the store holds")
-    sources.add_argument(
+    group = sources.add_argument_group("network")
+    group.add_argument("--offline", action="store_true", help="use only what the store holds")
+    group.add_argument(
         "--mirror",
         action="append",
         default=[],
@@ -68,57 +104,84 @@ def _sources_options() -> Parser:
     return sources
 
 
-def target_options(*, required: bool = True) -> Parser:
-    """Options of one target; ``required``: whether it must be named."""
+def target_options(*, required: bool = True, serves: bool = True) -> Parser:
+    """Options of one target.
+
+    Args:
+        required: whether it must be named.
+        serves: whether the command starts a server; the server's options are taken without an
+            effect where it does not, and its help leaves them out.
+    """
     target = Parser(add_help=False)
-    target.add_argument(
-        "--target", required=required, metavar="NAME", help="what to build for whom"
-    )
-    target.add_argument(
+    group = target.add_argument_group("target")
+    group.add_argument("--target", required=required, metavar="NAME", help="what to build for whom")
+    _image_options(target)
+    _wheel_options(target)
+    _server_options(target, hidden=not serves)
+    return target
+
+
+def _image_options(target: Parser) -> None:
+    group = target.add_argument_group("image")
+    group.add_argument(
         "--engine",
         choices=("auto", "docker", "none"),
         default="auto",
         help="container engine; none: a plain environment (default: auto)",
     )
-    target.add_argument("--base", metavar="IMAGE", help="base image: NAME@sha256:… or a local one")
-    target.add_argument("--builder", metavar="NAME",
-                        help="buildx builder of the image (default: the engine's own)")  # fmt: skip
-    target.add_argument(
+    group.add_argument("--base", metavar="IMAGE", help="base image: NAME@sha256:… or a local one")
+    group.add_argument(
+        "--builder", metavar="NAME", help="buildx builder of the image (default: the engine's own)"
+    )
+    group.add_argument(
         "--ca-bundle",
         type=Path,
         metavar="FILE",
         default=None,
         help="certificates of a company proxy, for the image's build steps",
     )
-    target.add_argument(
+
+
+def _wheel_options(target: Parser) -> None:
+    group = target.add_argument_group("wheels")
+    group.add_argument(
         "--wheels",
         choices=("overlay", "compile"),
         default=None,
         help="overlay: the release wheel with the patched files put in place; compile: built from"
         " the patched tree, in a container (default: overlay; smoke, serve …: as built last)",
     )
-    target.add_argument(
+    group.add_argument(
         "--native",
         choices=("patched", "all"),
         default=None,
         help="with --wheels compile: native files that a patch touches, or all (default: patched)",
     )
-    target.add_argument(
+    group.add_argument(
         "--jobs",
         type=count,
         default=None,
         metavar="N",
         help="with --wheels compile: compilers at once (default: as many as memory holds)",
     )
-    target.add_argument("--port", type=port, default=0, help="loopback port (default: a free one)")
-    target.add_argument(
+
+
+def _server_options(target: Parser, *, hidden: bool) -> None:
+    group = target.add_argument_group("server")
+    group.add_argument(
+        "--port",
+        type=port,
+        default=0,
+        metavar="N",
+        help=argparse.SUPPRESS if hidden else "loopback port (default: a free one; serve: 8000)",
+    )
+    group.add_argument(
         "--ready-timeout",
         type=positive,
         default=300.0,
         metavar="SECONDS",
-        help="how long a server may load (default: 300)",
+        help=argparse.SUPPRESS if hidden else "how long a server may load (default: 300)",
     )
-    return target
 
 
 def port(text: str) -> int:

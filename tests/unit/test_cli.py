@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import errors
-from sparkforge.cli import main
+from sparkforge import __version__, errors
+from sparkforge.cli import _parser, main
 from sparkforge.errors import StoreError
 from sparkforge.log import Log, log
+from sparkforge.words import overview
 from tests.support import ROOT
 
 
@@ -42,7 +43,6 @@ def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
         (["--target", "cpu", "--port", "70000"], "'70000' is no port"),
         (["--target", "cpu", "--port", "http"], "'http' is no port: use 0 to 65535"),
         (["build"], "required: --target"),
-        ([], "required: COMMAND"),
         (["pins"], "required: ACTION"),
         (["patches", "apply", "vllm"], "required: folder"),
         (["--target", "cpuu"], "'cpuu': no such target"),
@@ -75,6 +75,50 @@ def test_an_unknown_target_suggests_the_near_one(
     assert "did you mean spark?" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["buidl", "--target", "cpu"], "build"),
+        (["--target", "cpu", "--dryrun"], "--dry-run"),
+        (["serve", "--target", "cpu", "--prot=80"], "--port"),
+        (["--target", "cpu", "--until", "wheel"], "wheels"),
+        (["patches", "lst"], "list"),
+        (["patches", "list", "--jsn"], "--json"),
+    ],
+)
+def test_a_misspelt_word_suggests_the_near_one(
+    capsys: pytest.CaptureFixture[str], words: list[str], meant: str
+) -> None:
+    assert f"did you mean {meant}? " in told(capsys, 2, *words)
+
+
+def test_what_is_near_to_nothing_suggests_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean" not in told(capsys, 2, "xyzzy")
+    assert "did you mean" not in told(capsys, 2, "--target", "cpu", "--xyzzy")
+
+
+def test_no_words_at_all_get_three_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = told(capsys, 2)
+    assert shown.count("  python3 build.py ") == 3
+    assert len(shown.splitlines()) < 10
+
+
+def test_the_examples_are_taken() -> None:
+    for words, _ in overview._EXAMPLES:
+        given = words.split() if words[0] != "-" else ["build", *words.split()]
+        assert _parser().parse_args(given).command == given[0]
+
+
+def test_version_names_releases_and_pins(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    shown = capsys.readouterr().out
+    assert f"sparkforge {__version__}" in shown
+    assert main(["--version", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["pins_sha256"].startswith(shown.split()[-1])
+    assert all(release in shown for release in found["releases"].values())
+
+
 def test_pins_that_are_not_there_are_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -82,13 +126,43 @@ def test_pins_that_are_not_there_are_told(
     assert "no such file" in err
 
 
-def test_help_lists_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_exit_code_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--exit-codes"]) == 0
+    out = capsys.readouterr().out
+    assert main(["--exit-codes", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["exit_codes"]
+    for code, meaning in errors.exit_codes():
+        assert f"  {code:3}  {meaning}" in out
+        assert found[str(code)] == meaning
+
+
+def commands() -> set[str]:
+    """Every command but those behind an option."""
+    actions = _parser()._actions
+    names = {name for one in actions if one.choices for name in one.choices}
+    return names - set(overview.QUESTIONS.values())
+
+
+def test_help_lists_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
     out = capsys.readouterr().out
-    for code, meaning in errors.exit_codes():
-        assert f"  {code:3}  {meaning}" in out
+    grouped = [name for names in overview.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(commands())
+    assert all(f"\n  {name} " in out for name in grouped)
+    assert max(map(len, out.splitlines())) < 100
+
+
+def test_only_servers_list_the_servers_options(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = set()
+    for command in sorted(commands()):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        if "--ready-timeout" in capsys.readouterr().out:
+            shown.add(command)
+    assert {"build", "serve", "smoke", "bench"} <= shown
+    assert not {"explain", "verify"} & shown
 
 
 @pytest.mark.parametrize("command", ["build", "explain", "smoke", "serve", "bench", "clean"])
