@@ -21,6 +21,7 @@ Build = Callable[..., Any]
 _ONE_ENGINE = ("test_cluster", "test_compose", "test_image")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Name the group of each test here: --dist loadgroup runs a group in one worker."""
     for item in items:
