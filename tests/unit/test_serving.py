@@ -210,7 +210,7 @@ LINE = "(EngineCore pid=7) INFO 11-21 07:21:00 "
             "attention", "TRITON_ATTN",
         ),
         ("[__init__.py:995] Using MarlinMxFp4LinearKernel for MXFP4 GEMM", "linear", "MARLIN"),
-        ("[__init__.py:949] Using TorchMxfp8LinearKernel for MXFP8 GEMM", "linear", "TORCH"),
+        ("[__init__.py:949] Using CPUMxFp8LinearKernel for MXFP8 GEMM", "linear", "CPU"),
         (
             "[__init__.py:949] Using FlashInferCutlassMxfp8LinearKernel for MXFP8 GEMM",
             "linear", "FLASHINFERCUTLASS",
