@@ -24,7 +24,6 @@ from sparkforge.errors import EngineError, QualityError, SmokeError, UsageError
 from sparkforge.log import human_bytes, log
 from sparkforge.options import MACHINES, access_of, pins_path, platform_of, settle, store_of
 from sparkforge.pinbase import Platform
-from sparkforge.serve import become_server, checkpoint
 from sparkforge.stages import items
 
 
@@ -53,7 +52,8 @@ def context_of(
         target_name=options.target, target=target, platform=wanted,
         access=access_of(options, all_pins), engine=baker.engine, base=baker.base,
         builder=baker.builder, ca_bundle=options.ca_bundle,
-        port=options.port, ready_timeout_s=options.ready_timeout, force=frozenset(force),
+        port=options.port, force=frozenset(force),
+        ready_timeout_s=options.ready_timeout or Context.ready_timeout_s,
         arguments=options.serve_arguments, wheels=options.wheels or "overlay",
         native=options.native or "patched", jobs=options.jobs,
     )  # fmt: skip
@@ -245,20 +245,30 @@ def _smoke_with_arguments(options: argparse.Namespace) -> int:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Become the server of what was built."""
+    """Serve what was built until Ctrl-C."""
     follow_last_build(options)
+    from sparkforge import serve as serving  # not needed by a build in which nothing changed
+
     context = context_of(options, "image")
     if options.chat and context.target.smoke is None:
         msg = f"--chat: target {context.target_name} serves a real model, and has no tiny one"
         raise UsageError(msg, "--target cpu, or serve without --chat")
     lines = pipeline.run(context, items(context, "image"))
-    become_server(context, lines[-1].artefact, options.model, chat=options.chat)
-    return 0
+    limit = options.ready_timeout or float("inf")
+    return serving.serve(
+        context,
+        lines[-1].artefact,
+        options.model,
+        chat=options.chat,
+        limit_s=limit,
+        as_json=options.json,
+    )
 
 
 def bench(options: argparse.Namespace) -> int:
     """Measure what --mxfp4-layers changes in what the model says; 15 where it is too much."""
     from sparkforge import quality, roofline
+    from sparkforge import serve as serving
 
     for layers in options.layers or ():
         roofline.parse_layers(layers)  # here, and not by a server after the first has run
@@ -267,7 +277,7 @@ def bench(options: argparse.Namespace) -> int:
     if options.model is None and context.target.smoke is None:
         msg = f"target {context.target_name} comes without a checkpoint"
         raise UsageError(msg, "name the folder of one with --model DIR")
-    model = None if options.model is None else checkpoint(options.model)
+    model = None if options.model is None else serving.checkpoint(options.model)
     baked = pipeline.run(context, items(context, "image"))[-1].artefact
     plan = quality.Plan(
         tuple(options.layers or quality.DEFAULT_LAYERS), options.prompts, options.questions,

@@ -86,6 +86,11 @@ class Context:
         return release_name(self.pins, self.target)
 
     @property
+    def server_log(self) -> Path:
+        """Where the output of a server is kept that did not start, or is being served."""
+        return self.root / "dist" / self.target_name / "server.log"
+
+    @property
     def lock(self) -> Path:
         """The hash-locked requirements of what is installed beside our wheels."""
         return self.root / self.target.requirements[self.platform]

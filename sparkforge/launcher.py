@@ -9,7 +9,6 @@ from pathlib import Path
 
 from sparkforge import git, servers
 from sparkforge.context import UNPATCHED, Context, Results, source_of
-from sparkforge.errors import SmokeError
 from sparkforge.pins import path_of
 from sparkforge.servers import Server
 from sparkforge.serving import profile
@@ -44,15 +43,11 @@ class Launcher:
     @contextmanager
     def patched(self) -> Iterator[Server]:
         """Serve what was baked, with the target's own arguments; keeps its words on a failure."""
-        with self._server(self.baked, self.context.serve, unpatched=False) as server:
-            try:
-                yield server
-            except SmokeError as error:
-                kept = self.context.root / "dist" / self.context.target_name / "server.log"
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                kept.write_text(server.output())
-                remedy = f"all that the server said is in {kept}; {error.remedy}"
-                raise SmokeError(error.what, remedy) from error
+        with (
+            self._server(self.baked, self.context.serve, unpatched=False) as server,
+            servers.kept_log(server, self.context.server_log),
+        ):
+            yield server
 
     @contextmanager
     def unpatched(self) -> Iterator[Server]:

@@ -25,7 +25,7 @@ from sparkforge.context import Context
 from sparkforge.errors import SmokeError, UsageError
 from sparkforge.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES
 from sparkforge.log import log
-from sparkforge.servers import MODEL_NAME, Server, tail, wait_ready
+from sparkforge.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
 from sparkforge.store import Artefact
 
 DEFAULT_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
@@ -276,11 +276,13 @@ def starter(context: Context, baked: Artefact, model: Path | None, tiny: Path, w
         )  # fmt: skip
         if context.engine is None:
             cache = context.store.cache_path("serve")
-            started = servers.from_environment(baked.path, launch, folder, cache)
+            started: AbstractContextManager[Server] = servers.from_environment(
+                baked.path, launch, folder, cache
+            )
         else:
             image = str(baked.outputs["image_id"])
             started = servers.from_image(context.engine, image, launch, {})
-        with started as server:
+        with started as server, kept_log(server, context.server_log):
             wait_ready(server, max(context.ready_timeout_s, _LOAD_TIMEOUT_S))
             yield server
 

@@ -9,7 +9,7 @@ import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import requests
 
-from sparkforge import makers
+from sparkforge import makers, serverlog
 from sparkforge.engine import Engine, container_state
 from sparkforge.environment import python_path, server_env
 from sparkforge.errors import PortError, SmokeError
@@ -50,6 +50,7 @@ class Launch:
         variables: environment variables on top of the usual ones.
         port: on loopback; 0 picks a free one.
         gpus: a container gets those of the machine.
+        name: of the model, for its users.
     """
 
     model: Path
@@ -58,6 +59,7 @@ class Launch:
     variables: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
     gpus: bool = False
+    name: str = MODEL_NAME
 
 
 class Server(Protocol):
@@ -97,10 +99,13 @@ def free_port(wanted: int) -> int:
 
 
 @dataclass(frozen=True)
-class _EnvironmentServer:
+class ProcessServer:
+    """A server that is a child of this process; its output goes to a file."""
+
     url: str
     child: subprocess.Popen[bytes]
     output_path: Path
+    grace_s: float = _STOP_GRACE_S
 
     def exited(self) -> int | None:
         return self.child.poll()
@@ -112,7 +117,7 @@ class _EnvironmentServer:
         start = time.monotonic()
         self.child.terminate()
         try:
-            code = self.child.wait(_STOP_GRACE_S)
+            code = self.child.wait(self.grace_s)
         except subprocess.TimeoutExpired:
             stop(self.child, 0)
             return Stopped(self.child.returncode, time.monotonic() - start, stragglers=True)
@@ -121,13 +126,16 @@ class _EnvironmentServer:
 
 
 @contextmanager
-def from_environment(folder: Path, launch: Launch, work: Path, cache: Path) -> Iterator[Server]:
+def from_environment(
+    folder: Path, launch: Launch, work: Path, cache: Path, cwd: Path | None = None
+) -> Iterator[ProcessServer]:
     """Serve from a plain environment for the length of the block.
 
     Args:
         folder: what ``environment.bake`` made.
-        work: an empty folder for the server's output.
+        work: folder for the server's output, ``server.log``.
         cache: folder for what vLLM and torch write at run time.
+        cwd: the server's present folder; None: ``work``.
     """
     port = free_port(launch.port)
     output = work / "server.log"
@@ -135,12 +143,12 @@ def from_environment(folder: Path, launch: Launch, work: Path, cache: Path) -> I
         # -P: a module in the present folder must not stand in for an installed one
         str(python_path(folder)), "-P", "-m", "vllm.entrypoints.cli.main",
         "serve", str(launch.model),
-        "--host", LOOPBACK, "--port", str(port), "--served-model-name", MODEL_NAME,
+        "--host", LOOPBACK, "--port", str(port), "--served-model-name", launch.name,
         *launch.options, *launch.arguments,
     ]  # fmt: skip
     variables = {**server_env(cache), **launch.variables}
-    with background(*command, output=output, env=variables, cwd=work) as child:
-        yield _EnvironmentServer(f"http://{LOOPBACK}:{port}", child, output)
+    with background(*command, output=output, env=variables, cwd=cwd or work) as child:
+        yield ProcessServer(f"http://{LOOPBACK}:{port}", child, output)
 
 
 @dataclass(frozen=True)
@@ -203,29 +211,54 @@ def from_image(
         container.remove(force=True, v=True)
 
 
-def wait_ready(server: Server, timeout_s: float) -> float:
+def wait_ready(
+    server: Server, timeout_s: float, tell: Callable[[float], None] | None = None
+) -> float:
     """Wait until ``/health`` answers 200; returns the seconds it took.
 
+    Args:
+        timeout_s: may be infinite.
+        tell: called now and then with the seconds waited; None shows them.
+
     Raises:
-        SmokeError: the server ended, or was not ready in time; the end of its output is shown.
+        SmokeError: the server ended, or was not ready in time; its first exception is shown.
     """
+    limit = f" (at most {timeout_s:.0f} s)" if timeout_s < float("inf") else ""
+    tell = tell or (lambda waited: log.progress(f"loading{limit}", waited, None, "s"))
     start = time.monotonic()
     while (waited := time.monotonic() - start) < timeout_s:
         code = server.exited()
         if code is not None:
-            msg = f"the server ended with exit code {code} before it was ready:\n{tail(server)}"
-            raise SmokeError(msg, "its own words above say why")
+            msg = f"the server {serverlog.ending(code)} before it was ready:\n{tail(server)}"
+            raise SmokeError(msg, "correct what its first exception names, or report it")
         try:
             if requests.get(f"{server.url}/health", timeout=2).status_code == requests.codes.ok:
                 return waited
         except requests.RequestException:
             pass  # not listening yet
-        log.progress("loading", waited, None, "s")
+        tell(waited)
         time.sleep(0.25)
     msg = f"the server was not ready within {timeout_s:.0f} s:\n{tail(server)}"
     raise SmokeError(msg, "give it longer with --ready-timeout SECONDS")
 
 
-def tail(server: Server, lines: int = 30) -> str:
-    """Return the last lines of a server's output, indented."""
-    return "\n".join(f"    {line}" for line in server.output().splitlines()[-lines:])
+def tail(server: Server, lines: int = serverlog.LINES) -> str:
+    """Return a server's first exception and where it was raised, else its last lines, indented."""
+    return serverlog.explain(server.output(), lines)
+
+
+@contextmanager
+def kept_log(server: Server, path: Path) -> Iterator[None]:
+    """Keep all that a server printed in a file when the block fails, and name the file.
+
+    Raises:
+        SmokeError: the block's own.
+    """
+    try:
+        yield
+    except SmokeError as error:
+        if not isinstance(server, ProcessServer) or path != server.output_path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(server.output())
+        remedy = f"{error.remedy}; all that the server printed: {path}".removeprefix("; ")
+        raise SmokeError(error.what, remedy) from error

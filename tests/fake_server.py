@@ -8,7 +8,7 @@ is counted in /metrics changes only with the child's answers. It prints the chil
 It has no compiler, and can be told to behave as if: FAKE_COMPILES holds words, and a request with
 one of them takes a moment and leaves a kernel in TRITON_CACHE_DIR, where none of that name is yet.
 A request with the word FAKE_FAILS is answered 500, one with FAKE_REFUSES 400, and with FAKE_HANGS
-never.
+never; one with FAKE_DIES ends the server with SIGILL.
 """
 
 from __future__ import annotations
@@ -126,6 +126,8 @@ def main() -> None:
                 if (wanted := os.environ.get(word)) and wanted in text:
                     self._answer("so it was asked for", code)
                     return
+            if (wanted := os.environ.get("FAKE_DIES")) and wanted in text:
+                os.kill(os.getpid(), signal.SIGILL)
             if (wanted := os.environ.get("FAKE_HANGS")) and wanted in text:
                 time.sleep(600)
             compile_what_is_missing(text)

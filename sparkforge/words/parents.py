@@ -178,9 +178,11 @@ def _server_options(target: Parser, *, hidden: bool) -> None:
     group.add_argument(
         "--ready-timeout",
         type=positive,
-        default=300.0,
+        default=None,
         metavar="SECONDS",
-        help=argparse.SUPPRESS if hidden else "how long a server may load (default: 300)",
+        help=argparse.SUPPRESS
+        if hidden
+        else "how long a server may load (default: 300; serve: without a limit)",
     )
 
 

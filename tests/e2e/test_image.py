@@ -137,7 +137,7 @@ def test_serve_chat_answers_chats_from_the_image(
     server = subprocess.Popen([*command, "--port", str(port)], cwd=checkout)
     try:
         wait_until_healthy(checkout, time.monotonic() + _READY_S, server)
-        body = {"model": "tiny-gpt-oss", "messages": [{"role": "user", "content": "Hello"}]}
+        body = {"model": "tiny-chat-gpt-oss", "messages": [{"role": "user", "content": "Hello"}]}
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         reply = requests.post(url, json=body, timeout=60).json()
         message = reply["choices"][0]["message"]

@@ -1,0 +1,163 @@
+"""`build.py serve` with a stand-in for vLLM in a plain environment: what its user sees."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import requests
+
+from sparkforge import serve
+from sparkforge.context import Context
+from sparkforge.errors import PortError, SmokeError
+from sparkforge.index import Index
+from sparkforge.pins import load
+from sparkforge.servers import free_port
+from sparkforge.sources import Access
+from sparkforge.store import Artefact, Store
+from tests.support import ROOT
+
+_WAIT_S = 120.0
+# stands for `python -P -m vllm.entrypoints.cli.main serve MODEL --host H --port N …`
+_AS_VLLM = """\
+#!/bin/sh
+{before}
+while [ "$1" != --port ]; do shift; done
+exec {python} {fake} "$2" {seconds}
+"""
+_BROKEN = """\
+echo '(EngineCore pid=1) ERROR 11-22 07:36:15 [core.py:1] Traceback (most recent call last):'
+echo '(EngineCore pid=1) ERROR 11-22 07:36:15 [core.py:1] ValueError: no room for the KV cache'
+exit 1
+"""
+
+
+def context_of(root: Path, port: int) -> Context:
+    pins = load(ROOT / "pins.yaml")
+    return Context(
+        root=root, pins=pins, pins_path=ROOT / "pins.yaml", store=Store(root / "store"),
+        target_name="cpu", target=pins.target("cpu"), platform="linux/amd64",
+        access=Access(Index(), {}, True), port=port,
+    )  # fmt: skip
+
+
+def bake(root: Path, *, before: str = "", seconds: float = 0) -> None:
+    """Make an environment whose interpreter starts the stand-in."""
+    python = root / "environment" / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    fake = ROOT / "tests" / "fake_server.py"
+    python.write_text(
+        _AS_VLLM.format(
+            before=before, python=sys.executable, fake=shlex.quote(str(fake)), seconds=seconds
+        )
+    )
+    python.chmod(0o755)
+
+
+def run_it(root: Path, port: int, *, as_json: bool = False) -> int:
+    """Serve what ``bake`` made; in a process of its own, that Ctrl-C ends."""
+    outputs = {"kind": "environment"}
+    found = Artefact("image", "0" * 64, {}, outputs, root / "environment", 0.0)
+    return serve.serve(context_of(root, port), found, as_json=as_json)
+
+
+def test_it_loads_then_says_what_to_use_and_ends_at_ctrl_c(tmp_path: Path) -> None:
+    bake(tmp_path, seconds=1)
+    port = free_port(0)
+    code = (
+        "import sys; from pathlib import Path; from tests.integration.test_serve import run_it;"
+        f" sys.exit(run_it(Path({str(tmp_path)!r}), {port}))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as child:
+        try:
+            assert child.stdout is not None
+            said = []
+            for line in child.stdout:
+                said.append(line)
+                if line.startswith("  try"):
+                    break
+            words = "".join(said)
+            assert "loading tiny-gpt-oss" in said[0]
+            assert words.index("loading") < words.index("ready after") < words.index("URL    ")
+            assert f"URL    http://127.0.0.1:{port}/v1\n" in words
+            assert "model  tiny-gpt-oss\n" in words
+            curl = shlex.split(said[-1].partition("try")[2])
+            assert curl[:2] == ["curl", f"http://127.0.0.1:{port}/v1/completions"]
+            # what the line asks for, asked
+            body = json.loads(curl[curl.index("-d") + 1])
+            assert requests.post(curl[1], json=body, timeout=_WAIT_S).ok
+            # what the server printed up to here is in its file only
+            assert "engine" not in words
+            assert "engine" in (tmp_path / "dist" / "cpu" / "server.log").read_text()
+            child.send_signal(signal.SIGINT)
+            rest = child.stdout.read()
+            assert child.wait(_WAIT_S) == 0, rest
+            assert re.search(r"stopped in \d+\.\d s", rest)
+            assert free_port(port) == port
+        finally:
+            child.kill()
+
+
+def test_a_server_that_does_not_start_shows_its_first_exception(tmp_path: Path) -> None:
+    bake(tmp_path, before=_BROKEN)
+    with pytest.raises(SmokeError) as refusal:
+        run_it(tmp_path, free_port(0))
+    what = refusal.value.what.splitlines()
+    assert what[0] == "the server ended with exit code 1 before it was ready:"
+    assert what[1] == "    EngineCore: ValueError: no room for the KV cache"
+    assert str(tmp_path / "dist" / "cpu" / "server.log") in refusal.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("FAKE_DIES", "the server was ended by SIGILL while answering its first request"),
+        ("FAKE_FAILS", "the first token was refused: 500"),
+    ],
+)
+def test_a_server_whose_first_token_fails_is_not_called_ready(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    words: str,
+) -> None:
+    monkeypatch.setenv(variable, "Hello")
+    bake(tmp_path)
+    with pytest.raises(SmokeError) as refusal:
+        run_it(tmp_path, free_port(0))
+    assert words in refusal.value.what
+    assert "server.log" in refusal.value.remedy
+    assert "URL" not in capsys.readouterr().out
+
+
+def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
+    bake(tmp_path)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(PortError):
+            run_it(tmp_path, other.getsockname()[1])
+
+
+def test_the_line_to_paste_fits_model_and_key() -> None:
+    plain = serve.Ready("http://h/v1", "a model", chat=False)
+    assert "/v1/completions" in plain.curl
+    assert "Authorization" not in plain.curl
+    guarded = shlex.split(serve.Ready("http://h/v1", "m", chat=True, key=True).curl)
+    assert guarded[1] == "http://h/v1/chat/completions"
+    assert "Authorization: Bearer YOUR-API-KEY" in guarded
+    assert json.loads(guarded[-1])["messages"][0]["role"] == "user"
