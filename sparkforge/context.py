@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkforge import series
-from sparkforge.engine import Engine
 from sparkforge.errors import StoreError
 from sparkforge.pinbase import Platform
 from sparkforge.pins import Pins, ReleaseFile, Target
@@ -16,6 +15,9 @@ from sparkforge.series import Series
 from sparkforge.serving import profile
 from sparkforge.sources import Access, Source
 from sparkforge.store import Artefact, Store, key_of
+
+if TYPE_CHECKING:
+    from sparkforge.engine import Engine
 
 WHEELS = "wheels"  # the folder of a wheelhouse that they are in
 STAGES = ("sources", "series", "builder", "wheels", "wheelhouse", "image", "smoke")

@@ -183,6 +183,8 @@ def bake(
     digest = json.loads(metadata.read_text()).get("containerimage.digest")
     if request.cold:
         return {"kind": "image", "digest": digest, "archive": ARCHIVE}
+    from sparkforge import sbom
+
     image = engine.client.images.get(request.tag)
     log.info(f"image {request.tag} ({image.id})")
     return {
@@ -191,17 +193,5 @@ def bake(
         "image_id": image.id,
         "digest": digest,
         "base": request.base,
-        "system": system(engine, str(image.id)),
+        "system": sbom.system(engine, str(image.id)),
     }
-
-
-def system(engine: Engine, image_id: str) -> list[str]:
-    """Return the distribution's packages in an image, each as its fields in one line."""
-    from sparkforge import sbom
-
-    status = engine.read_file(image_id, "/var/lib/dpkg/status").decode(errors="replace")
-    release = engine.read_file(image_id, "/usr/lib/os-release").decode(errors="replace")
-    return [
-        f"{one.distribution} {one.name} {one.version} {one.architecture}"
-        for one in sbom.dpkg_packages(status, release)
-    ]

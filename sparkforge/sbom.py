@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.parser import BytesHeaderParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from zipfile import BadZipFile, ZipFile
 
@@ -50,6 +50,9 @@ from sparkforge.series import Series
 from sparkforge.store import sha256_file
 from sparkforge.wheelhouse import read_lock
 
+if TYPE_CHECKING:
+    from sparkforge.engine import Engine
+
 _NAMESPACE = uuid.UUID("6f0f3f1e-6a0c-5f0e-9d5b-0b2f3e0c7a11")  # any fixed one: ours
 
 
@@ -61,6 +64,16 @@ class SystemPackage:
     name: str
     version: str
     architecture: str
+
+
+def system(engine: Engine, image_id: str) -> list[str]:
+    """Return the distribution's packages in an image, each as its fields in one line."""
+    status = engine.read_file(image_id, "/var/lib/dpkg/status").decode(errors="replace")
+    release = engine.read_file(image_id, "/usr/lib/os-release").decode(errors="replace")
+    return [
+        f"{one.distribution} {one.name} {one.version} {one.architecture}"
+        for one in dpkg_packages(status, release)
+    ]
 
 
 def document(

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sparkforge import git
+from sparkforge.codekey import code_of
 from sparkforge.download import fetch
 from sparkforge.errors import CommandError, FetchError, IntegrityError, PinsError
 from sparkforge.index import Index
@@ -26,8 +27,6 @@ from sparkforge.pins import PathRule, Provider, ReleaseFile, SourcePlan, Upstrea
 from sparkforge.store import Store, key_of
 
 _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
-# a change of how archives become commits needs a new name, or old stores would keep old commits
-_IMPORT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,8 @@ def release(store: Store, name: str, upstream: Upstream, access: Access) -> Sour
     repo = store.git_path(name)
     # of a wheel the commit depends on where its files belong, too
     places = f"-{key_of(_places(upstream))[:16]}" if file.file.endswith(".whl") else ""
-    ref = f"refs/release/{_IMPORT_VERSION}/{file.sha256}{places}"
+    # a change of how archives become commits needs a new name: old stores keep the old commits
+    ref = f"refs/release/{code_of(__name__)}/{file.sha256}{places}"
     commit = git.ref_commit(repo, ref)
     if commit is None:
         with store.lock(f"git-{name}"):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge import image
 from sparkforge.engine import Engine
 from sparkforge.errors import CommandError, ImageError
 from sparkforge.log import log
@@ -119,9 +118,11 @@ def standing(engine: Engine, name: str, key: str) -> dict[str, Any] | None:
 
 
 def _outputs(engine: Engine, name: str) -> dict[str, Any]:
+    from sparkforge import sbom  # not needed by a build in which nothing changed
+
     image_id = str(engine.client.images.get(name).id)
     log.info(f"builder {name} ({image_id})")
-    return {"image_id": image_id, "tag": name, "system": image.system(engine, image_id)}
+    return {"image_id": image_id, "tag": name, "system": sbom.system(engine, image_id)}
 
 
 def _output(engine: Engine, name: str) -> Sequence[str]:

@@ -1,38 +1,26 @@
-"""What compiled wheels and their builder are made from, and how: pins and options → items."""
+"""Compiled wheels: pins and options → items."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge import git, sources
+from sparkforge import sources
+from sparkforge.codekey import code_of
 from sparkforge.compiling import builder, externals, natives
+from sparkforge.compiling.builderitem import builder_items, engine_of
+from sparkforge.compiling.externalitem import external_item
 from sparkforge.compiling.natives import Decision
 from sparkforge.compiling.recipe import Recipe, arch_list, shown
-from sparkforge.context import WHEELS, Context, Item, Results
-from sparkforge.engine import Engine, stated_digest
-from sparkforge.errors import CompileError, EngineError
+from sparkforge.context import Context, Item, Results
+from sparkforge.engine import stated_digest
+from sparkforge.errors import EngineError
+from sparkforge.items.wheels import common_inputs, layer_of, outputs_of, request_of, series_of
 from sparkforge.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
 from sparkforge.log import log
-from sparkforge.store import code_digest, key_of
-from sparkforge.wheelitems import (
-    common_inputs,
-    layer_of,
-    outputs_of,
-    request_of,
-    series_of,
-    wheelhouse_item,
-)
-
-_HERE = Path(__file__).parent
-_HOUSE = "builder's wheelhouse"
-# what a compiled wheel's bytes depend on; builder and externals have keys of their own
-_CODE = (
-    *(f"compiling/{name}.py" for name in ("assembling", "gate", "natives", "recipe", "running")),
-    "wheels/archive.py", "wheels/overlay.py",
-)  # fmt: skip
+from sparkforge.store import key_of
 
 
 def base_digest(context: Context) -> str:
@@ -53,86 +41,12 @@ def base_digest(context: Context) -> str:
     return digest
 
 
-def builder_items(context: Context, base: str, wheels: Sequence[Item] | None = None) -> list[Item]:
-    """Return the builder image, and the wheelhouse that it is installed from.
-
-    Args:
-        base: digest of its base image.
-        wheels: what it is for. Where all of them stand, an engine may have lost the image.
-
-    Raises:
-        CompileError: the target names no requirements for a builder.
-    """
-    lock = context.target.builder.get(context.platform)
-    if lock is None:
-        msg = f"targets.{context.target_name}: names no builder for {context.platform}"
-        raise CompileError(msg, "name a lock of what its upstreams' builds require (builder:)")
-    path = context.root / lock
-    house = wheelhouse_item(context, path, _HOUSE, "builder")
-    inputs = {
-        "base": base,
-        "wheelhouse": house.key,
-        "python": context.target.python,
-        "platform": context.platform,
-        "packages": list(builder.packages(context.target.python)),
-        "epoch": context.epoch,
-        "recipe": code_digest(context.root / "Dockerfile"),
-        "code": code_digest(_HERE / "builder.py"),
-    }
-    name = builder.tag(context.target_name, key_of(inputs))
-
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        assert context.base is not None
-        engine, key = _engine(context), key_of(inputs)
-        # another store of this machine may have made it: transferring its wheelhouse takes longest
-        found = None if "builder" in context.force else builder.standing(engine, name, key)
-        if found is not None:
-            return found
-        request = builder.Request(
-            root=context.root, base=context.base, python=context.target.python,
-            platform=context.platform, epoch=context.epoch, ca_bundle=context.ca_bundle, lock=path,
-            key=key,
-        )  # fmt: skip
-        wheelhouse = results[house.label].path / WHEELS
-        return builder.bake(engine, request, wheelhouse, name, folder)
-
-    return [house, Item(
-        "builder", "builder", inputs, make,
-        valid=lambda artefact: context.engine is None
-        or context.engine.has_image(str(artefact.outputs["image_id"]))
-        or _stand(context, wheels),
-    )]  # fmt: skip
-
-
-def _stand(context: Context, wheels: Sequence[Item] | None) -> bool:
-    again = not wheels or "wheels" in context.force
-    return not again and all(context.store.find(one.stage, one.inputs) for one in wheels or ())
-
-
 def external_items(context: Context, name: str) -> list[Item]:
     """Return what the upstream's build would fetch, where this compile needs it."""
     if context.pins.upstream(name).compile.blocked or not _decision(context, name).fetches:
         return []
     upstream = context.pins.upstream(name)
-    return [_external_item(context, name, external) for external in upstream.externals]
-
-
-def _external_item(context: Context, upstream: str, external: str) -> Item:
-    pin = context.pins.upstream(upstream).externals[external]
-    inputs = {"commit": pin.commit, "code": code_digest(_HERE / "externals.py")}
-    full = f"{upstream}/{external}"
-
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        fetched = externals.ensure(context.store, full, pin, context.access)
-        return {"commit": fetched.commit, "repository": fetched.repo.name,
-                "submodules": fetched.named()}  # fmt: skip
-
-    return Item(
-        "sources", f"external {full}", inputs, make,
-        valid=lambda artefact: git.has_commit(
-            context.store.git_path(artefact.outputs["repository"].removesuffix(".git")), pin.commit
-        ),
-    )  # fmt: skip
+    return [external_item(context, name, external) for external in upstream.externals]
 
 
 def _decision(context: Context, name: str) -> Decision:
@@ -183,7 +97,7 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
         "steps": [step.words for step in fixed.steps()],
         "externals": {key: pin.commit for key, pin in upstream.externals.items()}
         if decision.fetches else {},
-        "code": code_digest(*(_HERE.parent / name for name in _CODE)),
+        "code": code_of(__name__),
     }  # fmt: skip
     key = key_of(inputs)
     tag = builder.tag(context.target_name, image.key)
@@ -191,7 +105,7 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         from sparkforge.compiling import assembling, running
 
-        engine = _engine(context)
+        engine = engine_of(context)
         wheel = sources.fetch_release_file(context.store, file, context.access)
         own = layer_of(context, name, results).patched
         place = running.Place(
@@ -223,14 +137,6 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
     commands = shown(recipe, tag, context.store.root / "compile" / f"{name}-{key[:16]}",
                      context.store.root / "ccache", f"{uid}:{gid}")  # fmt: skip
     return Item("wheels", f"wheel {name}", inputs, make, download=(file,), commands=tuple(commands))
-
-
-def _engine(context: Context) -> Engine:
-    if context.engine is None:
-        msg = "wheels are compiled in a container, and no container engine is used here"
-        remedy = "start Docker Engine 23 or newer (DOCKER_HOST), or take --wheels overlay"
-        raise EngineError(msg, remedy)
-    return context.engine
 
 
 def _sources(context: Context, name: str, results: Results, decision: Decision) -> Any:

@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any
 
 from sparkforge import git, series, sources
+from sparkforge.codekey import code_of
 from sparkforge.errors import CommandError, ProofError
 from sparkforge.jobs import NVCC_GIB
 from sparkforge.jobs import width as jobs_width
@@ -24,7 +25,7 @@ from sparkforge.proofs.toolchain import Readers
 from sparkforge.proofs.units import HERE, Unit, generated_kernels
 from sparkforge.run import call
 from sparkforge.sources import Access
-from sparkforge.store import Store, code_digest
+from sparkforge.store import Store
 
 _TREE = ("csrc", "include", "3rdparty")
 _GENERATOR = "flashinfer/jit/gemm"
@@ -168,7 +169,7 @@ def prove(
 ) -> list[Verdict]:
     """Compile and read what the store lacks, and check all of it."""
     nvcc = toolchain.nvcc_identity()
-    reading = code_digest(Path(__file__).parent / "sass.py")
+    reading = code_of("sparkforge.proofs.sass")
     verdicts = []
 
     def one(job: Job, stopping: Event) -> Verdict:

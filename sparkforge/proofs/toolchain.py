@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge import environment
+from sparkforge.codekey import code_of
 from sparkforge.proofs.sass import Kernel, read
 from sparkforge.run import call
 from sparkforge.sources import Access
@@ -90,7 +91,7 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
     identity = sha256_file(lock)
     inputs = {
         "lock": identity, "platform": platform,
-        "code": code_digest(Path(__file__), _HERE.parent / "wheelhouse.py"),
+        "code": code_of(__name__),
     }  # fmt: skip
 
     def make(folder: Path) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge import git, pipeline, series, sources
+from sparkforge.codekey import code_of
 from sparkforge.context import Context
 from sparkforge.environment import python_path
 from sparkforge.errors import CommandError, ProofError
@@ -86,8 +87,10 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
     file = pinned.files[_WHEEL]
     layer, triton_tree = _layer(context, "triton", triton)
     ours, kernels_tree = _layer(context, "triton-kernels", kernels)
-    inputs = {"wheel": file.sha256, "triton": triton_tree, "triton_kernels": kernels_tree,
-              "code": code_digest(Path(__file__))}  # fmt: skip
+    inputs = {
+        "wheel": file.sha256, "triton": triton_tree, "triton_kernels": kernels_tree,
+        "code": [code_digest(Path(__file__)), code_of("sparkforge.wheels.overlay")],
+    }  # fmt: skip
 
     def make(folder: Path) -> Mapping[str, Any]:
         request = overlay.Request(
@@ -177,7 +180,8 @@ def build(
     """
     inputs = {
         "python": str(python), "packages": folder.name, "capability": capability,
-        "code": code_digest(_PROBE, _PROBE.parent / "sass.py"), "readers": readers.identity,
+        "code": [code_digest(_PROBE), code_of("sparkforge.proofs.sass")],
+        "readers": readers.identity,
     }  # fmt: skip
 
     def make(out: Path) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What overlay wheels and wheelhouses are made from, and how: pins and options → items."""
+"""Overlay wheels, and what compiled ones share with them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge import environment, sources
-from sparkforge.context import UNPATCHED, WHEELS, Context, Item, Results, source_of
+from sparkforge import sources
+from sparkforge.codekey import code_of
+from sparkforge.context import UNPATCHED, Context, Item, Results, source_of
 from sparkforge.log import log
 from sparkforge.series import Patched, Series
-from sparkforge.store import code_digest, sha256_file
+from sparkforge.store import sha256_file
 
 if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer, Overlaid, Request
-
-_HERE = Path(__file__).parent
-_OVERLAY_CODE = ("__init__", "archive", "overlay")
 
 
 def series_of(context: Context, name: str) -> dict[str, Series]:
@@ -102,7 +100,7 @@ def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") 
     layers = series_of(context, name) if patched else {}
     inputs = {
         **common_inputs(context, name, layers),
-        "code": code_digest(*(_HERE / "wheels" / f"{one}.py" for one in _OVERLAY_CODE)),
+        "code": code_of(__name__),
     }
     if not patched:
         inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
@@ -129,38 +127,3 @@ def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") 
     stage = "wheels" if patched else "smoke"
     commands = (f"# {why}",) if why else ()
     return Item(stage, label, inputs, make, download=(file,), commands=commands)
-
-
-def wheelhouse_item(
-    context: Context, lock: Path | None = None, label: str = "wheelhouse", stage: str = "wheelhouse"
-) -> Item:
-    """Return the folder of a lock's wheels; without a lock: the target's own."""
-    from sparkforge import wheelhouse
-
-    lock = context.lock if lock is None else lock
-
-    # the image's build installs with the uv that the driver is locked to
-    driver = wheelhouse.read_lock(context.root / "requirements" / "driver.txt")
-    tools = tuple(item for item in driver if item.name == "uv")
-    inputs = {
-        "lock": sha256_file(lock),
-        "tools": [item.requirement for item in tools],
-        "python": context.target.python,
-        "platform": context.platform,
-        "code": code_digest(_HERE / "wheelhouse.py"),
-    }
-
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        wanted = wheelhouse.Wanted(
-            lock=lock, tools=tools, python=context.target.python,
-            platform=context.platform, torch_backend=context.target.torch_backend,
-        )  # fmt: skip
-        (folder / WHEELS).mkdir()
-        count = wheelhouse.fill(
-            context.store, wanted, context.access.index, environment.uv_program(),
-            offline=context.access.offline, into=folder / WHEELS,
-        )  # fmt: skip
-        log.info(f"{count} third-party wheels, each with its locked sha256")
-        return {"files": count}
-
-    return Item(stage, label, inputs, make)

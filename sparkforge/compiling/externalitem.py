@@ -1,0 +1,31 @@
+"""What an upstream's build would fetch: commits in the store's repositories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkforge import git
+from sparkforge.codekey import code_of
+from sparkforge.compiling import externals
+from sparkforge.context import Context, Item, Results
+
+
+def external_item(context: Context, upstream: str, external: str) -> Item:
+    """Return a repository that an upstream's build would fetch, at its pinned commit."""
+    pin = context.pins.upstream(upstream).externals[external]
+    inputs = {"commit": pin.commit, "code": code_of(__name__)}
+    full = f"{upstream}/{external}"
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        fetched = externals.ensure(context.store, full, pin, context.access)
+        return {"commit": fetched.commit, "repository": fetched.repo.name,
+                "submodules": fetched.named()}  # fmt: skip
+
+    return Item(
+        "sources", f"external {full}", inputs, make,
+        valid=lambda artefact: git.has_commit(
+            context.store.git_path(artefact.outputs["repository"].removesuffix(".git")), pin.commit
+        ),
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""The image of a target, in the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkforge import image
+from sparkforge.codekey import code_of
+from sparkforge.context import WHEELS, Context, Item, Results, wheel_path
+from sparkforge.receipt import SBOM
+from sparkforge.store import key_of
+
+
+def image_inputs(
+    context: Context, wheels: Sequence[Item], house: Item, base: str
+) -> Mapping[str, Any]:
+    """Return what an image is made from.
+
+    Args:
+        base: digest of the base image.
+    """
+    return {
+        "wheels": {item.label: item.key for item in wheels},
+        "wheelhouse": house.key,
+        "base": base,
+        "python": context.target.python,
+        "platform": context.platform,
+        "system_packages": list(context.target.system_packages),
+        "serve": list(context.target.serve),
+        "profile": context.profile,
+        "epoch": context.epoch,
+        "release": context.release,
+        "labels": image.labels(context, base),
+        "recipe": image.recipe_digest(context.root),
+        "code": code_of(__name__),
+    }
+
+
+def parts(
+    context: Context, wheels: Sequence[Item], house: Item, base: str
+) -> dict[str, Mapping[str, Any]]:
+    """Return the inputs of an image's parts and of the image itself, by label.
+
+    They lie in the image, too, so that ``verify IMAGE`` can say what differs. Nothing in them
+    depends on the machine: not where sources came from, nor how they were fetched.
+
+    Args:
+        base: digest of the base image.
+    """
+    inputs = {item.label: item.inputs for item in [*wheels, house]}
+    return {**inputs, "image": image_inputs(context, wheels, house, base)}
+
+
+def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
+    """Return the image that has these wheels, and beside them those of a wheelhouse."""
+    assert context.engine is not None and context.base is not None
+    engine = context.engine
+    base = engine.identity(context.base)
+    request = image.Request(
+        root=context.root, target=context.target_name, base=context.base,
+        python=context.target.python, platform=context.platform, epoch=context.epoch,
+        system_packages=context.target.system_packages, serve=context.target.serve,
+        profile=context.profile, ca_bundle=context.ca_bundle, release=context.release,
+        lock=context.lock, cold=context.cold, builder=context.builder,
+    )  # fmt: skip
+    inputs = image_inputs(context, wheels, house, base)
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        from sparkforge import sbom
+
+        third_party = results[house.label].path / WHEELS
+        outputs = {name: results[f"wheel {name}"].outputs for name in context.target.wheels}
+        bill = sbom.document(context, outputs, third_party=third_party, base=base)
+        made_of = parts(context, wheels, house, base)
+        note = json.dumps({"target": context.target_name, "items": made_of},
+                          indent=1, sort_keys=True)  # fmt: skip
+        share = {SBOM: bill, image.INPUTS: f"{note}\n".encode()}
+        labels = {
+            **inputs["labels"], image.KEY_LABEL: key_of(inputs),
+            image.SBOM_LABEL: hashlib.sha256(bill).hexdigest(),
+        }  # fmt: skip
+        ours = [wheel_path(results[item.label]) for item in wheels]
+        return image.bake(engine, request, ours, third_party, share, labels, folder)
+
+    return Item(
+        "image", "image", inputs, make,
+        valid=lambda artefact: engine.has_image(str(artefact.outputs["image_id"])),
+    )  # fmt: skip

@@ -1,0 +1,41 @@
+"""What the smoke test found out about an image or an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sparkforge.codekey import code_of
+from sparkforge.context import Context, Item, Results
+
+
+def smoke_item(context: Context, baked: Item, extra: Sequence[Item]) -> Item:
+    """Return the smoke test of what was baked.
+
+    Args:
+        extra: the release without our series, for the proof that it fails; empty: no proof.
+    """
+    inputs = {
+        "baked": baked.key,
+        "kind": "image" if context.engine is not None else "environment",
+        "unpatched": {item.label: item.key for item in extra},
+        "serve": list(context.serve),
+        "arguments": list(context.arguments),
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        from sparkforge import smoke  # not needed by a build in which nothing changed
+        from sparkforge.launcher import Launcher
+
+        launcher = Launcher(context, results, baked.label, folder)
+        report = smoke.exercise(launcher.patched, context.ready_timeout_s)
+        if context.arguments:
+            return report.as_json()
+        refusal = smoke.prove_stock_fails(launcher.unpatched, context.ready_timeout_s)
+        return replace(report, stock_error=refusal).as_json()
+
+    label = "smoke with arguments" if context.arguments else "smoke"
+    return Item("smoke", label, inputs, make)

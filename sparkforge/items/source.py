@@ -1,0 +1,44 @@
+"""An upstream's pinned tree: a commit in the store's repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkforge import git, sources
+from sparkforge.codekey import code_of
+from sparkforge.context import Context, Item, Results
+
+if TYPE_CHECKING:
+    from sparkforge.pins import Upstream
+
+
+def source_item(context: Context, name: str, upstream: Upstream) -> Item:
+    """Return the source of an upstream, as the target's plan or a mirror has it."""
+    plan = context.target.source
+    file = upstream.files[upstream.source_file] if upstream.source_file else None
+    inputs = {
+        "commit": upstream.commit,
+        "tag": upstream.tag,
+        "provider": "git" if name in context.access.mirrors else plan.provider,
+        "fallback": None if name in context.access.mirrors else plan.fallback,
+        "release_file": file.sha256 if file else None,
+        # where a wheel's files belong
+        "paths": [rule.model_dump() for rule in upstream.paths]
+        if file and file.file.endswith(".whl")
+        else None,
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        source = sources.ensure(context.store, name, upstream, plan, context.access)
+        return {"provider": source.provider, "commit": source.commit, "tree": source.tree,
+                "origin": source.origin}  # fmt: skip
+
+    repo = context.store.git_path(name)
+    return Item(
+        "sources", f"source {name}", inputs, make,
+        valid=lambda artefact: git.has_commit(repo, artefact.outputs["commit"]),
+        download=(file,) if file and inputs["provider"] == "release" else (),
+    )  # fmt: skip

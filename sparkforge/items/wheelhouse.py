@@ -1,0 +1,48 @@
+"""The folder of a lock's wheels, each with its locked sha256."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkforge import environment
+from sparkforge.codekey import code_of
+from sparkforge.context import WHEELS, Context, Item, Results
+from sparkforge.log import log
+from sparkforge.store import sha256_file
+
+
+def wheelhouse_item(
+    context: Context, lock: Path | None = None, label: str = "wheelhouse", stage: str = "wheelhouse"
+) -> Item:
+    """Return the folder of a lock's wheels; without a lock: the target's own."""
+    from sparkforge import wheelhouse
+
+    lock = context.lock if lock is None else lock
+
+    # the image's build installs with the uv that the driver is locked to
+    driver = wheelhouse.read_lock(context.root / "requirements" / "driver.txt")
+    tools = tuple(item for item in driver if item.name == "uv")
+    inputs = {
+        "lock": sha256_file(lock),
+        "tools": [item.requirement for item in tools],
+        "python": context.target.python,
+        "platform": context.platform,
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        wanted = wheelhouse.Wanted(
+            lock=lock, tools=tools, python=context.target.python,
+            platform=context.platform, torch_backend=context.target.torch_backend,
+        )  # fmt: skip
+        (folder / WHEELS).mkdir()
+        count = wheelhouse.fill(
+            context.store, wanted, context.access.index, environment.uv_program(),
+            offline=context.access.offline, into=folder / WHEELS,
+        )  # fmt: skip
+        log.info(f"{count} third-party wheels, each with its locked sha256")
+        return {"files": count}
+
+    return Item(stage, label, inputs, make)

@@ -1,0 +1,151 @@
+"""Keys hold the code that makes the thing: every module of an item's imports, found by reading."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkforge import codekey, pins, stages
+from sparkforge.codekey import PASSED_OVER, closure, code_of
+from sparkforge.compiling.builderitem import builder_items
+from sparkforge.compiling.externalitem import external_item
+from sparkforge.compiling.items import compile_item
+from sparkforge.context import Context, Item
+from sparkforge.index import Index
+from sparkforge.items import image
+from sparkforge.items.environment import environment_item
+from sparkforge.items.smoke import smoke_item
+from sparkforge.sources import Access
+from sparkforge.store import Store
+from tests.support import ROOT
+from tests.unit.test_architecture import MODULES, imports
+
+BASE = "sha256:" + "b" * 64
+
+
+@pytest.fixture(scope="module")
+def context() -> Context:
+    path = ROOT / "pins.yaml"
+    loaded = pins.load(path)
+    return Context(
+        root=ROOT, pins=loaded, pins_path=path, store=Store(ROOT / "no store"), target_name="cpu",
+        target=loaded.target("cpu"), platform="linux/amd64", access=Access(Index(), {}, True),
+    )  # fmt: skip
+
+
+def makers(context: Context) -> dict[str, str]:
+    """Return of each kind of item the module that makes it, whose code is in its key."""
+    made: dict[str, Item] = {item.stage: item for item in stages.items(context, "wheelhouse")}
+    wheel, house = made["wheels"], made["wheelhouse"]
+    made["environment"] = environment_item(context, [wheel], house, "environment")
+    made["smoke"] = smoke_item(context, made["environment"], [])
+    made["builder"] = builder_items(context, BASE)[1]
+    external = next(iter(context.pins.upstream("vllm").externals))
+    made["external"] = external_item(context, "vllm", external)
+    made["compiled"] = compile_item(context, "vllm", BASE)
+    for kind, item in made.items():
+        assert item.inputs["code"] == code_of(item.make.__module__), kind
+    of_image = image.image_inputs(context, [wheel], house, BASE)
+    assert of_image["code"] == code_of(image.__name__)
+    return {**{kind: item.make.__module__ for kind, item in made.items()}, "image": image.__name__}
+
+
+def wanted(module: str) -> set[str]:
+    """Return what decides what a module makes, by the syntax trees of all that it imports."""
+    found: set[tuple[str, ...]] = set()
+    waiting = [tuple(module.split("."))]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and not (len(name) == 2 and name[1] in PASSED_OVER):
+            found.add(name)
+            waiting += imports(MODULES[name]) if name in MODULES else []
+            package = (*name[:-1], "__init__")
+            waiting += [package] if len(name) > 2 and package in MODULES else []
+    return {"/".join(name[1:]) + ".py" for name in found if len(name) > 1}
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a copy of the package that keys are made from, to be changed."""
+    shutil.copytree(ROOT / "sparkforge", tmp_path / "sparkforge",
+                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+    forget()
+    monkeypatch.setattr(codekey, "_ROOT", tmp_path / "sparkforge")
+    yield tmp_path / "sparkforge"
+    forget()
+
+
+def forget() -> None:
+    codekey.closure.cache_clear()
+    codekey._needs.cache_clear()
+
+
+def test_a_line_in_any_module_that_makes_an_item_changes_its_key(
+    context: Context, copy: Path
+) -> None:
+    kinds = makers(context)
+    before = {kind: code_of(module) for kind, module in kinds.items()}
+    changed: dict[str, set[str]] = {kind: set() for kind in kinds}
+    for path in sorted(copy.rglob("*.py")):
+        text = path.read_bytes()
+        path.write_bytes(text + b"changed = 1\n")
+        for kind, module in kinds.items():
+            if code_of(module) != before[kind]:
+                changed[kind].add(path.relative_to(copy).as_posix())
+        path.write_bytes(text)
+    assert len(set(kinds)) == 10
+    for kind, module in kinds.items():
+        beside = {"compiling/gate.py"} if kind == "compiled" else set()
+        if kind == "image":
+            beside = {path for path in changed[kind] if path.startswith("serving/")}
+        assert changed[kind] == wanted(module) | beside, kind
+
+
+def test_each_kind_holds_what_decides_its_bytes_and_nothing_of_later_stages() -> None:
+    files = {
+        kind: {path.relative_to(ROOT / "sparkforge").as_posix() for path in closure(module)}
+        for kind, module in {
+            "wheels": "sparkforge.items.wheels", "compiled": "sparkforge.compiling.items",
+            "image": "sparkforge.items.image", "smoke": "sparkforge.items.smoke",
+        }.items()
+    }  # fmt: skip
+    # which files a wheel gets, and where they go
+    assert {"git.py", "pins.py", "items/wheels.py", "wheels/overlay.py"} <= files["wheels"]
+    assert "compiling/gate.py" in files["compiled"]  # copied into a container, not imported
+    for kind in ("wheels", "compiled"):
+        assert not files[kind] & {"image.py", "smoke.py", "serving/steps.py"}, kind
+    assert "smoke.py" not in files["image"]
+    assert {"smoke.py", "launcher.py", "tiny.py"} <= files["smoke"]
+
+
+def test_a_module_that_moves_is_found_where_it_is(copy: Path) -> None:
+    before = code_of("sparkforge.items.wheels")
+    (copy / "wheels" / "newname.py").write_bytes((copy / "wheels" / "overlay.py").read_bytes())
+    (copy / "wheels" / "overlay.py").unlink()
+    for path in copy.rglob("*.py"):
+        text = path.read_text().replace("wheels import overlay", "wheels import newname as overlay")
+        path.write_text(text)
+    forget()
+    assert copy / "wheels" / "newname.py" in closure("sparkforge.items.wheels")
+    assert code_of("sparkforge.items.wheels") != before
+
+
+@pytest.mark.parametrize("module", sorted(".".join(name) for name in MODULES))
+def test_imports_are_read_as_the_syntax_tree_has_them(module: str) -> None:
+    path = MODULES[tuple(module.split("."))]
+    files = {MODULES[one] for one in imports(path) if one in MODULES}
+    read = set(codekey._needs(path))
+    assert files <= read
+    # beyond them: the packages that modules are in, and files that are read and not imported
+    beyond = {one for one in read - files if one.name != "__init__.py"}
+    assert all(
+        one.name in path.read_text() or one.parent.name in path.read_text() for one in beyond
+    )
+
+
+def test_what_is_passed_over_is_there_and_has_a_reason() -> None:
+    assert all((ROOT / "sparkforge" / f"{name}.py").is_file() for name in PASSED_OVER)
+    assert all(PASSED_OVER.values())
