@@ -45,7 +45,16 @@ class PipSettings:
 @cache
 def pip_settings() -> PipSettings:
     """Read pip's configuration; asked once a run, and only when something must be fetched."""
-    listing = call(sys.executable, "-m", "pip", "config", "list").stdout.decode()
+    return parse_pip_config(pip_config())
+
+
+def pip_config() -> str:
+    """Return the output of ``pip config list``, one setting a line."""
+    return call(sys.executable, "-m", "pip", "config", "list").stdout.decode()
+
+
+def parse_pip_config(listing: str) -> PipSettings:
+    """Read the output of ``pip config list``: ``SECTION.KEY='VALUE'`` a line."""
     values: dict[str, str] = {}
     # variables (:env:) override files, and within files a command's section overrides global
     rank = {"global": 0, "install": 1, "download": 1, ":env:": 2}

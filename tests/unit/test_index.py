@@ -14,10 +14,13 @@ from sparkforge.errors import FetchError
 from sparkforge.index import Index, PipSettings, first_wheel, pip_settings
 from tests.support import Page, Server, add_project, make_wheel, sha256
 
+_pip_config = index.pip_config
+
 
 @pytest.fixture
 def conf(isolated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one configuration file that pip reads."""
+    """The one configuration file that pip itself reads."""
+    monkeypatch.setattr(index, "pip_config", _pip_config)
     path = isolated / "pip.conf"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(path))
     return path
