@@ -26,6 +26,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 EPOCH = 1_700_000_000
+# how long a test waits for an event: a busy machine may take minutes for a second of work
+PATIENCE_S = 300.0
 
 
 def sha256(data: bytes) -> str:
@@ -33,7 +35,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     """Wait until a condition holds; fail the test where it never does."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -14,7 +14,7 @@ import pytest
 from sparkforge.ablate.bisect import Answer, search
 from tests.project import Project
 from tests.shop import Shop, leftovers
-from tests.support import wait_for
+from tests.support import PATIENCE_S, wait_for
 
 NAMES = [f"step-{i}.patch" for i in range(1, 9)]
 
@@ -30,7 +30,9 @@ def shop(project: Project) -> Shop:
 
 
 def bisect(shop: Shop, *words: str, code: int = 0) -> tuple[Any, str]:
-    out, err = shop.project.run("ablate", "--json", "--bisect", *words, code=code, timeout_s=120)
+    out, err = shop.project.run(
+        "ablate", "--json", "--bisect", *words, code=code, timeout_s=PATIENCE_S
+    )
     return json.loads(out), err
 
 
@@ -105,11 +107,11 @@ def test_goes_on_where_it_was_interrupted(
         f"{at_most(6)}"
     )
     child = shop.project.start("ablate", "--bisect", command)
-    wait_for(lambda: asked.exists() and len(asked.read_text().split()) == 3, 60)
+    wait_for(lambda: asked.exists() and len(asked.read_text().split()) == 3)
     child.send_signal(number)
     if number == signal.SIGINT:
-        assert child.wait(20) == 130
-    child.communicate(timeout=20)
+        assert child.wait(PATIENCE_S) == 130
+    child.communicate(timeout=PATIENCE_S)
     hold.unlink()
     time.sleep(0.2)  # a command that outlived kill -9 has seen it by now
     assert [int(word) for word in asked.read_text().split()] == [8, 0, 4]

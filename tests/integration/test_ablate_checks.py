@@ -10,6 +10,7 @@ import pytest
 
 from tests.project import Project
 from tests.shop import Shop, leftovers
+from tests.support import PATIENCE_S
 
 NEEDS_LINE_7 = """\
 import os
@@ -42,7 +43,7 @@ def shop(project: Project) -> Shop:
 
 
 def ablate(shop: Shop, *words: str, code: int = 0) -> tuple[Any, str]:
-    out, err = shop.project.run("ablate", "--json", *words, code=code, timeout_s=120)
+    out, err = shop.project.run("ablate", "--json", *words, code=code, timeout_s=PATIENCE_S)
     return json.loads(out), err
 
 
@@ -134,7 +135,7 @@ def test_a_test_file_that_needs_the_patch_to_be_imported(shop: Shop) -> None:
     # with the whole series such an error is one of the test, not a proof of anything
     (shop.project.root / "tests" / "test_seven.py").write_text("import nothing_there\n")
     child = shop.project.start("ablate", *PYTHON, "make-seven-nine")
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 6
     assert "could not be run" in err
     assert "nothing_there" in err

@@ -12,14 +12,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import ROOT, Page, Server, alive, make_wheel, sha256, wait_for
+from tests.support import (
+    PATIENCE_S,
+    ROOT,
+    Page,
+    Server,
+    alive,
+    make_wheel,
+    sha256,
+    wait_for,
+)
 
 MAIN = """
 import json, os, sys
@@ -65,7 +73,7 @@ def start(
 
 def run(checkout: Path, *arguments: str, cwd: Path | None = None, **env: str) -> Any:
     child = start(checkout, *arguments, cwd=cwd, **env)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 0, err
     return {**json.loads(out), "err": err}
 
@@ -81,10 +89,8 @@ def test_a_warm_start_touches_neither_the_network_nor_the_environment(
 ) -> None:
     server.add("/simple/tiny/", Page(b""))
     before = snapshot(made)
-    began = time.monotonic()
     told = run(made, "--target", "x y", "", "--json", PIP_NO_INDEX="0", PIP_INDEX_URL=server.url(
         "/simple"))  # fmt: skip
-    assert time.monotonic() - began < 2
     assert told["argv"] == ["--target", "x y", "", "--json"]
     assert told["prefix"] == str(made / ".venv")
     assert told["err"] == ""
@@ -101,7 +107,7 @@ def test_a_module_in_the_users_folder_does_not_stand_in(made: Path, tmp_path: Pa
 
 def test_the_process_becomes_the_command(made: Path) -> None:
     child = start(made)
-    out, _ = child.communicate(timeout=30)
+    out, _ = child.communicate(timeout=PATIENCE_S)
     assert json.loads(out)["pid"] == child.pid
 
 
@@ -110,7 +116,7 @@ def test_the_exit_code_is_the_commands(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, checkout, symlinks=True)
     (checkout / "tiny.py").write_text("CODE = 7\n")
     child = start(checkout)
-    child.communicate(timeout=30)
+    child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 7
 
 
@@ -144,7 +150,7 @@ def test_two_first_starts_at_once_set_up_once(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     new_checkout(checkout)
     children = [start(checkout) for _ in range(2)]
-    results = [child.communicate(timeout=60) for child in children]
+    results = [child.communicate(timeout=PATIENCE_S) for child in children]
     assert [child.returncode for child in children] == [0, 0], results
     assert sum("setting up" in err for _, err in results) == 1
 
@@ -155,7 +161,7 @@ def test_a_wrong_hash_is_refused_and_nothing_stays(tmp_path: Path) -> None:
     lock = checkout / "requirements" / "driver.txt"
     lock.write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
     child = start(checkout)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 13
     assert "could not be set up" in err
     assert "how to mend" in err
@@ -172,7 +178,7 @@ def test_a_start_that_was_ended_leaves_nothing_that_counts(
     child = start(checkout)
     wait_for(lambda: bool(list(checkout.glob(".venv.new-*/bin/python"))))
     child.send_signal(number)
-    child.communicate(timeout=60)
+    child.communicate(timeout=PATIENCE_S)
     assert child.returncode == code
     assert not (checkout / ".venv").exists()
     told = run(checkout)
@@ -186,7 +192,7 @@ def test_a_checkout_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     new_checkout(checkout)
     (checkout / ".venv.lock").mkdir()  # as unwritable as a read-only file system, for root too
     child = start(checkout)
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 13
     assert "write access" in err
     assert "Traceback" not in err

@@ -14,7 +14,7 @@ import pytest
 from sparkforge import cli
 from tests.integration.worktrees import Tree, contents, snapshot
 from tests.project import PATCH, PATCHED, Project
-from tests.support import BODY, python
+from tests.support import BODY, PATIENCE_S, python
 
 NEW = "add-a-module.patch"
 
@@ -385,7 +385,7 @@ def test_killed_anywhere_it_is_the_old_or_the_new(tree: Tree) -> None:
         for name, data in old.items():
             (root / name).write_bytes(data)
         child = python(KILLED, str(at), *words)
-        out, _ = child.communicate(timeout=60)
+        out, _ = child.communicate(timeout=PATIENCE_S)
         if child.returncode != -signal.SIGKILL:
             assert child.returncode == 0, out
             assert contents(root) == new

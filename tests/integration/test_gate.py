@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge import jobs
-from tests.support import ROOT, alive, wait_for
+from tests.support import PATIENCE_S, ROOT, alive, wait_for
 
 GATE = ROOT / "sparkforge" / "compiling" / "gate.py"
 # notes that it runs, then counts, so that a stopped one is seen to stand still
@@ -92,12 +92,12 @@ def room(tmp_path: Path) -> Iterator[Room]:
     yield made
     for child in made.children:  # what a failed test left
         child.terminate()
-        child.wait(20)
+        child.wait(PATIENCE_S)
 
 
 def test_the_compiler_s_exit_code_comes_through(room: Room) -> None:
-    assert room.compile("a", 0.1).wait(20) == 0
-    assert room.compile("b", 0.1, code=3).wait(20) == 3
+    assert room.compile("a", 0.1).wait(PATIENCE_S) == 0
+    assert room.compile("b", 0.1, code=3).wait(PATIENCE_S) == 3
 
 
 def test_no_more_run_at_once_than_there_are_slots(room: Room) -> None:
@@ -105,7 +105,7 @@ def test_no_more_run_at_once_than_there_are_slots(room: Room) -> None:
     second = room.compile("b", 0.1, at_once=1)
     time.sleep(0.8)
     assert not room.begun("b")
-    assert first.wait(20) == second.wait(20) == 0
+    assert first.wait(PATIENCE_S) == second.wait(PATIENCE_S) == 0
     assert room.done("b")
 
 
@@ -116,14 +116,14 @@ def test_a_second_waits_for_memory_and_the_first_never_does(room: Room) -> None:
     time.sleep(0.8)
     assert not room.begun("b")
     room.free(64 * 1024)
-    assert second.wait(20) == 0
+    assert second.wait(PATIENCE_S) == 0
 
 
 def test_the_younger_is_stopped_while_memory_is_short_and_goes_on_after(room: Room) -> None:
     room.at_work("a", 60)
     room.at_work("b", 60)
     room.free(3000)
-    wait_for(lambda: room.stands("b"), 10)
+    wait_for(lambda: room.stands("b"))
     assert room.moves("a")
     # a little above the reserve is not enough: it would be stopped again at once
     room.free(4100)
@@ -136,9 +136,9 @@ def test_a_stopped_one_goes_on_when_it_is_the_oldest_whatever_memory_says(room: 
     first = room.at_work("a", 4)
     second = room.at_work("b", 3)
     room.free(2100)
-    wait_for(lambda: room.stands("b"), 10)
-    assert first.wait(20) == 0
-    assert second.wait(20) == 0
+    wait_for(lambda: room.stands("b"))
+    assert first.wait(PATIENCE_S) == 0
+    assert second.wait(PATIENCE_S) == 0
     assert room.done("b")
 
 
@@ -154,7 +154,7 @@ def test_the_newest_gives_its_memory_back_where_stopping_is_not_enough(room: Roo
     time.sleep(0.8)
     assert not children(second.pid, compilers=True)
     room.free(64 * 1024)
-    assert second.wait(20) == 0
+    assert second.wait(PATIENCE_S) == 0
     assert room.done("b")
 
 
@@ -167,27 +167,27 @@ def test_three_give_way_one_after_the_other_and_the_oldest_never(room: Room) -> 
     assert not children(gates["c"].pid, compilers=True)
     assert room.moves("a")
     gates["c"].terminate()  # it has no compiler now
-    assert gates["c"].wait(20) == -signal.SIGTERM
+    assert gates["c"].wait(PATIENCE_S) == -signal.SIGTERM
 
 
 def test_a_compile_ends_well_without_its_guard(room: Room) -> None:
     gate = room.at_work("a", 1, code=3)
     (guard,) = set(children(gate.pid)) - set(children(gate.pid, compilers=True))
     os.kill(guard, signal.SIGKILL)
-    assert gate.wait(20) == 3
+    assert gate.wait(PATIENCE_S) == 3
 
 
 def test_a_killed_one_gives_its_slot_back(room: Room) -> None:
     first = room.at_work("a", 5, at_once=1)
     first.kill()
-    assert room.compile("b", 0.1, at_once=1).wait(20) == 0
+    assert room.compile("b", 0.1, at_once=1).wait(PATIENCE_S) == 0
 
 
 def test_a_killed_gate_takes_its_stopped_compiler_with_it(room: Room) -> None:
     room.at_work("a", 60)
     second = room.at_work("b", 60)
     room.free(3000)
-    wait_for(lambda: room.stands("b"), 10)
+    wait_for(lambda: room.stands("b"))
     (compiler,) = children(second.pid, compilers=True)
     ours = children(second.pid)
     assert state(compiler) == "T"
@@ -212,8 +212,8 @@ def state(pid: int) -> str:
 
 
 def test_what_each_compiler_took_is_noted(room: Room) -> None:
-    assert room.compile("a.cu", 0.1).wait(20) == 0
-    assert room.compile("b.cu", 0.1, code=3).wait(20) == 3
+    assert room.compile("a.cu", 0.1).wait(PATIENCE_S) == 0
+    assert room.compile("b.cu", 0.1, code=3).wait(PATIENCE_S) == 3
     lines = (room.folder / "slots" / "units.tsv").read_text().splitlines()
     first, second = (line.split("\t") for line in lines)
     assert first[4] == str(room.folder / "a.cu")
@@ -226,7 +226,7 @@ def test_what_each_compiler_took_is_noted(room: Room) -> None:
 def test_sigterm_ends_the_compiler_too(room: Room) -> None:
     child = room.at_work("a", 60)
     child.terminate()
-    assert child.wait(20) == 128 + signal.SIGTERM
+    assert child.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert room.stands("a")
 
 

@@ -25,7 +25,7 @@ from sparkforge.series import Patched
 from sparkforge.sources import Source
 from sparkforge.store import Store
 from sparkforge.wheels import overlay
-from tests.support import BODY, EPOCH, Repo, make_wheel, python, sha256
+from tests.support import BODY, EPOCH, PATIENCE_S, Repo, make_wheel, python, sha256
 from tests.unit.test_archive import packed
 
 VERSION_FILE = b"__version__ = version = '1.0'\n__version_tuple__ = version_tuple = (1, 0)\n"
@@ -277,7 +277,7 @@ def test_two_builds_elsewhere_at_another_hour_by_another_user_are_equal(
         wheel.write_bytes(bench.request.wheel.read_bytes())
         os.utime(wheel, (mtime, mtime))
         child = python(BUILD, wheel, bench.folder / folder, str(EPOCH), mask)
-        out, _ = child.communicate(timeout=30)
+        out, _ = child.communicate(timeout=PATIENCE_S)
         assert child.returncode == 0, out
         paths.append(Path(out.strip()))
     first, second = (path.read_bytes() for path in paths)

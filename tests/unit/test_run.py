@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -160,11 +159,9 @@ def test_a_server_that_ignores_sigterm_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sink = tmp_path / "log"
-    start = time.monotonic()
     with background(sys.executable, "-c", STUBBORN, output=sink, grace_s=0.2) as child:
         wait_for(lambda: sink.read_bytes() == b"1\n")
     assert child.returncode == -signal.SIGKILL
-    assert time.monotonic() - start < 10
     assert "did not stop within 0 s: killed" in capsys.readouterr().out
 
 
