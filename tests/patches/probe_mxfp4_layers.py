@@ -442,6 +442,36 @@ def shards(request: dict[str, Any], out: Path) -> Any:
     return results
 
 
+def selectors(request: dict[str, Any], out: Path) -> Any:
+    """The selectors on this CPU, and on platforms whose only kernel expands weights to BF16."""
+    import vllm.model_executor.kernels.linear as kernels
+    from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp4Dynamic
+    from vllm.platforms import PlatformEnum, current_platform
+
+    shape = tuple(request["shapes"][0])
+
+    def kind(**options: Any) -> dict[str, Any]:
+        def ask() -> str:
+            return type(kernels.init_mxfp8_linear_kernel(weight_shape=shape, **options)).__name__
+
+        return attempt(ask)
+
+    results = {
+        "mxfp8": kind(),
+        "mxfp8, weight-only": kind(weight_only=True),
+        "mxfp4 activations": attempt(
+            lambda: type(kernels.init_mxfp4_linear_kernel(kMxfp4Dynamic)).__name__
+        ),
+    }
+    here: Any = type(current_platform)
+    kept = here._enum
+    for other in (PlatformEnum.ROCM, PlatformEnum.XPU):
+        here._enum = other
+        results[f"mxfp8, weight-only, {other.name}"] = kind(weight_only=True)
+    here._enum = kept
+    return results
+
+
 def cuda(request: dict[str, Any], out: Path) -> Any:
     """The selectors on GPUs that are not there: only the platform's answers are made up."""
     become = make_up_cuda()

@@ -248,7 +248,6 @@ def _reasons() -> dict[str, str | None]:
         "sequence parallelism": ask(moe_parallel_config=sequence),
         "nothing, equal parts": ask(**in_parts),
         "equal parts": ask(**{**in_parts, "num_experts": 5}),
-        "equal parts, automatically": ask(**{**in_parts, "num_experts": 5, "moe_backend": "auto"}),
     }
 
     def without(holder: Any, name: str, value: Any, then: Callable[[], str | None]) -> str | None:
@@ -284,8 +283,11 @@ def _reasons() -> dict[str, str | None]:
     )  # fmt: skip
     released = types.SimpleNamespace(supported=lambda arch: arch in (100, 103, 107))
     reasons["kernels"] = without(fused_moe, "CutlassMxfp8Config", released, ask)
-    reasons["kernels, automatically"] = without(
-        fused_moe, "CutlassMxfp8Config", released, lambda: ask(moe_backend="auto")
+    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
+
+    refused = staticmethod(lambda *_: (False, "left out by the test"))
+    reasons["without Marlin, automatically"] = without(
+        MarlinExperts, "is_supported_config", refused, lambda: ask(moe_backend="auto")
     )
     reasons["class"] = without(fused_moe, "CutlassMxfp8Config", None, ask)
     return reasons

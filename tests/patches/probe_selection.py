@@ -167,6 +167,24 @@ def mxfp4_moe(**quantization: str) -> Table:
         return fold({name: outcome(partial(ask, name)) for name in moe_names()})
 
 
+def declared_mxfp8() -> Table:
+    """What runs experts whose checkpoint declares MXFP8 activations, as gpt-oss's does not."""
+    from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+    from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp8Dynamic
+
+    def ask(name: str) -> str:
+        layer = moe_layer(name, gpt_oss=True)
+        backend, experts = oracle.select_mxfp4_moe_backend(layer, kMxfp8Dynamic)
+        return f"{backend.value}: {experts.__name__}"
+
+    table: Table = {}
+    for what, moe in (("", {}), (", and so does the option", {"activation": "mxfp8"})):
+        with settings(moe=moe):
+            for name in ("flashinfer_cutlass", "humming", "marlin"):
+                table[f"{name}{what}"] = outcome(partial(ask, name))
+    return table
+
+
 @contextmanager
 def flashinfer_mxfp8(archs: tuple[int, ...]) -> Iterator[None]:
     """Have a FlashInfer whose CUTLASS MoE has MXFP8 kernels for some devices, and a compiler."""
@@ -291,6 +309,7 @@ def main() -> None:
     result = {
         "MXFP4 MoE, gpt-oss": mxfp4_moe(),
         "MXFP4 MoE, gpt-oss, moe.activation=mxfp8": mxfp4_moe(activation="mxfp8"),
+        "MXFP4 MoE, activations declared as MXFP8": declared_mxfp8(),
         "MXFP8 MoE, gpt-oss": mxfp8_moe(gpt_oss=True),
         "MXFP8 MoE, SiLU": mxfp8_moe(gpt_oss=False),
         "MXFP8 MoE, SiLU, FlashInfer with kernels for SM12x": mxfp8_moe(

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.patches.checkout import ROOT
 
-TIMEOUT_S = 300
+TIMEOUT_S = 1800
 
 
 def ask(python: Path, source: Path, what: str) -> dict[str, Any]:
@@ -60,6 +60,13 @@ def test_inputs_left_out_are_tuned_past(stock_python: Path, trees: dict[str, Pat
         [[8, 4], [0]], [[[16, 4], [0]], [[32, 4], [0]]],
     )  # fmt: skip
     assert answers("all linked inputs are None") == ([[0], [0]], [[[0], [0]]])
+    # None has a first dimension, of size 0, which is nobody's size
+    assert answers("None has the linked dimension") == (
+        [[8, 4], [8]], [[[n, 4], [n]] for n in tuned],
+    )  # fmt: skip
+    for case in ("nothing but None has the linked dimension", "an input without rows is there"):
+        assert patched[case] == stock[case], case
+        assert patched[case]["nearest"][1][0] == 1, case
     assert answers("first linked input is None, from the end") == (
         [[0], [1, 16]], [[[0], [n, 16]] for n in tuned],
     )  # fmt: skip
@@ -73,6 +80,8 @@ def test_the_release_ends_in_an_index_error(stock_python: Path, trees: dict[str,
     assert stock["first linked input is None"]["nearest"] == "IndexError"  # matching
     assert stock["constrained input is None"]["nearest"] == "IndexError"  # constraint
     assert stock["initialized input is missing"]["profiles"] == "IndexError"
+    # and 16 rows are taken for none
+    assert stock["None has the linked dimension"]["nearest"] == [[1, 4], [1]]
 
 
 def test_12_1f_is_taken_where_12_1a_is(stock_python: Path, trees: dict[str, Path]) -> None:

@@ -23,7 +23,7 @@ from tests.patches import mx_reference as mx
 from tests.patches.probing import relative_distance, result_of, runner
 
 PROBE = Path(__file__).with_name("probe_mxfp4_layers.py")
-TIMEOUT_S = 300
+TIMEOUT_S = 1800
 
 # Longer than the sliding window (32) and than the context that YaRN starts from (64).
 PROMPT = (b"sparkforge builds patched forks, and checks them. " * 4)[:160]
@@ -141,10 +141,10 @@ def runs(
     todo = {
         "patched": (
             patched_python,
-            "logits,dummy,quantizers,linear,refusals,options,named,unasked,shards",
+            "logits,dummy,quantizers,linear,refusals,options,named,unasked,shards,selectors",
         ),
         "two ranks": (patched_python, "two_ranks"),
-        "stock": (stock_python, "plain,named"),
+        "stock": (stock_python, "plain,named,selectors"),
         "cuda": (patched_python, "cuda"),
     }
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -377,6 +377,23 @@ def test_marlin_gets_bfloat16_or_an_error(on_cuda: dict[str, Any], fmt: str) -> 
     refusal = on_cuda["dtypes"][f"{fmt}, torch.float16"]
     assert refusal["type"] == "ValueError"
     assert "--dtype bfloat16" in refusal["message"]
+
+
+@pytest.mark.parametrize("platform", ["ROCM", "XPU"])
+def test_what_would_be_expanded_to_bf16_is_refused(seen: dict[str, Any], platform: str) -> None:
+    """The emulation dequantises at load: accuracy would be lost, and no memory saved."""
+    refusal = seen["selectors"][f"mxfp8, weight-only, {platform}"]
+    assert refusal["type"] == "ValueError"
+    assert f"no kernel on {platform}" in refusal["message"]
+
+
+def test_cpus_take_mx_layers_on_request_only(stock: Path, seen: dict[str, Any]) -> None:
+    """A checkpoint whose activations are to be quantised is refused, as by the release."""
+    ours, released = seen["selectors"], result_of(stock)["selectors"]
+    assert ours["mxfp8, weight-only"]["value"] == "CPUMxFp8LinearKernel"
+    assert ours["mxfp8"] == released["mxfp8"]
+    for question in ("mxfp8", "mxfp4 activations"):
+        assert ours[question]["type"] == released[question]["type"] == "ValueError"
 
 
 def test_marlin_is_not_the_only_choice(on_cuda: dict[str, Any]) -> None:

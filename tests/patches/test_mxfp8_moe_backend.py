@@ -22,6 +22,7 @@ from tests.patches.test_selection import _missing
 
 # The result is rounded to BF16; all else is the same arithmetic on both sides.
 TOLERANCE = 0.003
+WANTED = "FLASHINFER_CUTLASS"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     done = subprocess.run(
         [patched_python, "-m", "tests.patches.probe_mxfp8_moe", folder / "out.json"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(folder / "cache")},
-        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads((folder / "out.json").read_text(encoding="utf-8"))
@@ -74,9 +75,12 @@ def test_it_is_taken_where_nothing_is_missing(answers: Any) -> None:
     assert answers["reasons"]["nothing"] is None
     assert answers["reasons"]["nothing, equal parts"] is None
     assert answers["reasons"]["nothing, FLASHINFER_NVCC"] is None
-    assert answers["reasons"]["equal parts, automatically"] == "MARLIN"
-    assert answers["reasons"]["automatically"] == "FLASHINFER_CUTLASS"
-    assert answers["reasons"]["kernels, automatically"] == "MARLIN"
+
+
+def test_it_is_never_the_automatic_choice(answers: Any) -> None:
+    assert answers["reasons"]["automatically"] == "MARLIN"
+    # not even where Marlin cannot be had
+    assert answers["reasons"]["without Marlin, automatically"] not in ("MARLIN", WANTED)
 
 
 def test_the_release_has_the_class_that_is_asked() -> None:
