@@ -69,7 +69,7 @@ class Tree:
             [_cmake(), f"-DARCHS={archs}", f"-DCUDA={cuda}", f"-DTORCH={self.torch}",
              f"-DSTAND_INS={self.folder / 'stand-ins'}", f"-DOUT={out}",
              "-P", _HERE / "cuda_archs.cmake"],
-            cwd=self.folder, capture_output=True, text=True, timeout=60, check=False,
+            cwd=self.folder, capture_output=True, text=True, timeout=1800, check=False,
         )  # fmt: skip
         said = [" ".join(part.split()) for part in done.stderr.split("CMake ")[1:]]
         errors = [one for one in said if one.startswith("Error")]
@@ -98,7 +98,7 @@ class Tree:
         )
         done = subprocess.run(
             [_cmake(), "-P", script],
-            cwd=self.folder, capture_output=True, text=True, timeout=60, check=True,
+            cwd=self.folder, capture_output=True, text=True, timeout=1800, check=True,
         )  # fmt: skip
         return [arch for arch in done.stderr.strip().split(";") if arch]
 

@@ -14,7 +14,7 @@ from tests.patches.checkout import ROOT
 
 HERE = Path(__file__).parent
 STUBS = ROOT / "sparkforge" / "proofs" / "include"  # names of cuBLAS's status codes
-TIMEOUT_S = 600
+TIMEOUT_S = 1800
 _INTERNAL = "csrc/nv_internal"
 # gen_cutlass_fused_moe_sm120_module's, without what shapes device code only
 _DEFINES = (

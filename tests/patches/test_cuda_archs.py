@@ -269,7 +269,7 @@ def test_a_helper_s_machine_code_is_sm_120(
          "-I", patched.folder / "csrc", "-I", torch / "include", "-I", tmp_path,
          f"-gencode=arch=compute_{code},code=sm_{code}",
          "-fatbin", patched.folder / source, "-o", fatbin],
-        check=True, timeout=300,
+        check=True, timeout=1800,
     )  # fmt: skip
     access = Access(Index(), {}, offline=False)
     readers = toolchain.readers(store(), ROOT, "linux/amd64", access)

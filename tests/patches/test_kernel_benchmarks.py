@@ -12,7 +12,7 @@ import pytest
 
 from tests.patches.checkout import CHECKOUT as ROOT
 
-TIMEOUT_S = 300
+TIMEOUT_S = 1800
 
 # Nearest of E2M1's magnitudes, ties to the even code, in units of the scale: by hand.
 E2M1_ROUNDED = {

@@ -160,7 +160,7 @@ def _ask(python: Path, folder: Path) -> Any:
     done = subprocess.run(
         [python, "-m", "tests.patches.probe_marlin_padding", asked, out],
         env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(folder / "cache")},
-        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(out.read_text(encoding="utf-8"))

@@ -40,7 +40,7 @@ def ask(python: Path, folder: Path, moes: Mapping[str, Moe]) -> Any:
     words = json.dumps({"experts": experts, "dense": DENSE})
     done = subprocess.run(
         [python, PROBE, words], env={**os.environ, "VLLM_CACHE_ROOT": str(folder)},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -18,7 +18,7 @@ from tests.patches.fake_cuda import SHARED_MEMORY
 from tests.patches.releases import release_file, unpack
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 600
+TIMEOUT_S = 1800
 
 
 @pytest.fixture(scope="module")
