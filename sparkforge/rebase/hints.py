@@ -1,9 +1,8 @@
-"""What may help a person with a conflict: upstream's commits, and where the old lines went."""
+"""What may help a person with a conflict: what upstream did there, and where the lines went."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge import git
@@ -15,49 +14,6 @@ from sparkforge.sources import Source
 _PLACES = 3  # a line that stands in more places than that tells nothing
 _LINES = 5  # so many of the longest lines are looked for …
 _TELLING = 20  # … which have at least so many characters
-
-
-@dataclass(frozen=True)
-class History:
-    """Upstream's commits between two releases."""
-
-    repo: Path
-    old: str
-    new: str
-
-    @classmethod
-    def of(cls, repo: Path | None, old: Source, new: Source) -> History | None:
-        """Return the history between two sources; None where it is not at hand.
-
-        A release file has none, and the store fetches single commits; a clone has it.
-        """
-        if repo is None or "release" in (old.provider, new.provider):
-            return None
-        if not git.git_ok(repo, "merge-base", old.commit, new.commit):
-            return None
-        return cls(repo, old.commit, new.commit)
-
-    def culprit(self, path: str) -> str | None:
-        """Return the last commit that touched a file which is gone: what it is and did."""
-        text = git.git(self.repo, "log", "--full-history", "-1", "--format=%h %s",
-                       f"{self.old}..{self.new}", "--", path)  # fmt: skip
-        if not text:
-            return None
-        status = git.git(self.repo, "show", "--format=", "--name-status", "--find-renames", "-l0",
-                         "-z", text.partition(" ")[0])  # fmt: skip
-        fields = status.split("\0")
-        for kind, before, after in zip(fields, fields[1:], fields[2:], strict=False):
-            if before == path and kind.startswith("R"):
-                return f"{text} (renames {path} to {after})"
-        return f"{text} (deletes {path})"
-
-    def patch_ids(self) -> dict[str, str]:
-        """Return upstream's commits between the two by the patch-id of their change."""
-        log = git.git_bytes(self.repo, "log", "-p", "--no-merges", "--full-index", "--no-renames",
-                            f"{self.old}..{self.new}")  # fmt: skip
-        listing = git.git(self.repo, "patch-id", "--stable", stdin=log)
-        pairs = (line.split(" ") for line in listing.splitlines())
-        return {patch: commit[:12] for patch, commit in pairs}
 
 
 def about(

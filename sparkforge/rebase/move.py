@@ -12,8 +12,11 @@ from functools import cached_property
 from pathlib import Path
 
 from sparkforge import git, series
-from sparkforge.rebase import hints
+from sparkforge.patchfile import Patch
+from sparkforge.rebase import hints, taken
+from sparkforge.rebase.history import History
 from sparkforge.rebase.memory import Conflict, Memory, conflict
+from sparkforge.rebase.taken import Taken
 from sparkforge.rebase.verdicts import Move, Verdict, compare, own_lines
 from sparkforge.rebase.workspace import Workspace
 from sparkforge.series import Patched, Series
@@ -73,7 +76,7 @@ class Mover:
         self.memory = Memory(memory)
         self.met: Conflict | None = None
         """The last conflict that was met."""
-        self.history = hints.History.of(history, self.old, new)
+        self.history = History.of(history, self.old, new)
 
     @cached_property
     def commits(self) -> list[str]:
@@ -102,23 +105,11 @@ class Mover:
         return touched | {path for path in self.missing.values() if path is not None}
 
     @cached_property
-    def upstreamed(self) -> dict[str, str]:
-        """The patches that the new release has already: by name, how that was found."""
-        found = {}
-        with_id = self.history.patch_ids() if self.history else {}
-        with self.store.temporary("reverse") as folder:
-            env = {"GIT_INDEX_FILE": str(folder / "index")}
-            git.git(self.new.repo, "read-tree", self.new.commit, env=env)
-            # last first, each taken away in turn: a later patch may stand on an earlier one
-            for patch in reversed(self.series.patches):
-                code, _ = git.attempt(self.new.repo, "apply", "--cached", "--reverse",
-                                      "--whitespace=nowarn", str(patch.path.resolve()),
-                                      env=env)  # fmt: skip
-                if code == 0:
-                    found[patch.name] = "it can be taken away from the new release exactly"
-                elif (commit := with_id.get(git.patch_id(patch.path.read_bytes()))) is not None:
-                    found[patch.name] = f"upstream's commit {commit} makes the same change"
-        return found
+    def taken(self) -> dict[str, Taken]:
+        """The patches that anything speaks for being in the new release already, by name."""
+        return taken.taken(taken.Looked(
+            self.store, self.series, self.commits, self.new, self.paths, self.history,
+        ))  # fmt: skip
 
     def diff(self, at: int) -> bytes:
         """Return a patch's diff on the old release."""
@@ -132,8 +123,9 @@ class Mover:
         when this returns, and the workspace stands on it.
         """
         patch = self.series.patches[at]
-        if patch.name in self.upstreamed:
-            return Move(patch.name, Verdict.UPSTREAMED, detail=(self.upstreamed[patch.name],))
+        known = self.taken.get(patch.name)
+        if known is not None and known.confirmed:
+            return Move(patch.name, Verdict.UPSTREAMED, detail=(known.detail,), exact=known.exact)
         merged, said = work.pick(self.commits[at])
         remembered = False
         if not merged:
@@ -156,8 +148,8 @@ class Mover:
         work.reset(commit)
         before, now = self.diff(at), work.diff(head, commit)
         verdict = compare(before, now)
-        detail: list[str] = ["resolved as it was before"] if remembered else []
         patch = self.series.patches[at]
+        detail = [*(["resolved as it was before"] if remembered else []), *self._doubts(patch)]
         changed = {change.path for change in git.changes(work.path, head, commit)}
         followed = [(path, to) for path in (e.path for e in patch.entries)
                     if (to := self.missing.get(path)) is not None and to in changed]  # fmt: skip
@@ -176,7 +168,7 @@ class Mover:
         unmerged = work.unmerged()
         files = tuple(one.path for one in unmerged)
         gone = [e.path for e in patch.entries if e.path in self.missing]
-        detail: list[str] = []
+        detail = self._doubts(patch)
         verdict = Verdict.CONFLICT
         if renamed := [path for path in gone if self.missing[path] is not None]:
             verdict = Verdict.TARGET_RENAMED
@@ -195,6 +187,11 @@ class Mover:
             detail += [line for line in said.splitlines() if line.startswith("CONFLICT")]
         return Move(patch.name, verdict, stops=True, detail=tuple(detail), files=files,
                     culprits=self._culprits([*renamed, *deleted]), after=after)  # fmt: skip
+
+    def _doubts(self, patch: Patch) -> list[str]:
+        """Say what spoke for a patch being in the new release, where it is not."""
+        known = self.taken.get(patch.name)
+        return [known.detail] if known is not None and not known.confirmed else []
 
     def _culprits(self, paths: Iterable[str]) -> tuple[str, ...]:
         if self.history is None:

@@ -32,7 +32,7 @@ from sparkforge.rebase.memory import Conflict
 from sparkforge.rebase.verdicts import Move
 from sparkforge.sources import Source
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass

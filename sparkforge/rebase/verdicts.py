@@ -19,8 +19,8 @@ class Verdict(Enum):
     CHANGED = "changed"
     """Merged without a person (or as one resolved it before), but its own lines differ."""
     UPSTREAMED = "upstreamed"
-    """All of it is in the new tree: it reverses there exactly, or a commit has its patch-id. It
-    leaves the series."""
+    """All of it is in the new tree, at its place: a merge leaves nothing of it, and it can be taken
+    away there or a commit of upstream's made the same change. It leaves the series."""
     CONFLICT = "conflict"
     """Upstream changed the same lines: a person must merge them."""
     TARGET_RENAMED = "target-renamed"
@@ -46,6 +46,7 @@ class Move:
         remembered: resolved the way a person did before.
         commit: the moved commit; None where there is none (stopped, dropped, skipped).
         reason: why a person left it out.
+        exact: of an upstreamed one: nothing of it was changed since.
     """
 
     patch: str
@@ -58,6 +59,7 @@ class Move:
     remembered: bool = False
     commit: str | None = None
     reason: str | None = None
+    exact: bool = True
 
     @property
     def next(self) -> str:
@@ -73,6 +75,8 @@ class Move:
             return "carry the change over to the new name, or --skip REASON"
         if self.stops:
             return "merge both sides in the worktree, or --skip REASON"
+        if not self.exact:
+            return "run its test on the new release: it leaves the series"
         return {
             Verdict.CLEAN: "nothing",
             Verdict.CONTEXT_ONLY: "run its test",
@@ -91,7 +95,7 @@ class Move:
             "detail": list(self.detail), "files": list(self.files),
             "culprits": list(self.culprits), "after": list(self.after),
             "remembered": self.remembered, "commit": self.commit, "reason": self.reason,
-            "next": self.next,
+            "exact": self.exact, "next": self.next,
         }  # fmt: skip
 
     @classmethod
@@ -100,7 +104,7 @@ class Move:
         return cls(
             value["patch"], Verdict(value["verdict"]), value["stops"], tuple(value["detail"]),
             tuple(value["files"]), tuple(value["culprits"]), tuple(value["after"]),
-            value["remembered"], value["commit"], value["reason"],
+            value["remembered"], value["commit"], value["reason"], value["exact"],
         )  # fmt: skip
 
 

@@ -86,19 +86,45 @@ class Workspace:
     def reset(self, commit: str) -> None:
         """Throw away what is under way and stand on a commit."""
         git.tidy(self.path / ".git")  # locks of a git that was killed
-        for name in ("CHERRY_PICK_HEAD", "MERGE_MSG", "MERGE_RR", "AUTO_MERGE"):
+        for name in ("CHERRY_PICK_HEAD", "REVERT_HEAD", "MERGE_MSG", "MERGE_RR", "AUTO_MERGE"):
             (self.path / ".git" / name).unlink(missing_ok=True)
         self.git("update-ref", "--no-deref", "HEAD", commit)
         self.git("read-tree", "--reset", "-u", commit)
         self.git("clean", "-ffdxq")
 
-    def pick(self, commit: str) -> tuple[bool, str]:
-        """Merge a commit's change into index and files; returns (no conflict, what git said)."""
-        code, said = git.attempt(self.path, "cherry-pick", "--no-commit", commit)
+    def pick(self, commit: str, *, revert: bool = False) -> tuple[bool, str]:
+        """Merge a commit's change into index and files; returns (no conflict, what git said).
+
+        Args:
+            revert: merge the change backwards, in place of the change.
+        """
+        command = "revert" if revert else "cherry-pick"
+        code, said = git.attempt(self.path, command, "--no-commit", commit)
         if code not in (0, 1):
             # anything but a conflict: let git say it again, as an error
-            self.git("cherry-pick", "--no-commit", commit)
+            self.git(command, "--no-commit", commit)
         return code == 0, said
+
+    def merged(self, tip: str, commit: str, *, revert: bool = False) -> str | None:
+        """Return the tree of a commit with another's change merged; None where they conflict.
+
+        The workspace stands on ``tip`` then.
+        """
+        self.reset(tip)
+        merged, _ = self.pick(commit, revert=revert)
+        tree = self.write_tree() if merged else None
+        self.reset(tip)
+        return tree
+
+    def tree_of(self, commit: str) -> str:
+        """Return a commit's tree."""
+        return self.git("rev-parse", f"{commit}^{{tree}}")
+
+    def borrow(self, repo: Path) -> None:
+        """Have the objects of another repository at hand, too."""
+        objects = git.git(repo, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+        with (self.path / ".git" / "objects" / "info" / "alternates").open("a") as file:
+            file.write(f"{objects}\n")
 
     def unmerged(self) -> list[Unmerged]:
         """Return the files in conflict."""

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sparkforge import index
+from tests.integration.moving import Upstream
 from tests.integration.worktrees import Tree, work_tree
-from tests.project import Project, new_project
+from tests.project import FILES, Project, new_project
 from tests.support import Server
 
 
@@ -35,3 +36,10 @@ def tree(
     monkeypatch.chdir(tmp_path)
     with work_tree(project, tmp_path / "work tree", capsys) as made:
         yield made
+
+
+@pytest.fixture
+def upstream(project: Project) -> Upstream:
+    """A project with nothing but a changelog and the files of FILES."""
+    (project.root / "CHANGELOG.md").write_text("# Changelog\n\n## next\n\n* Something.\n")
+    return Upstream(project, FILES)

@@ -1,233 +1,24 @@
-"""A series moved to another release: every verdict, every answer, every place to be killed at."""
+"""A series moved to another release: every answer, every refusal, every place to be killed at."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
-import json
 import os
 import shutil
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparkforge import cli, disk, run, series, transaction
+from sparkforge import disk, run, series, transaction
 from sparkforge.pins import load
 from sparkforge.rebase import state
-from sparkforge.rebase.verdicts import Verdict
-from tests.project import FILES, Project
-from tests.support import BODY, Repo, add_project, make_sdist, make_wheel, sha256
-
-STOPPED = 19
-OLD, NEW = "1.0", "2.0"
-COMMIT = "c0ffee" * 6 + "c0ff"
-
-
-def lines(word: str, count: int = 30) -> bytes:
-    """Return a file of distinct lines, so that a diff knows where it is."""
-    return b"".join(f"{word}_{i} = value_of_{word}({i})\n".encode() for i in range(count))
-
-
-def with_line(data: bytes, number: int, text: bytes) -> bytes:
-    """Return a file with one line replaced."""
-    found = data.split(b"\n")
-    found[number] = text
-    return b"\n".join(found)
-
-
-@dataclass
-class Upstream:
-    """The project's upstream, and what its next release is."""
-
-    project: Project
-    base: Mapping[str, bytes]
-
-    @property
-    def root(self) -> Path:
-        return self.project.root
-
-    def series(self, patches: Mapping[str, Mapping[str, bytes | None]]) -> None:
-        """Write a series on 1.0: by subject, the files that each patch changes."""
-        self.project.repo("checkout", "--quiet", "--detach", "v1.0")
-        for subject, files in patches.items():
-            self.project.repo.commit(files, f"{subject}\n\n{BODY}")
-        folder = self.project.patches
-        for left in folder.glob("*.patch"):
-            left.unlink()
-        exported = series.export(self.project.repo.path, "v1.0", "HEAD")
-        for name, data in exported:
-            (folder / name).write_bytes(data)
-        (folder / "series").write_text("# in this order\n" + "".join(f"{n}\n" for n, _ in exported))
-
-    def begin_with(self, more: Mapping[str, bytes]) -> str:
-        """Have these files in 1.0, too; returns its commit."""
-        self.base = {**self.base, **more}
-        repo = self.project.repo
-        repo("checkout", "--quiet", "-B", "main", "v1.0")
-        commit = repo.commit(more, "More files")
-        repo("tag", "--force", "v1.0")
-        demo = load(self.root / "pins.yaml").upstreams["demo"]
-        self.project.edit_pins(demo.commit, commit)
-        self.release({}, OLD)
-        for file in demo.files.values():
-            data = (self.root.parent / "release" / file.file).read_bytes()
-            self.project.edit_pins(file.sha256, sha256(data))
-        return commit
-
-    def release(self, changes: Mapping[str, bytes | None], version: str = NEW) -> None:
-        """Publish a release that differs from 1.0 by these files (None removes one)."""
-        files = {**self.base, **changes}
-        stated = f"commit_id = 'g{COMMIT}'\n".encode()
-        whole = {name: data for name, data in files.items() if data is not None}
-        whole["demo/_version.py"] = stated
-        folder = self.project.root.parent / "release"
-        inside = {name: data for name, data in whole.items() if name.startswith("demo/")}
-        make_sdist(folder, "demo", version, whole)
-        make_wheel(folder, "demo", version, inside)
-        listed = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-        add_project(self.project.server, "demo", listed)
-
-    def rebase(self, *words: str, code: int = 0) -> Any:
-        """Run the command in this process; returns what --json prints."""
-        places = ["--pins", str(self.root / "pins.yaml"), "--store", str(self.project.store)]
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            found = cli.main(["rebase", *words, "--json", *places])
-        text = out.getvalue()
-        assert found == code, text
-        return json.loads(text) if text else None
-
-
-@pytest.fixture
-def upstream(project: Project) -> Upstream:
-    """A project with nothing but a changelog and the files of FILES."""
-    (project.root / "CHANGELOG.md").write_text("# Changelog\n\n## next\n\n* Something.\n")
-    return Upstream(project, FILES)
-
-
-def files_of(root: Path) -> dict[str, str]:
-    """Return the digest of every file that a rebase may change."""
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and path.relative_to(root).parts[0] not in ("dist", ".git", ".sparkforge")
-    }
-
-
-# -- verdicts ------------------------------------------------------------------------------
-
-
-def verdict_case(project: Project) -> tuple[Upstream, dict[str, Mapping[str, bytes | None]]]:
-    """A release and a series in which every verdict occurs."""
-    names = ["clean", "shift", "changed", "taken", "empty", "clash", "old_name", "gone",
-             "indent", "worded", "moved"]  # fmt: skip
-    base = {**FILES, **{f"demo/{name}.py": lines(name) for name in names}}
-    up = Upstream(project, FILES)
-    up.begin_with(base)
-
-    def edit(name: str, number: int, text: bytes) -> bytes:
-        return with_line(base[f"demo/{name}.py"], number, text)
-
-    fix = [f"fixed_line_{i} = the_right_answer({i})".encode() for i in range(4)]
-    patches: dict[str, Mapping[str, bytes | None]] = {
-        "Clean one": {"demo/clean.py": edit("clean", 10, b"ours = 1")},
-        "Shift one": {"demo/shift.py": edit("shift", 20, b"ours = 1")},
-        "Changed one": {
-            "demo/changed.py": with_line(edit("changed", 5, b"both = 1"), 25, b"ours = 1")
-        },
-        "Taken one": {"demo/taken.py": edit("taken", 10, b"both = 1")},
-        "Empty one": {"demo/empty.py": edit("empty", 10, b"both = 1")},
-        "Clash one": {"demo/clash.py": edit("clash", 10, b"ours = 1")},
-        "Renamed one": {"demo/old_name.py": edit("old_name", 10, b"ours = 1")},
-        "Gone one": {"demo/gone.py": edit("gone", 10, b"ours = 1")},
-        "Indent one": {"demo/indent.py": edit("indent", 10, b"ours = 1")},
-        "Worded one": {"demo/worded.py": edit("worded", 10, b"\n".join(fix))},
-        "Moved one": {"demo/moved.py": edit("moved", 10, b"ours = 1")},
-    }
-    text = lines("moved").split(b"\n")
-    up.release({
-        "demo/shift.py": b"new = 0\n" * 9 + base["demo/shift.py"],
-        "demo/changed.py": edit("changed", 5, b"both = 1"),
-        "demo/taken.py": b"new = 0\n" * 9 + edit("taken", 10, b"both = 1"),
-        "demo/empty.py": with_line(edit("empty", 10, b"both = 1"), 12, b"theirs = 1"),
-        "demo/clash.py": edit("clash", 10, b"theirs = 1"),
-        "demo/old_name.py": None, "demo/new_name.py": base["demo/old_name.py"] + b"more = 1\n",
-        "demo/gone.py": None,
-        "demo/indent.py": b"if True:\n" + b"".join(
-            b"    " + line + b"\n" for line in base["demo/indent.py"].splitlines()
-        ),
-        "demo/worded.py": edit("worded", 10, b"\n".join([b"# our words", *fix[:3], b"pass"])),
-        "demo/moved.py": b"\n".join(text[:5] + text[20:]),
-        "demo/elsewhere.py": b"\n".join(text[5:20]) + b"\n",
-    })  # fmt: skip
-    return up, patches
-
-
-def test_every_verdict(project: Project) -> None:
-    up, patches = verdict_case(project)
-    up.series(patches)
-    before = files_of(up.root)
-    said = up.rebase("demo", "--onto", f"release:{NEW}", "--dry-run", code=STOPPED)
-    found = {move["patch"].removesuffix("-one.patch"): move for move in said["patches"]}
-    assert {name: (move["verdict"], move["stops"]) for name, move in found.items()} == {
-        "clean": ("clean", False), "shift": ("context-only", False),
-        "changed": ("changed", False), "taken": ("upstreamed", False), "empty": ("empty", False),
-        "clash": ("conflict", True), "renamed": ("target-renamed", False),
-        "gone": ("target-deleted", True), "indent": ("conflict", True),
-        "worded": ("conflict", True), "moved": ("conflict", True),
-    }  # fmt: skip
-    assert {move["verdict"] for move in found.values()} == {verdict.value for verdict in Verdict}
-    assert "demo/old_name.py is demo/new_name.py now" in found["renamed"]["detail"][0]
-    assert "demo/gone.py is gone" in found["gone"]["detail"]
-    assert "only white space" in found["indent"]["detail"][0]
-    assert "3 of the 4 lines" in found["worded"]["detail"][0]
-    assert "demo/elsewhere.py:" in found["moved"]["detail"][0]
-    assert all(move["next"] for move in found.values())
-    assert files_of(up.root) == before
-    assert not (up.root / "dist").exists()
-
-
-def test_a_patch_behind_one_that_stops_is_marked(upstream: Upstream) -> None:
-    text = FILES["demo/mod.py"]
-    first = with_line(text, 5, b"ours = 1")
-    upstream.series({"First one": {"demo/mod.py": first},
-                     "Second one": {"demo/mod.py": with_line(first, 6, b"ours = 2")}})  # fmt: skip
-    upstream.release({"demo/mod.py": with_line(text, 5, b"theirs = 1")})
-    said = upstream.rebase("demo", "--onto", "latest", "--dry-run", code=STOPPED)
-    assert [move["after"] for move in said["patches"]] == [[], ["first-one.patch"]]
-    assert "resolve first-one first" in said["patches"][1]["next"]
-
-
-def test_history_names_the_commit_that_did_it(upstream: Upstream, tmp_path: Path) -> None:
-    text = lines("far")
-    repo = upstream.project.repo
-    upstream.begin_with({"demo/far.py": text, "demo/mod2.py": lines("mod2"), "demo/t.py": text})
-    upstream.series({"Far one": {"demo/far.py": with_line(text, 3, b"ours = 1")},
-                     "Mod one": {"demo/mod2.py": with_line(lines("mod2"), 3, b"ours = 1")},
-                     "Taken one": {"demo/t.py": with_line(text, 3, b"both = 1")}})  # fmt: skip
-    repo("checkout", "--quiet", "main")
-    repo.commit({"demo/far.py": None, "demo/near.py": text}, "Move far near")
-    repo.commit({"demo/mod2.py": None}, "Drop mod2")
-    repo.commit({"demo/t.py": with_line(text, 3, b"both = 1")}, "Take the change")
-    # taken, and changed again: only the history still shows that it was
-    repo.commit({"demo/t.py": with_line(text, 3, b"both = 2")}, "Change it again")
-    repo("tag", "v2.0")
-    said = upstream.rebase("demo", "--onto", "v2.0", "--dry-run", "--mirror",
-                           f"demo={repo.path}", code=STOPPED)  # fmt: skip
-    far, mod, taken = said["patches"]
-    assert far["verdict"] == "target-renamed"
-    assert "Move far near (renames demo/far.py to demo/near.py)" in far["culprits"][0]
-    assert mod["verdict"] == "target-deleted"
-    assert "Drop mod2 (deletes demo/mod2.py)" in mod["culprits"][0]
-    assert taken["verdict"] == "upstreamed"
-    assert "makes the same change" in taken["detail"][0]
-
+from tests.integration.moving import COMMIT, NEW, STOPPED, Upstream, files_of, with_line
+from tests.project import FILES
+from tests.support import BODY, Repo, sha256
 
 # -- a whole rebase ------------------------------------------------------------------------
 

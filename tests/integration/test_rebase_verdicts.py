@@ -1,0 +1,185 @@
+"""What becomes of a patch on another release: each verdict, and what may look like it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sparkforge.rebase.verdicts import Verdict
+from tests.integration.moving import NEW, STOPPED, Upstream, files_of, lines, with_line
+from tests.project import FILES, Project
+
+
+def verdict_case(project: Project) -> tuple[Upstream, dict[str, Mapping[str, bytes | None]]]:
+    """A release and a series in which every verdict occurs."""
+    names = ["clean", "shift", "changed", "taken", "empty", "clash", "old_name", "gone",
+             "indent", "worded", "moved"]  # fmt: skip
+    base = {**FILES, **{f"demo/{name}.py": lines(name) for name in names}}
+    up = Upstream(project, FILES)
+    up.begin_with(base)
+
+    def edit(name: str, number: int, text: bytes) -> bytes:
+        return with_line(base[f"demo/{name}.py"], number, text)
+
+    fix = [f"fixed_line_{i} = the_right_answer({i})".encode() for i in range(4)]
+    patches: dict[str, Mapping[str, bytes | None]] = {
+        "Clean one": {"demo/clean.py": edit("clean", 10, b"ours = 1")},
+        "Shift one": {"demo/shift.py": edit("shift", 20, b"ours = 1")},
+        "Changed one": {
+            "demo/changed.py": with_line(edit("changed", 5, b"both = 1"), 25, b"ours = 1")
+        },
+        "Taken one": {"demo/taken.py": edit("taken", 10, b"both = 1")},
+        "Empty one": {"demo/empty.py": edit("empty", 10, b"both = 1")},
+        "Clash one": {"demo/clash.py": edit("clash", 10, b"ours = 1")},
+        "Renamed one": {"demo/old_name.py": edit("old_name", 10, b"ours = 1")},
+        "Gone one": {"demo/gone.py": edit("gone", 10, b"ours = 1")},
+        "Indent one": {"demo/indent.py": edit("indent", 10, b"ours = 1")},
+        "Worded one": {"demo/worded.py": edit("worded", 10, b"\n".join(fix))},
+        "Moved one": {"demo/moved.py": edit("moved", 10, b"ours = 1")},
+    }
+    text = lines("moved").split(b"\n")
+    up.release({
+        "demo/shift.py": b"new = 0\n" * 9 + base["demo/shift.py"],
+        "demo/changed.py": edit("changed", 5, b"both = 1"),
+        "demo/taken.py": b"new = 0\n" * 9 + edit("taken", 10, b"both = 1"),
+        "demo/empty.py": with_line(edit("empty", 10, b"both = 1"), 12, b"theirs = 1"),
+        "demo/clash.py": edit("clash", 10, b"theirs = 1"),
+        "demo/old_name.py": None, "demo/new_name.py": base["demo/old_name.py"] + b"more = 1\n",
+        "demo/gone.py": None,
+        "demo/indent.py": b"if True:\n" + b"".join(
+            b"    " + line + b"\n" for line in base["demo/indent.py"].splitlines()
+        ),
+        "demo/worded.py": edit("worded", 10, b"\n".join([b"# our words", *fix[:3], b"pass"])),
+        "demo/moved.py": b"\n".join(text[:5] + text[20:]),
+        "demo/elsewhere.py": b"\n".join(text[5:20]) + b"\n",
+    })  # fmt: skip
+    return up, patches
+
+
+def test_every_verdict(project: Project) -> None:
+    up, patches = verdict_case(project)
+    up.series(patches)
+    before = files_of(up.root)
+    said = up.rebase("demo", "--onto", f"release:{NEW}", "--dry-run", code=STOPPED)
+    found = {move["patch"].removesuffix("-one.patch"): move for move in said["patches"]}
+    assert {name: (move["verdict"], move["stops"]) for name, move in found.items()} == {
+        "clean": ("clean", False), "shift": ("context-only", False),
+        "changed": ("changed", False), "taken": ("upstreamed", False), "empty": ("empty", False),
+        "clash": ("conflict", True), "renamed": ("target-renamed", False),
+        "gone": ("target-deleted", True), "indent": ("conflict", True),
+        "worded": ("conflict", True), "moved": ("conflict", True),
+    }  # fmt: skip
+    assert {move["verdict"] for move in found.values()} == {verdict.value for verdict in Verdict}
+    assert "demo/old_name.py is demo/new_name.py now" in found["renamed"]["detail"][0]
+    assert "demo/gone.py is gone" in found["gone"]["detail"]
+    assert "only white space" in found["indent"]["detail"][0]
+    assert "3 of the 4 lines" in found["worded"]["detail"][0]
+    assert "demo/elsewhere.py:" in found["moved"]["detail"][0]
+    assert all(move["next"] for move in found.values())
+    assert files_of(up.root) == before
+    assert not (up.root / "dist").exists()
+
+
+def test_a_patch_behind_one_that_stops_is_marked(upstream: Upstream) -> None:
+    text = FILES["demo/mod.py"]
+    first = with_line(text, 5, b"ours = 1")
+    upstream.series({"First one": {"demo/mod.py": first},
+                     "Second one": {"demo/mod.py": with_line(first, 6, b"ours = 2")}})  # fmt: skip
+    upstream.release({"demo/mod.py": with_line(text, 5, b"theirs = 1")})
+    said = upstream.rebase("demo", "--onto", "latest", "--dry-run", code=STOPPED)
+    assert [move["after"] for move in said["patches"]] == [[], ["first-one.patch"]]
+    assert "resolve first-one first" in said["patches"][1]["next"]
+
+
+def moves_in_history(up: Upstream, code: int = 0) -> dict[str, dict[str, Any]]:
+    """Tag what the repository's main branch has as v2.0; returns the moves by patch."""
+    repo = up.project.repo
+    repo("tag", "v2.0", "main")
+    said = up.rebase("demo", "--onto", "v2.0", "--dry-run", "--mirror", f"demo={repo.path}",
+                     code=code)  # fmt: skip
+    return {move["patch"].removesuffix("-one.patch"): move for move in said["patches"]}
+
+
+def test_history_names_the_commit_that_did_it(upstream: Upstream) -> None:
+    text = lines("far")
+    repo = upstream.project.repo
+    upstream.begin_with({"demo/far.py": text, "demo/mod2.py": lines("mod2")})
+    upstream.series({"Far one": {"demo/far.py": with_line(text, 3, b"ours = 1")},
+                     "Mod one": {"demo/mod2.py": b"ours = 1\n" + lines("mod2")}})  # fmt: skip
+    repo("checkout", "--quiet", "main")
+    repo.commit({"demo/far.py": None, "demo/near.py": text}, "Move far near")
+    repo.commit({"demo/mod2.py": None}, "Drop mod2")
+    found = moves_in_history(upstream, STOPPED)
+    assert found["far"]["verdict"] == "target-renamed"
+    assert "Move far near (renames demo/far.py to demo/near.py)" in found["far"]["culprits"][0]
+    assert found["mod"]["verdict"] == "target-deleted"
+    assert "Drop mod2 (deletes demo/mod2.py)" in found["mod"]["culprits"][0]
+
+
+FIX = b"\n".join(b"fixed_line_%d = the_right_answer(%d)" % (i, i) for i in range(4))
+
+
+@pytest.mark.parametrize(
+    ("then", "verdict", "said"),
+    [
+        # what upstream did after it had made the same change: (message, file)
+        ([], "upstreamed", "merging it leaves nothing"),
+        ([("Revert", None)], "clean", "takes it back"),
+        ([("Say so\n\nThis reverts commit MADE.", b"theirs = 1")], "conflict", "takes it back"),
+        # with more in the same commit, so that neither its patch-id nor its message shows it
+        ([("Tidy up", "far")], "context-only", "not there any more"),
+        ([("Revert", None), ("Again", FIX)], "upstreamed", "merging it leaves nothing"),
+        ([("Go on", FIX.replace(b"(3)", b"(4)"))], "upstreamed", "changed further since"),
+        ([("Do it otherwise", b"theirs = 1")], "conflict", "little of it is left"),
+    ],
+)
+def test_a_change_that_upstream_made(
+    upstream: Upstream, then: list[tuple[str, bytes | str | None]], verdict: str, said: str
+) -> None:
+    text, repo = lines("t"), upstream.project.repo
+    upstream.begin_with({"demo/t.py": text})
+    upstream.series({"Taken one": {"demo/t.py": with_line(text, 10, FIX)}})
+    repo("checkout", "--quiet", "main")
+    made = repo.commit({"demo/t.py": with_line(text, 10, FIX)}, "Take the change")
+    for message, line in then:
+        if line == "far":
+            data = b"".join(b"new_%d = 0\n" % i for i in range(5)) + text
+        else:
+            data = text if line is None else with_line(text, 10, line)  # type: ignore[arg-type]
+        repo.commit({"demo/t.py": data}, message.replace("MADE", made))
+    move = moves_in_history(upstream, STOPPED if verdict == "conflict" else 0)["taken"]
+    assert move["verdict"] == verdict
+    assert said in move["detail"][0]
+    assert ("leaves the series" in move["next"]) == (verdict == "upstreamed")
+
+
+BODY_OF_BOTH = b"".join(b"    step_%d()\n" % i for i in range(8))
+TWINS = b"def first():\n" + BODY_OF_BOTH + b"\n\ndef second():\n" + BODY_OF_BOTH
+
+
+def test_a_change_that_upstream_made_at_a_twin_place(upstream: Upstream) -> None:
+    def guard(at: int, data: bytes = TWINS) -> bytes:
+        return with_line(data, at, b"    step_3()\n    guard()")
+
+    upstream.begin_with({"demo/twins.py": TWINS})
+    upstream.series({"Guard one": {"demo/twins.py": guard(15)}})
+    upstream.release({"demo/twins.py": guard(4)})
+    (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
+    assert move["verdict"] == "context-only"
+    assert "at another place" in move["detail"][0]
+    upstream.release({"demo/twins.py": guard(4, guard(15))})
+    (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
+    assert move["verdict"] == "upstreamed"
+
+
+def test_patches_on_one_another_that_upstream_took(upstream: Upstream) -> None:
+    text = lines("t")
+    upstream.begin_with({"demo/t.py": text})
+    first = with_line(text, 10, b"ours = 1")
+    second = with_line(first, 10, b"ours = 2")
+    upstream.series({"First one": {"demo/t.py": first}, "Second one": {"demo/t.py": second}})
+    upstream.release({"demo/t.py": b"new = 0\n" + second})
+    said = upstream.rebase("demo", "--onto", "latest", "--dry-run")
+    assert [move["verdict"] for move in said["patches"]] == ["upstreamed", "upstreamed"]
