@@ -102,7 +102,7 @@ def labels(context: Context, base: str) -> dict[str, str]:
     for name in [layer for wheel in context.target.wheels for layer in context.layers(wheel)]:
         upstream = context.pins.upstream(name)
         said = {
-            "repository": upstream.git, "tag": upstream.tag, "commit": upstream.commit,
+            "repository": upstream.git, "tag": upstream.tag, "commit": upstream.said_commit,
             "series": context.series_of(name).sha256,
         }  # fmt: skip
         # the recorded trees and not the one that was built from: both kinds of source give the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from sparkforge import pins, series, sources, transaction
+from sparkforge import pinedit, pins, series, sources, transaction
 from sparkforge.authoring import worktree
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.log import log
@@ -26,11 +26,14 @@ def pins_check(options: argparse.Namespace) -> int:
             wheelhouse.read_lock(path.parent / lock)
     counts = {"upstreams": len(loaded.upstreams), "targets": len(loaded.targets),
               "files": sum(len(u.files) for u in loaded.upstreams.values())}  # fmt: skip
+    unknown = [name for name, one in loaded.upstreams.items() if one.commit is None]
     if options.json:
-        log.json({"pins": str(path), "ok": True, **counts})
+        log.json({"pins": str(path), "ok": True, **counts, "commit_unknown": unknown})
     else:
         log.info(f"{path.name}: {counts['upstreams']} upstreams, {counts['files']} release files,"
                  f" {counts['targets']} targets: all well formed")  # fmt: skip
+        for name in unknown:
+            log.info(f"{name}: commit: unknown (build.py pins resolve)")
     return 0
 
 
@@ -48,10 +51,42 @@ def pins_record(options: argparse.Namespace) -> int:
         with transaction.held(path.parent):  # an export beside us must not change the series now
             patched = series.apply(store, series.read(folder), source)
             recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
-            pins.record(path, name, source.provider, recorded)
+            pinedit.record(path, name, source.provider, recorded)
         log.info(f"{name}: patched.{source.provider}: tree {patched.tree}")
     if options.json:
         log.json({"pins": str(path)})
+    return 0
+
+
+def pins_resolve(options: argparse.Namespace) -> int:
+    """Write the commits that pins.yaml leaves out; check those of upstreams that are named."""
+    from sparkforge import resolving
+
+    path = pins_path(options)
+    loaded = pins.load(path)
+    for name in options.upstream:
+        loaded.upstream(name)
+    chosen = options.upstream or [name for name, one in loaded.upstreams.items()
+                                  if one.commit is None]  # fmt: skip
+    store, access = store_of(options), access_of(options, loaded)
+    found: dict[str, Any] = {}
+    for name in chosen:
+        upstream = loaded.upstreams[name]
+        resolved = resolving.resolve(store, name, upstream, access)
+        if upstream.commit is None:
+            with transaction.held(path.parent):
+                text = path.read_bytes().decode()
+                fresh = pinedit.with_commit(path, text, name, resolved.commit)
+                transaction.change(path.parent, {path: fresh.encode()})
+        found[name] = {"commit": resolved.commit, "files": resolved.files,
+                       "written": upstream.commit is None}  # fmt: skip
+        agree = f", {resolved.files} files agree with the release's" if resolved.files else ""
+        wrote = "written" if upstream.commit is None else "as pinned"
+        log.info(f"{name}: {upstream.tag} is {resolved.commit}: {wrote}{agree}")
+    if not chosen:
+        log.info("no upstream lacks its commit; name one to check it")
+    if options.json:
+        log.json(found)
     return 0
 
 

@@ -29,6 +29,9 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
                 (*here, "version"), f"{upstream.version!r} is not that of tag {upstream.tag}",
                 "name the version of the pinned release",
             )  # fmt: skip
+        if upstream.commit is None and upstream.source_file is None:
+            what = "missing, and no release file stands in for it"
+            report((*here, "commit"), what, "add it, or name a source_file")
         lender = upstream if upstream.source_in is None else pins.upstreams.get(upstream.source_in)
         if lender is None:
             report(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -11,7 +10,18 @@ from pydantic import BeforeValidator, Field, StringConstraints, ValidationError
 
 from sparkforge import pinchecks, yamlfile
 from sparkforge.errors import PinsError, UsageError
-from sparkforge.pinbase import Commit, Count, Digest, Model, Name, Platform, Sha256, Tag, number
+from sparkforge.pinbase import (
+    UNKNOWN,
+    Commit,
+    Count,
+    Digest,
+    Model,
+    Name,
+    Platform,
+    Sha256,
+    Tag,
+    number,
+)
 from sparkforge.pincompile import Compile
 from sparkforge.profiles import Profile
 from sparkforge.yamlfile import Document, NotYamlError, dotted
@@ -101,7 +111,8 @@ class Upstream(Model):
 
     git: Annotated[str, StringConstraints(pattern=r"^https://\S+\.git$")]
     tag: Tag
-    commit: Commit
+    commit: Commit | None = None
+    """None: nobody here knows it; sources come from release files then (``pins resolve``)."""
     version: str
     files: Mapping[Name, ReleaseFile]
     source_file: Name | None = None
@@ -117,6 +128,11 @@ class Upstream(Model):
     externals: Mapping[Name, External] = Field(default_factory=dict)
     compile: Compile = Field(default_factory=Compile)
     """How its wheels are compiled (``--wheels compile``)."""
+
+    @property
+    def said_commit(self) -> str:
+        """The commit as receipt, bill, provenance and labels name it."""
+        return self.commit or UNKNOWN
 
 
 class BaseImage(Model):
@@ -331,6 +347,9 @@ def _problem(document: Document, detail: Any) -> tuple[int, str]:
         pattern = context["pattern"]
         what = f"{given} has not the form asked for"
         remedy = _SHAPE_REMEDIES.get(pattern, f"it must match {pattern}")
+    elif kind == "padded":
+        what = f"{given}: {detail['msg']}"
+        remedy = "give the full SHA; an upstream's commit may be left out"
     elif kind == "literal_error":
         what, remedy = f"{given} is not allowed", f"use {context['expected']}"
     elif kind in ("model_type", "mapping_type", "dict_type"):
@@ -338,65 +357,3 @@ def _problem(document: Document, detail: Any) -> tuple[int, str]:
     else:
         what, remedy = f"{given}: {detail['msg']}", "correct the value"
     return document.line(where), f"{dotted(where)}: {what}: {remedy}"
-
-
-def record(path: Path, upstream: str, provider: Provider, recorded: Recorded) -> None:
-    """Write what a series gives into pins.yaml, leaving every other line as it is.
-
-    The file is read anew: it may have changed since.
-
-    Raises:
-        UsageError: the file has no such upstream.
-        PinsError: its upstream is not written one key a line.
-    """
-    present = dict(load(path).upstream(upstream).patched) | {provider: recorded}
-    _rewrite(path, upstream, present)
-
-
-def forget(path: Path, upstream: str) -> None:
-    """Remove what pins.yaml records of a series, as ``record`` writes it.
-
-    Raises:
-        UsageError, PinsError: as ``record``.
-    """
-    if load(path).upstream(upstream).patched:
-        _rewrite(path, upstream, {})
-
-
-def _rewrite(path: Path, upstream: str, recorded: Mapping[Provider, Recorded]) -> None:
-    # read_text() would change the line ends
-    text_now = with_record(path, path.read_bytes().decode(), upstream, recorded)
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        fresh.write_bytes(text_now.encode())
-        load(fresh)
-        shutil.copymode(path, fresh)
-        fresh.rename(path)
-    finally:
-        fresh.unlink(missing_ok=True)
-
-
-def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider, Recorded]) -> str:
-    """Return the text of pins.yaml with this as all that is recorded of a series.
-
-    Raises:
-        PinsError: its upstream is not written one key a line.
-    """
-    # right behind the source file, which is what the tree was made from
-    text_now = yamlfile.replace_block(
-        text, ("upstreams", upstream), "patched", _block(recorded), behind="source_file"
-    )
-    if text_now is None:
-        msg = f"{path.name}: upstreams.{upstream}: stands on one line"
-        raise PinsError(msg, "write it one key a line, so that the record gets lines of its own")
-    return text_now
-
-
-def _block(recorded: Mapping[Provider, Recorded]) -> list[str]:
-    """Return the lines of ``patched``; none where nothing is recorded."""
-    if not recorded:
-        return []
-    return ["patched:"] + [
-        f"  {kind}: {{commit: {value.commit}, tree: {value.tree}}}"
-        for kind, value in sorted(recorded.items())
-    ]

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from sparkforge import __version__, git
 from sparkforge.context import Context
 from sparkforge.errors import CommandError
+from sparkforge.pinbase import UNKNOWN
 from sparkforge.pins import Provider, Upstream
 from sparkforge.receipt import Line
 from sparkforge.store import sha256_file
@@ -142,10 +143,11 @@ def _source(
             "digest": {"gitCommit": upstream.commit}, "annotations": dict(notes),
         }  # fmt: skip
     file = context.pins.upstream(upstream.source_in or name).files[upstream.source_file]
-    stands_for = f"git+{upstream.git}@{upstream.commit}"
-    return {
-        **_file(file.file, file.sha256), "annotations": {"standsFor": stands_for, **notes}
-    }  # fmt: skip
+    if upstream.commit is None:
+        said = {"standsFor": f"git+{upstream.git}@refs/tags/{upstream.tag}", "commit": UNKNOWN}
+    else:
+        said = {"standsFor": f"git+{upstream.git}@{upstream.commit}"}
+    return {**_file(file.file, file.sha256), "annotations": {**said, **notes}}
 
 
 def _file(name: str, sha256: str) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from sparkforge import __version__
 from sparkforge.context import Context
 from sparkforge.errors import WheelError
+from sparkforge.pinbase import UNKNOWN
 from sparkforge.pins import Upstream
 from sparkforge.series import Series
 from sparkforge.store import sha256_file
@@ -213,11 +214,12 @@ def _pedigree(
             *(Property(name=f"sparkforge:patched-tree:{kind}", value=record.tree)
               for kind, record in upstream.patched.items()),
             Property(name="sparkforge:series", value=f"sha256:{patches.sha256}"),
+            *([] if upstream.commit else [Property(name="sparkforge:commit", value=UNKNOWN)]),
         ],
     )  # fmt: skip
     return Pedigree(
         ancestors=[*ancestors, source],
-        commits=[Commit(uid=upstream.commit, url=XsUri(
+        commits=[] if upstream.commit is None else [Commit(uid=upstream.commit, url=XsUri(
             f"{upstream.git.removesuffix('.git')}/commit/{upstream.commit}"))],
         patches=[
             Patch(
@@ -244,8 +246,8 @@ def _source_purl(upstream: Upstream) -> PackageURL:
     owner, name = _repository(upstream)
     subpath = upstream.subdirectory or None
     if urlsplit(upstream.git).hostname == "github.com":
-        return PackageURL("github", owner, name, upstream.commit, None, subpath)
-    where = {"vcs_url": f"git+{upstream.git}@{upstream.commit}"}
+        return PackageURL("github", owner, name, upstream.commit or upstream.tag, None, subpath)
+    where = {"vcs_url": f"git+{upstream.git}@{upstream.commit or upstream.tag}"}
     return PackageURL("generic", owner or None, name, upstream.version, where, subpath)
 
 

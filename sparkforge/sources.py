@@ -68,13 +68,21 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
     Raises:
         FetchError: it can't be had.
         IntegrityError: the tag names another commit, or a file has another hash.
+        PinsError: the commit is unknown, and no release file may stand in for it.
     """
     # an explicitly named mirror is a wish for git, whatever the target prefers
     provider: Provider = "git" if name in access.mirrors else plan.provider
     if provider == "release":
         return release(store, name, upstream, access)
+    if upstream.commit is None:
+        msg = f"{name}: commit: unknown: pins.yaml names none for {upstream.tag}"
+        if plan.fallback is None or name in access.mirrors:
+            remedy = "on a machine that reaches its repository: build.py pins resolve"
+            raise PinsError(msg, remedy)
+        log.info(f"{msg}: the release file is taken, as pins.yaml allows")
+        return release(store, name, upstream, access)
     try:
-        return _git(store, name, upstream, access)
+        return _git(store, name, upstream, upstream.commit, access)
     except FetchError as error:
         if plan.fallback is None or name in access.mirrors or upstream.source_file is None:
             raise
@@ -94,37 +102,37 @@ def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
 # -- git ---------------------------------------------------------------------
 
 
-def _git(store: Store, name: str, upstream: Upstream, access: Access) -> Source:
+def _git(store: Store, name: str, upstream: Upstream, commit: str, access: Access) -> Source:
     repo = store.git_path(name)
     url = access.mirrors.get(name, upstream.git)
     # the ref is set only after the tag was checked, so it stands for "fetched and checked"
-    ref = f"refs/pins/{upstream.tag}/{upstream.commit}"
-    if git.ref_commit(repo, ref) != upstream.commit:
+    ref = f"refs/pins/{upstream.tag}/{commit}"
+    if git.ref_commit(repo, ref) != commit:
         with store.lock(f"git-{name}"):
-            if git.ref_commit(repo, ref) != upstream.commit:
-                _fetch_git(repo, name, url, upstream, ref, access)
+            if git.ref_commit(repo, ref) != commit:
+                _fetch_git(repo, name, url, upstream, commit, ref, access)
     else:
-        log.info(f"{name}: git commit {upstream.commit[:12]} ({upstream.tag}), in the store")
-    tree = git.git(repo, "rev-parse", f"{upstream.commit}^{{tree}}")
-    return Source(name, "git", repo, upstream.commit, tree, f"git {upstream.git}")
+        log.info(f"{name}: git commit {commit[:12]} ({upstream.tag}), in the store")
+    tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
+    return Source(name, "git", repo, commit, tree, f"git {upstream.git}")
 
 
 def _fetch_git(
-    repo: Path, name: str, url: str, upstream: Upstream, ref: str, access: Access
+    repo: Path, name: str, url: str, upstream: Upstream, commit: str, ref: str, access: Access
 ) -> None:
     is_local = "://" not in url and Path(url).exists()
     if access.offline and not is_local:
-        msg = f"{name}: commit {upstream.commit[:12]} is not in the store, and --offline is given"
+        msg = f"{name}: commit {commit[:12]} is not in the store, and --offline is given"
         raise FetchError(msg, f"run once with network, or give --mirror {name}=PATH of a clone")
     where = str(Path(url).resolve()) if is_local else url
-    log.info(f"{name}: fetching {upstream.commit[:12]} ({upstream.tag}) from {where}")
+    log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
     try:
         tagged = git.remote_tag(where, upstream.tag)
         if tagged is None:
             msg = f"{name}: {where} has no tag {upstream.tag}"
             raise IntegrityError(msg, "correct the tag in pins.yaml, or use a mirror that has tags")
-        if tagged != upstream.commit:
-            msg = f"{name}: tag {upstream.tag} names {tagged}, pinned is {upstream.commit}"
+        if tagged != commit:
+            msg = f"{name}: tag {upstream.tag} names {tagged}, pinned is {commit}"
             remedy = (
                 "the tag was moved or the pin is wrong: compare with the release page before"
                 " changing pins.yaml"
@@ -132,11 +140,11 @@ def _fetch_git(
             raise IntegrityError(msg, remedy)
         git.init_bare(repo)
         git.tidy(repo)
-        git.fetch_commit(repo, where, upstream.commit)
+        git.fetch_commit(repo, where, commit)
     except CommandError as error:
         msg = f"{name}: git could not fetch from {where}:\n{error}"
         raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
-    git.git(repo, "update-ref", ref, upstream.commit)
+    git.git(repo, "update-ref", ref, commit)
 
 
 # -- release files -----------------------------------------------------------

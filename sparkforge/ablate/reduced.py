@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge import git, pins, series
+from sparkforge import git, pinedit, series
 from sparkforge.errors import CommandError, SeriesError
 from sparkforge.pins import Recorded
 from sparkforge.series import Patched, Series
@@ -147,7 +147,7 @@ def checkout(store: Store, root: Path, reduced: Sequence[Reduced]) -> Iterator[P
             for name, data in one.files:
                 (folder / name).write_bytes(data)
             (folder / "series").write_text("".join(f"{name}\n" for name, _ in one.files))
-            pins.forget(here / "pins.yaml", one.upstream)
+            pinedit.forget(here / "pins.yaml", one.upstream)
             remade.append((series.read(folder), one.source))
         try:
             for (made, source), one in zip(remade, reduced, strict=True):
@@ -155,7 +155,7 @@ def checkout(store: Store, root: Path, reduced: Sequence[Reduced]) -> Iterator[P
                     patched = series.apply(borrowed, made, source)
                     _check_same(patched, one)
                     recorded = Recorded(commit=patched.commit, tree=patched.tree)
-                    pins.record(here / "pins.yaml", one.upstream, source.provider, recorded)
+                    pinedit.record(here / "pins.yaml", one.upstream, source.provider, recorded)
             yield Place(here, borrowed, tuple(reduced))
         finally:
             for made, source in remade:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge import git, patchdocs, pins, series, transaction
+from sparkforge import git, patchdocs, pinedit, series, transaction
 from sparkforge.errors import SeriesError, SparkforgeError, StaleError, UsageError
 from sparkforge.log import log
 from sparkforge.pins import Pins, Provider, Recorded
@@ -264,7 +264,7 @@ def _wanted(
                     " any more (build.py pins record)")  # fmt: skip
     if after != before:
         text = checkout.pins_path.read_bytes().decode()  # read_text() would change the line ends
-        wanted[checkout.pins_path] = pins.with_record(
+        wanted[checkout.pins_path] = pinedit.with_record(
             checkout.pins_path, text, fresh.upstream, after
         ).encode()
     page = checkout.root / "docs" / "patches.md"

@@ -63,13 +63,15 @@ class Recipe:
         variables = {
             "SOURCE_DATE_EPOCH": str(self.epoch),
             "SETUPTOOLS_SCM_PRETEND_VERSION": self.upstream.version,
-            # the commit's name in git's way, as upstream's release job has it
-            "SETUPTOOLS_SCM_PRETEND_METADATA": f'{{node="g{self.upstream.commit[:9]}"}}',
             "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
             "HOME": f"{BUILD}/tmp", "TMPDIR": f"{BUILD}/tmp",
             "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_CACHE_DIR": "1",
             **plan.variables, **more,
         }  # fmt: skip
+        if self.upstream.commit is not None:
+            # the commit's name in git's way, as upstream's release job has it
+            node = f'{{node="g{self.upstream.commit[:9]}"}}'
+            variables["SETUPTOOLS_SCM_PRETEND_METADATA"] = node
         if self.arch is not None:
             variables |= {"TORCH_CUDA_ARCH_LIST": self.arch, "NVCC_APPEND_FLAGS": NVCC_FLAGS}
         if self.decision.fetches:

@@ -19,7 +19,7 @@ def source_item(context: Context, name: str, upstream: Upstream) -> Item:
     plan = context.target.source
     file = upstream.files[upstream.source_file] if upstream.source_file else None
     inputs = {
-        "commit": upstream.commit,
+        "commit": upstream.said_commit,
         "tag": upstream.tag,
         "provider": "git" if name in context.access.mirrors else plan.provider,
         "fallback": None if name in context.access.mirrors else plan.fallback,

@@ -187,11 +187,13 @@ def _dry_run(options: argparse.Namespace) -> int:
     rebase = _rebase(options)
     loaded = pins.load(rebase.pins_path)
     pinned = loaded.upstream(options.upstream)
-    goal = onto.resolve(rebase.store, loaded, options.upstream, options.onto, rebase.access)
+    goal = onto.resolve(rebase.store, loaded, options.upstream, options.onto, rebase.access,
+                        complete=True)  # fmt: skip
     old = onto.old_source(rebase.store, options.upstream, pinned, goal, rebase.access)
     one = rebase.series_of(options.upstream)
     moves = verdicts(rebase.store, one, old, goal.source, history=rebase.history)
     found = companions.disagreements(loaded, rebase.root, goal.upstream, goal.source, old)
+    found += companions.unknown(options.upstream, goal.upstream, goal.stated, goal.lacking)
     _table(moves)
     _say(found)
     document = {

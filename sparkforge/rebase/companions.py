@@ -7,7 +7,7 @@ and the triton_kernels that its wheels carry. All of it is read from the tree, n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,33 @@ def disagreements(
     found += _asked_for(pins, root, name, goal)
     found += _required(pins, root, name, source)
     found += _images(pins, name, source)
+    return found
+
+
+def unknown(
+    name: str, goal: Upstream, stated: str | None, lacking: Iterable[str]
+) -> list[Companion]:
+    """Return what nobody knows of a release: its commit, and files that the index lacks.
+
+    Args:
+        stated: what the release says its commit is, maybe abbreviated.
+        lacking: names among the goal's files of which the old release's stay.
+    """
+    found = []
+    if goal.commit is None:
+        says = f"; the release says {stated}" if stated else ""
+        found.append(Companion(
+            f"upstreams.{name}: commit: unknown: no repository could be asked for {goal.tag}{says}",
+            f"where git reaches it: build.py pins resolve {name}; or --commit SHA; until then"
+            " sources come from the release file", {},
+        ))  # fmt: skip
+    for key in lacking:
+        file = goal.files[key]
+        found.append(Companion(
+            f"files.{key}: the index has none of {file.project} {goal.version}: {file.file} stays",
+            f"write it into upstreams.{name}.files.{key} once it is published; until then the"
+            " targets that need it can't be built", {},
+        ))  # fmt: skip
     return found
 
 

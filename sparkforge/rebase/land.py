@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge import git, patchdocs, pins, series, transaction, yamlfile
-from sparkforge.errors import IntegrityError, PinsError, RebaseStopped, SeriesError
+from sparkforge import git, patchdocs, pinedit, pins, series, transaction, yamlfile
+from sparkforge.errors import IntegrityError, PinsError, SeriesError
 from sparkforge.pins import Pins, Recorded, Upstream
 from sparkforge.rebase import companions, report
 from sparkforge.rebase.companions import Companion
@@ -41,16 +41,8 @@ def land(rebase: Rebase, state: State) -> Landed:
     """Write pins, series, patches, resolutions, changelog and report together.
 
     Raises:
-        RebaseStopped: nobody knows the release's commit yet.
         SeriesError, IntegrityError: what the moves gave is no sound series.
     """
-    own = state.legs[0]
-    if own.goal.commit == git.ABSENT:
-        stated = f"; the release says {state.stated}" if state.stated else ""
-        msg = (
-            f"{own.upstream}: which commit is {own.goal.tag}? No repository could be asked{stated}"
-        )
-        raise RebaseStopped(msg, f"build.py rebase {own.upstream} --continue --commit SHA")
     # from the first look at the checkout on: what an export wrote meanwhile would be undone
     with transaction.held(rebase.root):
         return _landed(rebase, state)
@@ -73,7 +65,7 @@ def _landed(rebase: Rebase, state: State) -> Landed:
             files[root / "patches" / leg.upstream / Memory.FOLDER / path.name] = path.read_bytes()
     loaded = pins.load(rebase.pins_path)
     found = companions.disagreements(loaded, root, own.goal, own.new, own.old)
-    found += [_lacking(own, key) for key in state.lacking]
+    found += companions.unknown(own.upstream, own.goal, state.stated, state.lacking)
     text = _pins_text(rebase.pins_path, loaded, state, recorded, found)
     files[rebase.pins_path] = text.encode()
     after = pins.parse(rebase.pins_path, text)
@@ -141,15 +133,6 @@ def _range_diff(rebase: Rebase, leg: Leg) -> str:
 # -- pins.yaml -----------------------------------------------------------------------------
 
 
-def _lacking(leg: Leg, key: str) -> Companion:
-    file = leg.goal.files[key]
-    return Companion(
-        f"files.{key}: the index has none of {file.project} {leg.goal.version}: {file.file} stays",
-        f"write it into upstreams.{leg.upstream}.files.{key} once it is published; until then the"
-        " targets that need it can't be built", {},
-    )  # fmt: skip
-
-
 def _pins_text(
     path: Path, loaded: Pins, state: State, recorded: Mapping[str, Recorded | None],
     found: list[Companion],
@@ -159,7 +142,7 @@ def _pins_text(
     own = state.legs[0]
     values: dict[Where, str] = {("release", "counter"): str(loaded.release.counter + 1)}
     here: Where = ("upstreams", own.upstream)
-    for key in ("tag", "commit", "version"):
+    for key in ("tag", "version"):
         values[*here, key] = str(getattr(own.goal, key))
     for name, file in own.goal.files.items():
         for key in ("file", "sha256", "size"):
@@ -171,6 +154,7 @@ def _pins_text(
     except KeyError as error:
         msg = f"{path.name}: {error.args[0]}: stands on more than one line"
         raise PinsError(msg, "write it KEY: VALUE on one line") from None
+    text = pinedit.with_commit(path, text, own.upstream, own.goal.commit)
     for leg in state.legs:
         text = _with_record(path, text, loaded.upstream(leg.upstream), leg, recorded)
     return text
@@ -183,7 +167,7 @@ def _with_record(
     if value is None and not upstream.patched:
         return text
     fresh = {} if value is None else {leg.new.provider: value}
-    return pins.with_record(path, text, leg.upstream, fresh)
+    return pinedit.with_record(path, text, leg.upstream, fresh)
 
 
 # -- pages ---------------------------------------------------------------------------------

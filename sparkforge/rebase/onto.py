@@ -25,6 +25,7 @@ from sparkforge import download, git, sources
 from sparkforge.errors import CommandError, FetchError, IntegrityError, UsageError
 from sparkforge.index import sha256_of
 from sparkforge.log import log
+from sparkforge.pinbase import padded
 from sparkforge.pins import RELEASE_PLAN, Pins, ReleaseFile, SourcePlan, Upstream
 from sparkforge.sources import Access, Source
 from sparkforge.store import Store, sha256_file
@@ -44,7 +45,7 @@ class Onto:
     """A release to move to.
 
     Attributes:
-        upstream: as pins.yaml would have it; its commit is git.ABSENT where nobody knows it yet.
+        upstream: as pins.yaml would have it; its commit is None where nobody knows it.
         source: its tree.
         lacking: names among ``files`` that the index has no file of this release for.
         stated: what the release itself says its commit is, maybe abbreviated.
@@ -186,7 +187,7 @@ def _release(
     moved = {} if upstream.source_in else {"version": str(version), "tag": f"{pinned}{version}"}
     fresh = upstream.model_copy(update={
         **moved, "files": {**upstream.files, upstream.source_file: file},
-        "commit": upstream.commit if upstream.source_in else git.ABSENT, "patched": {},
+        "commit": upstream.commit if upstream.source_in else None, "patched": {},
     })  # fmt: skip
     # a mirror is one of git: the release is taken from where releases are
     source = sources.ensure(store, name, fresh, RELEASE_PLAN, replace(access, mirrors={}))
@@ -231,9 +232,7 @@ def _completed(name: str, upstream: Upstream, onto: Onto, version: Version, acce
     """Add what pins.yaml says beside the source: the other files, and the commit."""
     fresh = onto.upstream
     files, lacking = _other_files(upstream, version, access, but=upstream.source_file)
-    commit = fresh.commit
-    if commit == git.ABSENT:
-        commit = _commit_of(name, fresh, onto.stated, access) or git.ABSENT
+    commit = fresh.commit or _commit_of(name, fresh, onto.stated, access)
     fresh = fresh.model_copy(update={"files": {**fresh.files, **files}, "commit": commit})
     return replace(onto, upstream=fresh, lacking=lacking)
 
@@ -273,7 +272,11 @@ def check_commit(upstream: Upstream, commit: str, stated: str | None) -> None:
 
     Raises:
         IntegrityError: the release was made from another one.
+        UsageError: it is an abbreviation, filled up with zeros.
     """
+    if padded(commit):
+        msg = f"--commit {commit}: an abbreviation filled up with zeros"
+        raise UsageError(msg, "leave --commit out: the pin says then that the commit is unknown")
     if stated is not None and not commit.startswith(stated):
         msg = f"{upstream.tag}: commit {commit}, but the release says that it is {stated}"
         raise IntegrityError(msg, "give the commit that the release was made from: --commit SHA")

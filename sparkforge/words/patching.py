@@ -25,6 +25,12 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         help="write what the series give into pins.yaml",
     )
     record.set_defaults(run=patchcommands.pins_record)
+    resolve = pins_commands.add_parser(
+        "resolve", parents=[shared, sources],
+        help="ask the repositories for commits that pins.yaml leaves out, and write them",
+    )  # fmt: skip
+    resolve.add_argument("upstream", nargs="*", help="only these, whether or not it has theirs")
+    resolve.set_defaults(run=patchcommands.pins_resolve)
 
     patches = subparsers.add_parser("patches", help="list, check, apply or document the series")
     patches_commands = patches.add_subparsers(dest="action", required=True, metavar="ACTION",

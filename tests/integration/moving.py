@@ -65,17 +65,23 @@ class Upstream:
         commit = repo.commit(more, "More files")
         repo("tag", "--force", "v1.0")
         demo = load(self.root / "pins.yaml").upstreams["demo"]
-        self.project.edit_pins(demo.commit, commit)
+        self.project.edit_pins(str(demo.commit), commit)
         self.release({}, OLD)
         for file in demo.files.values():
             data = (self.root.parent / "release" / file.file).read_bytes()
             self.project.edit_pins(file.sha256, sha256(data))
         return commit
 
-    def release(self, changes: Mapping[str, bytes | None], version: str = NEW) -> None:
-        """Publish a release that differs from 1.0 by these files (None removes one)."""
+    def release(
+        self, changes: Mapping[str, bytes | None], version: str = NEW, commit: str = COMMIT
+    ) -> None:
+        """Publish a release that differs from 1.0 by these files (None removes one).
+
+        Args:
+            commit: what it says that it was made of.
+        """
         files = {**self.base, **changes}
-        stated = f"commit_id = 'g{COMMIT}'\n".encode()
+        stated = f"commit_id = 'g{commit}'\n".encode()
         whole = {name: data for name, data in files.items() if data is not None}
         whole["demo/_version.py"] = stated
         folder = self.project.root.parent / "release"

@@ -167,7 +167,7 @@ def test_an_image_says_what_is_in_it_and_that_this_checkout_makes_it(baked: Bake
     baked.files["usr/lib/gpu.cubin"] = elf(("cuda", 190))
     out, _ = baked.verify()
     assert "1 programs and libraries" in out
-    commit = pins.load(baked.project.root / "pins.yaml").upstream("demo").commit
+    commit = str(pins.load(baked.project.root / "pins.yaml").upstream("demo").commit)
     assert f"demo v1.0  commit {commit[:12]}" in out
     assert "1 patched files" in out
     assert "1 wheels in the store" in out

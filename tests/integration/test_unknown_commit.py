@@ -1,0 +1,100 @@
+"""A pin without a commit: shown as unknown, built from release files, filled in where git is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkforge.pins import load
+from tests.integration.moving import NEW, Upstream, with_line
+from tests.project import FILES, Project
+
+
+def unpin(project: Project) -> str:
+    """Leave the commit of the project's upstream out; returns it."""
+    commit = str(load(project.root / "pins.yaml").upstreams["demo"].commit)
+    project.edit_pins(f"    commit: {commit}\n", "")
+    return commit
+
+
+def test_a_build_says_that_the_commit_is_unknown(project: Project) -> None:
+    unpin(project)
+    assert "demo: commit: unknown" in "".join(project.run("pins", "check"))
+    project.edit_pins("{provider: release}", "{provider: git, fallback: release}")
+    receipt = project.build()
+    folder = project.root / "dist" / "tiny"
+    (source,) = (item for item in receipt["items"] if item["label"] == "source demo")
+    assert source["inputs"]["commit"] == "unknown"
+    assert source["outputs"]["provider"] == "release"
+    provenance = json.loads((folder / "provenance.intoto.json").read_text())
+    inputs = provenance["predicate"]["buildDefinition"]["resolvedDependencies"]
+    (one,) = (item for item in inputs if item["name"] == "demo-1.0.tar.gz")
+    assert one["annotations"]["commit"] == "unknown"
+    assert one["annotations"]["standsFor"].endswith("demo.git@refs/tags/v1.0")
+    bill = json.loads((folder / "sbom.cdx.json").read_text())
+    (wheel,) = (part for part in bill["components"] if part["name"] == "demo")
+    assert "commits" not in wheel["pedigree"]
+    said = [item for part in wheel["pedigree"]["ancestors"] for item in part.get("properties", [])]
+    assert {"name": "sparkforge:commit", "value": "unknown"} in said
+
+
+def test_git_alone_needs_a_commit(project: Project) -> None:
+    unpin(project)
+    project.edit_pins("{provider: release}", "{provider: git}")
+    _, err = project.run("build", "--target", "tiny", "--until", "sources", code=3)
+    assert "build.py pins resolve" in err
+
+
+def test_resolve_fills_it_in_and_checks_the_release(project: Project) -> None:
+    commit = unpin(project)
+    before = (project.root / "pins.yaml").read_text()
+    mirror = ("--mirror", f"demo={project.repo.path}")
+    out, _ = project.run("pins", "resolve", "--json", *mirror)
+    assert json.loads(out)["demo"] == {"commit": commit, "files": 4, "written": True}
+    after = (project.root / "pins.yaml").read_text()
+    assert after == before.replace("    tag: v1.0\n", f"    tag: v1.0\n    commit: {commit}\n")
+    assert json.loads(project.run("pins", "resolve", "--json", *mirror)[0]) == {}
+    named = json.loads(project.run("pins", "resolve", "demo", "--json", *mirror)[0])
+    assert named["demo"]["written"] is False
+
+
+def test_resolve_refuses_a_tag_of_another_tree(project: Project) -> None:
+    unpin(project)
+    project.repo("checkout", "--quiet", "--detach", "v1.0")
+    project.repo.commit({"demo/mod.py": b"other = 1\n"}, "Another tree")
+    project.repo("tag", "--force", "v1.0")
+    before = (project.root / "pins.yaml").read_text()
+    words = ("pins", "resolve", "--mirror", f"demo={project.repo.path}")
+    _, err = project.run(*words, code=5)
+    assert "1 of 4 files differ: demo/mod.py" in err
+    assert (project.root / "pins.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("commit", ["5df63a720".ljust(40, "0"), "0" * 40])
+def test_an_abbreviation_filled_with_zeros_is_refused(project: Project, commit: str) -> None:
+    project.edit_pins(unpin_text(project), f"    commit: {commit}\n")
+    assert "filled up with zeros" in project.run("pins", "check", code=3)[1]
+
+
+def unpin_text(project: Project) -> str:
+    commit = load(project.root / "pins.yaml").upstreams["demo"].commit
+    return f"    commit: {commit}\n"
+
+
+def test_a_release_whose_commit_nobody_knows_lands(upstream: Upstream, tmp_path: Path) -> None:
+    text = FILES["demo/mod.py"]
+    upstream.series({"First one": {"demo/mod.py": with_line(text, 3, b"ours = 1")}})
+    upstream.release({"demo/mod.py": b"new = 0\n" + text}, commit="c0ffeec0f")
+    short = "c0ffeec0f".ljust(40, "0")
+    said = upstream.rebase("demo", "--onto", "latest", "--commit", short, code=2)
+    assert "filled up with zeros" in said["error"]["what"]
+    dry = upstream.rebase("demo", "--onto", "latest", "--dry-run")
+    landed = upstream.rebase("demo", "--onto", "latest")
+    for found in (dry, landed):
+        (one,) = (one for one in found["companions"] if "commit: unknown" in one["what"])
+        assert "the release says c0ffeec0f" in one["what"]
+        assert "pins resolve demo" in one["mend"]
+    demo = load(upstream.root / "pins.yaml").upstreams["demo"]
+    assert (demo.tag, demo.version, demo.commit) == ("v2.0", NEW, None)
