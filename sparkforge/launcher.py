@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge import git, servers
+from sparkforge import git, isa, servers
 from sparkforge.context import UNPATCHED, Context, Results, source_of
 from sparkforge.pins import path_of
 from sparkforge.servers import Server
@@ -31,6 +31,16 @@ CHAT_OPTIONS = tuple(
 )
 
 
+def _mask(work: Path) -> dict[str, Path]:
+    """Return what hides instruction sets in an image, by its path below site-packages.
+
+    The server there ignores PYTHONPATH (``python -I``), so a line in a .pth file imports it.
+    """
+    line = work / "mask.pth"
+    line.write_text("import sparkforge_isa_mask\n")
+    return {"sparkforge_isa_mask.py": isa.MASK, "sparkforge_isa_mask.pth": line}
+
+
 @dataclass(frozen=True)
 class Launcher:
     """Starts servers of what a build baked, with the tiny checkpoint, in a work folder."""
@@ -44,7 +54,7 @@ class Launcher:
     def patched(self) -> Iterator[Server]:
         """Serve what was baked, with the target's own arguments; keeps its words on a failure."""
         with (
-            self._server(self.baked, self.context.serve, unpatched=False) as server,
+            self._server(self.baked, self.context.serve, "patched", {}) as server,
             servers.kept_log(server, self.context.server_log),
         ):
             yield server
@@ -52,28 +62,43 @@ class Launcher:
     @contextmanager
     def unpatched(self) -> Iterator[Server]:
         """Serve the release without our patches; our option is not among its arguments."""
+        with self._unpatched("unpatched", {}) as server:
+            yield server
+
+    @contextmanager
+    def unpatched_without_amx(self) -> Iterator[Server]:
+        """The same, with AMX hidden from the server's processes."""
+        with self._unpatched("unpatched-without-amx", isa.hiding("avx512_bf16")) as server:
+            yield server
+
+    @contextmanager
+    def _unpatched(self, name: str, variables: Mapping[str, str]) -> Iterator[Server]:
         options = list(self.context.serve)
         if "--moe-backend" in options:
             at = options.index("--moe-backend")
             del options[at : at + 2]
         label = f"environment ({UNPATCHED})"
-        with self._server(label, options, unpatched=True) as server:
+        with self._server(label, options, name, variables) as server:
             yield server
 
     def _server(
-        self, label: str, options: Sequence[str], *, unpatched: bool
+        self, label: str, options: Sequence[str], name: str, variables: Mapping[str, str]
     ) -> AbstractContextManager[Server]:
         model = self.work / "model"
         if not model.exists():
             make_tiny_gpt_oss(model)
-        work = self.work / ("unpatched" if unpatched else "patched")
+        work = self.work / name
         work.mkdir()
         arguments = (*SMOKE_ARGUMENTS, *self.context.arguments)
-        launch = servers.Launch(model, options, arguments, SMOKE_VARIABLES, self.context.port)
+        launch = servers.Launch(
+            model, options, arguments, {**SMOKE_VARIABLES, **variables}, self.context.port
+        )
         if self.context.engine is None:
             folder = self.results[label].path
             return servers.from_environment(folder, launch, work, self.work / "cache")
-        restored = self._originals(work) if unpatched else {}
+        restored = self._originals(work) if label != self.baked else {}
+        if isa.VARIABLE in variables:
+            restored |= _mask(work)
         image = str(self.results[self.baked].outputs["image_id"])
         return servers.from_image(self.context.engine, image, launch, restored)
 

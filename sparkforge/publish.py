@@ -21,6 +21,13 @@ from sparkforge.log import human_bytes, log
 from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line, is_receipt
 from sparkforge.store import Artefact
 
+# what the smoke test saw of the unpatched release, by ``smoke.ReleaseProof.done``
+_RELEASE = {
+    "refused": "unpatched, it refuses the same checkpoint on this CPU",
+    "compared": "unpatched, it serves the same checkpoint on a backend of its own (AMX), with the"
+    " same answers, and refuses it with AMX hidden",
+}
+
 
 def publish(
     context: Context, lines: Sequence[Line], document: Mapping[str, Any]
@@ -204,6 +211,7 @@ def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: floa
         out = report.outputs
         log.info(f"smoke    ready in {out['ready_s']} s, {out['tokens']} tokens in"
                  f" {out['completion_s']} s, stopped in {out['stop_s']} s")  # fmt: skip
+        log.info(f"release  {_RELEASE[out['release']['done']]}")
     log.info(f"receipt  {os.path.relpath(folder / 'receipt.json')}")
     if report is not None:
         log.info(f"serve it: python build.py serve --target {context.target_name}")

@@ -1,4 +1,4 @@
-"""Does what was baked serve? And does the unpatched release really not?
+"""Does what was baked serve? And does the unpatched release not, or the same?
 
 The same checks for a plain environment and an image: they only see a ``Server``.
 """
@@ -6,10 +6,10 @@ The same checks for a plain environment and an image: they only see a ``Server``
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import requests
 
@@ -23,6 +23,46 @@ _PROMPT = "The forge is hot, the spark is small, and every byte is counted once.
 _TOKENS = 24
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 STOCK_ERROR = "NotImplementedError: No MXFP4 MoE backend supports the deployment configuration"
+# Token ids; the first is the first forward of a server. After each of them the tiny model's next
+# token leads by 1.5 logits or more in float32, so rounding decides nothing.
+PROMPTS: tuple[tuple[int, ...], ...] = (
+    (5,),
+    (33,),
+    tuple(b"hammer"),
+    tuple(b"every byte counts"),
+    tuple(_PROMPT.encode()),
+)
+TOLERANCE = 0.15
+"""Between log-probabilities of one token from two servers that compute in BF16. In the float32
+reference, weights that are moved at random by up to 2**-8 of themselves (BF16's step is 2**-8) move
+those of ``PROMPTS`` by at most 0.04 in 12 draws."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A server's first token after one of ``PROMPTS``, and its natural log-probability."""
+
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class ReleaseProof:
+    """What the unpatched release did with the same checkpoint.
+
+    Attributes:
+        done: ``refused``: it cannot serve it on this machine. ``compared``: it can, on a backend of
+            its own, and answers ``PROMPTS`` as the patched server does.
+        refusal: the line that it refuses with; where it was compared, with ``hidden`` hidden from
+            that one process.
+        hidden: the instruction set that was hidden for the refusal, or "".
+        difference: of log-probabilities, the largest; 0 where it refused.
+    """
+
+    done: Literal["refused", "compared"]
+    refusal: str
+    hidden: str = ""
+    difference: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +75,8 @@ class Report:
         tokens: completion tokens that the server counted.
         text: what the model said, escaped (a random model says random bytes).
         stop_s: from SIGTERM to the end of the process.
-        stock_error: the line with which the unpatched release refuses, or "" where not tried.
+        answers: to ``PROMPTS``.
+        release: what the unpatched release did; None where not tried.
     """
 
     ready_s: float
@@ -43,7 +84,8 @@ class Report:
     tokens: int
     text: str
     stop_s: float
-    stock_error: str = ""
+    answers: tuple[Answer, ...]
+    release: ReleaseProof | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,6 +102,7 @@ def exercise(
     with start() as server:
         ready = wait_ready(server, timeout_s)
         log.info(f"ready after {ready:.1f} s")
+        answers = tuple(_answer(server, prompt) for prompt in PROMPTS)
         models = _get(server, "/v1/models")
         names = [entry["id"] for entry in models["data"]]
         _expect(names == [MODEL_NAME], f"/v1/models lists {names}, not [{MODEL_NAME!r}]", server)
@@ -101,32 +144,80 @@ def exercise(
         log.info(f"stopped cleanly in {stopped.seconds:.1f} s")
     return Report(
         ready_s=round(ready, 2), completion_s=round(seconds, 3), tokens=usage["completion_tokens"],
-        text=ascii(choice["text"]), stop_s=round(stopped.seconds, 2),
+        text=ascii(choice["text"]), stop_s=round(stopped.seconds, 2), answers=answers,
     )  # fmt: skip
 
 
-def prove_stock_fails(
-    start: Callable[[], AbstractContextManager[Server]], timeout_s: float = READY_TIMEOUT_S
-) -> str:
-    """Start the unpatched release on the same checkpoint; return the line it refuses with.
+def check_release(
+    start: Callable[[], AbstractContextManager[Server]],
+    start_hidden: Callable[[], AbstractContextManager[Server]] | None,
+    answers: Sequence[Answer],
+    timeout_s: float = READY_TIMEOUT_S,
+) -> ReleaseProof:
+    """Start the unpatched release on the same checkpoint: it refuses, or answers the same.
+
+    Args:
+        start_hidden: starts it without the instruction set that it has a backend of its own for;
+            None on a machine without that set, where it has to refuse.
+        answers: of the patched server to ``PROMPTS``.
 
     Raises:
-        SmokeError: it serves (then the patch is needless), or fails in another way.
+        SmokeError: it serves where it has no backend (then the patch is needless), it answers
+            something else, or it fails in another way.
     """
     with start() as server:
-        try:
-            wait_ready(server, timeout_s)
-        except SmokeError as error:
-            if server.exited() is None:
-                raise
-            for line in server.output().splitlines():
-                if STOCK_ERROR in line:
-                    log.info(f"the unpatched release refuses: {STOCK_ERROR}")
-                    return STOCK_ERROR
-            msg = f"the unpatched release fails, but not with {STOCK_ERROR}:\n{tail(server)}"
-            raise SmokeError(msg, "compare with the patch's Drop-when") from error
-        msg = "the unpatched release serves this checkpoint: the patch is not needed here"
-        raise SmokeError(msg, "drop the patch, or run on a machine without an MXFP4 backend")
+        if refusal := _refusal(server, timeout_s):
+            log.info(f"the unpatched release refuses: {refusal}")
+            return ReleaseProof("refused", refusal)
+        if start_hidden is None:
+            msg = "the unpatched release serves this checkpoint: the patch is not needed here"
+            raise SmokeError(msg, "compare with the patch's Drop-when")
+        difference = _compare(server, answers)
+    log.info(
+        f"the unpatched release serves the checkpoint on its own backend: {len(answers)} prompts,"
+        f" the same first tokens, log-probabilities within {difference:.3f}"
+    )
+    with start_hidden() as server:
+        if (refusal := _refusal(server, timeout_s)) is None:
+            msg = "the unpatched release serves this checkpoint with AMX hidden from it, too"
+            raise SmokeError(msg, "compare with the patch's Drop-when")
+    log.info(f"with AMX hidden from that one process it refuses: {refusal}")
+    return ReleaseProof("compared", refusal, hidden="amx", difference=round(difference, 4))
+
+
+def _refusal(server: Server, timeout_s: float) -> str | None:
+    """Return the line that a server refuses the checkpoint with; None: it is ready.
+
+    Raises:
+        SmokeError: it fails in another way, or is not ready in time.
+    """
+    try:
+        wait_ready(server, timeout_s)
+    except SmokeError as error:
+        if server.exited() is None:
+            raise
+        if STOCK_ERROR in server.output():
+            return STOCK_ERROR
+        msg = f"the unpatched release fails, but not with {STOCK_ERROR}:\n{tail(server)}"
+        raise SmokeError(msg, "compare with the patch's Drop-when") from error
+    return None
+
+
+def _compare(server: Server, answers: Sequence[Answer]) -> float:
+    """Return the largest difference of log-probabilities from ``answers``."""
+    largest = 0.0
+    # The longest first: on a CPU with AMX the release dies where the first forward has one token.
+    asked = sorted(zip(PROMPTS, answers, strict=True), key=lambda pair: -len(pair[0]))
+    for prompt, ours in asked:
+        theirs = _answer(server, prompt)
+        difference = abs(theirs.logprob - ours.logprob)
+        _expect(
+            theirs.token == ours.token and difference <= TOLERANCE,
+            f"the release answers {list(prompt)} with {theirs}, the patched server with {ours}",
+            server,
+        )
+        largest = max(largest, difference)
+    return largest
 
 
 def _body(**more: Any) -> dict[str, Any]:
@@ -158,6 +249,19 @@ def _complete(server: Server) -> tuple[Any, float]:
     reply = _post(server, _body())
     _expect(reply.ok, f"/v1/completions: {reply.status_code} {reply.text[:300]}", server)
     return reply.json(), reply.elapsed.total_seconds()
+
+
+def _answer(server: Server, prompt: Sequence[int]) -> Answer:
+    body = _body(prompt=list(prompt), max_tokens=1, logprobs=1)
+    reply = _post(server, body)
+    _expect(
+        reply.ok,
+        f"a prompt of {len(prompt)} token(s): {reply.status_code} {reply.text[:300]}",
+        server,
+    )
+    choice = reply.json()["choices"][0]
+    (token,), (logprob,) = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    return Answer(token, logprob)
 
 
 def _stream(server: Server) -> tuple[list[int], Any]:

@@ -62,6 +62,12 @@ CHECKS: Mapping[str, Check] = {
             "the kernel's name of the processor", "fail: not one of the target's platforms",
             "an image is baked and served on the platform that it is for; wheels are made anywhere",
         ),
+        "instructions": (
+            "the CPU's flags, for a target that is served on a CPU",
+            "fail: none that vLLM has kernels for",
+            "they decide which of vLLM's extensions is loaded, and whether it has MXFP4 experts of"
+            " its own (AMX)",
+        ),
         "system": (
             "os-release, dgx-release, kernel", "",
             "which DGX OS release and kernel it is decides what a report of a fault means",

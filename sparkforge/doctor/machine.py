@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from sparkforge import isa
 from sparkforge.doctor.finding import Finding
 from sparkforge.doctor.reading import Readings, first_line
 from sparkforge.doctor.wanted import Wanted
@@ -28,6 +29,41 @@ def architecture(seen: Readings, want: Wanted) -> Iterator[Finding]:
         f"python3 build.py --target {want.target} --until wheelhouse   # wheels are made here, the"
         " rest on a machine of that platform",
     )  # fmt: skip
+
+
+# what vLLM 0.31.0 selects by instruction set: its extension (platforms/cpu.py, import_kernels), and
+# the kernels of experts in BF16 (fused_moe/experts/cpu_moe.py)
+_EXTENSION: Mapping[isa.InstructionSet, str] = {
+    "amx": "_C",
+    "avx512_bf16": "_C",
+    "avx512": "_C_AVX512",
+    "avx2": "_C_AVX2",
+}
+
+
+def instructions(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    if want.gpu:
+        return
+    best = isa.best(seen.text("/proc/cpuinfo"))
+    if best is None:
+        yield Finding(
+            "instructions",
+            "fail",
+            "no AVX2 among the flags of /proc/cpuinfo; vLLM's CPU wheel for x86-64 has no kernels"
+            " for less",
+            "use a machine with AVX2; in a virtual machine, give it the host's CPU model",
+        )
+        return
+    native = best == "amx"
+    experts = want.moe_backend
+    if experts == "bf16_dequant":
+        experts += f" (experts in BF16, {'AMX' if native else 'vector'} kernels"
+        experts += "; --moe-backend auto keeps them in MXFP4 here)" if native else ")"
+    elif experts == "auto":
+        experts += " (MXFP4 experts, AMX kernels)" if native else " (no backend for MXFP4 experts)"
+    yield Finding(
+        "instructions", "ok", f"{best}; vLLM loads {_EXTENSION[best]}, MoE backend {experts}"
+    )
 
 
 def system(seen: Readings, want: Wanted) -> Iterator[Finding]:
@@ -186,4 +222,15 @@ def _hostless(address: str) -> str:
     return re.sub(r"//[^/@\s]*@", "//***@", address)
 
 
-PROBES = (architecture, system, firmware, page_size, python, git, proxies, memory_free, swap)
+PROBES = (
+    architecture,
+    instructions,
+    system,
+    firmware,
+    page_size,
+    python,
+    git,
+    proxies,
+    memory_free,
+    swap,
+)

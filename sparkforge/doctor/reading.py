@@ -19,6 +19,7 @@ from typing import Any
 from sparkforge.run import Glimpse, glimpse
 
 FILES = (
+    "/proc/cpuinfo",
     "/proc/meminfo", "/proc/net/tcp", "/proc/net/tcp6", "/etc/os-release", "/etc/dgx-release",
     "/proc/driver/nvidia/version", "/sys/class/dmi/id/sys_vendor",
     "/sys/class/dmi/id/product_name", "/sys/class/dmi/id/bios_version",

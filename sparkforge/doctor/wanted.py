@@ -25,6 +25,7 @@ class Wanted:
         needs_engine: it is served from an image; without an engine there is a plain environment.
         memory: the profile's plan for unified memory, or {}.
         model: name among the pins, repository and revision; None: a checkpoint is made on the spot.
+        moe_backend: the profile's ``--moe-backend``, or "auto".
         store_bytes: room that a first build takes in the store.
     """
 
@@ -36,6 +37,7 @@ class Wanted:
     needs_engine: bool = False
     memory: Mapping[str, Any] = field(default_factory=dict)
     model: tuple[str, str, str] | None = None
+    moe_backend: str = "auto"
     store_bytes: int = 5 << 30
 
     @property
@@ -60,6 +62,7 @@ def wanted(pins: Pins, name: str) -> Wanted:
         cuda=(int(backend[1]), int(backend[2])) if backend else None,
         needs_engine=target.base is not None,
         memory=pins.profile_of(target).get("memory") or {},
+        moe_backend=pins.profile_of(target).get("moe_backend") or "auto",
         model=(str(target.model), pin.repository, pin.revision) if pin else None,
         # cpu: measured. With CUDA: PyTorch's own packages are several GB, twice (fetched and
         # unpacked); an estimate that nobody has measured

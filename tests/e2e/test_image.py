@@ -23,7 +23,7 @@ _READY_S = 300
 
 def test_the_image_serves_and_without_the_patch_refuses(image: Any) -> None:
     assert image["smoke"]["tokens"] > 0
-    assert "No MXFP4 MoE backend" in image["smoke"]["stock_error"]
+    assert "No MXFP4 MoE backend" in image["smoke"]["release"]["refusal"]
 
 
 def test_no_build_tools_and_no_root_in_the_image(image: Any) -> None:

@@ -15,6 +15,8 @@ import json
 import os
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +107,24 @@ def expert_parameters(model: Any) -> list[dict[str, Any]]:
     ]
 
 
+@contextmanager
+def amx_is(there: bool) -> Iterator[None]:
+    """Selection as on a CPU with AMX, or without, whatever this one has. No kernel may run inside
+    that is selected for AMX."""
+    import torch
+
+    original = torch.cpu._is_amx_tile_supported
+    torch.cpu._is_amx_tile_supported = lambda: there
+    try:
+        yield
+    finally:
+        torch.cpu._is_amx_tile_supported = original
+
+
 def auto(request: dict[str, Any], out: Path) -> Any:
-    return failure(request["checkpoint"], "auto")
+    """Where no MXFP4 backend is usable."""
+    with amx_is(False):
+        return failure(request["checkpoint"], "auto")
 
 
 def starved(request: dict[str, Any], out: Path) -> Any:
@@ -165,6 +183,94 @@ def by_name(request: dict[str, Any], out: Path) -> Any:
         "freed": freed,
         "tokens": tokens,
     }
+
+
+def one_token(engine: Any) -> list[int]:
+    """The answer of one token to a prompt of one token."""
+    _, tokens = raw_logits(engine, [5], 1)
+    return tokens
+
+
+def experts_of(model: Any) -> list[str]:
+    """Names of the classes that run the experts."""
+    methods = (getattr(module, "quant_method", None) for module in model.modules())
+    kernels = (getattr(method, "moe_kernel", None) for method in methods)
+    return sorted({type(k.fused_experts).__name__ for k in kernels if k is not None})
+
+
+def isa(request: dict[str, Any], out: Path) -> Any:
+    """A first request of one token, then logits, on the instruction set that is shown; and when the
+    worker requests AMX tiles of the system."""
+    import re
+
+    import numpy as np
+    import torch
+    from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
+
+    order: list[str] = []
+    forward, supported = GptOssForCausalLM.forward, torch.cpu._is_amx_tile_supported
+    init_amx = torch.cpu._init_amx
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        order.append("forward")
+        return forward(self, *args, **kwargs)
+
+    def worker_has_amx() -> bool:
+        # For the worker alone: what is selected elsewhere must run on this machine.
+        asking: str = sys._getframe(1).f_globals["__name__"]
+        return asking == "vllm.v1.worker.cpu_worker" or supported()
+
+    def request_tiles() -> bool:
+        order.append("tiles")
+        return init_amx() if supported() else True
+
+    GptOssForCausalLM.forward = recorded
+    torch.cpu._is_amx_tile_supported, torch.cpu._init_amx = worker_has_amx, request_tiles
+    try:
+        engine = make_engine(request["checkpoint"], request["moe_backend"])
+        first = one_token(engine)
+    finally:
+        GptOssForCausalLM.forward = forward
+        torch.cpu._is_amx_tile_supported, torch.cpu._init_amx = supported, init_amx
+    (experts,) = engine.apply_model(experts_of)
+    logits, _ = raw_logits(engine, request["prompt"], 1)
+    np.save(out / "logits.npy", logits)
+    del engine
+    drop_engine()
+    loaded = re.findall(r"/vllm/(_C\w*)\.abi3\.so", Path("/proc/self/maps").read_text())
+    return {
+        "order": order,
+        "first": first,
+        "experts": experts,
+        "extensions": sorted(set(loaded)),
+    }
+
+
+def tiles_denied(request: dict[str, Any], out: Path) -> Any:
+    """The worker's start where the system refuses AMX tiles; the log has the warning."""
+    import torch
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    class Reached(Exception):
+        pass
+
+    class Start:
+        vllm_config = types.SimpleNamespace(speculative_config=None)
+
+        @property
+        def distributed_init_method(self) -> str:
+            raise Reached
+
+    init_amx, set_num_threads = torch.cpu._init_amx, torch.set_num_threads
+    torch.cpu._init_amx = lambda: False
+    try:
+        with amx_is(True):
+            CPUWorker.init_device(Start())
+    except Reached:
+        return True
+    finally:
+        torch.cpu._init_amx, torch.set_num_threads = init_amx, set_num_threads
+    return False
 
 
 def streamed(request: dict[str, Any], out: Path) -> Any:
@@ -242,33 +348,35 @@ def select(moe_backend: str, **changes: Any) -> dict[str, Any]:
         except Exception as error:
             return {"type": type(error).__name__, "message": str(error)}
         cost = oracle.bf16_dequant_cost(moe, config)
+        warnings: list[str] = []
+        if moe_backend == KIND:
+            logger, memory_of = oracle.logger, oracle._available_memory_per_rank
+            oracle.logger = types.SimpleNamespace(
+                warning_once=lambda text, *values: warnings.append(text % values)
+            )
+            oracle._available_memory_per_rank = lambda config: 1 << 50
+            try:
+                oracle.admit_bf16_dequant(moe)
+            finally:
+                oracle.logger, oracle._available_memory_per_rank = logger, memory_of
     return {
         "type": None,
         "backend": backend.value,
         "experts": experts.__name__,
+        "warnings": warnings,
         "cost": {"packed": cost.packed, "bf16": cost.dequantized, "peak": cost.peak},
     }
 
 
 def amx(request: dict[str, Any], out: Path) -> Any:
     """The selector on a CPU with AMX, where MXFP4 runs as it is."""
-    import torch
-
-    original = torch.cpu._is_amx_tile_supported
-    torch.cpu._is_amx_tile_supported = lambda: True
-    try:
+    with amx_is(True):
         return {name: select(name) for name in ("auto", KIND)}
-    finally:
-        torch.cpu._is_amx_tile_supported = original
 
 
 def shapes(request: dict[str, Any], out: Path) -> Any:
     """The selector without AMX, for ways to cut the model."""
-    import torch
-
-    original = torch.cpu._is_amx_tile_supported
-    torch.cpu._is_amx_tile_supported = lambda: False
-    try:
+    with amx_is(False):
         return {
             "auto": select("auto"),
             "whole": select(KIND),
@@ -278,22 +386,41 @@ def shapes(request: dict[str, Any], out: Path) -> Any:
             "odd intermediate": select(KIND, intermediate_size=2896),
             "lora": select(KIND, is_lora_enabled=True),
         }
-    finally:
-        torch.cpu._is_amx_tile_supported = original
 
 
 def memory(request: dict[str, Any], out: Path) -> Any:
-    """What a rank may take, on made-up machines: node memory in bytes, cgroup limit, page cache."""
+    """What a rank may take, on made-up machines: memory of a node and cgroup in bytes; nodes that
+    the rank may allocate on, of those there are."""
     import vllm.model_executor.layers.fused_moe.oracle.mxfp4 as oracle
     from vllm.utils.cpu_resource_utils import MemoryNodeInfo
 
-    names = ("get_memory_node_info", "get_cgroup_memory_limit", "get_cgroup_reclaimable_memory")
-    originals = {name: getattr(oracle, name) for name in (*names, "get_visible_memory_node")}
+    originals = {
+        name: getattr(oracle, name)
+        for name in (
+            "get_allocation_nodes",
+            "get_memory_node_info",
+            "get_cgroup_memory_limit",
+            "get_cgroup_memory_usage",
+            "get_cgroup_reclaimable_memory",
+            "get_visible_memory_node",
+        )
+    }
 
-    def available(total: int, free: int, limit: int | None, *, ranks: int, nodes: int) -> int:
+    def available(
+        total: int,
+        free: int,
+        limit: int | None = None,
+        usage: int | None = None,
+        *,
+        ranks: int,
+        nodes: int,
+        bound: int | None = None,
+    ) -> int:
         info = MemoryNodeInfo(total_memory=total, available_memory=free)
+        oracle.get_allocation_nodes = lambda: list(range(nodes if bound is None else bound))
         oracle.get_memory_node_info = lambda node_id=0: info
         oracle.get_cgroup_memory_limit = lambda: limit
+        oracle.get_cgroup_memory_usage = lambda: usage
         oracle.get_cgroup_reclaimable_memory = lambda: 50
         oracle.get_visible_memory_node = lambda: list(range(nodes))
         parallel = types.SimpleNamespace(local_world_size=ranks, data_parallel_size_local=1)
@@ -304,16 +431,48 @@ def memory(request: dict[str, Any], out: Path) -> Any:
 
     try:
         return {
-            "bare": available(100, 10, None, ranks=1, nodes=1),
-            "wide cgroup": available(100, 10, 200, ranks=1, nodes=1),
-            "tight cgroup": available(100, 10, 100, ranks=1, nodes=1),
-            "two ranks, one node": available(100, 10, None, ranks=2, nodes=1),
-            "two ranks, two nodes": available(100, 10, None, ranks=2, nodes=2),
-            "three ranks, two nodes": available(100, 10, None, ranks=3, nodes=2),
+            "bare": available(100, 10, ranks=1, nodes=1),
+            "wide cgroup": available(100, 10, 200, 20, ranks=1, nodes=1),
+            "tight cgroup": available(100, 10, 100, 90, ranks=1, nodes=1),
+            "two ranks, one node": available(100, 10, ranks=2, nodes=1),
+            "bound, two ranks, two nodes": available(100, 10, ranks=2, nodes=2, bound=1),
+            "bound, three ranks, two nodes": available(100, 10, ranks=3, nodes=2, bound=1),
+            "unbound, one rank, two nodes": available(100, 10, ranks=1, nodes=2),
+            "unbound, two ranks, two nodes": available(100, 10, ranks=2, nodes=2),
+            "unbound, cgroup wider than a node": available(150, 100, 200, 120, ranks=1, nodes=2),
         }
     finally:
         for name, original in originals.items():
             setattr(oracle, name, original)
+
+
+def policies(request: dict[str, Any], out: Path) -> Any:
+    """Nodes that a process may allocate on, by the first line of its numa_maps; allowed: 0 to 3."""
+    import io
+
+    from vllm.utils import cpu_resource_utils as utils
+
+    def nodes(line: str | None) -> list[int]:
+        def read(path: str) -> io.StringIO:
+            assert path == "/proc/self/numa_maps"
+            if line is None:
+                raise FileNotFoundError(path)
+            return io.StringIO(line)
+
+        utils.open = read  # before the builtin in that module
+        affinity, utils.get_memory_affinity = utils.get_memory_affinity, lambda: [0, 1, 2, 3]
+        try:
+            answer: list[int] = utils.get_allocation_nodes()
+            return answer
+        finally:
+            del utils.open
+            utils.get_memory_affinity = affinity
+
+    mapping = "file=/usr/bin/python3 mapped=2 N0=2 kernelpagesize_kB=4\n"
+    return {
+        policy: nodes(None if policy == "no NUMA" else f"5654f29a3000 {policy} {mapping}")
+        for policy in request["policies"]
+    }
 
 
 def cuda(request: dict[str, Any], out: Path) -> Any:

@@ -106,8 +106,38 @@ def found(seen: Readings, want: Wanted) -> dict[str, Finding]:
 
 def test_a_spark_on_which_all_is_well(want: Wanted) -> None:
     findings = found(spark(), want)
-    assert set(findings) == set(CHECKS) - {"model-disk", "doctor"} - CLUSTER
+    assert set(findings) == set(CHECKS) - {"instructions", "model-disk", "doctor"} - CLUSTER
     assert {one.name for one in findings.values() if one.state != "ok"} == {"firmware"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "moe_backend", "state", "fragments"),
+    [
+        ("avx2", "bf16_dequant", "ok", ("avx2; ", "_C_AVX2", "bf16_dequant", "vector kernels")),
+        ("avx2 avx512f", "bf16_dequant", "ok", ("avx512; ", "_C_AVX512", "vector kernels")),
+        ("avx2 avx512f avx512_bf16", "bf16_dequant", "ok", ("avx512_bf16; ", "_C, ", "vector")),
+        (
+            "avx2 avx512f avx512_bf16 amx_tile",
+            "bf16_dequant",
+            "ok",
+            ("amx; ", "_C, ", "AMX kernels", "--moe-backend auto keeps them in MXFP4"),
+        ),
+        ("avx2 avx512f avx512_bf16 amx_tile", "auto", "ok", ("auto (MXFP4 experts, AMX kernels)",)),
+        ("avx2", "auto", "ok", ("no backend for MXFP4 experts",)),
+        ("sse4_2 avx", "bf16_dequant", "fail", ("no AVX2",)),
+    ],
+)
+def test_a_cpu_s_instruction_set_and_backend_are_named(
+    flags: str, moe_backend: str, state: str, fragments: tuple[str, ...]
+) -> None:
+    want = wanted(pins.load(ROOT / "pins.yaml"), "cpu")
+    assert want.moe_backend == "bf16_dequant"
+    want = dataclasses.replace(want, moe_backend=moe_backend)
+    seen = spark(files={"/proc/cpuinfo": f"flags\t\t: fpu {flags}\n"})
+    (finding,) = machine.instructions(seen, want)
+    assert finding.state == state
+    for fragment in fragments:
+        assert fragment in finding.seen
 
 
 CLUSTER = {name for name, check in CHECKS.items() if check.theme == "cluster"}

@@ -1,0 +1,62 @@
+"""The instruction sets of a CPU as vLLM's CPU backend tells them apart, and how to hide some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+InstructionSet = Literal["amx", "avx512_bf16", "avx512", "avx2"]
+"""Best first. vLLM's wheel has an extension each for avx512_bf16 (AMX in it), avx512 and avx2; its
+own MXFP4 experts are for amx."""
+
+INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
+MASK = Path(__file__).parent / "isamask" / "sitecustomize.py"
+VARIABLE = "SPARKFORGE_CPU_ISA"
+
+# the kernel's names in /proc/cpuinfo
+_FLAG: Mapping[InstructionSet, str] = {
+    "amx": "amx_tile",
+    "avx512_bf16": "avx512_bf16",
+    "avx512": "avx512f",
+    "avx2": "avx2",
+}
+_CPUINFO = Path("/proc/cpuinfo")
+# what oneDNN and ATen call them; both read their variable themselves
+_ONEDNN: Mapping[InstructionSet, str] = {
+    "avx512_bf16": "AVX512_CORE_BF16",
+    "avx512": "AVX512_CORE",
+    "avx2": "AVX2",
+}
+
+
+def best(cpuinfo: str) -> InstructionSet | None:
+    """Return the best set of an x86-64 CPU, from the text of /proc/cpuinfo; None: it has none."""
+    lines = (line for line in cpuinfo.splitlines() if line.startswith("flags"))
+    flags = next(lines, "").partition(":")[2].split()
+    return next((one for one in INSTRUCTION_SETS if _FLAG[one] in flags), None)
+
+
+def here() -> InstructionSet | None:
+    """Return the best set of this machine; None where it is no x86-64 CPU that vLLM runs on."""
+    return best(_CPUINFO.read_text(encoding="utf-8")) if _CPUINFO.exists() else None
+
+
+def presentable() -> tuple[InstructionSet, ...]:
+    """Return the sets that processes of this machine can be shown, best first."""
+    top = here()
+    return () if top is None else INSTRUCTION_SETS[INSTRUCTION_SETS.index(top) :]
+
+
+def hiding(highest: InstructionSet) -> dict[str, str]:
+    """Return the variables with which a process, and those it starts, see no better set.
+
+    The process must not ignore PYTHONPATH (``python -I``). ATen and oneDNN, which look at the CPU
+    themselves, are limited by their own variables.
+    """
+    variables = {VARIABLE: highest, "PYTHONPATH": str(MASK.parent)}
+    if highest != "amx":
+        variables["ONEDNN_MAX_CPU_ISA"] = _ONEDNN[highest]
+    if highest == "avx2":
+        variables["ATEN_CPU_CAPABILITY"] = "avx2"
+    return variables

@@ -1,0 +1,119 @@
+"""The tiny model on each instruction set that this CPU can present, and the patch about AMX tiles.
+
+vLLM is shown a CPU without the better sets (sparkforge/isa.py), in a process of its own for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sparkforge import isa, smoke
+from sparkforge.tiny import make_tiny_gpt_oss
+from tests.patches import gpt_oss_reference as reference
+from tests.patches.probing import PROMPT, assert_close, result_of, runner
+
+PROBE = Path(__file__).with_name("probe_logits.py")
+TIMEOUT_S = 1200
+# The engine may be shown more than the CPU has only where nothing runs; so these are real ones.
+EXTENSION = {"amx": "_C", "avx512_bf16": "_C", "avx512": "_C_AVX512", "avx2": "_C_AVX2"}
+EXPERTS = {"amx": "X86CPUUnquantizedExperts"}
+Runs = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_gpt_oss(tmp_path_factory.mktemp("checkpoints") / "tiny").path
+
+
+@pytest.fixture(scope="module")
+def model(model_folder: Path) -> reference.Model:
+    return reference.load(model_folder)
+
+
+@pytest.fixture(scope="module")
+def expected(model: reference.Model) -> npt.NDArray[np.float32]:
+    return reference.logits(model, list(PROMPT))
+
+
+@pytest.fixture(scope="module")
+def runs(
+    patched_python: Path, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Runs:
+    """What the probe wrote, by instruction set and MoE backend."""
+
+    @cache
+    def run(shown: str, moe_backend: str) -> Path:
+        request = {
+            "checkpoint": str(model_folder),
+            "prompt": list(PROMPT),
+            "moe_backend": moe_backend,
+        }
+        folder = tmp_path_factory.mktemp(shown)
+        probe = runner(PROBE, request, folder, TIMEOUT_S, isa.hiding(shown))  # type: ignore[arg-type]
+        return probe(patched_python, "isa,tiles_denied")
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def here() -> isa.InstructionSet:
+    """The best instruction set of this CPU."""
+    best = isa.here()
+    if best is None:
+        pytest.skip("vLLM's CPU wheel runs on x86-64 with AVX2 only")
+    return best
+
+
+def test_amx_tiles_are_requested_before_the_first_forward(
+    runs: Runs, here: isa.InstructionSet
+) -> None:
+    order = result_of(runs(here, "bf16_dequant"))["isa"]["order"]
+    assert order[0] == "tiles"
+    assert order.count("tiles") == 1
+    assert "forward" in order
+
+
+def test_a_system_that_denies_amx_tiles_is_warned_of(runs: Runs, here: isa.InstructionSet) -> None:
+    out = runs(here, "bf16_dequant")
+    assert result_of(out)["tiles_denied"]
+    log = (out / "log").read_text(encoding="utf-8")
+    assert log.count("does not let this process use AMX tiles") == 1
+
+
+@pytest.mark.parametrize(
+    ("shown", "moe_backend"),
+    [*((one, "bf16_dequant") for one in isa.INSTRUCTION_SETS), ("amx", "auto")],
+)
+def test_a_first_request_of_one_token_and_the_logits(
+    shown: isa.InstructionSet,
+    moe_backend: str,
+    runs: Runs,
+    model: reference.Model,
+    expected: npt.NDArray[np.float32],
+) -> None:
+    if shown not in isa.presentable():
+        pytest.skip(f"this CPU has no {shown}, and what it lacks cannot be made up")
+    out = runs(shown, moe_backend)
+    seen: dict[str, Any] = result_of(out)["isa"]
+    assert seen["extensions"] == [EXTENSION[shown]]
+    native = moe_backend == "auto"
+    experts = "CPUExpertsMxfp4" if native else EXPERTS.get(shown, "CPUUnquantizedExperts")
+    assert seen["experts"] == [experts]
+    tokens, _ = reference.greedy(model, [5], 1)
+    assert seen["first"] == tokens
+    assert_close(np.load(out / "logits.npy"), expected)
+
+
+@pytest.mark.parametrize("prompt", smoke.PROMPTS, ids=len)
+def test_rounding_decides_no_answer_of_the_smoke_test(
+    prompt: tuple[int, ...], model: reference.Model
+) -> None:
+    _, margins = reference.greedy(model, list(prompt), 1)
+    assert margins[0] > 1.4

@@ -1,0 +1,90 @@
+"""Which instruction sets a CPU has, and hiding the better ones from torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkforge import isa
+
+FLAGS = {
+    "amx": "fpu sse4_2 avx2 avx512f avx512bw avx512_bf16 amx_bf16 amx_tile amx_int8",
+    "avx512_bf16": "fpu sse4_2 avx2 avx512f avx512bw avx512_bf16",
+    "avx512": "fpu sse4_2 avx2 avx512f avx512bw avx512_vnni",
+    "avx2": "fpu sse4_2 avx2 fma",
+}
+# stands in for torch's: every set is there, and one number
+CPU = """
+from functools import lru_cache
+@lru_cache(None)
+def get_capabilities():
+    names = "avx2 avx512_f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16".split()
+    return {**dict.fromkeys(names, True), "fma4": False, "sve_max_length": 16}
+def _is_amx_tile_supported():
+    return get_capabilities()["amx_tile"]
+"""
+ASK = "import json, torch.cpu as c; print(json.dumps([c._is_amx_tile_supported(), "
+ASK += "dict(c.get_capabilities())]))"
+
+
+@pytest.mark.parametrize("best", isa.INSTRUCTION_SETS)
+def test_the_best_set_is_read_from_cpuinfo(best: isa.InstructionSet) -> None:
+    core = f"processor\t: 0\nflags\t\t: {FLAGS[best]}\nbugs\t\t: amx_tile\n\n"
+    assert isa.best(core * 2) == best
+
+
+@pytest.mark.parametrize("text", ["", "flags\t\t: fpu sse4_2 avx", "Features\t: fp asimd sve"])
+def test_other_cpus_have_none_of_them(text: str) -> None:
+    assert isa.best(text) is None
+
+
+def test_what_a_cpu_has_can_be_hidden_and_nothing_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isa, "here", lambda: "avx512")
+    assert isa.presentable() == ("avx512", "avx2")
+    monkeypatch.setattr(isa, "here", lambda: None)
+    assert isa.presentable() == ()
+
+
+@pytest.mark.parametrize(
+    ("highest", "left"),
+    [
+        (
+            "amx",
+            {
+                "avx2",
+                "avx512_f",
+                "avx512_vnni",
+                "avx512_bf16",
+                "avx512_fp16",
+                "amx_tile",
+                "amx_bf16",
+            },
+        ),
+        ("avx512_bf16", {"avx2", "avx512_f", "avx512_vnni", "avx512_bf16"}),
+        ("avx512", {"avx2", "avx512_f", "avx512_vnni"}),
+        ("avx2", {"avx2"}),
+    ],
+)
+def test_a_process_and_its_children_see_no_better_set(
+    highest: isa.InstructionSet, left: set[str], tmp_path: Path
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "torch" / "cpu.py").write_text(CPU)
+    hidden = isa.hiding(highest)
+    env = {**os.environ, **hidden, "PYTHONPATH": f"{hidden['PYTHONPATH']}:{tmp_path}"}
+    code = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-P', '-c', {ASK!r}], check=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    amx, seen = json.loads(done.stdout)
+    assert amx == ("amx_tile" in left)
+    assert {name for name, there in seen.items() if there is True} == left
+    assert seen["sve_max_length"] == 16

@@ -1,0 +1,233 @@
+"""The smoke test, tried on servers that break one promise each."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from sparkforge import smoke
+from sparkforge.errors import SmokeError
+from sparkforge.servers import LOOPBACK, MODEL_NAME, Stopped
+
+TIMEOUT_S = 300.0
+TRACEBACK = "Traceback (most recent call last):\n"
+
+
+CLEAN = Stopped(0, 0.1, stragglers=False)
+
+
+@dataclass
+class Behaviour:
+    """What a stand-in for vLLM does; the defaults are right."""
+
+    status: int = 200
+    models: tuple[str, ...] = (MODEL_NAME,)
+    drift: int = 0  # added to tokens from the second long completion on
+    completion_tokens: int | None = None
+    prompt_tokens: int | None = None
+    stream_shift: int = 0
+    stream_total: int = 0
+    done: bool = True
+    lenient: bool = False
+    shift: int = 0  # of the first token of every prompt
+    logprob: float = -0.5
+    stopped: Stopped = CLEAN
+    ended: int | None = None
+    said: str = "the last words"
+    one_token_first_kills: bool = False
+    prompts: list[list[int]] = field(default_factory=list)
+    whole: int = 0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    behaviour: Behaviour
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        data = [{"id": name} for name in self.behaviour.models]
+        self._send(200, {"data": data})
+
+    def do_POST(self) -> None:
+        b = self.behaviour
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not b.lenient and body["model"] != MODEL_NAME:
+            return self._send(404, {})
+        if not b.lenient and body.get("max_tokens", 1) < 0:
+            return self._send(400, {})
+        prompt = body["prompt"]
+        ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
+        if b.one_token_first_kills and not b.prompts and len(ids) == 1:
+            return self._send(500, {})
+        b.prompts.append(ids)
+        if body.get("max_tokens", 1) == 1:
+            choice = {
+                "token_ids": [ids[-1] + b.shift],
+                "logprobs": {"token_logprobs": [b.logprob]},
+            }
+            return self._send(b.status, {"choices": [choice]})
+        count = max(body["max_tokens"], 0)
+        tokens = [n + (b.drift if b.whole else 0) for n in range(count)]
+        usage = {
+            "prompt_tokens": len(ids) if b.prompt_tokens is None else b.prompt_tokens,
+            "completion_tokens": count if b.completion_tokens is None else b.completion_tokens,
+            "total_tokens": len(ids) + count,
+        }
+        if body.get("stream"):
+            return self._stream([n + b.stream_shift for n in range(count)], usage)
+        b.whole += 1
+        return self._send(
+            b.status, {"choices": [{"token_ids": tokens, "text": "x"}], "usage": usage}
+        )
+
+    def _send(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _stream(self, tokens: list[int], usage: dict[str, int]) -> None:
+        b = self.behaviour
+        usage = {**usage, "total_tokens": usage["total_tokens"] + b.stream_total}
+        events = [{"choices": [{"token_ids": [n]}]} for n in tokens]
+        lines = [json.dumps(one) for one in [*events, {"choices": [], "usage": usage}]]
+        text = "".join(f"data: {line}\n\n" for line in [*lines, *(["[DONE]"] if b.done else [])])
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+@dataclass(frozen=True)
+class FakeServer:
+    """``servers.Server`` on loopback."""
+
+    url: str
+    behaviour: Behaviour
+
+    def exited(self) -> int | None:
+        return self.behaviour.ended
+
+    def output(self) -> str:
+        return self.behaviour.said
+
+    def stop(self) -> Stopped:
+        return self.behaviour.stopped
+
+
+@contextmanager
+def serving(behaviour: Behaviour) -> Iterator[FakeServer]:
+    handler = type("Handler", (_Handler,), {"behaviour": behaviour})
+    server = ThreadingHTTPServer((LOOPBACK, 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield FakeServer(f"http://{LOOPBACK}:{server.server_port}", behaviour)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def starting(behaviour: Behaviour) -> Callable[[], Any]:
+    return lambda: serving(behaviour)
+
+
+def right_answers() -> tuple[smoke.Answer, ...]:
+    return tuple(smoke.Answer(prompt[-1], -0.5) for prompt in smoke.PROMPTS)
+
+
+# -- the patched server ------------------------------------------------------------
+
+
+def test_a_server_that_keeps_its_promises_passes() -> None:
+    behaviour = Behaviour()
+    report = smoke.exercise(starting(behaviour), TIMEOUT_S)
+    assert report.tokens == 24
+    assert report.answers == right_answers()
+    assert report.release is None
+    assert len(behaviour.prompts[0]) == 1, "the first forward has one token"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"models": ("other",)}, "/v1/models lists"),
+        ({"status": 500}, "a prompt of 1 token(s): 500"),
+        ({"one_token_first_kills": True}, "a prompt of 1 token(s): 500"),
+        ({"drift": 1}, "two completions at temperature 0 differ"),
+        ({"completion_tokens": 23}, "asked for 24 tokens"),
+        ({"prompt_tokens": 3}, "usage says"),
+        ({"stream_shift": 1}, "the streamed completion differs"),
+        ({"stream_total": 1}, "streamed usage"),
+        ({"done": False}, "without [DONE]"),
+        ({"lenient": True}, "a bad request"),
+        ({"stopped": Stopped(0, 0.1, stragglers=True)}, "left processes behind"),
+        ({"stopped": Stopped(1, 0.1, stragglers=False)}, "exit code 1 after SIGTERM"),
+        ({"ended": 1}, "ended with exit code 1 before it was ready"),
+    ],
+)
+def test_a_broken_promise_is_an_error_that_names_it(wrong: Any, complaint: str) -> None:
+    with pytest.raises(SmokeError) as caught:
+        smoke.exercise(starting(replace(Behaviour(), **wrong)), TIMEOUT_S)
+    assert complaint in str(caught.value)
+    assert "the last words" in str(caught.value)
+
+
+# -- the unpatched release ---------------------------------------------------------------
+
+
+def refusing() -> Behaviour:
+    return Behaviour(ended=1, said=f"{TRACEBACK}{smoke.STOCK_ERROR}. weight_key=kMxfp4Static\nbye")
+
+
+def test_a_release_that_refuses_is_a_proof() -> None:
+    for hidden in (None, starting(refusing())):
+        proof = smoke.check_release(starting(refusing()), hidden, right_answers(), TIMEOUT_S)
+        assert proof == smoke.ReleaseProof("refused", smoke.STOCK_ERROR)
+
+
+def test_a_release_that_serves_where_it_has_no_backend_is_an_error() -> None:
+    with pytest.raises(SmokeError, match="the patch is not needed here"):
+        smoke.check_release(starting(Behaviour()), None, right_answers(), TIMEOUT_S)
+
+
+def test_a_release_that_fails_otherwise_is_an_error() -> None:
+    broken = Behaviour(ended=1, said=f"{TRACEBACK}ImportError: libgomp")
+    with pytest.raises(SmokeError, match=r"(?s)but not with .*ImportError: libgomp") as caught:
+        smoke.check_release(starting(broken), None, right_answers(), TIMEOUT_S)
+    assert caught.value.exit_code == 10
+
+
+def test_a_release_with_a_backend_of_its_own_is_compared() -> None:
+    release = Behaviour(logprob=-0.6, one_token_first_kills=True)
+    proof = smoke.check_release(starting(release), starting(refusing()), right_answers(), TIMEOUT_S)
+    assert proof == smoke.ReleaseProof("compared", smoke.STOCK_ERROR, "amx", 0.1)
+    assert sorted(release.prompts) == sorted(list(one) for one in smoke.PROMPTS)
+
+
+@pytest.mark.parametrize("wrong", [{"shift": 1}, {"logprob": -0.5 - 2 * smoke.TOLERANCE}])
+def test_a_release_that_answers_something_else_is_an_error(wrong: Any) -> None:
+    with pytest.raises(SmokeError, match="the patched server with"):
+        smoke.check_release(
+            starting(replace(Behaviour(), **wrong)),
+            starting(refusing()),
+            right_answers(),
+            TIMEOUT_S,
+        )
+
+
+def test_a_release_that_serves_without_amx_too_is_an_error() -> None:
+    with pytest.raises(SmokeError, match="with AMX hidden from it, too"):
+        smoke.check_release(
+            starting(Behaviour()), starting(Behaviour()), right_answers(), TIMEOUT_S
+        )
