@@ -42,3 +42,4 @@ builder() { # builder OUTPUT PLATFORM
 }
 builder builder-spark-linux-arm64.txt aarch64-manylinux_2_39
 builder builder-rtx-linux-amd64.txt x86_64-manylinux_2_39
+echo 'next: build.py --target NAME --until wheelhouse for each target, then scripts/sizes.py'

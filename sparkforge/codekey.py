@@ -24,6 +24,8 @@ PASSED_OVER = {
     "index": "finds where a file is; only the pinned sha256 is taken from there",
     "store": "keeps what was made, and hashes it again",
     "storemark": "tells which folder is a store",
+    "serverlog": "words for people",
+    "sizes": "sizes for people; nothing is checked by them",
     "codekey": "this module",
 }
 """Modules that decide no byte of any item, with reasons: a change of them makes nothing anew."""

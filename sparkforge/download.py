@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -21,6 +22,22 @@ _CHUNK = 1 << 20
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 1.0  # doubled with every attempt
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """What making something would fetch.
+
+    Attributes:
+        known: bytes, of files whose size is recorded.
+        unknown: what else, in words.
+    """
+
+    known: int = 0
+    unknown: tuple[str, ...] = ()
+
+    def __add__(self, other: Fetches) -> Fetches:
+        return Fetches(self.known + other.known, (*self.unknown, *other.unknown))
 
 
 def fetch(

@@ -153,23 +153,27 @@ class Log:
             self._group_open = False
             _write(self.stream, "::endgroup::\n")
 
-    def progress(self, what: str, done: float, total: float | None, unit: str = "B") -> None:
+    def progress(
+        self, what: str, done: float, total: float | None, unit: str = "B", note: str = ""
+    ) -> None:
         """Report progress; called as often as convenient, drawn a few times a second.
 
         Args:
             what: a short name of the work.
             done, total: amounts in ``unit``; total None where it is not known.
             unit: "B" prints binary sizes, "s" seconds, else a count.
+            note: stands at the end of the line.
         """
         finished = total is not None and done >= total
         if self._too_early() and not (finished and self._progress_open):
             return
         amount = _amount(done, unit) + (f" of {_amount(total, unit)}" if total else "")
         share = f" {100 * done / total:3.0f}%" if total else ""
+        line = f"  {what}: {amount}{share}{f'  {note}' if note else ''}"
         if self.tty:
-            self._redraw(f"  {what}: {amount}{share}")
+            self._redraw(line)
         else:
-            self._line(f"  {what}: {amount}{share}")
+            self._line(line)
 
     def _too_early(self) -> bool:
         now = time.monotonic()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -20,10 +21,10 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from sparkforge.download import fetch
+from sparkforge import sizes
+from sparkforge.download import Fetches, fetch
 from sparkforge.errors import FetchError, PinsError
 from sparkforge.index import Index, torch_link
-from sparkforge.log import log
 from sparkforge.parallel import in_parallel
 from sparkforge.store import Store, sha256_file
 
@@ -128,8 +129,57 @@ def platform_tags(python: str, platform: str) -> list[Tag]:
     return tags
 
 
-def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool, into: Path) -> int:
+def applying(
+    locked: Sequence[Locked], tools: Sequence[Locked], python: str, platform: str
+) -> list[Locked]:
+    """Return the lines of a lock, and the tools beside it, that are for a Python and platform."""
+    every = {item.requirement: item for item in [*tools, *locked]}  # the lock may hold a tool too
+    return [item for item in every.values() if _applies(item, python, platform)]
+
+
+def in_store(store: Store, item: Locked, python: str, platform: str) -> tuple[str, Path] | None:
+    """Return sha256 and path of the file of a line that the store has; not hashed again."""
+    return _stored(store, item, _ranked(python, platform))
+
+
+def recorded(
+    item: Locked, python: str, platform: str, known: Mapping[str, sizes.Known]
+) -> sizes.Known | None:
+    """Return the recorded file of a line for a Python and platform, or None."""
+    rank = _ranked(python, platform)
+    files = (known[sha256] for sha256 in item.sha256s if sha256 in known)
+    fitting = [
+        (best, one.sha256) for one in files if (best := _fitness(one.name, item, rank)) is not None
+    ]
+    return known[min(fitting)[1]] if fitting else None
+
+
+def to_fetch(store: Store, wanted: Wanted, known: Mapping[str, sizes.Known]) -> Fetches:
+    """Return what filling a wheelhouse would fetch."""
+    total, unknown = 0, 0
+    for item in applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform):
+        if in_store(store, item, wanted.python, wanted.platform) is not None:
+            continue
+        file = recorded(item, wanted.python, wanted.platform, known)
+        total += file.size if file else 0
+        unknown += file is None
+    return Fetches(total, (f"{unknown} wheels of {wanted.lock.name}",) if unknown else ())
+
+
+def fill(
+    store: Store,
+    wanted: Wanted,
+    index: Index,
+    uv: Path,
+    *,
+    offline: bool,
+    into: Path,
+    known: Mapping[str, sizes.Known] | None = None,
+) -> int:
     """Fetch every locked requirement and link the files into a folder.
+
+    Args:
+        known: sizes of files, for the progress line.
 
     Returns:
         How many files there are.
@@ -138,20 +188,33 @@ def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool,
         FetchError, IntegrityError: as ``download.fetch``; FetchError also where no listed file
             is both locked and fit for the platform.
     """
-    # by name: the lock may hold a tool too
-    every = {item.requirement: item for item in [*wanted.tools, *read_lock(wanted.lock)]}
-    locked = [item for item in every.values() if _applies(item, wanted.python, wanted.platform)]
-    rank = {tag: i for i, tag in enumerate(platform_tags(wanted.python, wanted.platform))}
-    done = 0
+    locked = applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform)
+    rank = _ranked(wanted.python, wanted.platform)
+    files = {
+        item.name: file.size
+        for item in locked
+        if (file := recorded(item, wanted.python, wanted.platform, known or {}))
+    }
+    progress = sizes.Progress("third-party wheels", tuple(item.name for item in locked), files)
 
     def one(item: Locked, stopping: Event) -> Path:
-        return _fetch_one(store, item, wanted, rank, index, uv, offline=offline, stopping=stopping)
+        path = _fetch_one(
+            store,
+            item,
+            wanted,
+            rank,
+            index,
+            uv,
+            offline=offline,
+            stopping=stopping,
+            progress=progress,
+        )
+        progress.finished(item.name, path.stat().st_size)
+        return path
 
     for path in in_parallel(one, locked, _PARALLEL):
         os.link(path, into / path.name)
-        done += 1
-        log.progress("third-party wheels", done, len(locked), "files")
-    return done
+    return len(locked)
 
 
 class _Stopped(Exception):
@@ -160,7 +223,7 @@ class _Stopped(Exception):
 
 def _fetch_one(
     store: Store, item: Locked, wanted: Wanted, rank: dict[Tag, int], index: Index, uv: Path,
-    *, offline: bool, stopping: Event,
+    *, offline: bool, stopping: Event, progress: sizes.Progress,
 ) -> Path:  # fmt: skip
     if path := _in_store(store, item, rank):
         return path
@@ -190,6 +253,7 @@ def _fetch_one(
     def unseen(done: int, total: int | None) -> None:
         if stopping.is_set():
             raise _Stopped
+        progress.arrived(item.name, done, total)
 
     return fetch(store, name=name, sha256=sha256, locate=lambda: url, progress=unseen)
 
@@ -204,7 +268,17 @@ def _fitness(name: str, item: Locked, rank: dict[Tag, int]) -> int | None:
     return min((rank[tag] for tag in tags if tag in rank), default=None)
 
 
+@cache
+def _ranked(python: str, platform: str) -> dict[Tag, int]:
+    return {tag: i for i, tag in enumerate(platform_tags(python, platform))}
+
+
 def _in_store(store: Store, item: Locked, rank: dict[Tag, int]) -> Path | None:
+    found = _stored(store, item, rank)
+    return found[1] if found and store.verified(found[0], found[1].name) else None
+
+
+def _stored(store: Store, item: Locked, rank: dict[Tag, int]) -> tuple[str, Path] | None:
     fitting = []
     for sha256 in item.sha256s:
         folder = store.download_path(sha256, "")
@@ -215,7 +289,7 @@ def _in_store(store: Store, item: Locked, rank: dict[Tag, int]) -> Path | None:
     if not fitting:
         return None
     _, sha256, path = min(fitting)
-    return path if store.verified(sha256, path.name) else None
+    return sha256, path
 
 
 def _best_link(

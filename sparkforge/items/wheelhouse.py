@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkforge import environment
+from sparkforge import environment, sizes
 from sparkforge.codekey import code_of
 from sparkforge.context import WHEELS, Context, Item, Results
 from sparkforge.log import log
@@ -32,17 +32,24 @@ def wheelhouse_item(
         "code": code_of(__name__),
     }
 
+    wanted = wheelhouse.Wanted(
+        lock=lock, tools=tools, python=context.target.python,
+        platform=context.platform, torch_backend=context.target.torch_backend,
+    )  # fmt: skip
+
+    def known() -> Mapping[str, sizes.Known]:
+        return sizes.read(context.root / sizes.FILE)
+
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        wanted = wheelhouse.Wanted(
-            lock=lock, tools=tools, python=context.target.python,
-            platform=context.platform, torch_backend=context.target.torch_backend,
-        )  # fmt: skip
         (folder / WHEELS).mkdir()
         count = wheelhouse.fill(
             context.store, wanted, context.access.index, environment.uv_program(),
-            offline=context.access.offline, into=folder / WHEELS,
+            offline=context.access.offline, into=folder / WHEELS, known=known(),
         )  # fmt: skip
         log.info(f"{count} third-party wheels, each with its locked sha256")
         return {"files": count}
 
-    return Item(stage, label, inputs, make)
+    return Item(
+        stage, label, inputs, make,
+        fetches=lambda: wheelhouse.to_fetch(context.store, wanted, known()),
+    )  # fmt: skip

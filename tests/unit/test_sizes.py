@@ -1,0 +1,85 @@
+"""Recorded sizes of locked files, and the progress line that they allow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkforge import log as log_module
+from sparkforge import pins, sizes
+from sparkforge.download import Fetches
+from sparkforge.errors import PinsError
+from sparkforge.store import Store
+from sparkforge.wheelhouse import Wanted, applying, read_lock, recorded, to_fetch
+from tests.support import ROOT
+
+A, B = "a" * 64, "b" * 64
+
+
+def test_every_wheel_of_every_target_has_a_recorded_size() -> None:
+    known = sizes.read(ROOT / sizes.FILE)
+    for target in pins.load(ROOT / "pins.yaml").targets.values():
+        for platform, name in target.requirements.items():
+            for item in applying(read_lock(ROOT / name), (), target.python, platform):
+                file = recorded(item, target.python, platform, known)
+                assert file is not None, f"{name}: {item.requirement}: run scripts/sizes.py"
+                assert file.size > 0
+
+
+def test_what_the_store_has_is_not_fetched(store: Store, tmp_path: Path) -> None:
+    lock = tmp_path / "lock.txt"
+    lock.write_text(
+        f"one==1.0 --hash=sha256:{A}\ntwo==1.0 --hash=sha256:{B}\n"
+        f"three==1.0 --hash=sha256:{'c' * 64}\n"
+    )
+    known = {
+        A: sizes.Known(A, 10, "one-1.0-py3-none-any.whl"),
+        B: sizes.Known(B, 7, "two-1.0-py3-none-any.whl"),
+    }
+    want = Wanted(lock, (), "3.11", "linux/amd64", None)
+    assert to_fetch(store, want, known) == Fetches(17, ("1 wheels of lock.txt",))
+    there = store.download_path(A, "one-1.0-py3-none-any.whl")
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"x")
+    assert to_fetch(store, want, known) == Fetches(7, ("1 wheels of lock.txt",))
+
+
+def test_no_file_records_nothing_and_a_wrong_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.txt"
+    assert sizes.read(path) == {}
+    path.write_text(f"# a word\n{A}  7  one-1.0-py3-none-any.whl\n")
+    assert sizes.read(path) == {A: sizes.Known(A, 7, "one-1.0-py3-none-any.whl")}
+    path.write_text(f"{A} seven\n")
+    with pytest.raises(PinsError, match=r"sizes\.txt:1: "):
+        sizes.read(path)
+
+
+def test_many_files_are_one_line_in_bytes_with_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "_PROGRESS_EVERY_S_PLAIN", 0.0)
+    clock = iter([100.0, *[104.0] * 100])
+    monkeypatch.setattr("sparkforge.sizes.time.monotonic", lambda: next(clock))
+    progress = sizes.Progress("wheels", ("a", "b", "c"), {"a": 4 << 20, "b": 12 << 20})
+
+    def line() -> str:
+        return capsys.readouterr().out.splitlines()[-1].strip()
+
+    progress.arrived("a", 0, 4 << 20)
+    assert line() == "wheels (0 of 3): 0 B"  # of c nobody knows anything yet
+    progress.arrived("a", 4 << 20, 4 << 20)
+    progress.finished("a", 4 << 20)
+    assert line() == "wheels (1 of 3): 4.0 MiB"
+    progress.finished("c", 4 << 20)  # from the store: says nothing about the network
+    assert line() == "wheels (2 of 3): 8.0 MiB of 20.0 MiB  40%  1.0 MiB/s, about 12 s left"
+    progress.finished("b", 12 << 20)
+    assert line() == "wheels (3 of 3): 20.0 MiB of 20.0 MiB 100%"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (99, "99 s"), (120, "2 min"), (5400, "90 min"), (12600, "3.5 h")],
+)
+def test_a_time_in_the_unit_that_people_would_say(seconds: float, text: str) -> None:
+    assert sizes.duration(seconds) == text
