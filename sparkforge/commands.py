@@ -11,6 +11,7 @@ from typing import Any
 
 from sparkforge import (
     buildx,
+    disk,
     engine,
     environment,
     generated,
@@ -103,7 +104,7 @@ def _baker(
         buildx.check(chosen_builder, chosen, base, wanted)
         builder = chosen_builder.name
     if elsewhere and bakes:
-        _check_foreign(target, wanted, until, chosen)
+        _check_foreign(target, wanted, until, chosen, options.command)
     return _Baker(chosen, base, builder)
 
 
@@ -116,7 +117,7 @@ def _pinned_base(all_pins: pins.Pins, target: pins.Target, wanted: Platform) -> 
 
 
 def _check_foreign(
-    target: pins.Target, wanted: str, until: str, chosen: engine.Engine | None
+    target: pins.Target, wanted: str, until: str, chosen: engine.Engine | None, command: str
 ) -> None:
     """Refuse what can't be done with another platform's programs.
 
@@ -128,6 +129,8 @@ def _check_foreign(
     if chosen is None:
         msg = f"this target is for {wanted}, and this machine is {here}"
         remedy = "bake an image (with an engine: --base), or stop earlier: --until wheelhouse"
+        if command != "build":
+            remedy = f"run it on {wanted}; here: build.py --target NAME --until wheelhouse"
         raise UsageError(msg, remedy)
     if target.smoke is not None and until == STAGES[-1]:
         msg = f"this target's smoke test runs on {wanted}, and this machine is {here}"
@@ -152,20 +155,14 @@ def _engine_for(
 def build(options: argparse.Namespace) -> int:
     """Make what the store lacks, publish it under dist/, print the receipt."""
     start = time.monotonic()
-    context = context_of(options, options.until, options.force, plan_only=options.dry_run)
+    if options.dry_run:
+        return _dry_run(options)
+    context = context_of(options, options.until, options.force)
     todo = items(context, options.until)
     steps = pipeline.plan(context, todo)
-    if options.dry_run:
-        if options.json:
-            log.json({"plan": [asdict(step) for step in steps]})
-        else:
-            log.heading(f"plan for {context.target_name} on {context.platform}")
-            pipeline.show(steps)
-        return 0
-    standing = sum(step.state == "in the store" for step in steps)
-    log.heading(f"{context.target_name} on {context.platform}: {len(steps) - standing} of"
-                f" {len(steps)} items to make")  # fmt: skip
-    if any(step.state != "in the store" and step.label == "environment" for step in steps):
+    log.heading(f"{context.target_name} on {context.platform}: {sum(step.made for step in steps)}"
+                f" of {len(steps)} items to make")  # fmt: skip
+    if any(step.made and step.label == "environment" for step in steps):
         environment.check_python(context.target.python)  # before anything is fetched
     lines = pipeline.run(context, todo)
     mention_fallback(lines)
@@ -178,6 +175,34 @@ def build(options: argparse.Namespace) -> int:
     if options.json:
         log.json(document)
     publish.summary(context, lines, folder, seconds)
+    return 0
+
+
+def _dry_run(options: argparse.Namespace) -> int:
+    """Show the plan; where this machine can't make all of it, as far as it can, and why no more."""
+    until, note = options.until, ""
+    try:
+        context = context_of(options, until, options.force, plan_only=True)
+    except (UsageError, EngineError) as error:
+        target = pins.load(pins_path(options)).target(options.target)
+        here = MACHINES.get(platform.machine()) == platform_of(target)
+        if here or STAGES.index(until) <= STAGES.index("wheelhouse"):
+            raise
+        until, note = "wheelhouse", f"not here, the stages after it: {error.what}; {error.remedy}"
+        force = [stage for stage in options.force if STAGES.index(stage) <= STAGES.index(until)]
+        context = context_of(options, until, force, plan_only=True)
+    steps = pipeline.plan(context, items(context, until))
+    if options.json:
+        fetches = asdict(pipeline.total(steps))
+        document = {"plan": [asdict(step) for step in steps], "fetches": fetches, "until": until}
+        log.json({**document, "note": note} if note else document)
+        return 0
+    log.heading(f"plan for {context.target_name} on {context.platform}, up to {until}")
+    pipeline.show(steps)
+    free = disk.free(context.store.root)
+    log.info(f"disk: {human_bytes(free)} free for the store in {context.store.root}")
+    if note:
+        log.info(note)
     return 0
 
 

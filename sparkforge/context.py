@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkforge import series
+from sparkforge.download import Fetches
 from sparkforge.errors import StoreError
 from sparkforge.pinbase import Platform
 from sparkforge.pins import Pins, ReleaseFile, Target
@@ -127,6 +128,7 @@ class Item:
         make: fills a folder and returns the outputs; earlier results come by label.
         valid: whether a result in the store still stands (its other half may be gone).
         download: release files that it may have to fetch.
+        fetches: what else it may have to fetch.
         commands: for people: the command lines that it runs, where those are worth reading.
     """
 
@@ -137,6 +139,7 @@ class Item:
     valid: Callable[[Artefact], bool] = field(default=lambda artefact: True)
     download: tuple[ReleaseFile, ...] = ()
     commands: tuple[str, ...] = ()
+    fetches: Callable[[], Fetches] = field(default=Fetches)
 
     @property
     def key(self) -> str:

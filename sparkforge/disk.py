@@ -30,7 +30,7 @@ def disk_errors(where: Path) -> Iterator[None]:
         raise
     except SparkforgeError as error:
         # programs that we run tell of a full disk in words of their own
-        if isinstance(error, StoreError) or _free(where) > _FULL:
+        if isinstance(error, StoreError) or free(where) > _FULL:
             raise
         raise _disk_full(where, f":\n{error.what}") from error
 
@@ -58,11 +58,11 @@ def _disk_full(where: Path, more: str = "") -> StoreError:
         "make room (build.py clean empties the store's artefacts), or put the store on"
         " a larger disk with --store DIR or SPARKFORGE_STORE; the next run goes on"
     )
-    msg = f"{where}: the disk is full ({human_bytes(_free(where))} free){more}"
+    msg = f"{where}: the disk is full ({human_bytes(free(where))} free){more}"
     return StoreError(msg, remedy)
 
 
-def _free(where: Path) -> int:
+def free(where: Path) -> int:
     while not where.exists():
         where = where.parent
     return shutil.disk_usage(where).free

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.context import Context, Item
+from sparkforge.download import Fetches
 from sparkforge.log import human_bytes, log
 from sparkforge.receipt import Line, differences
 from sparkforge.store import Artefact
+
+_NEW = ("never made for this target",)
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,9 @@ class Step:
     Attributes:
         state: ``in the store``, ``to make`` or ``to make again`` (asked for with --force).
         why: what differs from the newest build of this target; empty for what stands.
-        download: bytes that it has to fetch at most.
+        download: bytes that it has to fetch at most, as far as sizes are known; of a file that
+            several items need, the first has them.
+        unknown: what else it fetches, in words.
         commands: the command lines that making it would run, where they are worth reading.
     """
 
@@ -31,26 +36,37 @@ class Step:
     why: tuple[str, ...]
     download: int
     commands: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def made(self) -> bool:
+        """Whether a build would make it."""
+        return self.state != "in the store"
 
 
 def plan(context: Context, items: Sequence[Item]) -> list[Step]:
     """Return what a build would do, without doing any of it."""
-    steps = []
-    for item in items:
-        found = _standing(context, item)
-        missing = [
-            file.size for file in item.download
-            if not context.store.download_path(file.sha256, file.file).exists()
-        ]  # fmt: skip
-        state = "in the store" if found else "to make"
-        if item.stage in context.force:
-            found, state = None, "to make again"
-        steps.append(
-            Step(item.stage, item.label, item.key, state,
-                 () if found else tuple(_why(context, item)), 0 if found else sum(missing),
-                 () if found else item.commands)
-        )  # fmt: skip
-    return steps
+    counted: set[str] = set()  # sha256 of files: two items may need one, which is fetched once
+    return [_step(context, item, counted) for item in items]
+
+
+def _step(context: Context, item: Item, counted: set[str]) -> Step:
+    found = None if item.stage in context.force else _standing(context, item)
+    if found:
+        return Step(item.stage, item.label, item.key, "in the store", (), 0)
+    state = "to make again" if item.stage in context.force else "to make"
+    absent = {
+        file.sha256: file.size
+        for file in item.download
+        if not context.store.download_path(file.sha256, file.file).exists()
+    }
+    missing = sum(size for sha256, size in absent.items() if sha256 not in counted)
+    counted.update(absent)
+    fetches = item.fetches()
+    return Step(
+        item.stage, item.label, item.key, state, tuple(_why(context, item)),
+        missing + fetches.known, item.commands, fetches.unknown,
+    )  # fmt: skip
 
 
 def _standing(context: Context, item: Item) -> Artefact | None:
@@ -62,7 +78,7 @@ def _why(context: Context, item: Item) -> list[str]:
     """Say in what an item differs from the newest one of its name in the store."""
     last = context.store.last(context.target_name, item.label)
     if last is None:
-        return ["never made for this target"]
+        return list(_NEW)
     changed = differences(last["inputs"], item.inputs)
     if changed:
         return changed
@@ -98,12 +114,33 @@ def _maker(item: Item, results: Mapping[str, Artefact]) -> Callable[[Path], Mapp
     return lambda folder: item.make(folder, results)
 
 
+def total(steps: Sequence[Step]) -> Fetches:
+    """Return what a plan fetches, over all its stages."""
+    fetched = (Fetches(step.download, step.unknown) for step in steps)
+    return sum(fetched, Fetches())
+
+
+def words(fetches: Fetches) -> str:
+    """Return what is fetched in words; "nothing" where it is nothing."""
+    size = [human_bytes(fetches.known)] if fetches.known else []
+    return ", ".join([*size, *fetches.unknown]) or "nothing"
+
+
 def show(steps: Sequence[Step]) -> None:
     """Print a plan as a table, with the reasons below each item that would be made."""
+    new = 0
     for step in steps:
-        size = f"  (fetches {human_bytes(step.download)})" if step.download else ""
+        fetches = total([step])
+        size = f"  (fetches {words(fetches)})" if fetches != Fetches() else ""
         log.info(f"{step.label:28} {step.key[:12]}  {step.state}{size}")
-        for reason in step.why:
-            log.info(f"    {reason}")
+        if step.why == _NEW:
+            new += 1
+        else:
+            for reason in step.why:
+                log.info(f"    {reason}")
         for command in step.commands:
             log.info(f"    {command}")
+    if new:
+        log.info(f"{new} of {len(steps)} were never made for this target")
+    unsized = "; sizes of what git and engine fetch are not known" if total(steps).unknown else ""
+    log.info(f"to fetch: {words(total(steps))}{unsized}")

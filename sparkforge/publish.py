@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from sparkforge.context import WHEELS, Context, wheel_path
 from sparkforge.disk import disk_errors, write_file
 from sparkforge.log import human_bytes, log
+from sparkforge.options import MACHINES
 from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line, is_receipt
 from sparkforge.store import Artefact
 
@@ -196,7 +198,7 @@ def _for_compose(value: str) -> str:
 
 
 def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: float) -> None:
-    """Print what there is now and how to use it."""
+    """Print what there is now, how long each stage took, and what to do next."""
     made = sum(line.made_now for line in lines)
     log.heading(f"done in {seconds:.1f} s: {made} made, {len(lines) - made} as they were")
     for line in lines:
@@ -213,5 +215,34 @@ def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: floa
                  f" {out['completion_s']} s, stopped in {out['stop_s']} s")  # fmt: skip
         log.info(f"release  {_RELEASE[out['release']['done']]}")
     log.info(f"receipt  {os.path.relpath(folder / 'receipt.json')}")
-    if report is not None:
-        log.info(f"serve it: python build.py serve --target {context.target_name}")
+    if made:
+        log.info(f"time     {', '.join(times(lines))}")
+    log.info(f"next     {next_step(context, baked)}")
+
+
+def times(lines: Sequence[Line]) -> list[str]:
+    """Return how long each stage of which this run made something took, in order."""
+    seconds: dict[str, float] = {}
+    for line in lines:
+        if line.made_now:
+            stage = line.artefact.stage
+            seconds[stage] = seconds.get(stage, 0.0) + line.artefact.seconds
+    return [f"{stage} {took:.1f} s" for stage, took in seconds.items()]
+
+
+def next_step(context: Context, baked: Artefact | None) -> str:
+    """Return what to do after a build, as a command.
+
+    Args:
+        baked: the image or environment; None where the build stopped before it.
+    """
+    name = context.target_name
+    here = MACHINES.get(platform.machine()) == context.platform
+    where = "" if here else f"on a machine of {context.platform}: "
+    if baked is None:
+        return f"{where}python3 build.py --target {name}"
+    if context.target.smoke is not None:
+        return f"{where}python3 build.py serve --target {name}"
+    model = context.pins.models[context.target.model].repository if context.target.model else ""
+    fetches = f"   # the first start fetches {model}" if model else ""
+    return f"{where}docker compose up -d{fetches}; `docker compose ps` until it is healthy"

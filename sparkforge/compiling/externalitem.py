@@ -10,6 +10,7 @@ from sparkforge import git
 from sparkforge.codekey import code_of
 from sparkforge.compiling import externals
 from sparkforge.context import Context, Item, Results
+from sparkforge.download import Fetches
 
 
 def external_item(context: Context, upstream: str, external: str) -> Item:
@@ -28,4 +29,5 @@ def external_item(context: Context, upstream: str, external: str) -> Item:
         valid=lambda artefact: git.has_commit(
             context.store.git_path(artefact.outputs["repository"].removesuffix(".git")), pin.commit
         ),
+        fetches=lambda: Fetches(unknown=(f"{full} by git",)),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 from sparkforge import image
 from sparkforge.codekey import code_of
 from sparkforge.context import WHEELS, Context, Item, Results, wheel_path
+from sparkforge.download import Fetches
 from sparkforge.receipt import SBOM
 from sparkforge.store import key_of
 
@@ -89,4 +90,5 @@ def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
     return Item(
         "image", "image", inputs, make,
         valid=lambda artefact: engine.has_image(str(artefact.outputs["image_id"])),
+        fetches=lambda: Fetches(unknown=("base image and system packages",)),
     )  # fmt: skip

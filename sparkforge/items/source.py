@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sparkforge import git, sources
 from sparkforge.codekey import code_of
 from sparkforge.context import Context, Item, Results
+from sparkforge.download import Fetches
+from sparkforge.log import human_bytes
 
 if TYPE_CHECKING:
     from sparkforge.pins import Upstream
@@ -37,8 +39,11 @@ def source_item(context: Context, name: str, upstream: Upstream) -> Item:
                 "origin": source.origin}  # fmt: skip
 
     repo = context.store.git_path(name)
+    size = f" (release file: {human_bytes(file.size)})" if file else ""
+    by_git = (f"{name} by git{size}",) if inputs["provider"] == "git" else ()
     return Item(
         "sources", f"source {name}", inputs, make,
         valid=lambda artefact: git.has_commit(repo, artefact.outputs["commit"]),
         download=(file,) if file and inputs["provider"] == "release" else (),
+        fetches=lambda: Fetches(unknown=() if git.has_commit(repo, upstream.commit) else by_git),
     )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from sparkforge import __version__, errors
 from sparkforge.cli import _parser, main
 from sparkforge.errors import StoreError
-from sparkforge.log import Log, log
+from sparkforge.log import Log, human_bytes, log
 from sparkforge.words import overview
 from tests.support import ROOT
 
@@ -232,6 +232,53 @@ def test_a_plan_for_the_real_pins_makes_nothing(
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert [step["label"] for step in plan][-1] == "wheel vllm"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_sums_what_is_fetched_over_all_stages(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--target", "rtx", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s")]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    house = next(step for step in found["plan"] if step["stage"] == "wheelhouse")
+    assert house["download"] > 500 << 20  # PyTorch and CUDA's libraries
+    assert not house["unknown"]
+    wheels = [step["download"] for step in found["plan"] if step["stage"] == "wheels"]
+    assert found["fetches"]["known"] == house["download"] + sum(wheels) > house["download"]
+    assert any(words.startswith("vllm by git") for words in found["fetches"]["unknown"])
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert f"to fetch: {human_bytes(found['fetches']['known'])}, vllm by git" in shown
+    assert shown.count("never made for this target") == 1
+    assert " free for the store in " in shown
+
+
+def test_a_file_that_two_items_need_is_counted_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--target", "cpu", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s")]
+    assert main([*words, "--json"]) == 0
+    plan = {step["label"]: step for step in json.loads(capsys.readouterr().out)["plan"]}
+    if "wheel vllm (unpatched)" in plan:  # not on another platform than the target's
+        assert plan["wheel vllm"]["download"] > 0
+        assert plan["wheel vllm (unpatched)"]["download"] == 0
+
+
+def test_another_platforms_target_gets_a_plan_with_what_is_not_made_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    words = ["--target", "spark", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s")]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["until"] == found["plan"][-1]["stage"] == "wheelhouse"
+    assert "this target is for linux/arm64" in found["note"]
+    # without the plan it is an error, as before; what serves is served there
+    assert "bake an image" in told(capsys, 2, *words[:4], *words[-2:])
+    err = told(capsys, 2, "serve", *words[:4], *words[-2:])
+    assert "run it on linux/arm64" in err
+    # a mistake is still one
+    assert main([*words, "--mirror", "vlm=/x"]) == 2
 
 
 def test_a_bug_shows_its_traceback_and_exits_with_1(

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from sparkforge import publish
+from sparkforge import pins, publish
+from sparkforge.receipt import Line
+from sparkforge.store import Artefact
+from tests.support import ROOT
 
 
 def written(root: Path) -> list[bytes]:
@@ -37,6 +40,38 @@ def test_the_models_folder_is_what_compose_reads(
     line = written(tmp_path / name)[-1]
     assert line.startswith(b"SPARKFORGE_MODEL_DIR=" + start)
     assert line.endswith(end)
+
+
+def line(stage: str, seconds: float, *, made_now: bool = True) -> Line:
+    return Line(stage, Artefact(stage, "0" * 64, {}, {}, Path(), seconds), made_now)
+
+
+def test_the_time_of_each_stage_is_that_of_what_this_run_made() -> None:
+    lines = [line("sources", 1.0), line("sources", 2.25), line("series", 9.0, made_now=False),
+             line("wheels", 0.5)]  # fmt: skip
+    assert publish.times(lines) == ["sources 3.2 s", "wheels 0.5 s"]
+
+
+@pytest.mark.parametrize(
+    ("target", "baked", "machine", "words"),
+    [
+        ("cpu", True, "x86_64", "python3 build.py serve --target cpu"),
+        ("cpu", False, "x86_64", "python3 build.py --target cpu"),
+        ("spark", False, "x86_64", "on a machine of linux/arm64: python3 build.py --target spark"),
+        ("spark", True, "aarch64", "docker compose up -d   # the first start fetches openai/gpt"),
+    ],
+)
+def test_the_end_of_a_build_says_what_is_next(
+    monkeypatch: pytest.MonkeyPatch, target: str, baked: bool, machine: str, words: str
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    all_pins = pins.load(ROOT / "pins.yaml")
+    chosen = all_pins.target(target)
+    context: Any = SimpleNamespace(
+        target_name=target, target=chosen, pins=all_pins, platform=chosen.platforms[0]
+    )
+    image = line("image", 1.0).artefact if baked else None
+    assert publish.next_step(context, image).startswith(words)
 
 
 def test_the_users_own_lines_stay_as_they_are(tmp_path: Path) -> None:
