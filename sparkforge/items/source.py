@@ -39,11 +39,16 @@ def source_item(context: Context, name: str, upstream: Upstream) -> Item:
                 "origin": source.origin}  # fmt: skip
 
     repo = context.store.git_path(name)
+
+    def fetches() -> Fetches:
+        here = upstream.commit is not None and git.has_commit(repo, upstream.commit)
+        return Fetches() if here else Fetches(unknown=by_git)
+
     size = f" (release file: {human_bytes(file.size)})" if file else ""
     by_git = (f"{name} by git{size}",) if inputs["provider"] == "git" else ()
     return Item(
         "sources", f"source {name}", inputs, make,
         valid=lambda artefact: git.has_commit(repo, artefact.outputs["commit"]),
         download=(file,) if file and inputs["provider"] == "release" else (),
-        fetches=lambda: Fetches(unknown=() if git.has_commit(repo, upstream.commit) else by_git),
+        fetches=fetches,
     )  # fmt: skip
