@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from sparkforge import pinedit, pins, series, sources, transaction
+from sparkforge import patchlint, pinedit, pins, series, sources, transaction
 from sparkforge.authoring import worktree
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.log import log
@@ -127,7 +127,7 @@ def patches_check(options: argparse.Namespace) -> int:
     report: dict[str, Any] = {}
     problems: list[str] = []
     for one in chosen_series(options, path.parent, loaded):
-        problems += series.lint(one, path.parent, loaded.upstreams[one.upstream].paths)
+        problems += patchlint.lint(one, path.parent, loaded.upstreams[one.upstream].paths)
         series.check_emptied(one, loaded.upstreams[one.upstream])
         if not one.patches:
             report[one.upstream] = {"patches": 0}

@@ -44,7 +44,14 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
                 f"use one of {', '.join(sorted(lender.files))}",
             )  # fmt: skip
         for i, rule in enumerate(upstream.paths):
-            for side, prefix in (("repo", rule.repo), ("wheel", rule.wheel)):
+            earlier = upstream.paths[:i]
+            for side, prefix, before in (
+                ("repo", rule.repo, [one.repo for one in earlier]),
+                ("wheel", rule.wheel, [one.wheel for one in earlier]),
+            ):
+                if prefix is not None and prefix in before:
+                    what = f"{prefix!r} has a rule already"
+                    report((*here, "paths", i, side), what, "keep one rule a folder")
                 if side == "repo" and rule.build:
                     continue  # CMakeLists.txt and its like
                 # without the slash, vllm would fit vllm-tests/ too
@@ -85,6 +92,9 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
             if up_name not in pins.upstreams:
                 report(at, "no such upstream", f"use one of {', '.join(sorted(pins.upstreams))}")
                 continue
+            if len(set(plan.carries)) < len(plan.carries) or up_name in plan.carries:
+                what = "names an upstream twice, or the wheel's own"
+                report((*at, "carries"), what, "name each other upstream once")
             for carried in plan.carries:
                 if carried not in pins.upstreams:
                     what, known = f"{carried!r}: no such upstream", sorted(pins.upstreams)

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from sparkforge.pinbase import Model
+from sparkforge.pinbase import CMakeTarget, CMakeWord, FilePath, Model, Place, Variable
 
-Variable = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
 Device = Literal["empty", "cpu", "cuda"]
 
 
 class Native(Model):
     """One native file of the release wheel."""
 
-    file: str
+    file: FilePath
     """Path in the wheel."""
-    target: str
+    target: CMakeTarget
     """The CMake target, and install component, that makes it."""
     device: Device
     """What the upstream's CMake is configured for. ``empty``: neither GPU nor CPU kernels, so that
     it reads none of the upstream's ``externals``."""
-    sources: tuple[str, ...] = ()
+    sources: tuple[Place, ...] = ()
     """Files, or folders with a trailing slash, of the repository that it is made from. None: its
     sources lie outside of the repository, so no patch can change it."""
-    besides: tuple[str, ...] = ()
+    besides: tuple[Place, ...] = ()
     """Files and folders below ``sources`` that it is not made from."""
     blocked: str | None = None
     """Why it can't be compiled from what pins.yaml pins."""
@@ -45,17 +44,17 @@ class Compile(Model):
     """Environment of the wheel's build."""
     variables_all: Mapping[Variable, str] = Field(default_factory=dict)
     """The same with ``--native all``, over ``variables``."""
-    configure: tuple[str, ...] = ()
+    configure: tuple[CMakeWord, ...] = ()
     """Words for CMake; ``{device}`` stands for a native's device."""
     natives: tuple[Native, ...] = ()
-    from_release: tuple[str, ...] = ()
+    from_release: tuple[Place, ...] = ()
     """Files and folders of the wheel that a build without natives does not make."""
-    always_release: tuple[str, ...] = ()
+    always_release: tuple[Place, ...] = ()
     """Those that no build of ours makes, with ``--native all`` either."""
     redirect: Variable | None = None
     """Variable that points the build of a wheel that carries this upstream at its patched files:
     those of the first folder among ``paths``."""
-    supplement: tuple[str, ...] = ()
+    supplement: tuple[Place, ...] = ()
     """Files and folders that the source file has and the git commit lacks: submodules, and what
     upstream's release job wrote."""
 

@@ -6,21 +6,35 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, StringConstraints, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from sparkforge import pinchecks, yamlfile
 from sparkforge.errors import PinsError, UsageError
 from sparkforge.pinbase import (
+    REMEDIES,
     UNKNOWN,
     Commit,
     Count,
+    CudaArch,
+    DebPackage,
     Digest,
+    FileName,
+    FilePath,
+    GitUrl,
+    ImageRepository,
+    ImageTag,
     Model,
+    ModelRepository,
     Name,
+    Place,
     Platform,
+    ReleaseFileName,
     Sha256,
     Tag,
+    TorchBackend,
+    Variable,
     number,
+    shaped,
 )
 from sparkforge.pincompile import Compile
 from sparkforge.profiles import Profile
@@ -31,22 +45,14 @@ _T = TypeVar("_T")
 Provider = Literal["git", "release"]
 """Kind of source: the upstream's commit, or the release file in its place."""
 
-# how to mend, by the shape that a value should have had
-_SHAPE_REMEDIES = {
-    r"^[0-9a-f]{40}$": "give the full 40-digit commit SHA (git rev-parse REF^{commit})",
-    r"^[0-9a-f]{64}$": "give the full 64-digit sha256 (sha256sum FILE)",
-    r"^sha256:[0-9a-f]{64}$": "give the image digest, sha256: and 64 hex digits, not a tag",
-    r"^v?[0-9]+(\.[0-9]+)+[0-9A-Za-z.]*$": (
-        "name a release tag such as v0.31.0; branches and 'latest' move"
-    ),
-}
+_MOST_PROBLEMS = 50
 
 
 class ReleaseFile(Model):
     """One file that upstream published for the pinned version."""
 
     project: Name
-    file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]+\.(whl|tar\.gz)$")]
+    file: ReleaseFileName
     sha256: Sha256
     size: Count
     """Bytes; a dry run adds them up."""
@@ -55,9 +61,9 @@ class ReleaseFile(Model):
 class PathRule(Model):
     """Where files of the repository are found in the release wheel."""
 
-    repo: str
+    repo: Place
     """Prefix in the repository, with its trailing slash; where ``build`` is set, a file, too."""
-    wheel: str | None
+    wheel: Place | None
     """Prefix in the wheel; null: files that no wheel ships and none needs (tests, docs)."""
     build: bool = False
     """Rules of compiling: a compile heeds a change of them, an overlay has no use for it."""
@@ -92,10 +98,10 @@ def path_of(rules: Iterable[PathRule], member: str) -> str | None:
 class External(Model):
     """A source that the upstream's own build fetches; pinned so that a compile needs no network."""
 
-    git: str
+    git: GitUrl
     commit: Commit
     tag: Tag | None = None
-    redirect: str
+    redirect: Variable
     """The variable that points the upstream's CMake at a local copy."""
 
 
@@ -109,7 +115,7 @@ class Recorded(Model):
 class Upstream(Model):
     """A repository that we patch, at one commit, with the release files of that commit."""
 
-    git: Annotated[str, StringConstraints(pattern=r"^https://\S+\.git$")]
+    git: GitUrl
     tag: Tag
     commit: Commit | None = None
     """None: nobody here knows it; sources come from release files then (``pins resolve``)."""
@@ -120,9 +126,9 @@ class Upstream(Model):
     Python files do, each at the place in the repository that ``paths`` gives."""
     source_in: Name | None = None
     """Another upstream, whose file ``source_file`` is: the one whose wheels carry this one."""
-    subdirectory: str = ""
+    subdirectory: Place = ""
     paths: tuple[PathRule, ...] = ()
-    version_file: str | None = None
+    version_file: FilePath | None = None
     """Path in the wheel of the module that states the version; the overlay corrects it."""
     patched: Mapping[Provider, Recorded] = Field(default_factory=dict)
     externals: Mapping[Name, External] = Field(default_factory=dict)
@@ -138,8 +144,8 @@ class Upstream(Model):
 class BaseImage(Model):
     """A base image: the tag is for people, the digests count."""
 
-    repository: str
-    tag: str
+    repository: ImageRepository
+    tag: ImageTag
     index: Digest
     platforms: Mapping[Platform, Digest] = Field(default_factory=dict)
 
@@ -151,14 +157,14 @@ class BaseImage(Model):
 class ModelPin(Model):
     """A model's files at one revision."""
 
-    repository: str
+    repository: ModelRepository
     revision: Commit
 
 
 class Vocabulary(Model):
     """A tokenizer vocabulary that is baked in, so that no request waits for a download."""
 
-    file: str
+    file: FileName
     sha256: Sha256
 
 
@@ -169,7 +175,7 @@ class WheelPlan(Model):
     """Per platform, the release wheel among the upstream's ``files``."""
     name: Name | None = None
     """Distribution name that the result installs as; null keeps the release wheel's."""
-    local: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(\.[a-z0-9]+)*$")]
+    local: Annotated[str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "as cpu.spark: a-z, 0-9 and dots")]
     """Local version part, before the release's counter: ``cpu.spark`` → ``0.31.0+cpu.spark.1``."""
     drop_requires: tuple[Name, ...] = ()
     """Requirements that the release wheel declares and this target does without."""
@@ -193,21 +199,21 @@ class Target(Model):
 
     summary: str
     platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
-    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]+$")]
-    cuda_arch: str | None = None
+    python: Annotated[str, shaped(r"^3\.[0-9]+$", "give 3.MINOR, as 3.12")]
+    cuda_arch: CudaArch | None = None
     memory_gb_s: Count | None = None
     """Bandwidth of the memory that the model is read from, in 10^9 bytes a second."""
     source: SourcePlan
     wheels: Mapping[Name, WheelPlan]
-    requirements: Mapping[Platform, str]
+    requirements: Mapping[Platform, FilePath]
     """Per platform, a hash-locked requirements file, relative to pins.yaml."""
-    torch_backend: str | None = None
+    torch_backend: TorchBackend | None = None
     """Which PyTorch build the lock wants, in uv's words (``cpu``, ``cu130``)."""
     base: Name | None = None
     """Base image among ``images``; null: none is pinned, ``--base`` names one."""
-    system_packages: tuple[str, ...] = ()
+    system_packages: tuple[DebPackage, ...] = ()
     """Distribution packages that the image needs beside Python and the wheels."""
-    builder: Mapping[Platform, str] = Field(default_factory=dict)
+    builder: Mapping[Platform, FilePath] = Field(default_factory=dict)
     """Per platform, a hash-locked requirements file of what wheels are compiled with."""
     profile: Name | None = None
     """How its model is served, among ``profiles``."""
@@ -314,7 +320,10 @@ def parse(path: Path, text: str) -> Pins:
     else:
         problems += pinchecks.cross_check(pins, document, path.parent)
     if problems:
-        shown = [f"{path.name}:{line}: {text}" for line, text in sorted(set(problems))]
+        found = sorted(set(problems))
+        shown = [f"{path.name}:{line}: {text}" for line, text in found[:_MOST_PROBLEMS]]
+        if len(found) > len(shown):
+            shown.append(f"{path.name}: and {len(found) - len(shown)} more problems")
         raise PinsError("\n".join(shown))
     return _lend(pins)
 
@@ -346,7 +355,7 @@ def _problem(document: Document, detail: Any) -> tuple[int, str]:
     elif kind == "string_pattern_mismatch":
         pattern = context["pattern"]
         what = f"{given} has not the form asked for"
-        remedy = _SHAPE_REMEDIES.get(pattern, f"it must match {pattern}")
+        remedy = REMEDIES.get(pattern, f"it must match {pattern}")
     elif kind == "padded":
         what = f"{given}: {detail['msg']}"
         remedy = "give the full SHA; an upstream's commit may be left out"
@@ -354,6 +363,8 @@ def _problem(document: Document, detail: Any) -> tuple[int, str]:
         what, remedy = f"{given} is not allowed", f"use {context['expected']}"
     elif kind in ("model_type", "mapping_type", "dict_type"):
         what, remedy = f"{given} is no mapping", "write KEY: VALUE lines below it"
+    elif kind == "value_error":
+        what, remedy = f"{given} {context['error']}", "correct the value"
     else:
         what, remedy = f"{given}: {detail['msg']}", "correct the value"
     return document.line(where), f"{dotted(where)}: {what}: {remedy}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, field_validator
 
-from sparkforge.pinbase import Count, Model, Name, Truth
+from sparkforge.pinbase import Backend, Count, LayerList, Model, Name, Truth
 
 
 class MemoryPlan(Model):
@@ -29,10 +29,10 @@ class Profile(Model):
 
     model: Name | None = None
     moe_backend: Name | None = None
-    attention_backend: Annotated[str, StringConstraints(pattern=r"^[A-Z0-9_]+$")] | None = None
+    attention_backend: Backend | None = None
     kv_cache_dtype: Name | None = None
     load_format: Name | None = None
-    mxfp4_layers: str | None = None
+    mxfp4_layers: LayerList | None = None
     """Dense layers that are quantised while loading; docs/mxfp4-layers.md."""
     max_model_len: Count | None = None
     """Tokens of prompt and answer together."""
@@ -54,7 +54,7 @@ class Profile(Model):
     """Vocabulary among ``vocabularies`` that has to be there."""
     warm_up: Literal["off", "quick", "full"] = "off"
     """Requests that have kernels compiled before the server counts as healthy."""
-    expect: Mapping[Literal["moe", "attention", "linear"], str] = Field(default_factory=dict)
+    expect: Mapping[Literal["moe", "attention", "linear"], Backend] = Field(default_factory=dict)
     """Names of the backends as vLLM's log has them; ``linear``: of dense layers in MX formats."""
     on_mismatch: Literal["fail", "warn"] = "fail"
 

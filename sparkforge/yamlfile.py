@@ -12,6 +12,11 @@ from typing import Any
 
 import yaml
 
+from sparkforge import plain
+
+_DEEPEST = 32  # pins.yaml needs 8; libyaml's composer calls itself, until the stack is full
+_WIDEST = 60  # characters of a key that are shown
+_ONE_LINE = "holds a control character: write plain text on one line"
 Where = tuple[str | int, ...]
 
 
@@ -41,16 +46,17 @@ class Document:
 def dotted(where: Where) -> str:
     """Return a path for people: ``targets.cpu.platforms[0]``."""
     text = ""
-    for part in where:
+    for one in where:
+        part = one if isinstance(one, int) or len(one) <= _WIDEST else f"{one[:_WIDEST]}..."
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
-    return text or "top level"
+    return plain.escaped(text) or "top level"
 
 
 def read(text: str) -> Document:
     """Parse a text.
 
     Raises:
-        NotYamlError: it is no YAML, or more than one document.
+        NotYamlError: it is no YAML, more than one document, or nested too deeply.
     """
     document = Document()
     root = _compose(text)
@@ -63,6 +69,14 @@ def _compose(text: str) -> yaml.Node | None:
     # the C parser is five times as fast; a build of PyYAML without libyaml lacks it
     loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                assert event.start_mark is not None
+                line = event.start_mark.line + 1
+                raise NotYamlError(line, f"values are nested more than {_DEEPEST} deep")
         node: yaml.Node | None = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -90,6 +104,8 @@ def _value(node: yaml.Node, where: Where, document: Document, seen: set[int]) ->
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
             at = (*where, key)
             line = key_node.start_mark.line + 1
+            if not plain.printable(key):
+                document.problems.append((line, f"{dotted(at)}: {_ONE_LINE}"))
             if key in result:
                 document.problems.append((line, f"{dotted(at)}: given twice: keep one of them"))
             result[key] = _value(value_node, at, document, seen)
@@ -97,6 +113,8 @@ def _value(node: yaml.Node, where: Where, document: Document, seen: set[int]) ->
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, (*where, i), document, seen) for i, item in enumerate(node.value)]
+    if not plain.printable(node.value):
+        document.problems.append((line, f"{dotted(where)}: {_ONE_LINE}"))
     return None if node.tag == "tag:yaml.org,2002:null" else node.value
 
 

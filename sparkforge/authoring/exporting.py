@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge import git, patchdocs, pinedit, series, transaction
+from sparkforge import git, patchdocs, patchlint, pinedit, series, transaction
 from sparkforge.errors import SeriesError, SparkforgeError, StaleError, UsageError
 from sparkforge.log import log
 from sparkforge.pins import Pins, Provider, Recorded
@@ -119,7 +119,7 @@ def export(
     files = _files(chain)
     with _staged(checkout, source.upstream, files) as fresh, _said_of(folder, fresh.folder):
         rules = checkout.pins.upstream(source.upstream).paths
-        if problems := series.lint(fresh, checkout.root, rules):
+        if problems := patchlint.lint(fresh, checkout.root, rules):
             raise SeriesError("\n".join(problems), "nothing was written: mend the commits, then"
                                                    " export again")  # fmt: skip
         recorded = _record(checkout, chain, fresh)

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkforge import git, pins, series, sources
+from sparkforge import git, patchlint, pins, series, sources
 from sparkforge.disk import write_file
 from sparkforge.errors import RebaseStopped, SeriesError, UsageError
 from sparkforge.log import log
@@ -97,7 +97,7 @@ class Rebase:
         """Return a series that is what pins.yaml records."""
         one = self.series_of(name)
         upstream = loaded.upstreams[name]
-        if problems := series.lint(one, self.root, upstream.paths):
+        if problems := patchlint.lint(one, self.root, upstream.paths):
             raise SeriesError("\n".join(problems), "mend the series before you move it")
         series.apply_recorded(self.store, one, old, upstream)
         return one

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge import git, patchdocs, pinedit, pins, series, transaction, yamlfile
+from sparkforge import git, patchdocs, patchlint, pinedit, pins, series, transaction, yamlfile
 from sparkforge.errors import IntegrityError, PinsError, SeriesError
 from sparkforge.pins import Pins, Recorded, Upstream
 from sparkforge.rebase import companions, report
@@ -103,7 +103,7 @@ def _series(rebase: Rebase, leg: Leg, files: dict[Path, bytes | None]) -> Series
         (aside / name).write_bytes(data)
     (aside / "series").write_text("".join(f"{name}\n" for name in exported))
     fresh = series.read(aside)
-    if problems := series.lint(fresh, rebase.root, leg.goal.paths):
+    if problems := patchlint.lint(fresh, rebase.root, leg.goal.paths):
         raise SeriesError("\n".join(problems), "mend the message of that patch")
     return fresh
 

@@ -44,7 +44,7 @@ class Sources:
         (repo.path / path).mkdir(parents=True)
 
     def pin(self, commit: str | None = None) -> External:
-        return External(
+        return External.model_construct(  # a path in place of an address
             git=str(self.outer.path), commit=commit or self.commit, redirect="CUTLASS_DIR"
         )
 

@@ -1,0 +1,56 @@
+"""Text that somebody else wrote: is it a plain relative path, and how is it shown?
+
+Of pins, patches, wheels and other programs alike.
+"""
+
+from __future__ import annotations
+
+import re
+
+_MOST_OF_A_PART = 255  # bytes; Linux's NAME_MAX
+_MOST = 1024  # bytes; leaves room for the folder in front of it below PATH_MAX
+# what a terminal acts on, and what turns the direction of writing
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> bool:
+    """Tell whether a text is one line without control characters."""
+    return _UNPRINTABLE.search(text) is None
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """Return a text with each control character written out, as in Python's ``repr``.
+
+    Args:
+        keep: those that stay as they are.
+    """
+
+    def written(match: re.Match[str]) -> str:
+        return match[0] if match[0] in keep else repr(match[0])[1:-1]
+
+    return _UNPRINTABLE.sub(written, text)
+
+
+def path_problem(path: str) -> str | None:
+    """Return why a path is no plain relative one, as words behind it; None: it is one.
+
+    Plain: parts joined by one slash each, none of them empty, ``.`` or ``..``, no backslash,
+    nothing unprintable, and short enough for a file system. It need not be there.
+    """
+    parts = path.split("/")
+    lengths = [len(part.encode(errors="surrogatepass")) for part in parts]
+    if not path:
+        return "is empty"
+    if not printable(path):
+        return "holds a control character"
+    if "\\" in path:
+        return "holds a backslash"
+    if path.startswith("/"):
+        return "is an absolute path"
+    if ".." in parts:
+        return "leads out of its folder"
+    if "" in parts or "." in parts:
+        return "has an empty part, or a dot as one"
+    if max(lengths) > _MOST_OF_A_PART or sum(lengths) + len(parts) > _MOST:
+        return "is too long for a file system"
+    return None
