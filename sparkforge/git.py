@@ -275,9 +275,15 @@ def changes(repo: Path, old: str, new: str) -> list[Change]:
 
 
 def unquoted(name: str) -> str:
-    """Return a path as git's diff writes it: in C's way, quotes and all, where it is not plain."""
+    """Return a path as git's diff writes it: in C's way, quotes and all, where it is not plain.
+
+    Raises:
+        ValueError: it begins with a quote and is not written in that way.
+    """
     if not name.startswith('"'):
         return name
+    if not _QUOTED.fullmatch(name):
+        raise ValueError(name)
 
     def byte(match: re.Match[bytes]) -> bytes:
         code = match[1]
@@ -289,6 +295,7 @@ def unquoted(name: str) -> str:
 
 _ESCAPES = {b"a": b"\a", b"b": b"\b", b"t": b"\t", b"n": b"\n", b"v": b"\v", b"f": b"\f",
             b"r": b"\r", b'"': b'"', b"\\": b"\\"}  # fmt: skip
+_QUOTED = re.compile(r'"([^"\\]|\\([0-3][0-7]{2}|[abtnvfr"\\]))*"')
 
 
 def blob(repo: Path, blob_id: str) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from email.header import decode_header, make_header
 from pathlib import Path
 
-from sparkforge import git
+from sparkforge import git, plain
 from sparkforge.errors import SeriesError
 
 
@@ -18,12 +18,19 @@ from sparkforge.errors import SeriesError
 class Entry:
     """One file that a patch changes; blobs are git.ABSENT where it is not there.
 
-    Both are None where only the mode changes: such a patch names no blobs.
+    Both are None where only the mode changes: such a patch names no blobs. ``mode`` is git's, after
+    the patch; that of a file which goes, before it.
     """
 
     path: str
     old_blob: str | None
     new_blob: str | None
+    mode: str = "100644"
+
+    @property
+    def link(self) -> bool:
+        """Whether it is a symbolic link after the patch."""
+        return self.mode == _LINK and self.new_blob != git.ABSENT
 
 
 NATIVE = "Native"
@@ -75,13 +82,21 @@ _AUTHOR = re.compile(r"^From: (.*)$", re.MULTILINE)
 _FILE = re.compile(r"^diff --git (.*)$", re.MULTILINE)
 _FIRST = re.compile(r"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
 _INDEX = re.compile(r"^index ([0-9a-f]+)\.\.([0-9a-f]+)(?: \d+)?$", re.MULTILINE)
+_MODE = re.compile(
+    r"^(?:(?:new|deleted) file mode|new mode|index [0-9a-f]+\.\.[0-9a-f]+) (\d+)$", re.MULTILINE
+)
+_LINK = "120000"
+_MODES = ("100644", "100755", _LINK)
+# they change what git makes of other files
+_GITS_OWN = (".git", ".gitattributes", ".gitmodules")
 
 
 def read_patch(path: Path) -> Patch:
     """Read one patch file.
 
     Raises:
-        SeriesError: it is not a mail-format patch with full blob ids.
+        SeriesError: it is not a mail-format patch with full blob ids, or it changes what no series
+            may: a file outside of the repository, a submodule, git's own files.
     """
     try:
         data = path.read_bytes()
@@ -106,17 +121,20 @@ def read_patch(path: Path) -> Patch:
     starts = [match.start() for match in _FILE.finditer(diff)] + [len(diff)]
     for start, end in itertools.pairwise(starts):
         part = diff[start:end]
-        name, index = _file_name(part), _INDEX.search(part)
+        name, index = _file_name(path, part), _INDEX.search(part)
         if "\nrename from " in part or "\ncopy from " in part or name is None:
-            msg = f"{path}: {part.partition(chr(10))[0]}: written as a rename or copy"
+            msg = (
+                f"{path}: {plain.escaped(part.partition(chr(10))[0])}: written as a rename or copy"
+            )
             raise SeriesError(msg, "export with --no-renames, so that blobs can be compared")
+        mode = _checked_mode(path, part, name)
         if index is None and "\nold mode " in part:
-            entries.append(Entry(name, None, None))
+            entries.append(Entry(name, None, None, mode))
             continue
         if index is None or len(index[1]) != 40 or len(index[2]) != 40:
             msg = f"{path}: {name}: no full blob ids on its index line"
             raise SeriesError(msg, "export with --full-index")
-        entries.append(Entry(name, index[1], index[2]))
+        entries.append(Entry(name, index[1], index[2], mode))
     return Patch(
         path=path,
         subject=_decoded(subject[1]),
@@ -128,17 +146,45 @@ def read_patch(path: Path) -> Patch:
     )
 
 
-def _file_name(part: str) -> str | None:
+def _file_name(path: Path, part: str) -> str | None:
     """Return the path of a file's diff; None where it has two (a rename or copy).
 
     The two names on the line are the same but for a/ and b/, so its middle parts them, whatever
     spaces they hold.
+
+    Raises:
+        SeriesError: it is no plain path below the repository.
     """
     names = part.partition("\n")[0].removeprefix("diff --git ")
     middle = len(names) // 2
-    old, new = git.unquoted(names[:middle]), git.unquoted(names[middle + 1 :])
-    same = old.startswith("a/") and new.startswith("b/") and old[2:] == new[2:]
-    return new[2:] if same else None
+    try:
+        old, new = git.unquoted(names[:middle]), git.unquoted(names[middle + 1 :])
+    except ValueError:
+        msg = f"{path}: {plain.escaped(names)}: not quoted in git's way"
+        raise SeriesError(msg, "export it again") from None
+    if not (old.startswith("a/") and new.startswith("b/") and old[2:] == new[2:]):
+        return None
+    name = new[2:]
+    if problem := plain.path_problem(name):
+        msg = f"{path}: a path {problem}: {plain.escaped(name)!r}"
+        raise SeriesError(msg, "change files below the repository's folder only")
+    return name
+
+
+def _checked_mode(path: Path, part: str, name: str) -> str:
+    """Return git's mode of a file's diff.
+
+    Raises:
+        SeriesError: it is neither a file nor a link, or one of git's own files.
+    """
+    modes = _MODE.findall(part)
+    if any(mode not in _MODES for mode in modes):
+        msg = f"{path}: {name}: a submodule, or a kind of file that git has not"
+        raise SeriesError(msg, "copy the files that are needed in the patch")
+    if not set(_GITS_OWN).isdisjoint(name.split("/")):
+        msg = f"{path}: changes {name}, which changes how git reads other files"
+        raise SeriesError(msg, "leave it out of the patch")
+    return modes[-1] if modes else Entry.mode
 
 
 def _decoded(header: str) -> str:

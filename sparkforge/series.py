@@ -1,4 +1,4 @@
-"""Series ↔ commits: read, lint, check in memory, apply, export.
+"""Series ↔ commits: read, check in memory, apply, export.
 
 A patch is exact or it is refused: the blob that each of its files had before (which
 ``--full-index`` writes into the patch) must be the blob in the tree, so neither fuzz nor offset
@@ -8,24 +8,16 @@ can happen, and the blob after must be the one that the patch promises.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkforge import git
 from sparkforge.errors import CommandError, IntegrityError, SeriesError
-from sparkforge.patchfile import NATIVE, Patch, read_patch, slug
-from sparkforge.pins import PathRule, Recorded, Upstream, rule_of
+from sparkforge.patchfile import Patch, read_patch, slug
+from sparkforge.pins import Recorded, Upstream
 from sparkforge.sources import Source
 from sparkforge.store import Store
-
-STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate")
-RISKS = ("build", "dispatch", "numerics")
-TRAILERS = ("Upstream-Status", "Drop-when", "Risk", "Test")
-FILL_IN = "FILL IN:"
-"""Begins what the template of a message leaves to be written."""
-_NEEDS_REF = ("Submitted", "Backport", "Inappropriate")
 
 # What makes `git format-patch` give the same bytes on every machine, with clean_env():
 EXPORT_FLAGS = (
@@ -121,78 +113,6 @@ def listing(folder: Path, names: Sequence[str]) -> bytes:
             comments[line.strip()], waiting = waiting, []
     lines = [line for name in names for line in (*comments.get(name, ()), name)]
     return "".join(f"{line}\n" for line in [*lines, *waiting]).encode()
-
-
-# -- lint ------------------------------------------------------------------------
-
-
-def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str]:
-    """Return every problem of form; an empty list is a clean series.
-
-    Args:
-        root: the checkout, where the tests that patches name are looked for.
-        rules: the upstream's; they tell which patches change rules of compiling.
-    """
-    return [
-        f"{patch.path}: {problem}"
-        for patch in series.patches
-        for problem in (*_lint(patch, root), *_lint_native(patch, rules))
-    ]
-
-
-def _lint_native(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
-    """Hold the trailer ``Native`` against the files that the patch changes."""
-    fitting = [(entry.path, rule_of(rules, entry.path)) for entry in patch.entries]
-    build = [path for path, rule in fitting if rule is not None and rule.build]
-    named = patch.trailers.get(NATIVE)
-    if named is None:
-        which = "name the CMake targets that come out otherwise, or none"
-        return [f"trailer {NATIVE}: missing: it changes {path}: {which}" for path in build[:1]]
-    if not build:
-        return [f"trailer {NATIVE}: it changes no rules of compiling: remove the trailer"]
-    if not re.fullmatch(r"\w+(, \w+)*", named):
-        return [f"trailer {NATIVE}: {named!r}: name CMake targets: A, B; or none"]
-    return []
-
-
-def _lint(patch: Patch, root: Path) -> list[str]:
-    problems = []
-    if patch.subject.startswith("[PATCH"):
-        problems.append("subject starts with [PATCH: export with --keep-subject")
-    if patch.name != slug(patch.subject):
-        problems.append(f"file name does not follow the subject: rename to {slug(patch.subject)}")
-    text = patch.path.read_text(encoding="utf-8")
-    if not text.startswith(f"From {git.ABSENT} "):
-        problems.append("first line carries a commit SHA: export with --zero-commit")
-    prose = patch.body.strip().rsplit("\n\n", 1)[0] if patch.trailers else patch.body
-    if len(prose.split()) < 10:
-        problems.append("body says too little: why it exists, what it costs, how it was checked")
-    if FILL_IN in patch.body:
-        problems.append(f"holds {FILL_IN!r}: write what it asks for in its place")
-    if not patch.entries:
-        problems.append("changes no file")
-    for key in TRAILERS:
-        if not patch.trailers.get(key):
-            problems.append(f"trailer {key}: missing: add it to the last paragraph")
-    for key in patch.trailers:
-        if key not in (*TRAILERS, NATIVE):
-            problems.append(f"trailer {key}: unknown: use {', '.join((*TRAILERS, NATIVE))}")
-    status, _, ref = patch.trailers.get("Upstream-Status", "Pending").partition(" ")
-    if status not in STATUSES:
-        problems.append(f"Upstream-Status: {status!r}: use {', '.join(STATUSES)}")
-    elif status in _NEEDS_REF and not ref:
-        problems.append(f"Upstream-Status: {status} needs a reference or reason behind it")
-    if (risk := patch.trailers.get("Risk", RISKS[0])) not in RISKS:
-        problems.append(f"Risk: {risk!r}: use {', '.join(RISKS)}")
-    if test := patch.trailers.get("Test"):
-        file, _, function = test.partition("::")
-        if not (root / file).is_file():
-            problems.append(f"Test: {file} is not there")
-        elif not function:
-            problems.append("Test: name the test function too, FILE::FUNCTION")
-        elif f"def {function.split('::')[-1].split('[')[0]}(" not in (root / file).read_text():
-            problems.append(f"Test: {file} has no {function}")
-    return problems
 
 
 # -- check and apply ---------------------------------------------------------------

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparkforge import pins, series, sources, transaction
+from sparkforge import patchlint, pins, series, sources, transaction
 from sparkforge.authoring import exporting, importing, worktree
 from sparkforge.authoring.exporting import Chain, Checkout
 from sparkforge.authoring.worktree import WorkTree
@@ -120,5 +120,5 @@ def patches_new(options: argparse.Namespace) -> int:
 
 def _trailers(options: argparse.Namespace) -> dict[str, str]:
     given = vars(options)
-    values = {key: given[key.lower().replace("-", "_")] for key in (*series.TRAILERS, NATIVE)}
+    values = {key: given[key.lower().replace("-", "_")] for key in (*patchlint.TRAILERS, NATIVE)}
     return {key: value for key, value in values.items() if value is not None}

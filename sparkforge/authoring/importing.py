@@ -12,7 +12,8 @@ from sparkforge.authoring import worktree
 from sparkforge.authoring.exporting import Chain
 from sparkforge.errors import CommandError, SeriesError, UsageError
 from sparkforge.patchfile import NATIVE, trailers_of
-from sparkforge.series import FILL_IN, TRAILERS, Patched, Series
+from sparkforge.patchlint import FILL_IN, TRAILERS
+from sparkforge.series import Patched, Series
 from sparkforge.store import Store
 
 _TEMPLATE = {

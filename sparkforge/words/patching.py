@@ -7,7 +7,7 @@ from pathlib import Path
 from sparkforge import patchcommands
 from sparkforge.authoring import commands
 from sparkforge.patchfile import NATIVE
-from sparkforge.series import TRAILERS
+from sparkforge.patchlint import TRAILERS
 from sparkforge.words.parents import Parents, Parser, Subparsers
 
 

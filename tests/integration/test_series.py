@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import git, pins, series
+from sparkforge import git, patchlint, pins, series
 from sparkforge.errors import IntegrityError, SeriesError, UsageError
 from sparkforge.pins import Recorded
 from sparkforge.series import Series
@@ -526,7 +526,7 @@ def test_the_real_series_is_read_and_clean() -> None:
     for folder in (ROOT / "patches").iterdir():
         if folder.is_dir():
             read = series.read(folder)
-            assert series.lint(read, ROOT, upstreams[folder.name].paths) == []
+            assert patchlint.lint(read, ROOT, upstreams[folder.name].paths) == []
 
 
 def test_a_clone_of_the_patched_tree_has_a_commit_a_patch(shop: Workshop, tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkforge import git, series
+from sparkforge import git, patchlint, plain, series
 from sparkforge.errors import SeriesError
 from sparkforge.patchfile import read_patch, slug
 from sparkforge.pins import PathRule
@@ -45,7 +46,7 @@ def write(folder: Path, text: str = GOOD, name: str = NAME) -> Path:
 
 
 def lint(folder: Path, text: str = GOOD, name: str = NAME) -> list[str]:
-    return series.lint(series.read(write(folder, text, name)), folder)
+    return patchlint.lint(series.read(write(folder, text, name)), folder)
 
 
 def changed(old: str, new: str) -> str:
@@ -107,7 +108,7 @@ def test_changed_rules_of_compiling_tell_which_targets_they_concern(
 ) -> None:
     text = changed("Risk: build\n", f"Risk: build\n{trailer}").replace("pkg/mod.py", path)
     read = series.read(write(tmp_path, text))
-    found = series.lint(read, tmp_path, BUILD)
+    found = patchlint.lint(read, tmp_path, BUILD)
     assert len(found) == (problem is not None)
     assert problem is None or problem in found[0]
     if trailer == "Native: _C, _moe_C\n":
@@ -168,6 +169,124 @@ def test_what_is_no_patch_of_ours_is_refused(
         series.read(write(tmp_path, changed(old, new)))
     assert caught.value.exit_code == 6
     assert NAME in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fragment"),
+    [
+        (r'"{}/\q"', "not quoted in git's way"),
+        (r'"{}/\777"', "not quoted in git's way"),
+        (r'"{}/\9"', "not quoted in git's way"),
+        ('"{}/x', "not quoted in git's way"),
+        ("{}/../../etc/evil", "leads out of its folder"),
+        ("{}//etc/evil", "is an absolute path"),
+        ("{}/", "is empty"),
+        (r'"{}/a\nerror: forged"', "holds a control character"),
+        (r'"{}/a\033[31mred"', "holds a control character"),
+        ("{}/" + "x" * 5000, "too long"),
+        ("{}/.gitattributes", "changes how git reads other files"),
+        ("{}/pkg/.gitmodules", "changes how git reads other files"),
+        ("{}/.git/hooks/post-checkout", "changes how git reads other files"),
+    ],
+)
+def test_a_path_that_no_patch_may_change_is_refused(
+    tmp_path: Path, name: str, fragment: str
+) -> None:
+    line = f"diff --git {name.format('a')} {name.format('b')}"
+    text = changed("diff --git a/pkg/mod.py b/pkg/mod.py", line)
+    with pytest.raises(SeriesError, match=fragment) as caught:
+        series.read(write(tmp_path, text))
+    assert all(plain.printable(said) for said in str(caught.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("head", "fragment"),
+    [
+        (f"new file mode 160000\nindex {'0' * 40}..{'2' * 40}", "a submodule"),
+        (f"index {'1' * 40}..{'2' * 40} 160000", "a submodule"),
+        (f"old mode 100644\nnew mode 100600\nindex {'1' * 40}..{'2' * 40}", "a submodule"),
+    ],
+)
+def test_a_submodule_is_refused(tmp_path: Path, head: str, fragment: str) -> None:
+    with pytest.raises(SeriesError, match=fragment):
+        series.read(write(tmp_path, changed(f"index {'1' * 40}..{'2' * 40} 100644", head)))
+
+
+@pytest.mark.parametrize("wheel", ["pkg/", None])
+def test_a_link_is_refused_where_it_would_ship(tmp_path: Path, wheel: str | None) -> None:
+    text = changed(f"index {'1' * 40}..{'2' * 40} 100644", f"index {'1' * 40}..{'2' * 40} 120000")
+    rules = (PathRule(repo="pkg/", wheel=wheel),)
+    found = patchlint.lint(series.read(write(tmp_path, text)), tmp_path, rules)
+    assert [one.partition(".patch: ")[2] for one in found] == (
+        ["pkg/mod.py becomes a link, which no wheel can hold: copy the file"] if wheel else []
+    )
+
+
+@pytest.mark.parametrize(
+    "test", ["../../../etc/passwd::root", "/etc/passwd::root", "x" * 5000, "tests/\x1b::x"]
+)
+def test_a_test_outside_of_the_checkout_is_not_looked_for(tmp_path: Path, test: str) -> None:
+    (problem,) = lint(tmp_path, changed("tests/test_it.py::test_it", test))
+    assert "name a file of the checkout" in problem
+    assert len(problem) < 400
+
+
+def test_a_test_in_a_file_that_is_no_text_is_not_there(tmp_path: Path) -> None:
+    text = changed("tests/test_it.py::test_it", "tests/data.bin::test_it")
+    patches = write(tmp_path, text)
+    (tmp_path / "tests" / "data.bin").write_bytes(b"\xff\xfe def test_other(")
+    (problem,) = patchlint.lint(series.read(patches), tmp_path)
+    assert "tests/data.bin has no test_it" in problem
+
+
+PIECES = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        [
+            "\n",
+            "\n\n",
+            "diff --git ",
+            '"',
+            "\\",
+            "\\377",
+            "a/",
+            "b/",
+            "../",
+            "--- ",
+            "+++ ",
+            "@@ ",
+            "rename from x\n",
+            "old mode 100644\n",
+            "new file mode 120000\n",
+            "index ",
+            "0" * 40,
+            "..",
+            "From ",
+            "Subject: =?utf-8?q?=ff?=\n",
+            "Subject: =?x?b?!?=\n",
+            "GIT binary patch\n",
+            "\r",
+            "Test: ",
+        ]
+    ),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.integers(0, 60), PIECES), max_size=4))
+@settings(max_examples=200)
+def test_whatever_is_written_into_a_patch_is_read_or_refused(
+    edits: list[tuple[int, int, str]],
+) -> None:
+    text = GOOD
+    for at, gone, piece in edits:
+        text = text[:at] + piece + text[at + gone :]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            problems = lint(folder, text)
+        except SeriesError as error:
+            problems = str(error).splitlines()
+        assert all(plain.printable(line) for one in problems for line in one.splitlines())
 
 
 @pytest.mark.parametrize(
