@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -192,7 +193,17 @@ def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> 
         commit = git.import_tree(
             repo, files, ref=pending, message=message, author=_IMPORT_AUTHOR, epoch=946684800
         )
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
+    # RuntimeError: encrypted, or packed by a method that this Python lacks
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        gzip.BadGzipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        struct.error,
+    ) as error:
         msg = f"{path.name}: can't be read as an archive: {error}"
         raise IntegrityError(msg, "the pinned file is damaged: correct pins.yaml") from error
     git.git(repo, "update-ref", ref, commit)

@@ -17,7 +17,7 @@ from sparkforge.compiling.running import Made
 from sparkforge.errors import CompileError
 from sparkforge.pins import member_of
 from sparkforge.series import Patched
-from sparkforge.wheels import archive, overlay
+from sparkforge.wheels import archive, intake, overlay
 
 _ELF = b"\x7fELF"
 
@@ -52,8 +52,8 @@ def assemble(
     """
     everything = recipe.decision.everything
     with archive.opened(request.wheel) as release, archive.opened(made.wheel) as ours:
-        in_release = _payload(request.wheel, release)
-        in_ours = _payload(made.wheel, ours)
+        in_release = _payload(release)
+        in_ours = _payload(ours)
         changed = _changed(own, recipe)
         taken, lost = natives.missing(
             recipe.upstream, in_release, {*in_ours, *made.natives}, everything=everything
@@ -92,8 +92,8 @@ def assemble(
         return Assembled(wheel, _natives(release, ours, taken, made), differs)
 
 
-def _payload(wheel: Path, source: archive.Source) -> set[str]:
-    info = f"{overlay.info_folder(wheel, source)}/"
+def _payload(source: archive.Source) -> set[str]:
+    info = f"{intake.read(source).info}/"
     return {member for member in source.members if not member.startswith(info)}
 
 

@@ -17,7 +17,14 @@ from sparkforge.compiling.recipe import Recipe, arch_list, shown
 from sparkforge.context import Context, Item, Results
 from sparkforge.engine import stated_digest
 from sparkforge.errors import EngineError
-from sparkforge.items.wheels import common_inputs, layer_of, outputs_of, request_of, series_of
+from sparkforge.items.wheels import (
+    common_inputs,
+    layer_of,
+    outputs_of,
+    release_wheel,
+    request_of,
+    series_of,
+)
 from sparkforge.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
 from sparkforge.log import log
 from sparkforge.store import key_of
@@ -106,7 +113,7 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
         from sparkforge.compiling import assembling, running
 
         engine = engine_of(context)
-        wheel = sources.fetch_release_file(context.store, file, context.access)
+        wheel = release_wheel(context, file)
         own = layer_of(context, name, results).patched
         place = running.Place(
             engine, tag, context.store.cache_path("compile") / f"{name}-{key[:16]}",

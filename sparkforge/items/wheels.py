@@ -11,6 +11,7 @@ from sparkforge import sources
 from sparkforge.codekey import code_of
 from sparkforge.context import UNPATCHED, Context, Item, Results, source_of
 from sparkforge.log import log
+from sparkforge.pins import ReleaseFile
 from sparkforge.series import Patched, Series
 from sparkforge.store import sha256_file
 
@@ -44,6 +45,20 @@ def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> 
         "version_file": upstream.version_file,
         "epoch": context.epoch,
     }
+
+
+def release_wheel(context: Context, file: ReleaseFile) -> Path:
+    """Return a release wheel, every byte of which was checked against its RECORD.
+
+    Raises:
+        FetchError, IntegrityError: as ``sources.fetch_release_file``.
+        WheelError: it is no wheel that all installers take.
+    """
+    from sparkforge.wheels import intake
+
+    path = sources.fetch_release_file(context.store, file, context.access)
+    intake.take(context.store, path, file.sha256)
+    return path
 
 
 def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
@@ -111,7 +126,7 @@ def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") 
 
         if why:
             log.info(why)
-        wheel = sources.fetch_release_file(context.store, file, context.access)
+        wheel = release_wheel(context, file)
         if not layers and plan.name is None and not plan.drop_requires:
             log.info(f"{name}: nothing to change: the release wheel as it is")
             os.link(wheel, folder / wheel.name)

@@ -21,6 +21,7 @@ from sparkforge.codekey import code_of
 from sparkforge.context import Context
 from sparkforge.environment import python_path
 from sparkforge.errors import CommandError, ProofError
+from sparkforge.items.wheels import release_wheel
 from sparkforge.pins import RELEASE_PLAN
 from sparkforge.proofs import checks
 from sparkforge.proofs.runner import Job, Verdict
@@ -94,7 +95,7 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
 
     def make(folder: Path) -> Mapping[str, Any]:
         request = overlay.Request(
-            wheel=sources.fetch_release_file(store, file, context.access), name=None,
+            wheel=release_wheel(context, file), name=None,
             local="proof", drop_requires=(), version_file=None, epoch=context.epoch,
         )  # fmt: skip
         release = _release(context, request.wheel)

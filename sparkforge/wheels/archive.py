@@ -8,7 +8,6 @@ Dates, modes and order are fixed, so equal inputs give equal archives.
 from __future__ import annotations
 
 import itertools
-import os
 import stat
 import struct
 import time
@@ -17,9 +16,10 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
+from sparkforge import plain
 from sparkforge.errors import WheelError
 
 _LOCAL = struct.Struct("<4s5H3L2H")
@@ -30,6 +30,20 @@ _UNIX = 3
 _VERSION_NEEDED = 20  # deflate and folders; what every reader knows
 _LIMIT = 0xFFFFFFFF  # beyond it a zip64 archive would be needed; no wheel of ours comes near
 _PIECE = 1 << 20
+_ENCRYPTED = 0x1
+_DESCRIPTOR = 0x8
+_ZIP64 = 0xFFFFFFFF
+# what the standard library raises on archives that are none, or damaged
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    IndexError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+)
 
 
 @dataclass(frozen=True)
@@ -44,36 +58,109 @@ class _Entry:
 
 
 class Source:
-    """A wheel that members are copied from; holds the file mapped while open."""
+    """A wheel that members are copied from; holds the file open.
+
+    What all readers of wheels agree on, and no more, is taken: each name is a plain path and there
+    once, in both of its headers; no member is a folder of another, encrypted, or packed otherwise
+    than by deflate.
+
+    Raises:
+        WheelError: it is no such archive.
+    """
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._zip = zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
-            msg = f"{path.name}: not a readable wheel: {error}"
-            raise WheelError(msg, "remove it from the store and run again") from error
         self.path = path
-        self.members = {i.filename: i for i in self._zip.infolist() if not i.is_dir()}
         self._file = path.open("rb")
+        try:
+            self._zip = zipfile.ZipFile(self._file)
+            infos = self._zip.infolist()
+            self.members = {i.filename: i for i in infos if not i.filename.endswith("/")}
+            self._check()
+        except WheelError:
+            self._file.close()
+            raise
+        except (*_UNREADABLE, OSError) as error:  # seeks to where no file can be
+            self._file.close()
+            raise self.wrong(f"not a readable wheel: {error}") from error
+
+    def wrong(self, what: str) -> WheelError:
+        """Return the error that says what is wrong with this wheel."""
+        remedy = "use the file as upstream published it; is it what pins.yaml names?"
+        return WheelError(f"{self.path.name}: {plain.escaped(what)}", remedy)
+
+    def _check(self) -> None:
+        files: set[str] = set()
+        folders: set[str] = set()
+        end = 0
+        for info in sorted(self._zip.infolist(), key=lambda one: one.header_offset):
+            # as written: zipfile cuts names at a NUL
+            name = info.orig_filename.removesuffix("/")
+            if problem := plain.path_problem(name):
+                raise self.wrong(f"the name of a member {problem}: {name[:99]!r}")
+            if info.filename.endswith("/"):
+                folders.add(name)
+            elif name in files:
+                raise self.wrong(f"{name} is in it twice")
+            else:
+                files.add(name)
+            folders.update(str(one) for one in PurePosixPath(name).parents)
+            if info.flag_bits & _ENCRYPTED:
+                raise self.wrong(f"{name} is encrypted")
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise self.wrong(f"{name} is packed by method {info.compress_type}, not by deflate")
+            if info.header_offset < end:
+                raise self.wrong(f"{name} lies over another member")
+            end = self._checked_header(info) + info.compress_size
+        for name in sorted(files & folders):
+            raise self.wrong(f"{name} is a file, and a folder with files in it")
+
+    def _checked_header(self, info: zipfile.ZipInfo) -> int:
+        """Return where a member's bytes begin; its two headers must agree."""
+        self._file.seek(info.header_offset)
+        fields = _LOCAL.unpack(self._file.read(_LOCAL.size))
+        flags, method = fields[2:4]
+        crc, packed, size = fields[6:9]
+        name = self._file.read(fields[9]).decode(
+            "utf-8" if info.flag_bits & _UTF8_NAME else "cp437"
+        )
+        behind = flags & _DESCRIPTOR or _ZIP64 in (packed, size)  # the sizes stand elsewhere
+        if (fields[0], name, method) != (b"PK\3\4", info.orig_filename, info.compress_type) or (
+            not behind and (crc, packed, size) != (info.CRC, info.compress_size, info.file_size)
+        ):
+            raise self.wrong(f"{info.filename}: its two headers differ")
+        return info.header_offset + _LOCAL.size + int(fields[9]) + int(fields[10])
 
     def read(self, name: str) -> bytes:
+        """Return a member's content.
+
+        Raises:
+            WheelError: there is none of that name, or it is damaged.
+        """
         if name not in self.members:
             raise WheelError(f"{self.path.name}: has no {name}", "correct pins.yaml")
-        return self._zip.read(name)
+        return b"".join(self.content(name))
+
+    def content(self, name: str) -> Iterator[bytes]:
+        """Give a member's content in pieces, its check sum held against the archive's.
+
+        Raises:
+            WheelError: it is damaged.
+        """
+        try:
+            with self._zip.open(self.members[name]) as file:
+                while piece := file.read(_PIECE):
+                    yield piece
+        except _UNREADABLE as error:
+            raise self.wrong(f"{name}: {error or 'cut short'}") from error
 
     def packed(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
         """Give a member's bytes as they lie in the archive, compressed or not, in pieces."""
-        if info.flag_bits & 1:
-            raise WheelError(f"{self.path.name}: {info.filename} is encrypted", "use another file")
-        self._file.seek(info.header_offset)
-        fields = _LOCAL.unpack(self._file.read(_LOCAL.size))
-        self._file.seek(fields[9] + fields[10], os.SEEK_CUR)  # the name and extra fields
+        self._file.seek(self._checked_header(info))
         left = info.compress_size
         while left:
             piece = self._file.read(min(left, _PIECE))
             if not piece:
-                msg = f"{self.path.name}: ends inside {info.filename}"
-                raise WheelError(msg, "remove it from the store and run again")
+                raise self.wrong(f"ends inside {info.filename}")
             left -= len(piece)
             yield piece
 

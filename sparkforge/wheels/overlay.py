@@ -20,7 +20,8 @@ from sparkforge.errors import WheelError
 from sparkforge.git import Change
 from sparkforge.pins import PathRule, rule_of
 from sparkforge.series import Patched
-from sparkforge.wheels import archive
+from sparkforge.wheels import archive, intake
+from sparkforge.wheels.intake import Wheel
 
 
 @dataclass(frozen=True)
@@ -79,22 +80,7 @@ def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
             wheel's file is not the one that the patch was made on.
     """
     with archive.opened(request.wheel) as source:
-        info_folder(request.wheel, source)
         return write(request, source, plan(request, layers, source), folder)
-
-
-def info_folder(wheel: Path, source: archive.Source) -> str:
-    """Return the name of a wheel's ``.dist-info`` folder.
-
-    Raises:
-        WheelError: it has none.
-    """
-    base, _ = _split_file_name(wheel.name)
-    info_dir = f"{'-'.join(base)}.dist-info"
-    if f"{info_dir}/METADATA" not in source.members:
-        msg = f"{wheel.name}: has no {info_dir}/METADATA"
-        raise WheelError(msg, "pin a wheel as upstream published it")
-    return info_dir
 
 
 def write(request: Request, source: archive.Source, changes: Plan, folder: Path) -> Overlaid:
@@ -103,32 +89,30 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
     Args:
         source: ``request.wheel``, open.
     """
-    base, tags = _split_file_name(request.wheel.name)
-    old_stem = "-".join(base)
-    info_dir = info_folder(request.wheel, source)
-    text = source.read(f"{info_dir}/METADATA").decode().replace("\r\n", "\n")
-    metadata, name, version = _metadata(text, request)
+    wheel = intake.read(source)
+    name = request.name or wheel.name
+    version = output_version(wheel.version, request.local)
     new_stem = f"{_escape(name)}-{version}"
     fresh = dict(changes.fresh)
     if request.version_file is not None:
         stated = fresh.get(request.version_file) or source.read(request.version_file)
-        fresh[request.version_file] = _version_file(stated, base[1], version, request.version_file)
-    fresh[f"{info_dir}/METADATA"] = metadata.encode()
-    fresh[f"{info_dir}/WHEEL"] = _wheel_file(source.read(f"{info_dir}/WHEEL").decode(), tags)
-    fresh[f"{info_dir}/RECORD"] = b""  # made last
+        fresh[request.version_file] = _version_file(
+            stated, wheel.released, version, request.version_file
+        )
+    fresh[f"{wheel.info}/METADATA"] = _metadata(wheel, request, name, version)
+    fresh[f"{wheel.info}/WHEEL"] = _wheel_file(wheel)
+    fresh[f"{wheel.info}/RECORD"] = b""  # made last
 
     # a signature of the release's RECORD is none of ours
-    signatures = {f"{info_dir}/RECORD{suffix}" for suffix in (".jws", ".p7s")}
+    signatures = {f"{wheel.info}/RECORD{suffix}" for suffix in (".jws", ".p7s")}
     names = (source.members.keys() | fresh.keys()) - set(changes.removed) - signatures
-    renamed = {member: _rename(member, old_stem, new_stem) for member in names}
-    record = _record(source.read(f"{info_dir}/RECORD").decode(), fresh, renamed,
-                     f"{info_dir}/RECORD", request.wheel.name)  # fmt: skip
-    fresh[f"{info_dir}/RECORD"] = record
-    out = folder / f"{new_stem}-{tags}.whl"
+    renamed = {member: _rename(member, wheel.stem, new_stem) for member in names}
+    fresh[f"{wheel.info}/RECORD"] = _record(source, wheel, fresh, renamed)
+    out = folder / f"{new_stem}-{wheel.tags}.whl"
     with out.open("wb", buffering=1 << 20) as file:
         writer = archive.Writer(file, request.epoch)
         # metadata last, as the wheel format recommends: readers find it from the end
-        for member in sorted(names, key=lambda m: (m.startswith(info_dir), renamed[m])):
+        for member in sorted(names, key=lambda m: (m.startswith(wheel.info), renamed[m])):
             if member in fresh:
                 mode = source.members[member].external_attr >> 16 if (
                     member in source.members) else 0  # fmt: skip
@@ -237,14 +221,6 @@ def _blob_id(data: bytes) -> str:
 # -- the wheel's own files ---------------------------------------------------------
 
 
-def _split_file_name(file: str) -> tuple[tuple[str, str], str]:
-    parts = file.removesuffix(".whl").split("-")
-    if len(parts) != 5:
-        msg = f"{file}: a wheel is named NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
-        raise WheelError(msg, "pin the file under the name that upstream published")
-    return (parts[0], parts[1]), "-".join(parts[2:])
-
-
 def _escape(name: str) -> str:
     return re.sub(r"[-_.]+", "_", name).lower()
 
@@ -256,36 +232,31 @@ def _rename(member: str, old_stem: str, new_stem: str) -> str:
     return member
 
 
-def _metadata(text: str, request: Request) -> tuple[str, str, str]:
-    """Return METADATA with name, version and requirements corrected, and the two values."""
-    head, separator, body = text.partition("\n\n")
-    fields = re.split(r"\n(?![ \t])", head)
-    values = dict(line.split(": ", 1) for line in reversed(fields) if ": " in line)
-    name = request.name or values["Name"]
-    version = output_version(values["Version"], request.local)
+def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
+    """Return METADATA with name, version and requirements corrected."""
     drop = {canonicalize_name(item) for item in request.drop_requires}
     dropped = set()
     kept = []
-    for line in fields:
-        key, _, value = line.partition(": ")
-        if drop and key == "Requires-Dist":
-            requirement = Requirement(value)
+    for one in wheel.metadata:
+        if drop and one.key == "requires-dist":
+            requirement = Requirement(one.value)
             found = canonicalize_name(requirement.name)
             # requirements of extras stay: they are only installed when asked for
             if found in drop and "extra ==" not in str(requirement.marker):
                 dropped.add(found)
                 continue
-        kept.append({"Name": f"Name: {name}", "Version": f"Version: {version}"}.get(key, line))
+        ours = {"name": f"Name: {name}", "version": f"Version: {version}"}
+        kept.append(ours.get(one.key, one.text))
     if missing := sorted(drop - dropped):
         msg = f"{request.wheel.name}: does not require {', '.join(missing)}"
         raise WheelError(msg, "remove the name from drop_requires in pins.yaml")
-    return "\n".join(kept) + separator + body, name, version
+    return ("\n".join(kept) + "\n\n" + wheel.description).encode()
 
 
-def _wheel_file(text: str, tags: str) -> bytes:
+def _wheel_file(wheel: Wheel) -> bytes:
     """Return WHEEL with the tags of the file name, which is what installers go by."""
-    kept = [line for line in text.strip().splitlines() if not line.startswith("Tag: ")]
-    pythons, abis, platforms = (part.split(".") for part in tags.split("-"))
+    kept = [one.text for one in wheel.wheel if one.key != "tag"]
+    pythons, abis, platforms = (part.split(".") for part in wheel.tags.split("-"))
     kept += [f"Tag: {'-'.join(tag)}" for tag in itertools.product(pythons, abis, platforms)]
     return ("\n".join(kept) + "\n").encode()
 
@@ -301,21 +272,20 @@ def _version_file(data: bytes, old: str, new: str, path: str) -> bytes:
 
 
 def _record(
-    old: str, fresh: Mapping[str, bytes], renamed: Mapping[str, str], itself: str, wheel: str
+    source: archive.Source, wheel: Wheel, fresh: Mapping[str, bytes], renamed: Mapping[str, str]
 ) -> bytes:
-    """Return RECORD: known lines of untouched members, new ones for ours, sorted."""
-    known = {row[0]: row[1:] for row in csv.reader(io.StringIO(old)) if row}
+    """Return RECORD: the known hashes of untouched members, new ones of ours, sorted."""
+    itself = f"{wheel.info}/RECORD"
     rows = []
     for member, name in renamed.items():
         if member == itself:
             rows.append((name, "", ""))
         elif member in fresh:
             rows.append((name, _record_hash(fresh[member]), str(len(fresh[member]))))
-        elif member in known and known[member][0]:
-            rows.append((name, known[member][0], known[member][1]))
+        elif member in wheel.record:
+            rows.append((name, wheel.record[member], str(source.members[member].file_size)))
         else:
-            msg = f"{wheel}: {member} has no hash in its RECORD"
-            raise WheelError(msg, "the release wheel is malformed: do not use it")
+            raise source.wrong(f"{member} has no hash in its RECORD")
     out = io.StringIO()
     # files first, RECORD itself last, as every builder does
     order = sorted(rows, key=lambda row: (row[0] == renamed[itself], row[0]))

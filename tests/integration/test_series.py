@@ -119,7 +119,7 @@ def edited(old: bytes, new: bytes, data: bytes = TEXT) -> bytes:
         {"pkg/with space.py": b"short\n", "a b/c d.py": b"new\n"},
         {"pkg/\u00fcn\u00ef.py": b"short\n", "pkg/\u2603.py": b"new\n"},
         {"b/ b/b": b"short\n"},
-        {'pkg/"q"\\.py': b"short\n", "pkg/tab\t.py": b"new\n"},
+        {'pkg/"q".py': b"short\n", 'pkg/ "\u2603".py': b"new\n"},
         {"pkg/mod.py": TEXT + b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-- \nFrom me\n"},
         {"pkg/latin.py": b"caf\xe9\n"},
     ],

@@ -1,0 +1,227 @@
+"""A wheel that somebody else made → what it says of itself, checked before anything is made of it.
+
+What pip, uv and ``wheel`` all take is taken; the rest is refused here, with one error, and not by
+whoever gets our wheel.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import hashlib
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidName, canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from sparkforge import plain
+from sparkforge.codekey import code_of
+from sparkforge.errors import WheelError
+from sparkforge.store import Store
+from sparkforge.wheels import archive
+
+_INFO, _DATA = ".dist-info", ".data"
+_SCHEMES = ("data", "headers", "platlib", "purelib", "scripts")
+_DIGESTS = ("sha256", "sha384", "sha512")
+_UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A header of METADATA or WHEEL.
+
+    Attributes:
+        key: in lower case; readers do not tell the cases apart.
+        value: without the white space around it.
+        text: as it is written, over several lines where it is folded.
+    """
+
+    key: str
+    value: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """What a wheel says of itself.
+
+    Attributes:
+        stem: ``NAME-VERSION`` as its ``.dist-info`` folder is spelt.
+        name, version: METADATA's.
+        released: the version as the file's name has it.
+        tags: ``PYTHON-ABI-PLATFORM`` of the file's name.
+        metadata: the headers of METADATA; ``description`` is what follows them.
+        wheel: the headers of WHEEL.
+        record: of each member that has one, its digest, as ``sha256=…``.
+    """
+
+    stem: str
+    name: str
+    version: str
+    released: str
+    tags: str
+    metadata: tuple[Field, ...]
+    description: str
+    wheel: tuple[Field, ...]
+    record: Mapping[str, str]
+
+    @property
+    def info(self) -> str:
+        """Its ``.dist-info`` folder."""
+        return f"{self.stem}{_INFO}"
+
+
+def take(store: Store, path: Path, sha256: str) -> None:
+    """Check every byte of a wheel against its RECORD, once for each store.
+
+    Args:
+        path: a verified download.
+        sha256: its hash.
+
+    Raises:
+        WheelError: it is no wheel that pip, uv and ``wheel`` all take.
+    """
+
+    def check(folder: Path) -> Mapping[str, int]:
+        with archive.opened(path) as source:
+            return {"members": verify(source)}
+
+    store.build("intake", {"wheel": sha256, "code": code_of(__name__)}, check)
+
+
+def verify(source: archive.Source) -> int:
+    """Check every member of a wheel against its RECORD; returns how many there are.
+
+    Raises:
+        WheelError: as ``read``, or a member is not what RECORD promises.
+    """
+    wheel = read(source)
+    unsigned = {f"{wheel.info}/{name}" for name in _UNSIGNED}
+    for member in source.members:
+        if member not in wheel.record and member not in unsigned:
+            raise source.wrong(f"{member} has no hash in its RECORD")
+        algorithm, _, wanted = wheel.record.get(member, "sha256=").partition("=")
+        digest = hashlib.new(algorithm)
+        for piece in source.content(member):  # also of those without a hash: their check sums
+            digest.update(piece)
+        found = base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
+        if wanted and wanted.rstrip("=") != found:
+            raise source.wrong(f"{member} is not the file that its RECORD promises")
+    return len(source.members)
+
+
+def read(source: archive.Source) -> Wheel:
+    """Read what a wheel says of itself.
+
+    Raises:
+        WheelError: its file name, METADATA, WHEEL or RECORD are none, or do not go together.
+    """
+    parts = source.path.name.removesuffix(".whl").split("-")
+    if len(parts) != 5 or plain.path_problem(source.path.name):
+        msg = f"{source.path.name}: a wheel is named NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
+        raise WheelError(msg, "pin the file under the name that upstream published")
+    stem = _stem(source, parts[0], parts[1])
+    headers, description = _parsed(source, f"{stem}{_INFO}/METADATA")
+    name, version = (_only(source, headers, key) for key in ("name", "version"))
+    try:
+        same = canonicalize_name(name, validate=True) == canonicalize_name(parts[0])
+        same = same and Version(version) == Version(parts[1])
+        for field in headers:
+            if field.key == "requires-dist":
+                Requirement(field.value)
+    except (InvalidName, InvalidVersion, InvalidRequirement) as error:
+        raise source.wrong(f"METADATA: {error}") from None
+    if not same:
+        raise source.wrong(f"METADATA is of {name} {version}")
+    wheel, _ = _parsed(source, f"{stem}{_INFO}/WHEEL")
+    if not re.fullmatch(r"1\.[0-9]+", _only(source, wheel, "wheel-version")):
+        raise source.wrong("WHEEL: Wheel-Version is not 1.x")
+    return Wheel(
+        stem=stem, name=name, version=version, released=parts[1], tags="-".join(parts[2:]),
+        metadata=headers, description=description, wheel=wheel,
+        record=_record(source, f"{stem}{_INFO}/RECORD"),
+    )  # fmt: skip
+
+
+def _stem(source: archive.Source, name: str, version: str) -> str:
+    """Return NAME-VERSION as the wheel's own folders are spelt: one of each kind, ours in name."""
+    found: dict[str, set[str]] = {_INFO: set(), _DATA: set()}
+    for member in source.members:
+        top, *below = member.split("/")
+        for suffix, stems in found.items():
+            if below and top.endswith(suffix):
+                stems.add(top.removesuffix(suffix))
+        if below and top.endswith(_DATA) and (below[0] not in _SCHEMES or len(below) < 2):
+            raise source.wrong(f"{member}: no installer knows where it belongs")
+    for suffix, stems in found.items():
+        if len(stems) > 1:
+            raise source.wrong(f"has {len(stems)} {suffix} folders")
+    wanted = canonicalize_name(name), version
+    stem = next(iter(found[_INFO]), "")
+    spelt, _, numbered = stem.rpartition("-")
+    if (canonicalize_name(spelt), numbered) != wanted:
+        raise source.wrong(f"has no {name}-{version}{_INFO}")
+    if found[_DATA] - {stem}:
+        raise source.wrong(f"its {_DATA} folder is not called {stem}{_DATA}")
+    return stem
+
+
+def _text(source: archive.Source, member: str) -> str:
+    if member not in source.members:
+        raise source.wrong(f"has no {member}")
+    try:
+        text = source.read(member).decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        raise source.wrong(f"{member} is not UTF-8 text") from None
+    if text.startswith("\ufeff"):
+        raise source.wrong(f"{member} begins with a byte order mark")
+    return text
+
+
+def _parsed(source: archive.Source, member: str) -> tuple[tuple[Field, ...], str]:
+    """Return the headers of a file in mail format, and what follows the first empty line."""
+    head, _, body = _text(source, member).partition("\n\n")
+    fields = []
+    for text in re.split(r"\n(?![ \t])", head.strip("\n")):
+        key, colon, value = text.partition(":")
+        # a line that is no header is left as it is: a licence's text that nobody indented
+        fields.append(Field(key.lower() if colon else "", value.strip(), text))
+    return tuple(fields), body
+
+
+def _only(source: archive.Source, fields: Sequence[Field], key: str) -> str:
+    values = [field.value for field in fields if field.key == key]
+    if len(values) != 1 or not values[0]:
+        raise source.wrong(f"states {key.title()} {len(values)} times: once is right")
+    return values[0]
+
+
+def _record(source: archive.Source, member: str) -> dict[str, str]:
+    """Return the digests that RECORD has, by member."""
+    found: dict[str, str] = {}
+    seen = set()
+    try:
+        for row in csv.reader(io.StringIO(_text(source, member)), strict=True):
+            if not row:
+                continue
+            if len(row) != 3:
+                raise source.wrong(f"RECORD has a line of {len(row)} columns: {row[0][:99]!r}")
+            name, digest, _ = row
+            if name in seen:
+                raise source.wrong(f"RECORD names {name} twice")
+            seen.add(name)
+            algorithm, _, value = digest.partition("=")
+            if digest:
+                base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_", validate=True)
+                if algorithm not in _DIGESTS:
+                    raise source.wrong(f"RECORD has a digest of {name} by {algorithm}")
+                found[name] = digest
+    except (csv.Error, ValueError, binascii.Error) as error:
+        raise source.wrong(f"RECORD can't be read: {error}") from None
+    return found
