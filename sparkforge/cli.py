@@ -48,10 +48,22 @@ _STARTS_A_SERVER = ("smoke", "serve", "bench")
 _TAKES_A_COMMAND = ("ablate", "dev")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # the operating system's answers that are about the user's files, and no bug of ours
-_REFUSED = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR,
-    errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP,
-)  # fmt: skip
+_ACCESS, _ROOM = "give the user access to it", "make room"
+_REFUSED = {
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.EROFS: _ACCESS,
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "name a folder",
+    errno.ENAMETOOLONG: "name a shorter place",
+    errno.ELOOP: "remove the link that leads to itself",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or use another file system",
+    errno.EIO: "check the disk: the kernel's log has more",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
+}
 
 
 def _parser() -> Parser:
@@ -107,15 +119,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _answer(words, SparkforgeError(what, "run it again"), errors.INTERRUPTED_EXIT_CODE)
         return errors.INTERRUPTED_EXIT_CODE
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _REFUSED:
-            what = f"{error.filename or 'standard output'}: {error.strerror}"
-            told = words if error.filename else ()  # no document where stdout takes none
-            return _fail(StoreError(what, "give the user access to it, or make room"), told)
+        if refused := _refused(error):
+            return _fail(refused, words)
         log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
         traceback.print_exc()
         _answer(words, SparkforgeError(f"{type(error).__name__}: {error}", "please report it"), 1)
         return 1
     return code
+
+
+def _refused(error: Exception) -> StoreError | None:
+    """Return what the operating system refused, where that is about the user's files."""
+    if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of Path.resolve()
+        return StoreError(str(error), _REFUSED[errno.ELOOP])
+    if not isinstance(error, OSError) or error.errno not in _REFUSED:
+        return None
+    where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+    return StoreError(f"{where}{error.strerror}", _REFUSED[error.errno])
 
 
 def _fail(error: SparkforgeError, words: Sequence[str]) -> int:

@@ -90,7 +90,8 @@ def bake(
     try:
         call(*install, "--require-hashes", "--find-links", stable, "-r", lock, env=env)
         log.info("installing " + ", ".join(wheel.name for wheel in wheels))
-        call(*install, "--no-cache", *wheels, env=env)
+        # as addresses: uv reads a path with a # or ; in it as a requirement
+        call(*install, "--no-cache", *(wheel.resolve().as_uri() for wheel in wheels), env=env)
         call(uv, "pip", "check", "--quiet", "--python", venv / "bin" / "python", env=env)
     except CommandError as error:
         msg = f"the wheels do not install together:\n{error}"

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sparkforge import plain
 from sparkforge.context import Context
 from sparkforge.engine import Engine
 from sparkforge.errors import CommandError, ImageError
@@ -180,7 +181,7 @@ def bake(
     except CommandError as error:
         msg = f"docker buildx build failed:\n{error}"
         raise ImageError(msg, "the engine's words are above") from error
-    digest = json.loads(metadata.read_text()).get("containerimage.digest")
+    digest = plain.json_of(metadata.read_text()).get("containerimage.digest")
     if request.cold:
         return {"kind": "image", "digest": digest, "archive": ARCHIVE}
     from sparkforge import sbom

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
 
-from sparkforge import git, image, installed, ociarchive, stages
+from sparkforge import git, image, installed, ociarchive, plain, stages
 from sparkforge.context import Context
 from sparkforge.errors import CommandError, CompileError, EngineError, ImageError, UsageError
 from sparkforge.log import log
@@ -80,7 +79,7 @@ def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
     promised = None
     if path.is_file() and path.suffix == ".json":
         try:
-            items = json.loads(path.read_text())["items"]
+            items = plain.json_of(path.read_text())["items"]
             built = next(item["outputs"] for item in items if item["stage"] == "image")
             named, promised = str(built["image_id"]), built["digest"]
         except (ValueError, KeyError, TypeError, StopIteration):
@@ -208,7 +207,7 @@ def _items(note: bytes) -> dict[str, dict[str, Any]]:
         VerifyError: it says something else than we write.
     """
     with installed.as_we_write(image.INPUTS):
-        found = {label: dict(inputs) for label, inputs in json.loads(note)["items"].items()}
+        found = {label: dict(inputs) for label, inputs in plain.json_of(note)["items"].items()}
         said = found["image"]
         absent = {"wheelhouse", "labels"} - said.keys() or (
             {"wheelhouse", *dict(said["wheels"])} - found.keys()
@@ -247,7 +246,7 @@ def _check_own(report: Report, reading: Reading, context: Context) -> None:
             report.problems.append(f"{path}: {how}")
     profile = reading.share(_PROFILE)
     with installed.as_we_write(_PROFILE):
-        if (None if profile is None else json.loads(profile)) != (context.profile or None):
+        if (None if profile is None else plain.json_of(profile)) != (context.profile or None):
             report.problems.append(f"{_PROFILE}: not the profile of {report.target}")
     report.checked["programs of ours"] = len(wanted)
 
@@ -331,7 +330,7 @@ def _parts(bill: bytes) -> list[_Part]:
                 str(one["bom-ref"]), str(one["name"]),
                 str(one["hashes"][0]["content"]) if "hashes" in one else "",
             )
-            for one in json.loads(bill)["components"]
+            for one in plain.json_of(bill)["components"]
         ]  # fmt: skip
 
 

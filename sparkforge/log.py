@@ -17,9 +17,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+from sparkforge import plain
+from sparkforge.errors import StoreError
+
 _PROGRESS_EVERY_S = 0.1
 _PROGRESS_EVERY_S_PLAIN = 5.0  # without a terminal each report is a line of its own
 _WIDTH = 78
+_COLOUR = re.compile(r"(\033\[[0-9;]*m)")
 _SECRET = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -67,7 +71,7 @@ class Log:
     def _line(self, text: str = "") -> None:
         clear = "\r\033[K" if self._progress_open else ""
         self._progress_open = False
-        _write(self.stream, f"{clear}{_without_secrets(text)}\n")
+        _write(self.stream, f"{clear}{_tame(_without_secrets(text))}\n")
 
     # -- messages -----------------------------------------------------------
 
@@ -80,6 +84,7 @@ class Log:
             self._line(self._paint("2", f"  {text}"))
 
     def warning(self, text: str) -> None:
+        text = plain.escaped(text, keep="\n\t")
         self._line(self._paint("33", "  warning: ") + text)
         if os.environ.get("GITHUB_ACTIONS"):
             escaped = _without_secrets(text).replace("%", "%25").replace("\n", "%0A")
@@ -91,7 +96,8 @@ class Log:
             self._line()
         self.end_group()
         head = self._paint("31;1", "error: ", sys.stderr)
-        _write(sys.stderr, f"{head}{_without_secrets(text)}\n")
+        text = plain.escaped(_without_secrets(text), keep="\n\t")
+        _write(sys.stderr, f"{head}{text}\n")
 
     def heading(self, text: str) -> None:
         self._line(self._paint("1", text))
@@ -184,7 +190,7 @@ class Log:
         return False
 
     def _redraw(self, text: str) -> None:
-        _write(self.stream, f"\r\033[K{text}")
+        _write(self.stream, f"\r\033[K{_tame(_without_secrets(text))}")
         self._progress_open = True
 
 
@@ -196,11 +202,24 @@ def _write(stream: IO[str], text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:
-        # whoever read this has gone (head, less): the build goes on, unheard
+    except OSError as error:
+        # whoever read this has gone (head, less), or the file that stderr goes to takes no more:
+        # the build goes on, unheard; the exit code and --json still tell how it ends
+        if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
+            log.answered = True  # no document can follow
+            msg = f"standard output: {error.strerror}"
+            raise StoreError(msg, "make room where it is written to") from error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def _tame(text: str) -> str:
+    """Return a text without what moves a terminal's cursor; colours stay."""
+    return "".join(
+        part if _COLOUR.fullmatch(part) else plain.escaped(part, keep="\n\t")
+        for part in _COLOUR.split(text)
+    )
 
 
 def _without_secrets(text: str) -> str:

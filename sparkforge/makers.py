@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import requests
 
 from sparkforge.engine import Engine
-from sparkforge.run import alive
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -28,7 +27,7 @@ def sweep(engine: Engine) -> None:
     for container in engine.client.containers.list(all=True, filters={"label": LABEL}):
         where, _, pid = container.labels[LABEL].rpartition(" ")
         # a process number means something only where it was given
-        if where == _here() and not alive(int(pid)):
+        if where == _here() and not _alive(int(pid)):
             end(container)
 
 
@@ -57,3 +56,14 @@ def _here() -> str:
     """Name this boot of this machine and its space of process numbers."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def _alive(pid: int) -> bool:
+    """Tell whether a process of this number is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # another user's
+    return True

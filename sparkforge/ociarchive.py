@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import posixpath
 import stat
 import tarfile
@@ -21,7 +20,7 @@ from typing import IO, Any
 
 import zstandard
 
-from sparkforge import bytediff
+from sparkforge import bytediff, plain
 from sparkforge.bytediff import Difference
 from sparkforge.errors import ImageError
 from sparkforge.receipt import differences
@@ -120,7 +119,7 @@ def _document(archive: tarfile.TarFile, path: Path, digest: str) -> dict[str, An
     data = _blob(archive, path, digest).read()
     if hashlib.sha256(data).hexdigest() != digest.removeprefix("sha256:"):
         raise ImageError(f"{path.name}: {digest} is something else", "save or build it again")
-    found: dict[str, Any] = json.loads(data)
+    found: dict[str, Any] = plain.json_of(data)
     return found
 
 
@@ -158,7 +157,7 @@ def _described(archive: tarfile.TarFile, path: Path) -> Image:
         msg = f"{path}: holds no index.json"
         remedy = "give an OCI archive: docker save of Docker 25 or newer, or buildx type=oci"
         raise ImageError(msg, remedy)
-    found = list(_manifests(archive, path, json.load(index)))
+    found = list(_manifests(archive, path, plain.json_of(index.read())))
     if len(found) != 1:
         msg = f"{path}: holds {len(found)} images"
         raise ImageError(msg, "save one image for one platform")

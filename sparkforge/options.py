@@ -31,9 +31,14 @@ def store_of(options: argparse.Namespace) -> Store:
     """
     chosen = options.store or os.environ.get("SPARKFORGE_STORE")
     try:
-        if chosen is None:
-            cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-            chosen = Path(cache) / "sparkforge"
+        if not chosen:
+            # its specification: a path that is not absolute is ignored
+            cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+            cache = cache if cache.is_absolute() else Path.home() / ".cache"
+            if not cache.is_absolute():  # HOME=""
+                msg = "HOME is no absolute path"
+                raise RuntimeError(msg)
+            chosen = cache / "sparkforge"
         return Store(Path(chosen).expanduser().resolve())
     except RuntimeError as error:  # no HOME, and the user is in no list of users
         raise UsageError(f"no place for the store: {error}", "name one with --store DIR") from None

@@ -1,11 +1,13 @@
-"""Text that somebody else wrote: is it a plain relative path, and how is it shown?
+"""Text that somebody else wrote: JSON, plain relative paths, and what is shown of it.
 
 Of pins, patches, wheels and other programs alike.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 _MOST_OF_A_PART = 255  # bytes; Linux's NAME_MAX
 _MOST = 1024  # bytes; leaves room for the folder in front of it below PATH_MAX
@@ -29,6 +31,19 @@ def escaped(text: str, keep: str = "") -> str:
         return match[0] if match[0] in keep else repr(match[0])[1:-1]
 
     return _UNPRINTABLE.sub(written, text)
+
+
+def json_of(text: str | bytes) -> Any:
+    """Parse JSON.
+
+    Raises:
+        ValueError: it is none; also where its values are nested deeper than Python can call itself.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        msg = "its values are nested too deeply"
+        raise ValueError(msg) from None
 
 
 def path_problem(path: str) -> str | None:

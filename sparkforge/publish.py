@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparkforge import plain
 from sparkforge.context import WHEELS, Context, wheel_path
 from sparkforge.disk import disk_errors, write_file
 from sparkforge.log import human_bytes, log
@@ -137,7 +138,7 @@ def last_native(context_root: Path, target: str) -> str | None:
 def _receipt(path: Path) -> dict[str, Any]:
     """Return the receipt that is there; {} where none can be read."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = plain.json_of(path.read_text())
     except (FileNotFoundError, ValueError):
         return {}
     return found if is_receipt(found) else {}

@@ -9,7 +9,6 @@ questions are in quality.json, written for this purpose.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 import requests
 
-from sparkforge import servers
+from sparkforge import plain, servers
 from sparkforge.context import Context
 from sparkforge.errors import SmokeError, UsageError
 from sparkforge.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES
@@ -109,7 +108,7 @@ class Material:
     @classmethod
     def load(cls, plan: Plan, path: Path = MATERIAL) -> Material:
         """Read quality.json, as much of it as the plan asks for."""
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = plain.json_of(path.read_text(encoding="utf-8"))
 
         def put(text: str) -> str:
             wrapped: str = data["template"].replace("{text}", text)

@@ -274,10 +274,15 @@ def _child(
     ends_with_us: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
     # a group of its own, so that what the child starts can be ended with it
-    child = subprocess.Popen(
-        command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
-        start_new_session=True,
-    )  # fmt: skip
+    try:
+        child = subprocess.Popen(
+            command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        if error.filename != command[0]:  # its folder, or no file left for a pipe
+            raise
+        raise _unusable(command[0], f"can't be started: {error.strerror}") from error
     _living.add(child)
     guardian = _guard(child.pid) if ends_with_us else None
     try:
@@ -360,17 +365,6 @@ def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
     guardian.communicate(b"x")  # ignores a guardian that is gone
 
 
-def alive(pid: int) -> bool:
-    """Tell whether a process of this number is there."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # another user's
-    return True
-
-
 def group_alive(pid: int, wait_s: float = 5.0) -> bool:
     """Tell whether anything of a child's process group is still there after ``wait_s``."""
     deadline = time.monotonic() + wait_s
@@ -393,7 +387,11 @@ def _resolve(args: Sequence[str | os.PathLike[str]]) -> list[str]:
     command = [os.fspath(arg) for arg in args]
     program = shutil.which(command[0])
     if program is None:
-        hint = _INSTALL_HINTS.get(command[0], f"install {command[0]} and put it on the PATH")
-        msg = f"{command[0]}: no such program on this machine"
-        raise MachineError(msg, hint)
+        raise _unusable(command[0], "no such program on this machine")
     return [program, *command[1:]]
+
+
+def _unusable(program: str, why: str) -> MachineError:
+    name = Path(program).name
+    hint = _INSTALL_HINTS.get(name, f"install {name} and put it on the PATH")
+    return MachineError(f"{program}: {why}", hint)

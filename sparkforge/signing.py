@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sparkforge import options, pins
+from sparkforge import options, pins, plain
 from sparkforge.errors import CommandError, SignError, UsageError, VerifyError
 from sparkforge.log import log
 from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, is_receipt
@@ -124,7 +124,7 @@ def _sign_image(image: str, folder: Path, how: Sequence[str]) -> None:
     log.info(f"signed  {image}")
     with TemporaryDirectory(prefix="sparkforge-") as work:
         predicate = Path(work) / "predicate.json"
-        statement = json.loads((folder / PROVENANCE).read_text())
+        statement = plain.json_of((folder / PROVENANCE).read_text())
         predicate.write_text(json.dumps(statement["predicate"]))
         for kind, path in (("cyclonedx", folder / SBOM), ("slsaprovenance1", predicate)):
             _cosign("attest", *how, "--type", kind, "--predicate", path, image)
@@ -231,7 +231,7 @@ def _sums(folder: Path) -> dict[str, str]:
 
 def _receipt(folder: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((folder / RECEIPT).read_text())
+        found: dict[str, Any] = plain.json_of((folder / RECEIPT).read_text())
     except ValueError:
         found = {}
     if not is_receipt(found):

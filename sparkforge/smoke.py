@@ -5,7 +5,6 @@ The same checks for a plain environment and an image: they only see a ``Server``
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 import requests
 
+from sparkforge import plain
 from sparkforge.errors import SmokeError
 from sparkforge.log import log
 from sparkforge.servers import MODEL_NAME, Server, tail, wait_ready
@@ -278,7 +278,7 @@ def _stream(server: Server) -> tuple[list[int], Any]:
             if line == b"data: [DONE]":
                 done = True
                 break
-            event = json.loads(line[6:])
+            event = plain.json_of(line[6:])
             usage = event.get("usage") or usage
             for choice in event["choices"]:
                 ids += choice.get("token_ids") or []

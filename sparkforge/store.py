@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge import storemark
+from sparkforge import plain, storemark
 from sparkforge.disk import disk_errors
 from sparkforge.errors import IntegrityError, StoreError
 from sparkforge.log import log
@@ -388,7 +388,7 @@ class Store:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON file's value; None where it is missing or was cut off by a power failure."""
     try:
-        value: dict[str, Any] = json.loads(path.read_text())
+        value: dict[str, Any] = plain.json_of(path.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return value

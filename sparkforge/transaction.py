@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from sparkforge import plain
 from sparkforge.errors import StoreError
 from sparkforge.log import log
 
@@ -96,7 +97,7 @@ def _finish(root: Path) -> None:
     plan = decided / _PLAN
     if plan.exists():
         try:
-            steps = [(str(name), bool(stays)) for name, stays in json.loads(plan.read_bytes())]
+            steps = [(str(name), bool(stays)) for name, stays in plain.json_of(plan.read_bytes())]
             if strange := [name for name, _ in steps if not _inside(root, name)]:
                 msg = f"{strange[0]} is outside of the checkout"
                 raise ValueError(msg)

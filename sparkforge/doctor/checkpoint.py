@@ -7,13 +7,13 @@ without reading the weights: 8 bytes (little endian) give the length of a JSON h
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkforge import plain
 from sparkforge.serving import pagecache
 
 _HEADER_LIMIT = 100 << 20  # the format's own
@@ -60,7 +60,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
     if index.exists():
         try:
             named = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                set(plain.json_of(index.read_text(encoding="utf-8"))["weight_map"].values())
             )
         except (ValueError, LookupError, AttributeError, TypeError, OSError) as error:
             problem = f"{type(error).__name__}: {error}"
@@ -85,7 +85,7 @@ def _shard(path: Path) -> Mapping[str, Any]:
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
             if not 2 <= length <= _HEADER_LIMIT or length > size:
                 return {"size": size, "problem": "no safetensors header"}
-            header = json.loads(file.read(length))
+            header = plain.json_of(file.read(length))
         ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
         return {"size": size, "expected": 8 + length + max(ends, default=0)}
     except FileNotFoundError:

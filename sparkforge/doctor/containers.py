@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from sparkforge import plain
 from sparkforge.doctor.finding import Finding, State
 from sparkforge.doctor.reading import Readings, first_line
 from sparkforge.doctor.wanted import Wanted
@@ -93,7 +93,7 @@ def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
 
 def _info(said: Glimpse) -> dict[str, Any] | None:
     try:
-        found = json.loads(said.out)
+        found = plain.json_of(said.out)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

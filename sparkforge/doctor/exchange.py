@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BufferedRWPair
 
+from sparkforge import plain
 from sparkforge.log import log
 from sparkforge.serving.cluster import Settings
 
@@ -53,7 +54,7 @@ def exchange(mine: Settings, facts: Mapping[str, str], wait_s: float) -> Peer:
             with connection.makefile("rwb") as stream:
                 stream.write(json.dumps(dict(facts)).encode() + b"\n")
                 stream.flush()
-                theirs = json.loads(stream.readline(_LIMIT))
+                theirs = plain.json_of(stream.readline(_LIMIT))
                 if not isinstance(theirs, dict):
                     return Peer(problem=f"the {other} spoke nonsense")
                 offset = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import resource
 from pathlib import Path
 
+from sparkforge import plain
 from sparkforge.doctor.exchange import exchange
 from sparkforge.doctor.pair import Gid, Interface, Pair
 from sparkforge.doctor.reading import Readings
@@ -34,7 +34,7 @@ def interface(name: str, sys: Path = Path("/sys")) -> Interface:
         return Interface()
     said = glimpse("ip", "-j", "address", "show", "dev", name, timeout_s=_TIMEOUT_S)
     try:
-        found = json.loads(said.out or "[]")
+        found = plain.json_of(said.out or "[]")
         addresses = tuple(one["local"] for link in found for one in link.get("addr_info", ()))
     except (ValueError, LookupError, TypeError, AttributeError):
         addresses = ()

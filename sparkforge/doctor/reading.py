@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparkforge import plain
 from sparkforge.run import Glimpse, glimpse
 
 FILES = (
@@ -83,7 +84,7 @@ class Readings:
         Raises:
             ValueError, TypeError, AttributeError: the text is something else.
         """
-        found = json.loads(text)
+        found = plain.json_of(text)
         if not found:
             raise ValueError("nothing was read")
         programs = {name: Glimpse(**one) for name, one in found.pop("programs", {}).items()}

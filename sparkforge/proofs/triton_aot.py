@@ -6,7 +6,6 @@ the pinned version with its series, for that interpreter.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge import git, pipeline, series, sources
+from sparkforge import git, pipeline, plain, series, sources
 from sparkforge.codekey import code_of
 from sparkforge.context import Context
 from sparkforge.environment import python_path
@@ -192,7 +191,7 @@ def build(
             call(python, "-P", _PROBE, capability, out, env=env)
         except CommandError as error:
             raise ProofError(f"the Triton probe fails:\n{error}", "see above") from error
-        result = json.loads((out / "kernels.json").read_text())
+        result = plain.json_of((out / "kernels.json").read_text())
         for case in result["cases"]:
             for kernel in case["kernels"]:
                 (facts,) = readers.read(out / f"{kernel['name']}.cubin")

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparkforge import plain
 from sparkforge.disk import disk_errors, write_file
 from sparkforge.errors import StoreError, UsageError
 from sparkforge.pins import Upstream
@@ -117,7 +118,7 @@ class Job:
             StoreError: its file can't be read as one.
         """
         try:
-            value = json.loads(self.file.read_text(encoding="utf-8"))
+            value = plain.json_of(self.file.read_text(encoding="utf-8"))
             return _state(value)
         except (FileNotFoundError, NotADirectoryError):
             return None
