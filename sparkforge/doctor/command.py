@@ -33,6 +33,7 @@ PROBES: tuple[Probe, ...] = (
     *machine.PROBES, *gpu.PROBES, *storage.PROBES, *containers.PROBES,
 )  # fmt: skip
 _PAGE = "doctor --docs"
+_OF_THE_PLATFORM = ("gpu", "memory", "engine")  # themes of findings
 _WAIT_S = 30.0  # for the other side of a pair
 _MARKS = {"ok": ("32", "✓"), "note": ("2", "·"), "warn": ("33", "!"), "fail": ("31;1", "✗")}
 
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
             want = dataclasses.replace(want, memory={**want.memory, "least_gib": half})
         both = pairreading.take(mine, seen, want, min(options.wait or _WAIT_S, 3600))
         probes = (*PROBES, lambda seen, want: pair.judge(both, seen, rdma=want.gpu))
-    findings = judge(seen, want, probes)
+    findings = relevant(judge(seen, want, probes))
     stops = [one for one in findings if one.state == "fail"]
     if options.json:
         log.json(document(want.target, findings))
@@ -107,6 +108,14 @@ def judge(seen: Readings, want: Wanted, probes: Iterable[Probe]) -> list[Finding
                                 "df -h; dmesg | tail"))  # fmt: skip
     order = list(CHECKS)
     return sorted(findings, key=lambda one: order.index(one.name))
+
+
+def relevant(findings: Iterable[Finding]) -> list[Finding]:
+    """Leave out what follows from another platform than the target's: it is one fault, not five."""
+    found = list(findings)
+    if not any(one.name == "architecture" and one.state == "fail" for one in found):
+        return found
+    return [one for one in found if CHECKS[one.name].theme not in _OF_THE_PLATFORM]
 
 
 def document(target: str, findings: Iterable[Finding]) -> dict[str, object]:

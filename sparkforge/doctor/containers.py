@@ -38,6 +38,7 @@ def engine(seen: Readings, want: Wanted) -> Iterator[Finding]:
     version = str(info.get("ServerVersion") or "") if info else ""
     if not version:
         mend = _INSTALL if "PATH" in said.problem else "sudo systemctl start docker"
+        mend = mend if want.needs_engine else ""
         yield Finding("engine", bad, _silence(said, info) + instead, mend)
         return
     try:

@@ -146,8 +146,10 @@ CHECKS: Mapping[str, Check] = {
         ),
         "model": (
             "the pinned revision's files: index, every shard it names, each shard's own header",
-            "fail: a shard is missing or cut short; warn: not here yet, or a download that stopped",
-            "a cut shard shows after minutes of loading; a missing model is 65 GB over the network",
+            "fail: a shard is missing or cut short; warn: not here yet, not where Compose looks,"
+            " or a download that stopped",
+            "a cut shard shows after minutes of loading; a missing one comes over the network at"
+            " the first start",
         ),
         "model-disk": (
             "free space where the model will lie", "fail: less than the model takes",

@@ -26,8 +26,8 @@ def architecture(seen: Readings, want: Wanted) -> Iterator[Finding]:
     yield Finding(
         "architecture", "fail",
         f"{machine}; target {want.target} is for {', '.join(want.platforms)}",
-        f"python3 build.py --target {want.target} --until wheelhouse   # wheels are made here, the"
-        " rest on a machine of that platform",
+        f"python3 build.py doctor --target {want.target}   # run it there; here: build.py --target"
+        f" {want.target} --until wheelhouse makes the wheels",
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def firmware(seen: Readings, want: Wanted) -> Iterator[Finding]:
         return
     yield Finding(
         "firmware", "note", f"{' '.join(said) or 'no DMI'}; not judged: no list of good versions",
-        "fwupdmgr refresh && fwupdmgr get-updates",
+        "fwupdmgr refresh && fwupdmgr get-updates" if said else "",
     )  # fmt: skip
 
 
@@ -178,7 +178,9 @@ def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
         keep, least = want.memory["keep_free_gib"], want.memory["least_gib"]
         yield Finding(
             "memory", "fail", f"{said}; {keep} are kept free, and the model needs {least}",
-            "ps aux --sort=-rss | head; docker ps   # and end what holds memory",
+            "ps aux --sort=-rss | head; docker ps   # and end what holds memory"
+            if reading.total / _GIB >= want.memory["keep_free_gib"] + want.memory["least_gib"]
+            else "all of its memory is too little: use another machine, or a smaller model",
         )  # fmt: skip
         return
     yield Finding("memory", "ok", f"{said}; vLLM would be given {share:.2f} of all")

@@ -150,7 +150,7 @@ def take(
     if checkpoint is not None:
         works["disk checkpoint"] = checkpoint
     works["variables"] = lambda: variables(env_file)
-    works["python"] = _pythons
+    works["python"] = lambda: _pythons(timeout_s)
     done = bounded(works, timeout_s + 2)
 
     def of(kind: str) -> dict[str, Any]:
@@ -235,6 +235,15 @@ def variables(env_file: Path) -> dict[str, str]:
     return {name: value for name, value in found.items() if "TOKEN" not in name}
 
 
-def _pythons() -> str:
-    """Return the versions of Python that are on the PATH, as ``3.11 3.12``."""
-    return " ".join(f"3.{minor}" for minor in range(10, 16) if shutil.which(f"python3.{minor}"))
+def _pythons(timeout_s: float) -> str:
+    """Return the versions of Python that are on the PATH and answer, as ``3.11 3.12``.
+
+    A version manager's shim is on the PATH also where the version itself is not installed.
+    """
+    names = [f"3.{minor}" for minor in range(10, 16) if shutil.which(f"python3.{minor}")]
+    asked = {name: _asker((f"python{name}", "--version"), timeout_s) for name in names}
+    said = bounded(asked, timeout_s)
+    return " ".join(
+        name for name in names
+        if name in said and said[name].code == 0 and f"Python {name}." in said[name].out
+    )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from sparkforge.doctor.finding import Finding
@@ -13,6 +14,8 @@ from sparkforge.doctor.wanted import MODEL_BYTES, Wanted
 
 _GIB = 1 << 30
 _LEAST = 2 * _GIB
+_VOLUME = "volume sparkforge_models"
+_NEW_HOME = "$HOME/sparkforge-models"
 _LISTEN = "0A"  # the state in /proc/net/tcp
 
 
@@ -53,9 +56,9 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
                       "ls -l ~/.cache/huggingface/hub; sudo python3 build.py doctor")  # fmt: skip
         return
     where = found.get("folder") or found.get("snapshot")
-    fetch = f"hf download {repository} --revision {revision}"
+    fetch = f"{_hf_home(seen, found)}hf download {repository} --revision {revision}"
     if not where:
-        yield _absent(seen, want, found, fetch)
+        yield _absent(seen, want, found, _fetch_for_compose(seen, fetch))
         yield from _room(seen, name)
         return
     wrong = _wrong(found)
@@ -63,15 +66,58 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         yield Finding("model", "fail", f"{where}: {'; '.join(wrong[:3])}{more}",
-                      _again(found, repository, revision))  # fmt: skip
+                      _again(found, fetch, revision))  # fmt: skip
         yield from _room(seen, name)
     elif halves:
         yield Finding("model", "warn", f"{where}: complete, but {len(halves)} downloads beside it"
                       " stopped half-way", fetch)  # fmt: skip
     else:
         size = sum(int(one["size"]) for one in found["shards"].values())
-        yield Finding("model", "ok", f"{where}: {len(found['shards'])} shards, {size / 1e9:.1f} GB,"
-                      " each as long as its header says")  # fmt: skip
+        said = f"{where}: {len(found['shards'])} shards, {size / 1e9:.1f} GB"
+        if "hub" in found and not _folder_for_compose(seen):
+            yield Finding("model", "warn", f"{said}; but Compose reads its own {_VOLUME}, which its"
+                          " first start fills over the network",
+                          _mount(Path(found["hub"]), fetch, seen))  # fmt: skip
+            return
+        yield Finding("model", "ok", f"{said}, each as long as its header says")
+
+
+def _folder_for_compose(seen: Readings) -> str:
+    """Return the folder of this machine that Compose mounts as the hub's home; "" for its volume.
+
+    Compose takes a value without a slash for the name of a volume.
+    """
+    chosen = seen.variables.get("SPARKFORGE_HF_CACHE") or ""
+    return chosen if chosen.startswith(("/", ".", "~")) else ""
+
+
+def _hf_home(seen: Readings, found: Mapping[str, Any]) -> str:
+    folder = _folder_for_compose(seen)
+    return f"HF_HOME={_quoted(folder)} " if folder and "hub" in found else ""
+
+
+def _quoted(folder: str) -> str:
+    """Quote a folder for the shell, and leave it a ~ to expand."""
+    return f"~/{shlex.quote(folder[2:])}" if folder.startswith("~/") else shlex.quote(folder)
+
+
+def _fetch_for_compose(seen: Readings, fetch: str) -> str:
+    """Return the commands that put a model where Compose looks; the container is user 10001."""
+    if folder := _folder_for_compose(seen):
+        return f"{fetch} && sudo chown -R 10001 {_quoted(folder)}"
+    return (
+        f"HF_HOME={_NEW_HOME} {fetch} && sudo chown -R 10001 {_NEW_HOME}"
+        f" && echo SPARKFORGE_HF_CACHE={_NEW_HOME} >>.env"
+    )
+
+
+def _mount(hub: Path, fetch: str, seen: Readings) -> str:
+    """Return the commands that have Compose use a hub's cache that is there."""
+    if hub.name != "hub":  # Compose mounts the folder above it
+        return _fetch_for_compose(seen, fetch)
+    home = shlex.quote(str(hub.parent))
+    rights = f"sudo setfacl -R -m u:10001:rwX,d:u:10001:rwX {home}"
+    return f"{rights} && echo SPARKFORGE_HF_CACHE={home} >>.env"
 
 
 def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) -> Finding:
@@ -85,12 +131,16 @@ def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) 
     if offline:
         return Finding("model", "fail", f"{said}, and HF_HUB_OFFLINE forbids to fetch it",
                        f"HF_HUB_OFFLINE=0 {fetch}")  # fmt: skip
-    return Finding("model", "warn", f"{said}; the first start fetches it", fetch)
+    size = MODEL_BYTES.get(want.model[0])
+    amount = f" {size / 1e9:.1f} GB" if size else ""
+    into = _folder_for_compose(seen) or f"its {_VOLUME}"
+    return Finding(
+        "model", "warn", f"{said}; Compose's first start fetches{amount} into {into}", fetch
+    )
 
 
-def _again(found: Mapping[str, Any], repository: str, revision: str) -> str:
-    """Return the command that mends a checkpoint; what is there and damaged is not kept."""
-    fetch = f"hf download {repository} --revision {revision}"
+def _again(found: Mapping[str, Any], fetch: str, revision: str) -> str:
+    """Return the command that repairs a checkpoint; what is there and damaged is not kept."""
     if "hub" not in found:  # a folder of the user's own: nothing of it is overwritten
         target = shlex.quote(f"{found['folder']}-anew")
         return f"{fetch} --local-dir {target}   # or copy yours anew"
@@ -106,7 +156,8 @@ def _again(found: Mapping[str, Any], repository: str, revision: str) -> str:
         return fetch
     # the hub's client takes a file that is there for whole
     names = " ".join(sorted(damaged))
-    return f"hf download {repository} {names} --revision {revision} --force-download && {fetch}"
+    anew = fetch.replace(" --revision", f" {names} --revision")
+    return f"{anew} --force-download && {fetch}"
 
 
 def _wrong(found: Mapping[str, Any]) -> list[str]:

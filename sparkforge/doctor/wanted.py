@@ -11,8 +11,8 @@ from sparkforge.pinbase import Platform
 from sparkforge.pins import Pins
 
 # Bytes of a model's files, for the disk that it is fetched to; of others nothing is judged.
-MODEL_BYTES: Mapping[str, int] = {"gpt-oss-120b": 65_200_000_000}
-"""openai/gpt-oss-120b: 65.2 GB of safetensors, the same in several public places."""
+MODEL_BYTES: Mapping[str, int] = {"gpt-oss-120b": 65_200_000_000, "gpt-oss-20b": 13_800_000_000}
+"""Of safetensors, as OpenAI published them; docs/roofline.md computes the same from the shapes."""
 
 
 @dataclass(frozen=True)

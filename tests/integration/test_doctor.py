@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ import pytest
 
 from sparkforge.servers import free_port
 from tests.support import PATIENCE_S, ROOT
+
+# a target with a GPU for this kind of machine: for another no GPU is looked at
+OURS = "spark" if platform.machine() in ("aarch64", "arm64") else "rtx"
 
 
 def doctor(*words: str, path: str = "", **variables: str) -> tuple[int, Any, str]:
@@ -41,14 +45,21 @@ def test_this_machine_is_fit_for_the_cpu_target(tmp_path: Path) -> None:
                for one in document["findings"])  # fmt: skip
 
 
-def test_a_machine_without_gpu_is_told_that_it_is_no_spark() -> None:
-    code, document, err = doctor("--target", "spark")
+def test_a_machine_without_gpu_is_told_that_it_needs_one(tmp_path: Path) -> None:
+    path = program(tmp_path / "bin", "nvidia-smi", "exit 9")
+    code, document, err = doctor("--target", OURS, path=path)
     assert code == 18
     assert document["ok"] is False
     assert states(document)["gpu"] == "fail"
-    (gpu,) = (one for one in document["findings"] if one["name"] == "gpu")
-    assert "target spark needs one" in gpu["seen"]
-    assert "error: target spark would not be built or served here" in err
+    assert f"error: target {OURS} would not be built or served here" in err
+
+
+def test_another_platform_is_one_fault_and_not_five() -> None:
+    code, document, _ = doctor("--target", {"spark": "rtx", "rtx": "spark"}[OURS])
+    assert code == 18
+    assert states(document)["architecture"] == "fail"
+    assert not {"gpu", "memory", "engine"} & set(states(document))
+    assert {"python", "git", "store", "model"} <= set(states(document))
 
 
 @pytest.mark.parametrize("name", ["SPARKFORGE_HF_CACHE", "HF_HUB_CACHE", "HF_HOME"])
@@ -80,7 +91,7 @@ def program(folder: Path, name: str, script: str) -> str:
 def test_a_broken_nvidia_smi_is_a_finding(tmp_path: Path, script: str, fragment: str) -> None:
     start = time.monotonic()
     path = program(tmp_path / "bin with blanks", "nvidia-smi", script)
-    code, document, _ = doctor("--target", "spark", path=path)
+    code, document, _ = doctor("--target", OURS, path=path)
     assert time.monotonic() - start < PATIENCE_S
     assert code == 18
     (gpu,) = (one for one in document["findings"] if one["name"] == "gpu")

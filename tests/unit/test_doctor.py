@@ -91,6 +91,7 @@ def spark(**changes: Any) -> Readings:
         "disks": {"store": {"path": "/store", "free": 900 << 30, "total": 1 << 40},
                   "model": {"path": "/hub", "free": 900 << 30, "total": 1 << 40},
                   "checkpoint": CHECKPOINT},
+        "variables": {"SPARKFORGE_HF_CACHE": "/hf"},
     }  # fmt: skip
     return dataclasses.replace(Readings(**plain), **changes)
 
@@ -173,6 +174,7 @@ NO = {"exists": True, "readable": False, "writable": False, "folder": False}
         ({"paths": {}}, "devices", "warn", "/dev/nvidia-uvm"),
         # memory
         ({"mem": meminfo(available=60, free=50)}, "memory", "fail", "the model needs 75"),
+        ({"mem": meminfo(total=23, available=20, free=10)}, "memory", "fail", "the model needs 75"),
         ({"mem": meminfo(available=110, free=20)}, "page-cache", "warn", "20.0 GiB free"),
         ({"mem": meminfo(swap=5)}, "swap", "warn", "5.0 of 16.0 GiB used"),
         ({"mem": ""}, "memory", "note", "says nothing"),
@@ -346,13 +348,60 @@ def test_a_damaged_file_of_the_hubs_cache_is_fetched_though_it_is_there(
 
     def remedy() -> str:
         read = checkpoint.read(tmp_path, repository, revision)
-        return found(spark(disks={**DISKS, "checkpoint": read}), want)["model"].remedy
+        disks = {**DISKS, "checkpoint": read}
+        return found(spark(disks=disks, variables={}), want)["model"].remedy
 
     (folder / NAMES[1]).unlink()
     assert remedy() == f"hf download {repository} --revision {revision}"
     (folder / NAMES[0]).write_bytes(b"")
     anew = f"hf download {repository} {NAMES[0]} --revision {revision} --force-download"
     assert remedy() == f"{anew} && hf download {repository} --revision {revision}"
+
+
+def test_the_remedy_puts_the_model_where_compose_looks(want: Wanted) -> None:
+    assert want.model is not None
+    fetch = f"hf download {want.model[1]} --revision {want.model[2]}"
+    disks = {**DISKS, "checkpoint": NONE}
+    one = found(spark(disks=disks), want)["model"]
+    assert "fetches 65.2 GB into /hf" in one.seen
+    assert one.remedy == f"HF_HOME=/hf {fetch} && sudo chown -R 10001 /hf"
+    one = found(spark(disks=disks, variables={}), want)["model"]
+    assert "fetches 65.2 GB into its volume sparkforge_models" in one.seen
+    new = "$HOME/sparkforge-models"
+    assert one.remedy.startswith(f"HF_HOME={new} {fetch} && sudo chown -R 10001 {new}")
+    assert one.remedy.endswith(f"echo SPARKFORGE_HF_CACHE={new} >>.env")
+    # a name without a slash is a volume of Compose's
+    named = found(spark(disks=disks, variables={"SPARKFORGE_HF_CACHE": "other"}), want)["model"]
+    assert named.remedy == one.remedy
+
+
+def test_a_model_that_compose_does_not_see_is_no_model_yet(want: Wanted) -> None:
+    there = {**CHECKPOINT, "hub": "/home/me/the hub/hub"}
+    one = found(spark(disks={**DISKS, "checkpoint": there}, variables={}), want)["model"]
+    assert one.state == "warn"
+    assert "volume sparkforge_models" in one.seen
+    assert "echo SPARKFORGE_HF_CACHE='/home/me/the hub' >>.env" in one.remedy
+    moved = {**CHECKPOINT, "hub": "/elsewhere"}  # HF_HUB_CACHE: nothing that Compose could mount
+    one = found(spark(disks={**DISKS, "checkpoint": moved}, variables={}), want)["model"]
+    assert "hf download" in one.remedy
+
+
+def test_the_smaller_model_is_not_65_gb() -> None:
+    disks = {**DISKS, "checkpoint": NONE}
+    rtx = wanted(pins.load(ROOT / "pins.yaml"), "rtx")
+    assert "fetches 13.8 GB" in found(spark(disks=disks), rtx)["model"].seen
+    assert "65" not in CHECKS["model"].why
+
+
+def test_a_shim_of_a_version_that_is_not_installed_is_no_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in (("3.11", "echo Python 3.11.9"), ("3.12", "exit 127"), ("3.13", "")):
+        file = tmp_path / f"python{name}"
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
+    assert reading._pythons(60) == "3.11"
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "7", '{"other": 1}'])
