@@ -60,3 +60,8 @@ def hiding(highest: InstructionSet) -> dict[str, str]:
     if highest == "avx2":
         variables["ATEN_CPU_CAPABILITY"] = "avx2"
     return variables
+
+
+def without_amx() -> dict[str, str]:
+    """Return the variables with which AMX is hidden, and nothing else; no change without AMX."""
+    return hiding("avx512_bf16")

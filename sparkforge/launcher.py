@@ -31,7 +31,7 @@ CHAT_OPTIONS = tuple(
 )
 
 
-def _mask(work: Path) -> dict[str, Path]:
+def mask_files(work: Path) -> dict[str, Path]:
     """Return what hides instruction sets in an image, by its path below site-packages.
 
     The server there ignores PYTHONPATH (``python -I``), so a line in a .pth file imports it.
@@ -68,7 +68,7 @@ class Launcher:
     @contextmanager
     def unpatched_without_amx(self) -> Iterator[Server]:
         """The same, with AMX hidden from the server's processes."""
-        with self._unpatched("unpatched-without-amx", isa.hiding("avx512_bf16")) as server:
+        with self._unpatched("unpatched-without-amx", isa.without_amx()) as server:
             yield server
 
     @contextmanager
@@ -98,7 +98,7 @@ class Launcher:
             return servers.from_environment(folder, launch, work, self.work / "cache")
         restored = self._originals(work) if label != self.baked else {}
         if isa.VARIABLE in variables:
-            restored |= _mask(work)
+            restored |= mask_files(work)
         image = str(self.results[self.baked].outputs["image_id"])
         return servers.from_image(self.context.engine, image, launch, restored)
 

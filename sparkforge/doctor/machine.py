@@ -33,18 +33,21 @@ def architecture(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 # what vLLM 0.31.0 selects by instruction set: its extension (platforms/cpu.py, import_kernels), and
 # the kernels of experts in BF16 (fused_moe/experts/cpu_moe.py)
-_EXTENSION: Mapping[isa.InstructionSet, str] = {
+_EXTENSION: Mapping[str, str] = {
     "amx": "_C",
     "avx512_bf16": "_C",
     "avx512": "_C_AVX512",
     "avx2": "_C_AVX2",
+    "neon": "_C",
 }
+_KERNELS: Mapping[str, str] = {"amx": "AMX", "neon": "NEON"}
 
 
 def instructions(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if want.gpu:
         return
-    best = isa.best(seen.text("/proc/cpuinfo"))
+    arm = MACHINES.get(seen.facts.get("machine", "")) == "linux/arm64"
+    best = "neon" if arm else isa.best(seen.text("/proc/cpuinfo"))
     if best is None:
         yield Finding(
             "instructions",
@@ -57,7 +60,7 @@ def instructions(seen: Readings, want: Wanted) -> Iterator[Finding]:
     native = best == "amx"
     experts = want.moe_backend
     if experts == "bf16_dequant":
-        experts += f" (experts in BF16, {'AMX' if native else 'vector'} kernels"
+        experts += f" (experts in BF16, {_KERNELS.get(best, 'vector')} kernels"
         experts += "; --moe-backend auto keeps them in MXFP4 here)" if native else ")"
     elif experts == "auto":
         experts += " (MXFP4 experts, AMX kernels)" if native else " (no backend for MXFP4 experts)"

@@ -126,6 +126,7 @@ def test_a_spark_on_which_all_is_well(want: Wanted) -> None:
         ("avx2 avx512f avx512_bf16 amx_tile", "auto", "ok", ("auto (MXFP4 experts, AMX kernels)",)),
         ("avx2", "auto", "ok", ("no backend for MXFP4 experts",)),
         ("sse4_2 avx", "bf16_dequant", "fail", ("no AVX2",)),
+        ("asimd bf16 sve", "bf16_dequant", "ok", ("neon; vLLM loads _C, ", "NEON kernels")),
     ],
 )
 def test_a_cpu_s_instruction_set_and_backend_are_named(
@@ -134,8 +135,10 @@ def test_a_cpu_s_instruction_set_and_backend_are_named(
     want = wanted(pins.load(ROOT / "pins.yaml"), "cpu")
     assert want.moe_backend == "bf16_dequant"
     want = dataclasses.replace(want, moe_backend=moe_backend)
-    seen = spark(files={"/proc/cpuinfo": f"flags\t\t: fpu {flags}\n"})
-    (finding,) = machine.instructions(seen, want)
+    arm = flags.startswith("asimd")
+    text = f"{'Features' if arm else 'flags'}\t\t: fp {flags}\n"
+    facts = {**FACTS, "machine": "aarch64" if arm else "x86_64"}
+    (finding,) = machine.instructions(spark(files={"/proc/cpuinfo": text}, facts=facts), want)
     assert finding.state == state
     for fragment in fragments:
         assert fragment in finding.seen

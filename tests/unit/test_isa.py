@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge import isa
+from sparkforge.launcher import mask_files
 
 FLAGS = {
     "amx": "fpu sse4_2 avx2 avx512f avx512bw avx512_bf16 amx_bf16 amx_tile amx_int8",
@@ -50,6 +51,12 @@ def test_what_a_cpu_has_can_be_hidden_and_nothing_added(monkeypatch: pytest.Monk
     assert isa.presentable() == ()
 
 
+def make_torch(folder: Path) -> None:
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("")
+    (folder / "torch" / "cpu.py").write_text(CPU)
+
+
 @pytest.mark.parametrize(
     ("highest", "left"),
     [
@@ -73,9 +80,7 @@ def test_what_a_cpu_has_can_be_hidden_and_nothing_added(monkeypatch: pytest.Monk
 def test_a_process_and_its_children_see_no_better_set(
     highest: isa.InstructionSet, left: set[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("")
-    (tmp_path / "torch" / "cpu.py").write_text(CPU)
+    make_torch(tmp_path)
     hidden = isa.hiding(highest)
     env = {**os.environ, **hidden, "PYTHONPATH": f"{hidden['PYTHONPATH']}:{tmp_path}"}
     code = (
@@ -88,3 +93,22 @@ def test_a_process_and_its_children_see_no_better_set(
     assert amx == ("amx_tile" in left)
     assert {name for name, there in seen.items() if there is True} == left
     assert seen["sve_max_length"] == 16
+
+
+def test_an_image_s_server_sees_no_amx_though_it_ignores_pythonpath(tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    make_torch(packages)
+    for name, file in mask_files(tmp_path).items():
+        (packages / name).write_bytes(file.read_bytes())
+    code = f"import site; site.addsitedir({str(packages)!r}); {ASK}"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code],
+        env={**os.environ, **isa.without_amx()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    amx, seen = json.loads(done.stdout)
+    assert not amx
+    assert seen["avx512_bf16"]
