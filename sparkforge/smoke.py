@@ -32,10 +32,10 @@ PROMPTS: tuple[tuple[int, ...], ...] = (
     tuple(b"every byte counts"),
     tuple(_PROMPT.encode()),
 )
-TOLERANCE = 0.15
-"""Between log-probabilities of one token from two servers that compute in BF16. In the float32
-reference, weights that are moved at random by up to 2**-8 of themselves (BF16's step is 2**-8) move
-those of ``PROMPTS`` by at most 0.04 in 12 draws."""
+TOLERANCE = 0.1
+"""Between log-probabilities of one token from two servers that compute in BF16. Measured: with AVX2
+those of ``PROMPTS`` are within 0.0043 of the float32 reference; in that reference, weights that are
+moved at random by up to 2**-8 of themselves (BF16's step) move them by at most 0.04 in 12 draws."""
 
 
 @dataclass(frozen=True)
