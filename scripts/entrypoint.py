@@ -18,7 +18,12 @@ container (by default /model, where a checkpoint is mounted) or the name of a mo
     SPARKFORGE_WARM_UP_FAILURE  fail or warn, where one of them fails
     SPARKFORGE_JIT_DIR          where compiled kernels are kept, a folder for each build and device
     SPARKFORGE_JIT_BUDGET_GIB   of all builds together; the longest unused go first; 20
-    SPARKFORGE_HANG_SECONDS     without progress until a server is ended; 60; 0: never
+    SPARKFORGE_HANG_SECONDS     within so many without progress a server is ended; 60; 0: never
+    SPARKFORGE_START_LIMIT      starts in a row that may fail to become ready; 3; 0: any number
+    SPARKFORGE_RESTART          Docker's restart policy for this container, which cannot see it;
+                                where that repeats without an end, the entrypoint waits in place of
+                                ending for what a restart does not change (docs/serving.md)
+    MAX_JOBS                    compilers at once; without it: as many as free memory holds
     SPARKFORGE_LISTEN_PORT      port in the container
     SPARKFORGE_LISTEN_HOST      address in the container: 127.0.0.1 or 0.0.0.0; without it: all
     SPARKFORGE_CLUSTER_ROLE     head or worker: one half of a model on each of two machines, with
@@ -30,9 +35,10 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 # the image's own copy lies beside this file; with -I its folder is not searched
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -41,39 +47,76 @@ from sparkforge.serving import (
     access,
     caches,
     cluster,
+    compilers,
     devices,
     memory,
     pagecache,
     profile,
+    settings,
+    starts,
     steps,
     supervise,
     vocabulary,
     warmup,
 )
+from sparkforge.serving.errors import EX_CONFIG, EX_NOINPUT, StartError
 from sparkforge.serving.progress import Client
 from sparkforge.serving.supervise import say
 
-# sysexits.h: no such input, and what is needed is not there; neither is a fault of the program
-EX_NOINPUT = 66
-EX_UNAVAILABLE = 69
-
 SHARE = Path("/opt/sparkforge/share")
 PROFILE = SHARE / "profile.json"
-LOOK_S = 6.0
+LOOK_S, EVERY_S = 6.0, 5.0
 # what our own looks ask for, every few seconds, would fill the log
 QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models")
 
 
-def main(arguments: list[str]) -> NoReturn:
-    """Serve until the server ends; its exit code is ours."""
+def main(arguments: list[str]) -> int:
+    """Serve until the server ends, and as long as Docker would only repeat a failure.
+
+    Returns:
+        The exit code.
+    """
+    failed, words = None, "its log says what is wrong"
+    try:
+        end, failed = serve(arguments)
+    except StartError as error:
+        words, end = str(error), supervise.End(error.code)
+        say(f"error: {words}")
+    except (OSError, ValueError) as error:
+        words, end = f"{type(error).__name__}: {error}", supervise.End(EX_CONFIG)
+        say(f"error: {words}")
+    if failed is not None and end.told:
+        failed.forget()
+    why = "" if end.told else starts.why_to_wait(end.code, failed)
+    if why and starts.repeats(os.environ.get("SPARKFORGE_RESTART", "")):
+        if failed is not None:
+            failed.forget()  # who starts this container again wants it tried again
+        say(f"waiting, and serving nothing: {why}; the lines above say what is wrong")
+        say("to try again: docker compose restart, or docker compose up after a change of .env")
+        supervise.tell(f"serves nothing and waits: {why}: {words}", given_up=True)
+        starts.wait()
+    return end.code
+
+
+def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
+    """Run the server; returns how it ended, and the count of its starts.
+
+    Raises:
+        StartError: it cannot be started.
+        OSError, ValueError: the same, for a reason that nobody foresaw.
+    """
+    settings.check_text(os.environ)
     model = ""
     if arguments and not arguments[0].startswith("-"):
         model, *arguments = arguments
     model = model or os.environ.get("SPARKFORGE_MODEL") or "/model"
+    if model.startswith("-"):
+        raise StartError("SPARKFORGE_MODEL begins with -: name a model; options go into"
+                         " SPARKFORGE_EXTRA_ARGS")  # fmt: skip
     if model.startswith(("/", ".")):
         check_checkpoint(Path(model))
     plan = wanted_profile()
-    caller = options_in("SPARKFORGE_EXTRA_ARGS") + arguments
+    caller = settings.words(os.environ, "SPARKFORGE_EXTRA_ARGS") + arguments
     variables = dict(os.environ)
     key = access.api_key(variables)
     if key:
@@ -86,12 +129,12 @@ def main(arguments: list[str]) -> NoReturn:
     if name := plan.get("vocabulary_sha256"):
         vocabulary.check(name)
 
-    port = listen_port()
+    port = settings.listen_port(os.environ)
     command = ["vllm", "serve", model, "--port", str(port), *QUIET]
     if host := os.environ.get("SPARKFORGE_LISTEN_HOST"):
         if host not in ("127.0.0.1", "0.0.0.0"):  # elsewhere our own looks would not find it
             name = "SPARKFORGE_LISTEN_HOST (SPARKFORGE_BIND of two machines' .env)"
-            fail(f"{name} is {host!r}: use 127.0.0.1 or 0.0.0.0")
+            raise StartError(f"{name} is {host!r}: use 127.0.0.1 or 0.0.0.0")
         command += ["--host", host]
     always = len(command)
     for option, variable in (
@@ -99,13 +142,16 @@ def main(arguments: list[str]) -> NoReturn:
         ("--served-model-name", "SPARKFORGE_MODEL_NAME"),
     ):
         if value := os.environ.get(variable):
-            command += [option, value]
+            command.append(f"{option}={value}")  # in one word: no value is taken for an option
     command += profile.options(plan)
     way = [model, *command[always:]]
-    check = choice(
-        "SPARKFORGE_BACKEND_CHECK", plan.get("on_mismatch", "fail"), ("fail", "warn", "off")
-    )
-    hang_s = number("SPARKFORGE_HANG_SECONDS", 60)
+    check = settings.choice(
+        os.environ, "SPARKFORGE_BACKEND_CHECK", plan.get("on_mismatch", "fail"),
+        ("fail", "warn", "off"),
+    )  # fmt: skip
+    hang_s = settings.number(os.environ, "SPARKFORGE_HANG_SECONDS", 60)
+    limit = int(settings.number(os.environ, "SPARKFORGE_START_LIMIT", 3))
+    share = settings.share(os.environ)
     last: list[str] = []
     link = None
     if pair is not None:
@@ -117,10 +163,10 @@ def main(arguments: list[str]) -> NoReturn:
     files = weight_files(model)
     if plan.get("evict_page_cache"):
         evict(files)  # first: memory is measured after it
-    command += memory_options(plan, caller, nodes=1 if pair is None else 2)
-    if layers := os.environ.get("SPARKFORGE_MXFP4_LAYERS"):
-        last += ["--mxfp4-layers", layers]
-    last += options_in("SPARKFORGE_SERVE_ARGS")
+    command += memory_options(plan, caller, share, nodes=1 if pair is None else 2)
+    if layers := settings.layers(os.environ):
+        last.append(f"--mxfp4-layers={layers}")
+    last += settings.words(os.environ, "SPARKFORGE_SERVE_ARGS")
     last += caller  # at the end: of two values of one option vLLM takes the later
     command += last
 
@@ -134,61 +180,48 @@ def main(arguments: list[str]) -> NoReturn:
 
     say(shlex.join(access.redacted(command)))
     check_devices(plan, check)
-    client = Client(port, LOOK_S, key)
+    variables["MAX_JOBS"] = str(max_jobs(plan, command))
+    if hang_s and "--disable-log-stats" in command:
+        say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
+        hang_s = 0
+    # three looks that fail, and the time between them, fit into the time that a hang may take
+    look_s, every_s = min(LOOK_S, hang_s / 4 or LOOK_S), min(EVERY_S, hang_s / 12 or EVERY_S)
+    client = Client(port, look_s, key)
     held = jit_folder(variables)
     if held is not None:
         variables |= held.variables
     # a share of memory is another one at each start, and changes no kernel
     way = access.redacted([*way, *last])
-    if hang_s and "--disable-log-stats" in command:
-        say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
-        hang_s = 0
-    sys.exit(supervise.run(supervise.Plan(
+    counted = None
+    if asks:  # a worker fails with its head, which counts
+        folder = held.folder.parent if held else Path(tempfile.gettempdir())
+        counted = starts.Starts.of(folder, way, limit, say)
+        counted.begin()
+    end = supervise.run(supervise.Plan(
         command=command, variables=variables,
         expected={} if check == "off" else profile.expectations(plan, command, caller),
-        client=client if asks else None, strict=check == "fail", hang_s=hang_s,
+        client=client if asks else None, strict=check == "fail", hang_s=hang_s, every_s=every_s,
         warm_up=warm_up(plan, command, client, held, warmup.way(way)) if asks else None,
-        warm_strict=choice("SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn")) == "fail",
+        warm_strict=settings.choice(
+            os.environ, "SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn")
+        ) == "fail",
         at_ready=(lambda: evict(files)) if plan.get("evict_page_cache") else lambda: None,
+        when_ready=counted.forget if counted else lambda: None,
         link=link,
-    )))  # fmt: skip
+    ))  # fmt: skip
+    return end, counted
 
 
-def listen_port() -> int:
-    """Return the port in the container; 0, any, is none that the health check could ask."""
-    text = os.environ.get("SPARKFORGE_LISTEN_PORT") or "8000"
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        fail(f"SPARKFORGE_LISTEN_PORT is {text!r}: use 1 to 65535")
-    return int(text)
-
-
-def options_in(variable: str) -> list[str]:
-    """Return the options in a variable, split as a shell would."""
-    text = os.environ.get(variable, "")
-    try:
-        return shlex.split(text)
-    except ValueError as error:  # without the text: it may hold a secret
-        fail(f"{variable} is not what a shell would read: {error}; mend its quotes")
-
-
-def choice(variable: str, default: str, allowed: tuple[str, ...]) -> str:
-    """Return the value of a variable that takes one of a few words."""
-    found = os.environ.get(variable) or default
-    if found not in allowed:
-        where = variable if os.environ.get(variable) else f"the profile's value for {variable}"
-        fail(f"{where} is {found!r}: use {', '.join(allowed[:-1])} or {allowed[-1]}")
-    return found
-
-
-def number(variable: str, default: float) -> float:
-    """Return the value of a variable that takes a number, zero or more."""
-    text = os.environ.get(variable) or str(default)
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        fail(f"{variable} is {text!r}: use a number")
+def max_jobs(plan: Mapping[str, Any], command: list[str]) -> int:
+    """Return how many compilers FlashInfer may run at once: the user's number, else what fits."""
+    if (own := settings.max_jobs(os.environ)) is not None:
+        return own
+    unified = bool(plan.get("memory"))  # a profile for a card of its own memory has no plan
+    found = compilers.jobs(command, memory.read(), unified=unified)
+    if not plan.get("cuda_arch"):  # nothing of FlashInfer's is compiled for a CPU
+        return found
+    say(f"kernels are compiled with MAX_JOBS={found}, at {compilers.gib_per_job(command):.1f} GiB"
+        " each of the memory beside the model")  # fmt: skip
     return found
 
 
@@ -197,17 +230,19 @@ def jit_folder(variables: Mapping[str, str]) -> caches.Caches | None:
     named = os.environ.get("SPARKFORGE_JIT_DIR")
     if not named:
         return None
-    budget = int(min(number("SPARKFORGE_JIT_BUDGET_GIB", 20), 1e9) * caches.GIB)
+    gib = settings.number(os.environ, "SPARKFORGE_JIT_BUDGET_GIB", 20)
+    budget = int(min(gib, 1e9) * caches.GIB)
     build = caches.build_key(SHARE, os.environ.get("SPARKFORGE_RELEASE", ""))
     root, key = Path(named).absolute(), f"{build}-{caches.device_key()}"
     try:
         held = caches.occupy(root, key, variables)
         caches.prune(root, key, budget, say)
     except OSError as error:
-        fail(
+        msg = (
             f"compiled kernels cannot be kept in {named}: {error}; it must be a folder that user"
             f" {os.getuid()} may write, on a disk with room (SPARKFORGE_JIT_DIR)"
         )
+        raise StartError(msg) from None
     say(f"compiled kernels are kept in {held.folder}")
     return held
 
@@ -217,8 +252,10 @@ def warm_up(
     way: str,
 ) -> warmup.WarmUp | None:  # fmt: skip
     """Return what is to be compiled before users are served, or None."""
-    mode = choice("SPARKFORGE_WARM_UP", plan.get("warm_up", "off"), warmup.MODES)
-    limit_s = number("SPARKFORGE_WARM_UP_SECONDS", 900)
+    mode = settings.choice(
+        os.environ, "SPARKFORGE_WARM_UP", plan.get("warm_up", "off"), warmup.MODES
+    )
+    limit_s = settings.number(os.environ, "SPARKFORGE_WARM_UP_SECONDS", 900)
     if mode == "off":
         return None
 
@@ -256,14 +293,17 @@ def wanted_profile() -> Mapping[str, Any]:
     return profile.read(Path(named or PROFILE))
 
 
-def memory_options(plan: Mapping[str, Any], caller: list[str], nodes: int = 1) -> list[str]:
+def memory_options(
+    plan: Mapping[str, Any], caller: list[str], share: str, nodes: int = 1
+) -> list[str]:
     """Return the share of memory to ask for: the user's, else what the profile's plan gives.
 
     Args:
+        share: the user's, or "".
         nodes: machines that the weights are split over.
     """
     option = "--gpu-memory-utilization"
-    if share := os.environ.get("SPARKFORGE_GPU_MEMORY_UTILIZATION"):
+    if share:
         return [option, share]
     others = (option, "--device-memory-utilization", "--kv-cache-memory-bytes")
     if not plan.get("memory") or any(profile.given(caller, other) for other in others):
@@ -306,7 +346,7 @@ def check_devices(plan: Mapping[str, Any], strictness: str) -> None:
         said = devices.check(wanted, devices.capabilities())
     except devices.DeviceError as error:
         if strictness == "fail":
-            fail(str(error), EX_UNAVAILABLE)
+            raise
         said = str(error)
     if said:
         say(f"warning: {said}")
@@ -324,29 +364,13 @@ def check_checkpoint(path: Path) -> None:
         problem = f"has files that user {os.getuid()} cannot read: chmod -R a+rX it on the host"
     else:
         return
-    fail(
+    msg = (
         f"the model directory {path} {problem}.\n"
         "Mount a checkpoint there (with Compose: SPARKFORGE_MODEL_DIR=/path/on/the/host), or name "
-        "another one in SPARKFORGE_MODEL.",
-        EX_NOINPUT,
+        "another one in SPARKFORGE_MODEL."
     )
-
-
-def fail(text: str, code: int = supervise.EX_CONFIG) -> NoReturn:
-    """End with an error that the user can mend."""
-    say(f"error: {text}")
-    sys.exit(code)
+    raise StartError(msg, EX_NOINPUT)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (
-        access.AccessError,
-        cluster.ClusterError,
-        memory.MemoryShortError,
-        vocabulary.VocabularyError,
-    ) as error:
-        fail(str(error))
-    except (OSError, ValueError) as error:
-        fail(f"{type(error).__name__}: {error}")
+    sys.exit(main(sys.argv[1:]))

@@ -8,7 +8,9 @@ is counted in /metrics changes only with the child's answers. It prints the chil
 It has no compiler, and can be told to behave as if: FAKE_COMPILES holds words, and a request with
 one of them takes a moment and leaves a kernel in TRITON_CACHE_DIR, where none of that name is yet.
 A request with the word FAKE_FAILS is answered 500, one with FAKE_REFUSES 400, and with FAKE_HANGS
-never; one with FAKE_DIES ends the server with SIGILL.
+never; one with FAKE_DIES ends the server with SIGILL. With FAKE_ENGINE_DIES, the name of a signal,
+the engine ends by it at the first request, and the server after it, as vLLM does. A request for
+/drip or /odd has all later answers come byte by byte, or with null in place of the usage.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ def main() -> None:
     """Serve until SIGTERM."""
     port, ready_at = int(sys.argv[1]), time.monotonic() + float([*sys.argv, "0"][2])
     engine = Engine()
+    manners: set[str] = set()
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
@@ -89,7 +92,12 @@ def main() -> None:
             self.send_response(code)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            self.wfile.write(text.encode())
+            if "drip" not in manners:
+                self.wfile.write(text.encode())
+                return
+            for byte in text.encode().ljust(1000):
+                self.wfile.write(bytes([byte]))
+                time.sleep(0.2)
 
         def do_GET(self) -> None:
             if time.monotonic() < ready_at:
@@ -117,6 +125,10 @@ def main() -> None:
                 subprocess.Popen([sys.argv[3], "10"], process_group=0)
                 self._answer("")
                 return
+            if self.path in ("/drip", "/odd"):
+                self._answer("")
+                manners.add(self.path[1:])
+                return
             if self.path == "/busy":
                 threading.Thread(target=engine.serve_a_slow_customer, daemon=True).start()
                 self._answer("")
@@ -128,13 +140,20 @@ def main() -> None:
                     return
             if (wanted := os.environ.get("FAKE_DIES")) and wanted in text:
                 os.kill(os.getpid(), signal.SIGILL)
+            if wanted := os.environ.get("FAKE_ENGINE_DIES"):
+                engine.child.send_signal(signal.Signals[wanted])
+                said = f"died unexpectedly (exit code: {engine.child.wait()}), shutting down"
+                print(f"ERROR 11-21 [multiproc_executor.py:314] Worker proc W {said}", flush=True)
+                self._answer("EngineCore encountered an issue", 500)
+                os._exit(0)
             if (wanted := os.environ.get("FAKE_HANGS")) and wanted in text:
                 time.sleep(600)
             compile_what_is_missing(text)
             prompt = json.loads(text).get("prompt", [])
             engine.token()
             engine.count(len(prompt))
-            self._answer(json.dumps({"usage": {"completion_tokens": 1}}))
+            usage = None if "odd" in manners else {"completion_tokens": 1}
+            self._answer(json.dumps({"usage": usage}))
 
     ThreadingHTTPServer.request_queue_size = 128  # a warm-up sends many at once
     server = ThreadingHTTPServer((os.environ.get("FAKE_HOST", "127.0.0.1"), port), Handler)

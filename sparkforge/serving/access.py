@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from sparkforge.serving.errors import StartError
+
 KEY_FILE = Path("/run/secrets/api_key")
 _SECRET_OPTIONS = ("--api-key", "--hf-token")
+_SECRET_NAME = r"(?:api[-_]?key|token(?!iz)|secret|passw|credential|authorization)"
+_IN_JSON = re.compile(
+    rf'("[^"]*{_SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?', re.IGNORECASE | re.DOTALL
+)
+_IN_DOTTED = re.compile(rf"--[^.]+\..*{_SECRET_NAME}", re.IGNORECASE)
+_IN_URL = re.compile(r"(?<=://)[^\s/]*@")
 _INSTEAD = {
     # vLLM then takes these keys alone, whatever else we gave it; and options show to everybody
     "--api-key": "name a file with the key in SPARKFORGE_API_KEY_FILE",
@@ -28,7 +37,7 @@ _HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")
 """Where the health check finds the server."""
 
 
-class AccessError(Exception):
+class AccessError(StartError):
     """The server would be open to others, or closed to us; the message says what to do."""
 
 
@@ -39,13 +48,17 @@ def api_key(variables: Mapping[str, str], file: Path = KEY_FILE) -> str:
     ``docker inspect``. An empty file (Compose mounts /dev/null where none is named) is no key.
 
     Raises:
-        AccessError: the file is there and cannot be read, or holds more than one line; or no
-            request could carry the key.
+        AccessError: the file is there and cannot be read, or holds more than one line; one that
+            SPARKFORGE_API_KEY_PATH names is missing; or no request could carry the key.
     """
-    path = Path(variables.get("SPARKFORGE_API_KEY_PATH") or file)
+    named = variables.get("SPARKFORGE_API_KEY_PATH")
+    path = Path(named or file)
     try:
         key = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
+        if named:
+            msg = f"SPARKFORGE_API_KEY_PATH names {path}, and there is no such file"
+            raise AccessError(msg) from None
         key = ""
     except UnicodeDecodeError:
         raise AccessError(f"the API key in {path} {_NO_HEADER}") from None
@@ -115,17 +128,21 @@ def check_open(variables: Mapping[str, str], key: str) -> None:
 
 
 def redacted(words: Sequence[str]) -> list[str]:
-    """Return a command with the secrets in it replaced, for the log."""
+    """Return a command with the secrets in it replaced, for the log.
+
+    Secrets are the values of options for them, texts below such names in JSON and in options with
+    dots (``--kv-transfer-config.token``), and what stands in front of a URL's host.
+    """
     shown: list[str] = []
     secret = False
     for word in words:
         option, equals, _ = word.partition("=")
-        if _meant(option, _SECRET_OPTIONS):
+        if _meant(option, _SECRET_OPTIONS) or _IN_DOTTED.match(option):
             secret = not equals
             shown.append(f"{option}=***" if equals else option)
         elif secret and not word.startswith("--"):  # --api-key takes several
             shown.append("***")
         else:
             secret = False
-            shown.append(word)
+            shown.append(_IN_URL.sub("***@", _IN_JSON.sub(r'\1"***"', word)))
     return shown

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.serving import devices
+from sparkforge.serving.document import Document, DocumentError
 
 GIB = 1 << 30
 
@@ -68,10 +69,9 @@ def build_key(share: Path, release: str) -> str:
             one (no image) the installed distributions stand in.
     """
     try:
-        document = json.loads((share / "inputs.json").read_text(encoding="utf-8"))
-        found = document["items"]["image"]
+        found = Document.load(share / "inputs.json").get(dict, "items", "image")
         parts: Any = {name: found[name] for name in _PARTS}
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, DocumentError, KeyError):
         parts = sorted(f"{one.name}=={one.version}" for one in metadata.distributions())
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     plain = re.sub(r"[^A-Za-z0-9.+_]", "_", release) or "unreleased"

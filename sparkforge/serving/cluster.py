@@ -24,15 +24,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkforge.serving.document import Document, DocumentError
+from sparkforge.serving.errors import EX_PROTOCOL, EX_UNAVAILABLE, StartError
+
 BEAT_S = 2.0
 SILENCE_S = 15.0
 """So long without a beat is a broken link: a cable that was pulled sends no goodbye."""
 MARK = Path(tempfile.gettempdir()) / "sparkforge-link"
-_HELLO_LIMIT = 1 << 14
+_HELLO_LIMIT = 1 << 20
+_HELLO_S = 10.0
 _SAY_EVERY_S = 30.0
 
 
-class ClusterError(Exception):
+class ClusterError(StartError):
     """The two machines are not set up to serve together; the message says what to do."""
 
 
@@ -89,7 +93,7 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
         msg = f"head and worker have the same address, {addresses[0]}"
         raise ClusterError(msg)
     port = variables.get("SPARKFORGE_CLUSTER_PORT") or "29500"
-    if not port.isdecimal() or not 0 < int(port) < 65535:
+    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65535:
         msg = f"SPARKFORGE_CLUSTER_PORT is {port!r}: use 1 to 65534 (it and the next are taken)"
         raise ClusterError(msg)
     interface = variables.get("SPARKFORGE_CLUSTER_IFNAME", "")
@@ -144,6 +148,7 @@ class Link:
         mark: Path = MARK,
     ) -> None:  # fmt: skip
         self._mine, self._hello, self._say, self._mark = mine, dict(hello), say, mark
+        self._line = json.dumps(self._hello).encode() + b"\n"
         self._problem: str | None = None
         self._socket: socket.socket | None = None
         self._state = "loading"
@@ -167,14 +172,32 @@ class Link:
         """Tell the other side, with the next beat, that the first token came."""
         self._state = "serving"
 
+    def close(self) -> None:
+        """Leave: the other side sees the connection end."""
+        if self._socket is not None:
+            self._end("this machine has left")
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it has ended before
+                pass
+            self._socket.close()
+
     def meet(self) -> None:
         """Wait, however long, until both are there; then keep the link in the background.
 
         Raises:
             ClusterError: the other side serves something else; or, on the head, this machine has no
-                such address or the port is taken.
+                such address or the port is taken: both may change, so the exit code is none that
+                ends the attempts. Or what this machine serves is too long to tell.
         """
         self._mark.unlink(missing_ok=True)
+        if len(self._line) > _HELLO_LIMIT:
+            msg = (
+                f"model, profile and options of this machine have {len(self._line)} bytes, and the"
+                f" two machines compare {_HELLO_LIMIT} at most: shorten SPARKFORGE_EXTRA_ARGS or"
+                " the profile"
+            )
+            raise ClusterError(msg)
         connection = self._accept() if self._mine.is_head else self._connect()
         self._socket = connection
         self._say(f"met the {self.peer}")
@@ -193,7 +216,7 @@ class Link:
                 f" {error.strerror}; SPARKFORGE_CLUSTER_HEAD is to be an address of this machine"
                 " (ip -br address shows them), SPARKFORGE_CLUSTER_PORT a free port on it"
             )
-            raise ClusterError(msg) from None
+            raise ClusterError(msg, EX_UNAVAILABLE) from None
 
     def _accept(self) -> socket.socket:
         said = 0.0
@@ -238,20 +261,20 @@ class Link:
 
     def _greeted(self, connection: socket.socket) -> bool:
         """Exchange hellos; False where the other side was gone at once, or spoke nonsense."""
-        connection.settimeout(10)
+        end = time.monotonic() + _HELLO_S
         try:
-            connection.sendall(json.dumps(self._hello).encode() + b"\n")
-            line = b""
-            while not line.endswith(b"\n") and len(line) < _HELLO_LIMIT:
-                piece = connection.recv(1)
+            connection.settimeout(_HELLO_S)
+            connection.sendall(self._line)
+            line = bytearray()
+            while not line.endswith(b"\n") and len(line) <= _HELLO_LIMIT:
+                connection.settimeout(max(end - time.monotonic(), 0.001))
+                piece = connection.recv(1)  # what comes after the hello is the first beat
                 if not piece:
                     break
                 line += piece
-            theirs = json.loads(line)
-            same = isinstance(theirs, dict)
-        except (OSError, ValueError):
-            same = False
-        if not same:
+            theirs = Document.parse("the other machine's hello", bytes(line)).get(dict)
+        except (OSError, DocumentError) as error:
+            self._say(f"no hello of the {self.peer}: {error}")
             connection.close()
             return False
         for name, value in self._hello.items():
@@ -261,7 +284,7 @@ class Link:
                     f"{name} differs: here {value!r}, on the {self.peer} {theirs.get(name)!r};"
                     " both machines need the same image and the same .env, but for the role"
                 )
-                raise ClusterError(msg)
+                raise ClusterError(msg, EX_PROTOCOL)
         return True
 
     # -- afterwards --------------------------------------------------------------

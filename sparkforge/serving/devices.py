@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from sparkforge.serving.errors import EX_UNAVAILABLE, StartError
+
 Capability = tuple[int, int]
 """Compute capability of a device, major and minor: (12, 1) is a Spark's."""
 
 
-class DeviceError(Exception):
+class DeviceError(StartError):
     """There is none; the message says what to do."""
 
 
@@ -53,7 +55,7 @@ def check(wanted: str, there: Sequence[Capability]) -> str | None:
             " all, and both need NVIDIA's driver and container toolkit on the host: build.py"
             " doctor says which is missing"
         )
-        raise DeviceError(msg)
+        raise DeviceError(msg, EX_UNAVAILABLE)
     names = [f"{major}.{minor}" for major, minor in there]
     if wanted in names:
         return None

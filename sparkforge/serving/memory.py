@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkforge.serving.errors import StartError
+
 GIB = 1 << 30
 
 
-class MemoryShortError(Exception):
+class MemoryShortError(StartError):
     """The model cannot fit; the message says by how much, and what to do."""
 
 

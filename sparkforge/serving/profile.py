@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from sparkforge.serving.document import Document, DocumentError, Kind
+from sparkforge.serving.errors import StartError
 
 # One value each. Names and values were held against vLLM 0.31.0's own parser:
 # tests/patches/test_profiles.py.
@@ -21,14 +23,9 @@ _VALUES = (
     ("reasoning_parser", "--reasoning-parser"),
 )
 
-# What is no plain value has to be of this kind; the values themselves are vLLM's to judge.
-_KINDS = (
-    ("memory", dict, "a mapping of keep_free_gib, least_gib and most_percent to numbers"),
-    ("cudagraph_capture_sizes", list, "a list of numbers"),
-    ("expect", dict, "a mapping of kinds to backends' names"),
-    ("vocabulary_sha256", str, "a sha256"),
-    ("cuda_arch", str, "a compute capability in quotes"),
-)
+# What a profile may hold besides, by kind; the values themselves are vLLM's to judge.
+_FLAGS = ("prefix_caching", "enforce_eager", "exclude_tools_when_none", "evict_page_cache")
+_TEXTS = ("tool_call_parser", "vocabulary_sha256", "cuda_arch", "on_mismatch", "warm_up")
 _MEMORY = ("keep_free_gib", "least_gib", "most_percent")
 
 
@@ -36,25 +33,31 @@ def read(path: Path) -> Mapping[str, Any]:
     """Return the profile in a file.
 
     Raises:
-        ValueError: it holds no profile.
+        StartError: it holds no profile.
         OSError: it cannot be read.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} holds no profile: {error}") from None
-    if not isinstance(found, dict):
-        msg = f"{path} holds no profile"
-        raise ValueError(msg)
-    for name, kind, words in _KINDS:
-        if (value := found.get(name)) is None:
-            continue
-        well = isinstance(value, kind)
-        if well and value and name == "memory":
-            well = all(isinstance(value.get(key), int) for key in _MEMORY)
-        if not well:
-            raise ValueError(f"{path}: {name} is {value!r}: give {words}")
-    return found
+        found = Document.load(path)
+        profile = found.get(dict)
+        for name in (key for key, _ in _VALUES if profile.get(key) is not None):
+            found.get(str if isinstance(profile[name], str) else int, name)
+        for kind, names in ((bool, _FLAGS), (str, _TEXTS)):
+            for name in (one for one in names if profile.get(one) is not None):
+                found.get(kind, name)
+        for index in range(len(_part(found, list, "cudagraph_capture_sizes"))):
+            found.get(int, "cudagraph_capture_sizes", index)
+        for kind in _part(found, dict, "expect"):
+            found.get(str, "expect", kind)
+        for name in _MEMORY if _part(found, dict, "memory") else ():
+            found.get(int, "memory", name)
+    except DocumentError as error:
+        raise StartError(f"this is no profile: {error}") from None
+    return profile
+
+
+def _part(found: Document, kind: type[Kind], name: str) -> Kind:
+    """Return a part of a profile, an empty one where there is none."""
+    return kind() if found.value.get(name) is None else found.get(kind, name)
 
 
 def options(profile: Mapping[str, Any], *, most_memory: bool = False) -> list[str]:

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sparkforge.serving.document import Document, DocumentError
+
 SCHEMA = 1
 _RUNS, _LATE, _SHOWN = 10, 100, 40  # how many are kept, and of files named one by one
 
@@ -71,15 +73,16 @@ class Record:
     def load(cls, path: Path) -> Record:
         """Read it; one that is missing, damaged or of another schema is empty."""
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found["schema"] != SCHEMA:
+            found = Document.load(path)
+            if found.get(int, "schema") != SCHEMA:
                 return cls(path)
+            lengths = (found.get(int, "lengths", n) for n in range(len(found.get(list, "lengths"))))
             return cls(
-                path, str(found["steps"]), found["complete"] is True,
-                {str(one) for one in found["files"]}, list(found["runs"]), list(found["late"]),
-                {int(one) for one in found["lengths"] if int(one) > 0},
+                path, found.get(str, "steps"), found.get(bool, "complete"),
+                {str(one) for one in found.get(list, "files")}, found.get(list, "runs"),
+                found.get(list, "late"), {one for one in lengths if one > 0},
             )  # fmt: skip
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, DocumentError):
             return cls(path)
 
     def lacks(self, steps: str, present: set[str]) -> str:

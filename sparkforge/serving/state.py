@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+
+from sparkforge.serving.document import Document, DocumentError
 
 READY = "ready"
 
@@ -24,23 +27,37 @@ def path() -> Path:
     return Path(tempfile.gettempdir()) / "sparkforge-state.json"
 
 
-def write(words: str) -> None:
-    """Say how far the server is; ``READY`` once it may be called healthy.
+@dataclass(frozen=True)
+class State:
+    """How far the server is.
+
+    Attributes:
+        words: for the health check's line; ``READY`` once the server may be called healthy.
+        given_up: no server will be started any more; the words say why.
+    """
+
+    words: str
+    given_up: bool = False
+
+
+def write(state: State) -> None:
+    """Say how far the server is.
 
     Raises:
         OSError: the folder for temporary files cannot be written.
     """
     whole = path().with_suffix(f".{os.getpid()}")
-    whole.write_text(json.dumps({"start": this_start(), "state": words}), encoding="utf-8")
+    document = {"start": this_start(), "state": state.words, "given_up": state.given_up}
+    whole.write_text(json.dumps(document), encoding="utf-8")
     whole.replace(path())
 
 
-def read() -> str:
-    """Return how far the server is; ``READY`` where nobody said."""
+def read() -> State:
+    """Return how far the server is; ``READY`` where nobody said, or no file of ours is there."""
     try:
-        found = json.loads(path().read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return READY
-    if not isinstance(found, dict) or found.get("start") != this_start():
-        return READY
-    return str(found.get("state", READY))
+        found = Document.load(path())
+        if found.get(str, "start") == this_start():
+            return State(found.get(str, "state"), found.get(bool, "given_up"))
+    except (FileNotFoundError, DocumentError):
+        pass  # then the server itself is asked
+    return State(READY)

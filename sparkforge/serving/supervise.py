@@ -16,22 +16,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sparkforge.serving import state
 from sparkforge.serving.backends import SENTENCES, Watch
 from sparkforge.serving.cluster import Link
-from sparkforge.serving.progress import PROBLEMS, Client, Counters
+from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
+from sparkforge.serving.progress import Client, Counters, NoTokenError
+from sparkforge.serving.session import kill, session
 from sparkforge.serving.warmup import WarmUp
-
-EX_TEMPFAIL = 75  # sysexits.h: try again
-EX_CONFIG = 78
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A kernel that is built at its first use holds up the engine for minutes; ended, it would be built
 # again at the next start, and again.
-_COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "cudafe++", "cc1plus", "fatbinary"})
+_COMPILERS = frozenset({
+    "ninja", "nvcc", "cicc", "ptxas", "ptxas-blackwell", "cudafe++", "cc1", "cc1plus", "fatbinary",
+    "nvlink",
+})  # fmt: skip
 _LINE_LIMIT = 1 << 16  # bytes of one line that are searched
+# vLLM 0.31.0 of a worker and of an engine; now and then it has None in place of the code
+_DIED = re.compile(rb"died (?:unexpectedly \(exit code: |with exit code )(-?\d{1,3})\b")
 
 
 def say(text: str) -> None:
@@ -44,12 +47,13 @@ class Hang:
     """Decides when a server counts as hung. Times in seconds of the monotonic clock.
 
     One failed look is no proof, and neither is a long time without a look: a container that was
-    paused wakes up with an old clock. It takes ``looks`` failures in a row, and ``limit_s`` since
-    the last success.
+    paused wakes up with an old clock. It takes ``looks`` failures in a row, and ``limit_s`` less
+    ``spare_s`` since the last success.
     """
 
     limit_s: float
     looks: int = 3
+    spare_s: float = 0.0
     answered: bool = False
     _since: float = 0.0
     _failures: int = 0
@@ -65,7 +69,7 @@ class Hang:
     def ill(self, now: float) -> bool:
         """Note a failure; returns whether the server is to be ended."""
         self._failures += 1
-        enough = self._failures >= self.looks and now - self._since >= self.limit_s
+        enough = self._failures >= self.looks and now - self._since >= self.limit_s - self.spare_s
         return self.answered and self.limit_s > 0 and enough
 
 
@@ -79,6 +83,7 @@ class Plan:
         hang_s: seconds without progress, after the first answer, until it is killed; 0: never.
         every_s: seconds between two looks at a server that has answered.
         at_ready: called once, at the first answer.
+        when_ready: called once, when users are served: after the warm-up, where there is one.
         warm_up: what is done then, before the health check may call the server healthy.
         warm_strict: end the server when that fails; else warn.
         link: to the other machine that serves half of the model; None: this one serves alone.
@@ -92,22 +97,39 @@ class Plan:
     hang_s: float = 60.0
     every_s: float = 5.0
     at_ready: Callable[[], None] = lambda: None
+    when_ready: Callable[[], None] = lambda: None
     warm_up: WarmUp | None = None
     warm_strict: bool = True
     link: Link | None = None
 
 
+@dataclass(frozen=True)
+class End:
+    """How a server ended.
+
+    Attributes:
+        code: exit code for this process.
+        told: a signal was passed on to the server: somebody wanted it to end.
+    """
+
+    code: int
+    told: bool = False
+
+
 @dataclass
 class _Output:
-    """Passes the child's words on, and looks for backends in them.
+    """Passes the child's words on, and looks for backends and deaths in them.
 
     Attributes:
         problems: what is wrong with the backends and was not told yet.
+        died: how the first of the engine's processes ended that vLLM told of: an exit code, or a
+            signal's number below zero.
         told_to_end: whether a signal was passed on to the server.
     """
 
     watch: Watch
     problems: list[str] = field(default_factory=list)
+    died: int | None = None
     told_to_end: bool = False
 
     def run(self, source: int) -> None:
@@ -121,15 +143,16 @@ class _Output:
             for line in lines:
                 if problem := self.watch.feed(line[:_LINE_LIMIT].decode(errors="replace")):
                     self.problems.append(problem)
+                if self.died is None and (match := _DIED.search(line[:_LINE_LIMIT])) is not None:
+                    self.died = int(match[1])
 
 
-def run(plan: Plan) -> int:
-    """Run the server to its end; returns the exit code for this process.
+def run(plan: Plan) -> End:
+    """Run the server to its end; returns the exit code for this process, among other things.
 
     That is the server's own; 128 + N after signal N; 75 after a hang, and where the server ends
     with 0 though nobody told it to; 78 after a wrong backend.
     """
-    start = time.monotonic()
     tell("loading" if plan.warm_up else state.READY)
     if plan.warm_up:
         plan.warm_up.begin()
@@ -139,6 +162,7 @@ def run(plan: Plan) -> int:
     )  # fmt: skip
     assert child.stdout is not None
     output = _Output(Watch(plan.expected))
+    attendant = _Attendant(plan, child, output)
 
     def pass_on(number: int, frame: object) -> None:
         output.told_to_end = True
@@ -150,19 +174,37 @@ def run(plan: Plan) -> int:
     reader = threading.Thread(target=output.run, args=(child.stdout.fileno(),), daemon=True)
     reader.start()
     try:
-        code = _attend(plan, child, output, start)
+        code = attendant.run()
     finally:
-        _kill(child)  # also what the server may have left behind
+        kill(child.pid)  # also what the server may have left behind
+        child.wait()
         if plan.warm_up:
             plan.warm_up.end()
+        if plan.link is not None:
+            plan.link.close()
     reader.join(5)
-    return code
+    if attendant.died_at_first_token():
+        died = attendant.ended if output.died is None else output.died
+        say(f"error: the engine died{_by(died)} while answering the first token")
+    return End(code, output.told_to_end)
 
 
-def tell(words: str) -> None:
+def _by(code: int | None) -> str:
+    """Say what a process ended by, as far as its exit code tells."""
+    if not code:
+        return ""
+    if code > 0:
+        return f" (exit code {code})"
+    try:
+        return f" ({signal.Signals(-code).name})"
+    except ValueError:
+        return f" (signal {-code})"
+
+
+def tell(words: str, *, given_up: bool = False) -> None:
     """Tell the health check how far the server is."""
     try:
-        state.write(words)
+        state.write(state.State(words, given_up))
     except OSError as error:
         say(f"warning: the health check cannot be told: {error}")
 
@@ -182,68 +224,106 @@ class _Warming(threading.Thread):
             self.problem = f"{type(error).__name__}: {error}"
 
 
-def _attend(plan: Plan, child: subprocess.Popen[bytes], output: _Output, start: float) -> int:
-    hang = Hang(plan.hang_s)
-    before: Counters | None = None
-    warming: _Warming | None = None
-    next_look = start
-    told_ready = False
-    while True:
-        try:
-            code = child.wait(0.5)
-        except subprocess.TimeoutExpired:
-            pass
-        else:
-            if code == 0 and hang.answered and not output.told_to_end:
-                # so does vLLM after the death of its engine, and nothing restarts a success
-                say("error: the server ended by itself; its words above say why")
-                return EX_TEMPFAIL
-            return code if code >= 0 else 128 - code
-        if output.problems and not _tolerated(plan, output.problems):
-            return EX_CONFIG
-        if plan.link is not None:
-            if why := plan.link.problem():
-                say(f"{why}: ending this half, to be started anew with the other")
-                return EX_TEMPFAIL
-            if plan.client is None and not told_ready and plan.link.peer_serves():
-                told_ready = True
-                plan.at_ready()
-        now = time.monotonic()
-        if warming is not None and not warming.is_alive():
-            if not _warmed(plan, warming.problem):
+class _Attendant:
+    """Looks after a server that runs, until there is a reason to end."""
+
+    def __init__(self, plan: Plan, child: subprocess.Popen[bytes], output: _Output) -> None:
+        self.plan, self.child, self.output = plan, child, output
+        self.start = time.monotonic()
+        looks_s = 0.0 if plan.client is None else plan.client.timeout_s
+        # the last look takes its time, too: all of it is to be over within hang_s
+        self.hang = Hang(plan.hang_s, spare_s=looks_s)
+        self.asked = self.told_ready = False
+        self.ended: int | None = None
+        self._before: Counters | None = None
+        self._warming: _Warming | None = None
+
+    def run(self) -> int:
+        """Return the exit code, once the server has ended or is to be ended."""
+        plan, next_look = self.plan, self.start
+        while True:
+            try:
+                code = self.child.wait(0.5)
+            except subprocess.TimeoutExpired:
+                pass
+            else:
+                self.ended = code
+                worked = self.asked or self.hang.answered
+                if code == 0 and worked and not self.output.told_to_end:
+                    # so does vLLM after the death of its engine, and nothing restarts a success
+                    say("error: the server ended by itself; its words above say why")
+                    return EX_TEMPFAIL
+                return code if code >= 0 else 128 - code
+            if self.output.problems and not _tolerated(plan, self.output.problems):
                 return EX_CONFIG
-            say(f"ready after {now - start:.0f} s")
-            warming, next_look = None, now
-        if plan.client is None or warming is not None or now < next_look:
-            continue
-        try:
-            before = plan.client.observe(before)
-        except PROBLEMS as error:
-            if hang.answered and _COMPILERS.intersection(one.name for one in session(child.pid)):
-                say("no progress, but a compiler is at work: waiting for it")
-                hang.excused(time.monotonic())
-            elif hang.ill(time.monotonic()) and child.poll() is None:
-                say(f"the server hangs: {type(error).__name__}: {error}")
-                say(f"no progress for {plan.hang_s:.0f} s: ending it, to be started anew")
-                for one in session(child.pid):
-                    say(f"  {one.pid} {one.name}: state {one.state}, waits in {one.waits_in}")
-                return EX_TEMPFAIL
-        else:
-            if not hang.answered:
-                say(f"first token after {now - start:.0f} s; backends: {_shown(output.watch)}")
-                if not _tolerated(plan, output.watch.missing()):
+            if plan.link is not None:
+                if why := plan.link.problem():
+                    say(f"{why}: ending this half, to be started anew with the other")
+                    return EX_TEMPFAIL
+                if plan.client is None and not self.told_ready and plan.link.peer_serves():
+                    self.told_ready = True
+                    plan.at_ready()
+            now = time.monotonic()
+            if self._warming is not None and not self._warming.is_alive():
+                if not _warmed(plan, self._warming.problem):
                     return EX_CONFIG
-                plan.at_ready()
-                if plan.link is not None:
-                    plan.link.serving()
-                if plan.warm_up:
-                    warming = _Warming(plan.warm_up)
-                    warming.start()
-            elif plan.warm_up:
-                plan.warm_up.look()
-            hang.well(now)
-        # while it loads a look is cheap, and the backends are to be known when Docker says healthy
-        next_look = time.monotonic() + (plan.every_s if hang.answered else 1)
+                self._ready(now)
+                self._warming, next_look = None, now
+            if plan.client is None or self._warming is not None or now < next_look:
+                continue
+            if (verdict := self._look(plan.client, now)) is not None:
+                return verdict
+            # while it loads a look is cheap, and the backends are to be known when Docker says
+            # healthy
+            next_look = time.monotonic() + (plan.every_s if self.hang.answered else 1)
+
+    def died_at_first_token(self) -> bool:
+        """Tell whether the server ended by itself when it had been asked, before it answered."""
+        waited = self.asked and not self.hang.answered
+        return waited and self.ended is not None and not self.output.told_to_end
+
+    def _look(self, client: Client, now: float) -> int | None:
+        """Ask the server; returns the exit code where it is to be ended."""
+        try:
+            self._before = client.observe(self._before)
+        except Exception as error:  # whatever it answers: it ends no server, and is a failed look
+            self.asked = self.asked or isinstance(error, NoTokenError)
+            return self._failed(error)
+        if not self.hang.answered:
+            say(
+                f"first token after {now - self.start:.0f} s; backends: {_shown(self.output.watch)}"
+            )
+            if not _tolerated(self.plan, self.output.watch.missing()):
+                return EX_CONFIG
+            self.plan.at_ready()
+            if self.plan.link is not None:
+                self.plan.link.serving()
+            if self.plan.warm_up:
+                self._warming = _Warming(self.plan.warm_up)
+                self._warming.start()
+            else:
+                self.plan.when_ready()
+        elif self.plan.warm_up:
+            self.plan.warm_up.look()
+        self.hang.well(now)
+        return None
+
+    def _failed(self, error: Exception) -> int | None:
+        names = {one.name for one in session(self.child.pid)}
+        if self.hang.answered and _COMPILERS & names:
+            say("no progress, but a compiler is at work: waiting for it")
+            self.hang.excused(time.monotonic())
+        elif self.hang.ill(time.monotonic()) and self.child.poll() is None:
+            say(f"the server hangs: {type(error).__name__}: {error}")
+            say(f"no progress for {self.plan.hang_s:.0f} s: ending it, to be started anew")
+            for one in session(self.child.pid):
+                say(f"  {one.pid} {one.name}: state {one.state}, waits in {one.waits_in}")
+            return EX_TEMPFAIL
+        return None
+
+    def _ready(self, now: float) -> None:
+        say(f"ready after {now - self.start:.0f} s")
+        self.plan.when_ready()
 
 
 def _warmed(plan: Plan, problem: str) -> bool:
@@ -271,41 +351,3 @@ def _tolerated(plan: Plan, problems: list[str]) -> bool:
 def _shown(watch: Watch) -> str:
     seen = [(kind, watch.seen[kind]) for kind in SENTENCES if kind in watch.seen]
     return ", ".join(f"{kind} {'/'.join(sorted(names))}" for kind, names in seen) or "unknown"
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End the server and all of its session; SIGKILL ends a stopped process, too.
-
-    Its group is not enough: ninja gives each of its jobs a group of its own.
-    """
-    for one in session(child.pid):
-        try:
-            os.kill(one.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    child.wait()
-
-
-@dataclass(frozen=True)
-class Process:
-    """What one looks at first after a hang; ``waits_in`` is a function of the kernel, or 0."""
-
-    pid: int
-    name: str
-    state: str
-    waits_in: str
-
-
-def session(leader: int) -> list[Process]:
-    """Return the living processes of the session that ``leader`` has begun."""
-    found = []
-    for stat in sorted(Path("/proc").glob("[0-9]*/stat")):
-        try:
-            text = stat.read_text(encoding="utf-8", errors="replace")
-            waits_in = (stat.parent / "wchan").read_text(encoding="ascii", errors="replace")
-        except OSError:  # it ended, or is another user's
-            continue
-        match = re.match(r"(\d+) \((.*)\) (\S) \d+ \d+ (\d+) ", text, re.DOTALL)
-        if match is not None and int(match[4]) == leader and match[3] != "Z":
-            found.append(Process(int(match[1]), match[2], match[3], waits_in))
-    return found

@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 import hashlib
 
+from sparkforge.serving.errors import StartError
+
 # Ranks of o200k_base; special tokens come after them and are no part of the file.
 RANKS = 199_998
 
 
-class VocabularyError(Exception):
+class VocabularyError(StartError):
     """It cannot be loaded or is another one; the message says what to do."""
 
 

@@ -8,7 +8,6 @@ was compiled after all. While users are served, what the caches gain is told and
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from sparkforge.serving import record, steps
 from sparkforge.serving.caches import Caches, kernels
+from sparkforge.serving.document import Document
 from sparkforge.serving.progress import PROBLEMS, Client, StatusError
 from sparkforge.serving.record import Made, Record
 from sparkforge.serving.steps import Request, Shape, Step
@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 10.0
 _ASK_S = 5.0
 # Prompts are counted when their answer is complete; longer ones than that stay unknown.
 _ANSWERED_WITHIN_S = 60.0
-_OUR_OWN = 2  # tokens: the looks of the supervisor and the health check are such prompts
+_OUR_OWN = 10  # tokens: the looks of the supervisor and the health check are in such buckets
 
 
 class _OverError(Exception):
@@ -94,20 +94,19 @@ class WarmUp:
             start_up = self._gained()
             made.append(Made("start of the server", 0.0, len(start_up), kernels(start_up)))
             model = self.client.model(time.monotonic() + _ASK_S)
-            length = int(model.get("max_model_len") or self.shape.max_len)
-            shape = self.shape = replace(self.shape, max_len=length)
+            shape = self.shape = replace(self.shape, max_len=model.max_len or self.shape.max_len)
             more = sorted(self._record.lengths) if self._record else []
             digest = steps.digest(shape)
             why = self._reason(digest, start_up)
             whole = steps.full(shape, more)
             if not why:
                 short = steps.quick(shape, more)
-                self._steps(short, str(model["id"]), start, made)
+                self._steps(short, model.name, start, made)
                 if self.mode == "full" and any(one.compiled for one in made):
                     why = "something was compiled"
             if why:
                 self.say(f"warm-up: all of it: {why}")
-                self._steps(whole, str(model["id"]), start, made)
+                self._steps(whole, model.name, start, made)
         except _OverError as over:
             self.say(f"warning: warm-up: {over}; further requests may wait for a compiler")
             outcome = "time"
@@ -181,9 +180,12 @@ class WarmUp:
         body = {"cache_salt": salt, **request.body, "model": model}
         answer = self.client.ask(end, "POST", request.path, body)
         if body.get("stream") and b'data: {"error"' in answer:
-            text = answer.partition(b"data: ")[2].partition(b"\n")[0]
-            code = json.loads(text)["error"].get("code")
-            raise StatusError(int(code or 500), f"POST {request.path}: {text[:200].decode()}")
+            text = answer[answer.index(b'{"error"') :].partition(b"\n")[0]
+            code = (
+                Document.parse(f"the error of {request.path}", text).get(dict, "error").get("code")
+            )
+            shown = f"POST {request.path}: {text[:200].decode(errors='replace')}"
+            raise StatusError(code if isinstance(code, int) else 500, shown)
 
     def _gained(self) -> set[str]:
         """Return what the caches have gained since the last call."""

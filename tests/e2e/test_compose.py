@@ -33,6 +33,8 @@ def cli():
         print("half", os.getpid(), flush=True)
         signal.pause()
     os.environ["FAKE_HOST"] = "0.0.0.0"
+    if "--die-of" in sys.argv:
+        os.environ["FAKE_ENGINE_DIES"] = sys.argv[sys.argv.index("--die-of") + 1]
     sys.argv = ["vllm", sys.argv[sys.argv.index("--port") + 1], "0"]
     main()
 """
@@ -220,6 +222,34 @@ def test_an_open_address_without_a_key_is_refused(stand_in: str, tmp_path: Path)
         one.wait(lambda seen: seen["State"]["Status"] == "exited", 30)
         assert one.inspect()["State"]["ExitCode"] == 78
         assert "error: port published on 0.0.0.0 without an API key" in one.logs()
+
+
+def test_what_no_restart_changes_is_tried_once_and_told(stand_in: str, tmp_path: Path) -> None:
+    with composed(stand_in, tmp_path, SPARKFORGE_BIND="0.0.0.0") as one:
+        one.wait(lambda seen: "waiting, and serving nothing" in one.logs(), 120)
+        one.wait(lambda seen: len(seen["State"]["Health"]["Log"]) > 1, 120)
+        seen = one.inspect()
+        assert (seen["State"]["Status"], seen["RestartCount"]) == ("running", 0)
+        said = seen["State"]["Health"]["Log"][-1]["Output"]
+        assert said.startswith("unhealthy: serves nothing and waits: a restart changes nothing")
+        one.compose("stop")
+        assert one.inspect()["State"]["ExitCode"] == 78
+
+
+def test_a_first_token_that_kills_the_engine_is_tried_three_times(
+    stand_in: str, tmp_path: Path
+) -> None:
+    with composed(stand_in, tmp_path, SPARKFORGE_EXTRA_ARGS="--die-of SIGILL") as one:
+        one.wait(lambda seen: "waiting, and serving nothing" in one.logs(), 240)
+        assert (
+            one.inspect()["RestartCount"] == 2
+        )  # counted in the volume: /tmp is a new one each time
+        said = one.logs()
+        assert said.count("the engine died (SIGILL) while answering the first token") == 3
+        # whoever starts it again wants it tried again
+        one.compose("restart")
+        again = "waiting, and serving nothing: 3 starts in a row never became ready"
+        one.wait(lambda seen: one.logs().count(again) == 2, 240)
 
 
 def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(

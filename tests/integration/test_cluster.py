@@ -19,7 +19,7 @@ import pytest
 
 from sparkforge.servers import free_port
 from sparkforge.serving import cluster
-from sparkforge.serving.supervise import EX_CONFIG, EX_TEMPFAIL
+from sparkforge.serving.errors import EX_CONFIG, EX_PROTOCOL, EX_TEMPFAIL, EX_UNAVAILABLE
 from tests.support import ROOT, wait_for
 
 HEAD, WORKER = "127.0.0.1", "127.0.0.2"
@@ -177,10 +177,16 @@ def test_a_side_that_falls_silent_is_left(node: Callable[..., Node]) -> None:
 )  # fmt: skip
 def test_two_that_differ_do_not_serve(node: Callable[..., Node], variable: str, name: str) -> None:
     head, worker = node("head"), node("worker", **{variable: "another"})
-    assert head.ended() == worker.ended() == EX_CONFIG
+    assert head.ended() == worker.ended() == EX_PROTOCOL  # the other may change: no end of tries
     for one in (head, worker):
         assert one.said(f"error: {name} differs: here ")
         assert not one.said("words ")
+
+
+def test_options_may_be_long(node: Callable[..., Node]) -> None:
+    both = {"SPARKFORGE_EXTRA_ARGS": f"--override-generation-config {'x' * 50_000}"}
+    head, worker = node("head", **both), node("worker", **both)
+    wait_for(lambda: head.said("met the worker") and worker.said("met the head"))
 
 
 def test_a_stranger_is_refused_and_nonsense_is_no_hello(node: Callable[..., Node]) -> None:
@@ -223,6 +229,6 @@ def test_settings_that_make_no_sense_are_refused(
 def test_a_port_that_is_taken_is_told_with_a_way_out(node: Callable[..., Node]) -> None:
     with socket.create_server((HEAD, 0)) as other:
         head = node("head", SPARKFORGE_CLUSTER_PORT=str(other.getsockname()[1]))
-        assert head.ended() == EX_CONFIG
+        assert head.ended() == EX_UNAVAILABLE
     assert head.said("the head cannot listen on 127.0.0.1 port")
     assert head.said("SPARKFORGE_CLUSTER_PORT a free port on it")

@@ -21,7 +21,7 @@ import pytest
 import requests
 
 from sparkforge.servers import free_port
-from sparkforge.serving.supervise import EX_CONFIG
+from sparkforge.serving.errors import EX_CONFIG
 from tests.integration.test_supervise import end_group
 from tests.support import ROOT, wait_for
 

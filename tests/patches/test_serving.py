@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from sparkforge.run import group_alive
-from sparkforge.serving.supervise import EX_CONFIG, EX_TEMPFAIL
+from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
 from tests.patches.served import HANG_S, READY_S, serving
 
 UNHEALTHY_S = 60  # what the issue allows; the image's interval, time-out and retries give 45

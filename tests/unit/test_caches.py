@@ -262,11 +262,12 @@ def test_a_state_of_an_earlier_start_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert state.read() == state.READY
-    state.write("loading")
-    assert state.read() == "loading"
-    state.path().write_text(json.dumps({"start": "0", "state": "loading"}))
-    assert state.read() == state.READY
-    state.path().write_text("[]")
-    assert state.read() == state.READY
+    assert state.read() == state.State(state.READY)
+    for one in (state.State("loading"), state.State("no model", given_up=True)):
+        state.write(one)
+        assert state.read() == one
+    earlier = json.dumps({"start": "0", "state": "loading", "given_up": True})
+    for text in (earlier, "[]", '{"start": 5}', "[" * 200_000, "\xff", ""):
+        state.path().write_text(text)
+        assert state.read() == state.State(state.READY)
     wait_for(lambda: [one.name for one in tmp_path.iterdir()] == [state.path().name])

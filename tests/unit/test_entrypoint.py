@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from sparkforge import pins
-from sparkforge.serving import access, devices, memory, supervise
+from sparkforge import jobs, pins
+from sparkforge.serving import compilers, devices, memory, supervise
+from sparkforge.serving.errors import EX_CONFIG, EX_NOINPUT, EX_UNAVAILABLE
 from tests.support import ROOT, load_script
 
 VARIABLES = (
     "MODEL_REVISION", "MODEL_NAME", "LISTEN_PORT", "PROFILE", "SERVE_ARGS", "EXTRA_ARGS",
     "MXFP4_LAYERS", "GPU_MEMORY_UTILIZATION", "BACKEND_CHECK", "HANG_SECONDS", "API_KEY_PATH",
-    "BIND", "ALLOW_OPEN",
+    "BIND", "ALLOW_OPEN", "START_LIMIT", "RESTART",
 )  # fmt: skip
 
 
@@ -25,7 +26,9 @@ def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     module = load_script("entrypoint")
     for name in VARIABLES:
         monkeypatch.delenv(f"SPARKFORGE_{name}", raising=False)
-    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    for name in ("VLLM_API_KEY", "MAX_JOBS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("SPARKFORGE_MODEL", "some/model")
     monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/c++")
@@ -38,14 +41,12 @@ def plan_of(
     """Return what the entrypoint would run."""
     plans: list[supervise.Plan] = []
 
-    def run(plan: supervise.Plan) -> int:
+    def run(plan: supervise.Plan) -> supervise.End:
         plans.append(plan)
-        return 7
+        return supervise.End(7)
 
     monkeypatch.setattr(entrypoint.supervise, "run", run)
-    with pytest.raises(SystemExit) as ended:
-        entrypoint.main(arguments)
-    assert ended.value.code == 7
+    assert entrypoint.main(arguments) == 7
     return plans[0]
 
 
@@ -87,7 +88,7 @@ def test_the_profiles_options_come_first_and_its_backends_are_expected(
     monkeypatch.setenv("SPARKFORGE_MXFP4_LAYERS", "qkv")
     plan = plan_of(entrypoint, monkeypatch, ["--attention-backend=FLASHINFER"])
     assert plan.command[7:] == [
-        "--moe-backend", "marlin", "--mxfp4-layers", "qkv", "--attention-backend=FLASHINFER",
+        "--moe-backend", "marlin", "--mxfp4-layers=qkv", "--attention-backend=FLASHINFER",
     ]  # fmt: skip
     # who names another attention backend gets it
     assert plan.expected == {"moe": "MARLIN"}
@@ -112,9 +113,7 @@ def test_an_unknown_kind_of_check_is_refused(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", "Fail")
-    with pytest.raises(SystemExit) as ended:
-        entrypoint.main([])
-    assert ended.value.code == supervise.EX_CONFIG
+    assert entrypoint.main([]) == EX_CONFIG
     assert "use fail, warn or off" in capsys.readouterr().err
 
 
@@ -124,9 +123,7 @@ def test_without_a_device_no_server_is_started_but_where_the_user_wants_it(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, cuda_arch="12.1"))
     monkeypatch.setattr(devices, "capabilities", list)
-    with pytest.raises(SystemExit) as ended:
-        entrypoint.main([])
-    assert ended.value.code == entrypoint.EX_UNAVAILABLE
+    assert entrypoint.main([]) == EX_UNAVAILABLE
     assert "error: no CUDA device is to be seen in here" in capsys.readouterr().err
     for check, said in (("warn", "warning: no CUDA device"), ("off", "")):
         monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", check)
@@ -178,9 +175,9 @@ def test_a_machine_of_two_needs_room_for_half_of_the_model(
     reading = memory.Reading(total=120 * memory.GIB, available=60 * memory.GIB)
     monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
     plan = {"memory": SPARK_MEMORY}
-    assert entrypoint.memory_options(plan, [], nodes=2) == ["--gpu-memory-utilization", "0.40"]
+    assert entrypoint.memory_options(plan, [], "", nodes=2) == ["--gpu-memory-utilization", "0.40"]
     with pytest.raises(memory.MemoryShortError):
-        entrypoint.memory_options(plan, [])
+        entrypoint.memory_options(plan, [], "")
 
 
 def test_without_counters_a_busy_server_is_not_ended(
@@ -220,12 +217,14 @@ def test_the_key_reaches_the_server_and_no_log(
     ],
 )
 def test_options_that_hide_the_server_from_its_health_check_are_refused(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, words: list[str], mend: str
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str],
+    words: list[str], mend: str,
+) -> None:  # fmt: skip
     monkeypatch.setenv("SPARKFORGE_BIND", "0.0.0.0")
-    with pytest.raises(access.AccessError, match=mend) as refused:
-        plan_of(entrypoint, monkeypatch, words)
-    assert "my-secret" not in str(refused.value)
+    assert entrypoint.main(words) == EX_CONFIG
+    said = capsys.readouterr().err
+    assert mend in said
+    assert "my-secret" not in said
 
 
 @pytest.mark.parametrize(
@@ -236,6 +235,27 @@ def test_options_that_hide_the_server_from_its_health_check_are_refused(
         ("LISTEN_PORT", "abc", "SPARKFORGE_LISTEN_PORT is 'abc': use 1 to 65535"),
         ("LISTEN_PORT", "0", "SPARKFORGE_LISTEN_PORT is '0'"),
         ("LISTEN_PORT", "65536", "SPARKFORGE_LISTEN_PORT is '65536'"),
+        ("LISTEN_PORT", "8" * 5000, "use 1 to 65535"),
+        ("MODEL", "--api-key=my-secret", "SPARKFORGE_MODEL begins with -"),
+        ("MODEL_NAME", "a\udcff", "SPARKFORGE_MODEL_NAME is no text in UTF-8"),
+        (
+            "GPU_MEMORY_UTILIZATION",
+            "lots",
+            "SPARKFORGE_GPU_MEMORY_UTILIZATION is 'lots': use a num",
+        ),
+        ("GPU_MEMORY_UTILIZATION", "5", "SPARKFORGE_GPU_MEMORY_UTILIZATION is '5': use a number"),
+        ("GPU_MEMORY_UTILIZATION", "nan", "SPARKFORGE_GPU_MEMORY_UTILIZATION is 'nan': use a num"),
+        (
+            "MXFP4_LAYERS",
+            "--host 0.0.0.0",
+            "SPARKFORGE_MXFP4_LAYERS is '--host 0.0.0.0': use a list",
+        ),
+        (
+            "API_KEY_PATH",
+            "/nowhere/key",
+            "SPARKFORGE_API_KEY_PATH names /nowhere/key, and there is",
+        ),
+        ("START_LIMIT", "some", "SPARKFORGE_START_LIMIT is 'some': use a number"),
     ],
 )
 def test_a_variable_that_cannot_be_used_is_named(
@@ -243,9 +263,7 @@ def test_a_variable_that_cannot_be_used_is_named(
     variable: str, value: str, said: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv(f"SPARKFORGE_{variable}", value)
-    with pytest.raises(SystemExit) as ended:
-        entrypoint.main([])
-    assert ended.value.code == supervise.EX_CONFIG
+    assert entrypoint.main([]) == EX_CONFIG
     err = capsys.readouterr().err
     assert said in err
     assert "my-secret" not in err
@@ -264,9 +282,7 @@ def test_empty_variables_mean_the_defaults(
     monkeypatch.setenv("HF_HOME", "~nobody-of-that-name")
     assert plan_of(entrypoint, monkeypatch, []).hang_s == 60
     monkeypatch.setenv("SPARKFORGE_MODEL", "")
-    with pytest.raises(SystemExit) as ended:
-        entrypoint.main([])
-    assert ended.value.code == entrypoint.EX_NOINPUT  # /model is not there
+    assert entrypoint.main([]) == EX_NOINPUT  # /model is not there
 
 
 def test_the_health_check_asks_where_the_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,27 +294,83 @@ def test_the_health_check_asks_where_the_server_is(monkeypatch: pytest.MonkeyPat
         raise OSError
 
     monkeypatch.setattr(module, "Client", client)
-    monkeypatch.setattr(module.state, "read", lambda: module.state.READY)
+    monkeypatch.setattr(module.state, "read", lambda: module.state.State(module.state.READY))
     monkeypatch.setenv("SPARKFORGE_LISTEN_PORT", "")  # as the entrypoint takes it
     with pytest.raises(OSError, match=r"^$"):
         module.check()
     assert asked == [8000]
 
 
+def test_a_name_that_looks_like_an_option_stays_a_name(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any
+) -> None:
+    monkeypatch.setenv("SPARKFORGE_MODEL_NAME", "--host")
+    monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "-x")
+    command = plan_of(entrypoint, monkeypatch, []).command
+    assert command[7:9] == ["--revision=-x", "--served-model-name=--host"]
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "expected"),
+    [
+        (["--moe-backend", "flashinfer_cutlass"], "", "1"),  # 20.1 GiB beside the model
+        ([], "", "1"),  # vLLM chooses: it may be the same
+        (["--moe-backend=marlin"], "", "8"),
+        (["--moe-backend", "marlin", "--gpu-memory-utilization=0.9"], "", "2"),
+        (["--moe-backend", "marlin", "--gpu-memory-utilization=0.99"], "", "1"),
+        ([], "5", "5"),
+    ],
+)
+def test_compilers_at_once_are_those_that_fit_beside_the_model(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, options: list[str],
+    own: str, expected: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
+    monkeypatch.setenv("MAX_JOBS", own)
+    reading = memory.Reading(int(119.7 * memory.GIB), int(115.85 * memory.GIB))
+    monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
+    monkeypatch.setattr(entrypoint.compilers.os, "sched_getaffinity", lambda pid: set(range(20)))
+    assert plan_of(entrypoint, monkeypatch, options).variables["MAX_JOBS"] == expected
+
+
+def test_a_card_of_its_own_memory_leaves_the_hosts_to_compilers() -> None:
+    reading = memory.Reading(64 * memory.GIB, 40 * memory.GIB)
+    words = ["--gpu-memory-utilization", "0.9"]
+    assert compilers.jobs(words, reading, unified=False, cpus=20) == 3
+    assert compilers.jobs(words, reading, unified=False, cpus=2) == 2
+    assert compilers.LARGEST_GIB == jobs.NVCC_GIB  # the image has nothing of the driver's
+
+
+@pytest.mark.parametrize("own", ["lots", "0", "-1", "2.5"])
+def test_compilers_at_once_are_a_whole_number(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str], own: str
+) -> None:
+    monkeypatch.setenv("MAX_JOBS", own)
+    assert entrypoint.main([]) == EX_CONFIG
+    assert f"error: MAX_JOBS is '{own}': use a whole number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "words", "[]", '{"memory": 5}', '{"memory": {"least_gib": "x"}}', '{"expect": ["x"]}',
-        '{"cudagraph_capture_sizes": 5}', '{"vocabulary_sha256": 5}',
+        '{"cudagraph_capture_sizes": 5}', '{"cudagraph_capture_sizes": [1, "x"]}',
+        '{"vocabulary_sha256": 5}', '{"warm_up": []}', '{"moe_backend": {}}',
+        '{"expect": {"a": 1}}',
+        '{"enforce_eager": "yes"}', '{"max_num_seqs": true}', "[" * 200_000, '{"a":' * 5000,
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_profile_is_named(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, text: str
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], text: str,
+) -> None:  # fmt: skip
     (tmp_path / "mine.json").write_text(text)
     monkeypatch.setenv("SPARKFORGE_PROFILE", str(tmp_path / "mine.json"))
-    with pytest.raises(ValueError, match=r"mine\.json(:| holds no profile)"):
-        entrypoint.main([])
+    assert entrypoint.main([]) == EX_CONFIG
+    said = capsys.readouterr().err
+    assert "entrypoint: error: this is no profile: " in said
+    assert "mine.json" in said
+    assert said.count("\n") == 1
 
 
 def test_a_profiles_own_value_is_not_called_a_variable(
@@ -306,8 +378,7 @@ def test_a_profiles_own_value_is_not_called_a_variable(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, on_mismatch="maybe"))
-    with pytest.raises(SystemExit):
-        entrypoint.main([])
+    assert entrypoint.main([]) == EX_CONFIG
     assert "the profile's value for SPARKFORGE_BACKEND_CHECK is 'maybe'" in capsys.readouterr().err
 
 
@@ -319,9 +390,7 @@ def test_weights_that_cannot_be_read_are_told_before_the_server_starts(
         (tmp_path / name).write_text("{}")
     # root may read any file
     monkeypatch.setattr(entrypoint.os, "access", lambda path, how: "model" not in Path(path).name)
-    with pytest.raises(SystemExit) as ended:
-        entrypoint.main([str(tmp_path)])
-    assert ended.value.code == entrypoint.EX_NOINPUT
+    assert entrypoint.main([str(tmp_path)]) == EX_NOINPUT
     assert "has files that user" in capsys.readouterr().err
 
 
@@ -331,9 +400,7 @@ def test_seconds_without_progress_are_a_number(
     seconds: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("SPARKFORGE_HANG_SECONDS", seconds)
-    with pytest.raises(SystemExit) as ended:
-        entrypoint.main([])
-    assert ended.value.code == supervise.EX_CONFIG
+    assert entrypoint.main([]) == EX_CONFIG
     assert f"SPARKFORGE_HANG_SECONDS is '{seconds}': use a number" in capsys.readouterr().err
 
 
@@ -362,7 +429,7 @@ def test_weights_are_evicted_before_memory_is_measured_and_after_loading(
     monkeypatch.setattr(entrypoint.memory, "read", read)
     plan = plan_of(entrypoint, monkeypatch, [])
     plan.at_ready()
-    assert order == ["model-00001.safetensors", "read", "model-00001.safetensors"]
+    assert order == ["model-00001.safetensors", "read", "read", "model-00001.safetensors"]
 
 
 @pytest.mark.parametrize("target", ["spark", "rtx"])

@@ -286,3 +286,26 @@ def test_no_secret_is_shown() -> None:
     ]  # fmt: skip
     # vLLM's parser takes options that are cut short
     assert access.redacted(["--hf-tok", "a", "--api-k=b"]) == ["--hf-tok", "***", "--api-k=***"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--kv-transfer-config", '{"a": {"Auth_Token": "hidden"}, "max_tokens": 5}'],
+        ['--kv-transfer-config={"api-key":"hidden"}'],
+        ['--x={"secret": "hid\\"den", "password": "hidden'],
+        ["--kv-transfer-config.extra.hf_token", "hidden", "--seed", "1"],
+        ["--kv-transfer-config.extra.token=hidden"],
+        ["--x", "https://user:hidden@host/y"],
+    ],
+)
+def test_no_secret_in_json_or_a_url_is_shown(words: list[str]) -> None:
+    shown = " ".join(access.redacted(words))
+    assert "hid" not in shown
+    assert "***" in shown
+    assert len(access.redacted(words)) == len(words)
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    words = ['{"tokenizer": "a", "max_tokens": 7, "method": "b"}', "--max-num-batched-tokens", "8"]
+    assert access.redacted(words) == words

@@ -1,0 +1,20 @@
+"""Exit codes of the entrypoint, and the error that ends a start with one of them."""
+
+from __future__ import annotations
+
+# sysexits.h. What a restart may cure: the checkpoint or the device is not there (yet), the server
+# hung or ended, the other of two machines serves something else (yet).
+EX_NOINPUT = 66
+EX_UNAVAILABLE = 69
+EX_TEMPFAIL = 75
+EX_PROTOCOL = 76
+EX_CONFIG = 78
+"""Something to correct: no restart changes it."""
+
+
+class StartError(Exception):
+    """No server can be started; the message says what to do, ``code`` is the exit code."""
+
+    def __init__(self, text: str, code: int = EX_CONFIG) -> None:
+        super().__init__(text)
+        self.code = code

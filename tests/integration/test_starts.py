@@ -1,0 +1,110 @@
+"""What Docker would repeat for ever: the entrypoint tries a few times, then waits and says why.
+
+The test is Docker here: it starts the entrypoint anew when it ends. With a container:
+tests/e2e/test_compose.py.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
+from tests.integration.test_warmup import Start, Started, start
+from tests.support import wait_for
+
+__all__ = ["start"]  # the fixture
+
+WAITS = "entrypoint: waiting, and serving nothing: "
+TRIES = {"SPARKFORGE_RESTART": "unless-stopped", "FAKE_ENGINE_DIES": "SIGILL"}
+
+
+def waiting(one: Started) -> str:
+    """Wait until it waits; returns what it said."""
+    wait_for(lambda: WAITS in one.text() or one.process.poll() is not None, 120)
+    assert one.process.poll() is None, one.text()
+    return one.text()
+
+
+def stopped(one: Started) -> int:
+    """End it as Docker does; returns its exit code."""
+    one.process.send_signal(signal.SIGTERM)
+    return one.process.wait(60)
+
+
+def counts(folder: Path) -> list[Path]:
+    return list(folder.glob("jit/starts-*.json"))
+
+
+def test_an_engine_that_always_dies_of_its_first_token_is_tried_three_times(
+    start: Start, tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        one = start(**TRIES)
+        assert one.process.wait(120) == EX_TEMPFAIL
+        assert "error: the engine died (SIGILL) while answering the first token" in one.text()
+        assert (f"start {number} of 3: the last one never became ready" in one.text()) == (
+            number == 2
+        )
+    third = start(**TRIES)
+    said = waiting(third)
+    assert "start 3 of 3: the last one never became ready" in said
+    assert f"{WAITS}3 starts in a row never became ready (the last exit code: 75)" in said
+    assert third.health().startswith("unhealthy: serves nothing and waits: 3 starts in a row")
+    assert third.health().count("\n") == 1
+    assert stopped(third) == EX_TEMPFAIL
+    # whoever starts it again wants it tried again; what is well is counted no more
+    well = start(SPARKFORGE_RESTART="unless-stopped")
+    well.ready()
+    assert "the last one never became ready" not in well.text()
+    assert not counts(tmp_path)
+    well.stop()
+
+
+def test_a_limit_of_ones_own_and_a_count_that_is_damaged(start: Start, tmp_path: Path) -> None:
+    assert start(SPARKFORGE_START_LIMIT="2", **TRIES).process.wait(120) == EX_TEMPFAIL
+    (count,) = counts(tmp_path)
+    count.write_text("[" * 200_000)
+    assert start(SPARKFORGE_START_LIMIT="2", **TRIES).process.wait(120) == EX_TEMPFAIL
+    waiting(start(SPARKFORGE_START_LIMIT="2", **TRIES))
+
+
+def test_a_start_that_somebody_ends_is_no_failure(start: Start, tmp_path: Path) -> None:
+    one = start(SPARKFORGE_RESTART="unless-stopped", FAKE_HANGS="prompt")
+    wait_for(lambda: "engine " in one.text(), 60)
+    assert len(counts(tmp_path)) == 1
+    assert stopped(one) == 0
+    assert not counts(tmp_path)
+    assert "while answering the first token" not in one.text()
+
+
+@pytest.mark.parametrize(
+    ("policy", "waits"),
+    [("unless-stopped", True), ("always", True), ("on-failure", True), ("on-failure:5", False),
+     ("no", False), ("", False)],
+)  # fmt: skip
+def test_what_no_restart_changes_is_tried_once(start: Start, policy: str, waits: bool) -> None:
+    one = start(SPARKFORGE_RESTART=policy, SPARKFORGE_LISTEN_PORT="x")
+    if waits:
+        assert f"{WAITS}a restart changes nothing (exit code 78)" in waiting(one)
+        words = "a restart changes nothing (exit code 78): SPARKFORGE_LISTEN_PORT is 'x'"
+        assert one.health() == f"unhealthy: serves nothing and waits: {words}: use 1 to 65535\n"
+        assert stopped(one) == EX_CONFIG
+    else:
+        assert one.process.wait(60) == EX_CONFIG
+        assert WAITS not in one.text()
+
+
+def test_a_wrong_backend_is_loaded_once(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"expect": {"moe": "TRITON"}}')
+    one = start(SPARKFORGE_RESTART="unless-stopped", SPARKFORGE_PROFILE=str(tmp_path / "mine.json"))
+    said = waiting(one)
+    assert "error: vLLM chose the moe backend MARLIN; the profile says TRITON" in said
+    assert not counts(tmp_path)
+    assert stopped(one) == EX_CONFIG
+    left: Any = subprocess.run(["pgrep", "-f", f"fake_server.py {one.port}"], check=False)
+    assert left.returncode == 1  # the server is gone, though the container stays
