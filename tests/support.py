@@ -151,17 +151,19 @@ class Server:
         if page is None or page.statuses:
             handler.send_error(404 if page is None else page.statuses.pop(0))
             return
-        start = int(header.removeprefix("bytes=").rstrip("-")) if header and page.ranges else 0
+        first, _, last = (header if header and page.ranges else "bytes=0-")[6:].partition("-")
+        start, end = int(first), int(last) + 1 if last else len(page.body)
         if start and start >= len(page.body):
             handler.send_error(416)
             return
-        body = page.body[start:]
-        handler.send_response(206 if start else 200)
+        body = page.body[start:end]
+        part = bool(start or last)
+        handler.send_response(206 if part else 200)
         if page.length:
             handler.send_header("Content-Length", str(len(body)))
-        if start:
-            total = len(page.body)
-            handler.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
+        if part:
+            shown = f"bytes {start}-{start + len(body) - 1}/{len(page.body)}"
+            handler.send_header("Content-Range", shown)
         for name, value in {"Content-Type": "text/html", **page.headers}.items():
             handler.send_header(name, value)
         handler.end_headers()

@@ -1,7 +1,7 @@
 """What a new vLLM release brings beside its own sources, held against pins.yaml.
 
-Its requirements name a torch, a FlashInfer and more, its CMake the sources that a compile fetches
-and the triton_kernels that its wheels carry. All of it is read from the tree, not run.
+Its wheels declare a torch, a FlashInfer and more; its CMake names the sources that a compile
+fetches and the triton_kernels that its wheels carry. All of it is read, not run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from sparkforge import git
+from sparkforge.pinbase import Platform
 from sparkforge.pins import Pins, Upstream
-from sparkforge.sources import Source
+from sparkforge.rebase import requirements
+from sparkforge.sources import Access, Source
+from sparkforge.store import Store
 from sparkforge.yamlfile import Where
 
-_REQUIREMENTS = "requirements/cuda.txt"
 _SET = re.compile(r"""^\s*set\s*\(\s*(\w+)\s+["']?([^"'\s)]+)["']?""", re.MULTILINE | re.IGNORECASE)
 _DECLARE = re.compile(r"FetchContent_(?:Declare|Populate)\s*\(([^)]*)\)", re.IGNORECASE)
 _SHA = re.compile(r"[0-9a-f]{40}")
@@ -44,22 +46,33 @@ class Companion:
         return {"what": self.what, "mend": self.mend, "rewritten": bool(self.values)}
 
 
-def disagreements(
-    pins: Pins, root: Path, goal: Upstream, source: Source, old: Source
-) -> list[Companion]:
-    """Return what an upstream's new tree wants otherwise than pins.yaml and the locks have it.
+@dataclass(frozen=True)
+class Place:
+    """What a new release is held against, and the means.
+
+    Attributes:
+        root: the checkout, where the lock files are.
+    """
+
+    pins: Pins
+    root: Path
+    store: Store
+    access: Access
+
+
+def disagreements(place: Place, goal: Upstream, source: Source, old: Source) -> list[Companion]:
+    """Return what an upstream's new release wants otherwise than pins.yaml and the locks have it.
 
     Args:
-        root: the checkout, where the lock files are.
         goal: the upstream as it will be pinned.
         source: its new tree.
         old: its pinned tree; what that does not pin either is no news.
     """
     name = source.upstream
-    found = list(_externals(pins, name, source, old))
-    found += _asked_for(pins, root, name, goal)
-    found += _required(pins, root, name, source)
-    found += _images(pins, name, source)
+    found = list(_externals(place.pins, name, source, old))
+    found += _asked_for(place.pins, place.root, name, goal)
+    found += _required(place, goal, name)
+    found += _images(place.pins, name, source)
     return found
 
 
@@ -126,46 +139,72 @@ def _asked_for(pins: Pins, root: Path, name: str, goal: Upstream) -> Iterator[Co
                 )  # fmt: skip
 
 
-def _required(pins: Pins, root: Path, name: str, source: Source) -> Iterator[Companion]:
-    wanted = exact(_text(source, _REQUIREMENTS))
-    files = {file.project: (key, up) for key, up in pins.upstreams.items()
-             for file in up.files.values()}  # fmt: skip
-    for project, version in wanted.items():
-        key, pinned = files.get(project, (name, None))
-        if pinned is not None and key != name and pinned.version != version:
-            yield Companion(
-                f"{project}: {source.upstream} wants {version}, upstreams.{key} is"
-                f" {pinned.version}",
-                f"build.py rebase {key} --onto release:{version}", {},
-            )  # fmt: skip
+def _required(place: Place, goal: Upstream, name: str) -> Iterator[Companion]:
+    """Hold what the new release's wheels declare against each target's locks and our wheels."""
+    pins, outdated = place.pins, set()
     for target, plan in pins.targets.items():
-        if name not in plan.wheels or not (plan.torch_backend or "").startswith("cu"):
-            continue  # the list is the one of CUDA builds
-        for lock in plan.requirements.values():
-            path = root / lock
-            locked = exact(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            torch = wanted.get("torch")
-            if (
-                torch is not None
-                and "triton" in pins.upstreams
-                and (locked.get("torch", torch).partition("+")[0] != torch)
-            ):
+        if name not in plan.wheels:
+            continue
+        wheel = plan.wheels[name]
+        ours = {canonicalize_name(pins.upstreams[up].files[one.files[platform]].project):
+                (up, pins.upstreams[up].version)
+                for up, one in plan.wheels.items() if up != name
+                for platform in plan.platforms}  # fmt: skip
+        for platform in plan.platforms:
+            file = goal.files[wheel.files[platform]]
+            if file == pins.upstreams[name].files[wheel.files[platform]]:
+                continue  # the index lacks the new release's: said elsewhere
+            declared = requirements.declared(place.store, file, place.access)
+            if declared is None:
                 yield Companion(
-                    f"target {target}: torch {torch} may require another Triton than"
-                    f" {pins.upstreams['triton'].version}",
-                    "see what it declares; where it differs: build.py rebase triton --onto"
-                    " release:VERSION", {},
+                    f"target {target}: what {file.file} requires can't be read from here",
+                    "compare its METADATA with the lock before you build", {},
                 )  # fmt: skip
-            stale = [
-                f"{project} {locked[project]} → {version}"
-                for project, version in sorted(wanted.items())
-                if project in locked and locked[project].partition("+")[0] != version
-            ]
-            if stale:
+                continue
+            wanted = requirements.applying(declared, requirements.Installed(plan.python, platform))
+            for one in wanted:
+                up, version = ours.get(canonicalize_name(one.name), (None, ""))
+                if (
+                    up is None
+                    or one.specifier.contains(version, prereleases=True)
+                    or up in outdated
+                ):
+                    continue
+                outdated.add(up)
+                to = next((s.version for s in one.specifier if s.operator == "=="), "VERSION")
                 yield Companion(
-                    f"target {target}: {lock} has {', '.join(stale)}",
-                    "change them in the .in file of requirements/ and run scripts/lock.sh", {},
+                    f"{one.name}: {name} wants {one.specifier}, upstreams.{up} is {version}",
+                    f"build.py rebase {up} --onto release:{to}", {},
                 )  # fmt: skip
+            yield from _stale(place, target, platform, wanted, frozenset({
+                *ours, *map(canonicalize_name, wheel.drop_requires),
+            }))  # fmt: skip
+
+
+def _stale(
+    place: Place, target: str, platform: Platform, wanted: list[Requirement],
+    without: frozenset[str],
+) -> Iterator[Companion]:  # fmt: skip
+    """Hold requirements against a target's lock."""
+    plan = place.pins.targets[target]
+    lock = plan.requirements[platform]
+    path = place.root / lock
+    locked = exact(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    stale = requirements.disagreeing(wanted, locked, without)
+    if not stale:
+        return
+    if "triton" in plan.wheels and any(one.startswith("torch ") for one in stale):
+        yield Companion(
+            f"target {target}: another torch may require another Triton than"
+            f" {place.pins.upstreams['triton'].version}",
+            "see what it declares; where it differs: build.py rebase triton --onto"
+            " release:VERSION", {},
+        )  # fmt: skip
+    yield Companion(
+        f"target {target}: {lock} has {', '.join(stale)}",
+        f"change them in the .in file of requirements/ and run scripts/lock.sh {Path(lock).name}",
+        {},
+    )
 
 
 def _images(pins: Pins, name: str, source: Source) -> Iterator[Companion]:

@@ -64,7 +64,8 @@ def _landed(rebase: Rebase, state: State) -> Landed:
         for path in sorted(memory.glob("*")) if memory.is_dir() else ():
             files[root / "patches" / leg.upstream / Memory.FOLDER / path.name] = path.read_bytes()
     loaded = pins.load(rebase.pins_path)
-    found = companions.disagreements(loaded, root, own.goal, own.new, own.old)
+    place = companions.Place(loaded, root, rebase.store, rebase.access)
+    found = companions.disagreements(place, own.goal, own.new, own.old)
     found += companions.unknown(own.upstream, own.goal, state.stated, state.lacking)
     text = _pins_text(rebase.pins_path, loaded, state, recorded, found)
     files[rebase.pins_path] = text.encode()

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,14 @@ class Upstream:
         return commit
 
     def release(
-        self, changes: Mapping[str, bytes | None], version: str = NEW, commit: str = COMMIT
-    ) -> None:
+        self, changes: Mapping[str, bytes | None], version: str = NEW, commit: str = COMMIT,
+        requires: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         """Publish a release that differs from 1.0 by these files (None removes one).
 
         Args:
             commit: what it says that it was made of.
+            requires: what its wheel declares.
         """
         files = {**self.base, **changes}
         stated = f"commit_id = 'g{commit}'\n".encode()
@@ -87,7 +89,7 @@ class Upstream:
         folder = self.project.root.parent / "release"
         inside = {name: data for name, data in whole.items() if name.startswith("demo/")}
         make_sdist(folder, "demo", version, whole)
-        make_wheel(folder, "demo", version, inside)
+        make_wheel(folder, "demo", version, inside, requires=requires)
         listed = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
         add_project(self.project.server, "demo", listed)
 

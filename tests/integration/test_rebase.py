@@ -196,7 +196,7 @@ FetchContent_Declare(tagged GIT_REPOSITORY https://127.0.0.1:9/tagged GIT_TAG %s
 def test_what_no_longer_agrees(upstream: Upstream) -> None:
     old, new = b"1" * 40, b"2" * 40
     upstream.begin_with({
-        "cmake/extra.cmake": CMAKE % (old, b"v1.0"), "requirements/cuda.txt": b"helper==1.0\n",
+        "cmake/extra.cmake": CMAKE % (old, b"v1.0"),
     })  # fmt: skip
     upstream.project.edit_pins("    paths:\n", f"""\
     externals:
@@ -212,20 +212,30 @@ def test_what_no_longer_agrees(upstream: Upstream) -> None:
     paths:
 """)  # fmt: skip
     lock = upstream.root / "requirements" / "tiny.txt"
-    upstream.project.edit_pins("    requirements:", "    torch_backend: cu130\n    requirements:")
-    lock.write_text("helper==1.0 \\\n    --hash=sha256:" + "0" * 64 + "\n")
+    plan = "        local: spark\n"
+    upstream.project.edit_pins(plan, plan + "        drop_requires: [dropped]\n")
+    pinned = {"helper": "1.0", "kept": "1.5+cpu", "ranged": "3.0"}
+    lock.write_text("".join(f"{name}=={version} \\\n    --hash=sha256:{'0' * 64}\n"
+                            for name, version in pinned.items()))  # fmt: skip
     (upstream.root / "requirements" / "tiny.in").write_text("demo==1.0  # ours\n")
     upstream.series({"First one": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"x = 1")}})
     upstream.release({
-        "cmake/extra.cmake": CMAKE % (new, b"v2.0"), "requirements/cuda.txt": b"helper==2.0\n",
-    })  # fmt: skip
+        "cmake/extra.cmake": CMAKE % (new, b"v2.0"),
+    }, requires=[
+        "helper==2.0", "kept==1.5", "ranged<3,>=1; python_version >= '3.11'", "dropped==9.0",
+        "elsewhere==1.0; sys_platform == 'win32'", "more==1.0; extra == 'more'", "lacking>=2",
+    ])  # fmt: skip
     said = upstream.rebase("demo", "--onto", "latest", "--dry-run")
     found = {one["what"]: one for one in said["companions"]}
     assert len(found) == 4
     assert found["externals.extra: 111111111111 → 222222222222 (cmake/extra.cmake)"]["rewritten"]
     tagged = found["externals.tagged: v1.0 → v2.0 (cmake/extra.cmake)"]
     assert "git ls-remote https://127.0.0.1:9/tagged.git v2.0" in tagged["mend"]
-    assert "target tiny: requirements/tiny.txt has helper 1.0 → 2.0" in found
+    stale = next(one for one in found if one.startswith("target tiny: requirements/tiny.txt has "))
+    assert stale.partition(" has ")[2] == (
+        "helper 1.0 (wanted ==2.0), lacking: none (wanted >=2), ranged 3.0 (wanted <3,>=1)"
+    )
+    assert "scripts/lock.sh tiny.txt" in found[stale]["mend"]
     assert "demo==2.0" in found["requirements/tiny.in asks for demo 1.0"]["mend"]
     upstream.rebase("demo", "--onto", "latest")
     text = (upstream.root / "pins.yaml").read_text()
