@@ -1,19 +1,36 @@
 #!/usr/bin/env bash
-# Make the hash-locked requirements anew from the .in files:  scripts/lock.sh
+# Make hash-locked requirements from the .in files:
+#   scripts/lock.sh                          all of them; what still fits stays as it is locked
+#   scripts/lock.sh spark-linux-arm64.txt …  these only
+#   scripts/lock.sh --upgrade …              the newest versions that fit
 # Needs .venv (any build.py command makes it). Reads the package index that uv is configured for;
 # where torch's CPU build lies in a folder, name it in UV_FIND_LINKS.
 set -euo pipefail
+fresh=
+trap 'rm -f "$fresh"' EXIT
 cd "$(dirname "$0")/.."
 
 uv=.venv/bin/uv
 header='# Hash-locked; made by scripts/lock.sh. Do not edit.'
 
+upgrade=()
+if [[ ${1:-} == --upgrade ]]; then
+  upgrade=(--upgrade)
+  shift
+fi
+wanted=" $* "
+made=' '
+
 lock() { # lock INPUT OUTPUT OPTION...
-  local input=$1 output=$2 fresh
+  local input=$1 output=$2
   shift 2
+  made+="$output "
+  [[ $wanted == '  ' || $wanted == *" $output "* ]] || return 0
   fresh=$(mktemp)
-  "$uv" pip compile --quiet --generate-hashes --no-header --output-file "$fresh" "$@" \
-    "requirements/$input" >/dev/null
+  # uv keeps the versions of the file that it writes to, where they fit
+  [[ ! -e requirements/$output ]] || cp "requirements/$output" "$fresh"
+  "$uv" pip compile --quiet --generate-hashes --no-header --output-file "$fresh" \
+    "${upgrade[@]}" "$@" "requirements/$input" >/dev/null
   { printf '%s\n' "$header"; cat "$fresh"; } >"requirements/$output"
   rm "$fresh"
   printf '%s: %s packages\n' "$output" "$(grep -c '^[a-z].*==' "requirements/$output")"
@@ -42,4 +59,10 @@ builder() { # builder OUTPUT PLATFORM
 }
 builder builder-spark-linux-arm64.txt aarch64-manylinux_2_39
 builder builder-rtx-linux-amd64.txt x86_64-manylinux_2_39
+for name in $wanted; do
+  if [[ $made != *" $name "* ]]; then
+    printf '%s: no lock of that name; there are:%s\n' "$name" "$made" >&2
+    exit 2
+  fi
+done
 echo 'next: build.py --target NAME --until wheelhouse for each target, then scripts/sizes.py'
