@@ -164,10 +164,11 @@ def _own_tests(job: Job, groups: Sequence[Group]) -> OwnTests:
         msg = f"{', '.join(nameless)}: names no test"
         raise SeriesError(msg, "add the trailer Test to the last paragraph")
     tests = {key: patch.trailers["Test"] for key, patch in patches.items()}
-    return OwnTests(job.python or _dev_python(job.root), job.root, tests)
+    return OwnTests(job.python or dev_python(job.root), job.root, tests)
 
 
-def _dev_python(root: Path) -> Path:
+def dev_python(root: Path) -> Path:
+    """Return the interpreter of a checkout's own tests, made where it is missing."""
     from build import ensure_environment  # the file beside this package
 
     return ensure_environment(root / ".venv-dev", root / "requirements" / "dev.txt")

@@ -70,7 +70,9 @@ def carried(
             with log.step(f"{one.upstream} on {version}"):
                 goal = onto.resolve(store, pins, one.upstream, f"release:{version}", access)
                 old = onto.old_source(store, one.upstream, upstream, goal, access)
-                columns.append(Column(version, tuple(verdicts(store, one, old, goal.source))))
+                columns.append(Column(version, tuple(verdicts(
+                    store, one, old, goal.source, rules=upstream.paths,
+                ))))  # fmt: skip
         found.append(Carried(one, lender.version, tuple(columns)))
     return found
 

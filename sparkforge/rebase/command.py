@@ -11,7 +11,7 @@ from sparkforge import generated, pins
 from sparkforge.errors import RebaseStopped, UsageError
 from sparkforge.log import log
 from sparkforge.options import access_of, chosen_series, pins_path, store_of
-from sparkforge.rebase import carry, companions, onto, report, state
+from sparkforge.rebase import carry, companions, onto, report, state, testing
 from sparkforge.rebase.companions import Companion
 from sparkforge.rebase.drive import Rebase, stopped
 from sparkforge.rebase.land import land
@@ -65,6 +65,12 @@ def _check_words(options: argparse.Namespace) -> None:
         raise UsageError("--commit belongs to a rebase that lands", "give it with --continue")
     if options.commit is not None and not re.fullmatch(r"[0-9a-f]{40}", options.commit):
         raise UsageError(f"--commit {options.commit}: not 40 digits", "give the full commit SHA")
+    if options.test and (options.all or options.dry_run or options.abort or not (
+        options.onto or options.go_on or options.skip is not None
+    )):  # fmt: skip
+        raise UsageError(
+            "--test belongs to a rebase that lands", "give it with --onto or --continue"
+        )
     if options.onto is not None and _MANY.fullmatch(options.onto) and not options.all:
         raise UsageError(f"--onto {options.onto} needs --all", "name one release")
 
@@ -116,13 +122,17 @@ def _one(options: argparse.Namespace) -> int:
         log.info(f"changed: {path.relative_to(rebase.root)}")
     _say(landed.companions)
     log.info(f"report: {landed.report}")
-    log.info("next: build.py patches check, and the tests that the patches name")
+    tested = testing.run(rebase.root, rebase.store, now) if options.test else None
+    if tested is None:
+        log.info("next: the tests that the patches name (--test runs them when a rebase lands)")
+    log.info(f"docs/carry.md is about the old release: build.py {carry.COMMAND}")
     if options.json:
         log.json(_document(now, landed.companions) | {
             "landed": True, "report": str(landed.report),
             "changed": [str(path) for path in landed.changed],
+            "tests": None if tested is None else [one.as_json() for one in tested],
         })  # fmt: skip
-    return 0
+    return testing.verdict(tested or [])
 
 
 def _answer(options: argparse.Namespace, rebase: Rebase, now: State | None) -> State:
@@ -191,7 +201,8 @@ def _dry_run(options: argparse.Namespace) -> int:
                         complete=True)  # fmt: skip
     old = onto.old_source(rebase.store, options.upstream, pinned, goal, rebase.access)
     one = rebase.series_of(options.upstream)
-    moves = verdicts(rebase.store, one, old, goal.source, history=rebase.history)
+    moves = verdicts(rebase.store, one, old, goal.source, history=rebase.history,
+                     rules=pinned.paths)  # fmt: skip
     place = companions.Place(loaded, rebase.root, rebase.store, rebase.access)
     found = companions.disagreements(place, goal.upstream, goal.source, old)
     found += companions.unknown(options.upstream, goal.upstream, goal.stated, goal.lacking)

@@ -164,7 +164,7 @@ class Rebase:
         one = self.series_of(leg.upstream)
         patched = series.apply(self.store, one, leg.old)
         kept = one.folder / Memory.FOLDER
-        return Mover(self.store, one, patched, leg.new, kept, self.history)
+        return Mover(self.store, one, patched, leg.new, kept, self.history, leg.goal.paths)
 
     def _workspace(self, leg: Leg) -> Workspace:
         """Return a leg's workspace, standing where the state says; a stop is left as it is."""
@@ -237,13 +237,18 @@ class Rebase:
             sides = {2, 3} <= one.blobs.keys()
             if not sides:
                 # such a file has no markers, so nothing shows that a person has looked at it
-                problems.append(f"{one.path}: deleted on one side: git add it or git rm it")
+                problems.append(f"{one.path}: is there on one side only: git add it or git rm it")
             elif not path.exists():
                 problems.append(f"{one.path}: is gone: git rm it, if that is meant")
         for name in files:
             path = work.path / name
             if path.is_file() and _MARKER.search(path.read_bytes()):
                 problems.append(f"{name}: conflict markers are left in it")
+        # where file and link (or folder) meet, git sets one of them aside under such a name
+        added = work.git("diff", "--cached", "--name-only", "--diff-filter=A", "-z", "HEAD")
+        problems += [f"{name}: git set it aside for the conflict: git rm --force it"
+                     for name in added.split("\0")
+                     if any(name.startswith(f"{path}~") for path in files)]  # fmt: skip
         untracked = work.git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
         problems += [f"{name}: new: git add it, or remove it" for name in untracked if name]
         if problems:

@@ -17,6 +17,7 @@ from sparkforge.rebase.companions import Companion
 from sparkforge.rebase.drive import Rebase
 from sparkforge.rebase.memory import Memory
 from sparkforge.rebase.state import Leg, State
+from sparkforge.rebase.verdicts import Verdict
 from sparkforge.rebase.workspace import Workspace
 from sparkforge.series import Series
 from sparkforge.yamlfile import Where
@@ -210,9 +211,15 @@ def changelog(text: str, state: State) -> str:
     return head + between + "\n".join(lines) + "\n" + (f"\n{tail}" if tail else "")
 
 
+# verdicts that stop: what has become a commit all the same, a person made
+_RESOLVED = (Verdict.CONFLICT, Verdict.TARGET_DELETED)
+
+
 def _counts(state: State) -> str:
     counts = Counter(
-        "left out by hand" if move.reason is not None else move.verdict.value
+        "left out by hand" if move.reason is not None
+        else "resolved by a person" if move.commit and move.verdict in _RESOLVED
+        else move.verdict.value
         for leg in state.legs for move in leg.moves
     )  # fmt: skip
     shown = [f"{count} {kind}" for kind, count in counts.items()]

@@ -7,21 +7,26 @@ followed, and what does not merge has three versions to look at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from sparkforge import git, series
 from sparkforge.patchfile import Patch
-from sparkforge.rebase import hints, taken
+from sparkforge.pins import PathRule
+from sparkforge.rebase import hints, taken, vanished
 from sparkforge.rebase.history import History
 from sparkforge.rebase.memory import Conflict, Memory, conflict
 from sparkforge.rebase.taken import Taken
 from sparkforge.rebase.verdicts import Move, Verdict, compare, own_lines
-from sparkforge.rebase.workspace import Workspace
+from sparkforge.rebase.workspace import Unmerged, Workspace
 from sparkforge.series import Patched, Series
 from sparkforge.sources import Source
 from sparkforge.store import Store
+
+
+def _kind(mode: str) -> str:
+    return {"120": "a symbolic link", "160": "a submodule"}.get(mode[:3], "a file")
 
 
 def verdicts(
@@ -32,6 +37,7 @@ def verdicts(
     *,
     history: Path | None = None,
     memory: Path | None = None,
+    rules: Sequence[PathRule] = (),
 ) -> list[Move]:
     """Say what would become of each patch of a series on another release; changes nothing.
 
@@ -42,13 +48,15 @@ def verdicts(
         new: a source of the same upstream, from the same store.
         history: a repository with upstream's history, for the commits that renamed or deleted.
         memory: folder of remembered resolutions; None: the series' own.
+        rules: the upstream's ``paths``: which files ship.
 
     Raises:
         SeriesError: the series does not apply to ``old``.
     """
     patched = series.apply(store, one, old)
     with store.temporary("rebase") as folder:
-        mover = Mover(store, one, patched, new, memory or one.folder / Memory.FOLDER, history)
+        mover = Mover(store, one, patched, new, memory or one.folder / Memory.FOLDER, history,
+                      rules)  # fmt: skip
         work = Workspace.make(folder / "tree", new.repo, new.commit, mover.paths)
         moves: list[Move] = []
         head = new.commit
@@ -66,7 +74,7 @@ class Mover:
 
     def __init__(
         self, store: Store, one: Series, patched: Patched, new: Source, memory: Path,
-        history: Path | None,
+        history: Path | None, rules: Sequence[PathRule] = (),
     ) -> None:  # fmt: skip
         self.store = store
         self.series = one
@@ -74,6 +82,7 @@ class Mover:
         self.old = patched.source
         self.new = new
         self.memory = Memory(memory)
+        self.rules = rules
         self.met: Conflict | None = None
         """The last conflict that was met."""
         self.history = History.of(history, self.old, new)
@@ -98,6 +107,15 @@ class Mover:
         renamed = renames(self.new.repo, self.old.commit, self.new.commit, gone)
         return {path: renamed.get(path) for path in gone}
 
+    @cached_property
+    def retyped(self) -> dict[str, tuple[str, str]]:
+        """Files that became something else in the new release: what they were, and are."""
+        return {
+            one.path: (_kind(one.old_mode), _kind(one.new_mode))
+            for one in git.changes(self.new.repo, self.old.commit, self.new.commit)
+            if one.status == "T"
+        }
+
     @property
     def paths(self) -> set[str]:
         """The files that moving the series may touch."""
@@ -110,6 +128,17 @@ class Mover:
         return taken.taken(taken.Looked(
             self.store, self.series, self.commits, self.new, self.paths, self.history,
         ))  # fmt: skip
+
+    @cached_property
+    def vanished(self) -> set[bytes]:
+        """Names that the series uses and that the new release has nowhere."""
+        wanted = [self._words(patch, self.diff(at)) for at, patch in enumerate(self.series.patches)]
+        return vanished.vanished(set().union(*wanted), self.rules, self.old, self.new)
+
+    def _words(self, patch: Patch, diff: bytes) -> set[bytes]:
+        paths = [entry.path if vanished.ships(self.rules, entry.path) else ""
+                 for entry in patch.entries]  # fmt: skip
+        return vanished.words(diff, paths)
 
     def diff(self, at: int) -> bytes:
         """Return a patch's diff on the old release."""
@@ -158,10 +187,16 @@ class Mover:
             detail += [f"{path} is {to} now: followed" for path, to in followed]
             if own_lines(before) != own_lines(now):
                 detail.append("its own lines changed on the way")
+        known = {entry.path for entry in patch.entries} | set(self.missing.values())
+        detail += [f"{path}: new, where its folder is now" for path in sorted(changed - known)]
+        lost = tuple(sorted(
+            word.decode() for word in self._words(patch, now) & self.vanished
+        ))  # fmt: skip
+        detail += [f"uses {name}, which the new release has nowhere any more" for name in lost]
         culprits = self._culprits(path for path, _ in followed)
         files = tuple(path for path, _ in followed)
         return Move(patch.name, verdict, detail=tuple(detail), files=files, culprits=culprits,
-                    remembered=remembered, commit=commit)  # fmt: skip
+                    remembered=remembered, commit=commit, vanished=lost)  # fmt: skip
 
     def _stopped(self, work: Workspace, at: int, said: str, earlier: Iterable[Move]) -> Move:
         patch = self.series.patches[at]
@@ -177,8 +212,11 @@ class Mover:
         if deleted := [path for path in gone if self.missing[path] is None and path in files]:
             verdict = Verdict.TARGET_DELETED
             detail += [f"{path} is gone" for path in deleted]
+        for entry in patch.entries:
+            if (kinds := self.retyped.get(entry.path)) is not None:
+                detail.append(f"{entry.path} is {kinds[1]} now, and was {kinds[0]}")
         told = [one for one in unmerged if one.path not in deleted]
-        detail += hints.about(patch, self.diff(at), self.missing, self.new, told)
+        detail += hints.about(patch, self.diff(at), self.missing, self.old, self.new, told)
         left_out = {move.patch for move in earlier if move.stops or move.reason is not None}
         touched = {entry.path for entry in patch.entries}
         after = tuple(p.name for p in self.series.patches if p.name in left_out
@@ -186,17 +224,19 @@ class Mover:
         if not unmerged:  # a kind of conflict that leaves no file with two sides
             detail += [line for line in said.splitlines() if line.startswith("CONFLICT")]
         return Move(patch.name, verdict, stops=True, detail=tuple(detail), files=files,
-                    culprits=self._culprits([*renamed, *deleted]), after=after)  # fmt: skip
+                    culprits=self._culprits([*renamed, *deleted], told), after=after)  # fmt: skip
 
     def _doubts(self, patch: Patch) -> list[str]:
         """Say what spoke for a patch being in the new release, where it is not."""
         known = self.taken.get(patch.name)
         return [known.detail] if known is not None and not known.confirmed else []
 
-    def _culprits(self, paths: Iterable[str]) -> tuple[str, ...]:
+    def _culprits(self, gone: Iterable[str], changed: Iterable[Unmerged] = ()) -> tuple[str, ...]:
+        """Name upstream's commits: that renamed or deleted files, and that changed others last."""
         if self.history is None:
             return ()
-        found = (self.history.culprit(path) for path in paths)
+        found = [self.history.culprit(path) for path in gone]
+        found += [text for one in changed for text in self.history.touching(one.path)]
         return tuple(dict.fromkeys(text for text in found if text is not None))
 
 

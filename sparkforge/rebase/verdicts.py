@@ -47,6 +47,7 @@ class Move:
         commit: the moved commit; None where there is none (stopped, dropped, skipped).
         reason: why a person left it out.
         exact: of an upstreamed one: nothing of it was changed since.
+        vanished: names that it uses and that the new release has nowhere.
     """
 
     patch: str
@@ -60,6 +61,7 @@ class Move:
     commit: str | None = None
     reason: str | None = None
     exact: bool = True
+    vanished: tuple[str, ...] = ()
 
     @property
     def next(self) -> str:
@@ -75,10 +77,12 @@ class Move:
             return "carry the change over to the new name, or --skip REASON"
         if self.stops:
             return "merge both sides in the worktree, or --skip REASON"
+        if self.vanished:
+            return f"see what became of {', '.join(self.vanished)}, then run its test"
         if not self.exact:
             return "run its test on the new release: it leaves the series"
         return {
-            Verdict.CLEAN: "nothing",
+            Verdict.CLEAN: "run its test",
             Verdict.CONTEXT_ONLY: "run its test",
             Verdict.CHANGED: "read the new diff, run its test",
             Verdict.CONFLICT: "read the new diff, run its test",
@@ -95,7 +99,8 @@ class Move:
             "detail": list(self.detail), "files": list(self.files),
             "culprits": list(self.culprits), "after": list(self.after),
             "remembered": self.remembered, "commit": self.commit, "reason": self.reason,
-            "exact": self.exact, "next": self.next,
+            "exact": self.exact,
+            "vanished": list(self.vanished), "next": self.next,
         }  # fmt: skip
 
     @classmethod
@@ -105,6 +110,7 @@ class Move:
             value["patch"], Verdict(value["verdict"]), value["stops"], tuple(value["detail"]),
             tuple(value["files"]), tuple(value["culprits"]), tuple(value["after"]),
             value["remembered"], value["commit"], value["reason"], value["exact"],
+            tuple(value["vanished"]),
         )  # fmt: skip
 
 
@@ -172,9 +178,9 @@ def plain(lines: Sequence[bytes]) -> list[bytes]:
     return [line for line in bare if len(re.findall(rb"\w", line)) > 3]
 
 
-def reworded(diff_of_file: Sequence[Hunk], now: bytes) -> str | None:
-    """Say whether most of what a patch adds stands in the new file already."""
-    have = set(plain(now.splitlines()))
+def reworded(diff_of_file: Sequence[Hunk], now: bytes, before: bytes) -> str | None:
+    """Say whether most of what a patch adds came into the new file with the new release."""
+    have = set(plain(now.splitlines())) - set(plain(before.splitlines()))
     added = plain([line for hunk in diff_of_file for line in hunk.added])
     there = [line for line in added if line in have]
     if len(added) and 2 * len(there) >= len(added):

@@ -17,6 +17,7 @@ _CONFIG = {
     "rerere.enabled": "true",  # resolutions are remembered …
     "rerere.autoUpdate": "true",  # … and what they resolve counts as resolved
     "merge.conflictStyle": "diff3",  # a conflict shows what both sides started from
+    "merge.directoryRenames": "true",  # a new file goes where its folder went
     "merge.renameLimit": "20000",  # vLLM's releases move hundreds of files at once
     "diff.renameLimit": "20000",
     "core.autocrlf": "false",
@@ -128,12 +129,12 @@ class Workspace:
 
     def unmerged(self) -> list[Unmerged]:
         """Return the files in conflict."""
-        found: dict[str, dict[int, str]] = {}
+        found: dict[str, Unmerged] = {}
         for line in filter(None, self.git("ls-files", "-u", "-z").split("\0")):
             meta, path = line.split("\t", 1)
             _, blob, stage = meta.split(" ")
-            found.setdefault(path, {})[int(stage)] = blob
-        return [Unmerged(path, blobs) for path, blobs in found.items()]
+            found.setdefault(path, Unmerged(path, {})).blobs[int(stage)] = blob
+        return list(found.values())
 
     def write_tree(self) -> str:
         """Write the index as a tree."""

@@ -195,8 +195,9 @@ def look(store: Store, pins: Pins, access: Access, one: Series, found: Listed) -
         new = onto.resolve(store, pins, found.upstream, f"release:{found.newest}", access)
     except UsageError as error:  # wheels come before sdists, and not all at once
         return Found(found, len(one.patches), lacking=error.what)
-    old = onto.old_source(store, found.upstream, pins.upstream(found.upstream), new, access)
-    moves = move.verdicts(store, one, old, new.source)
+    upstream = pins.upstream(found.upstream)
+    old = onto.old_source(store, found.upstream, upstream, new, access)
+    moves = move.verdicts(store, one, old, new.source, rules=upstream.paths)
     return Found(found, len(one.patches), tuple(moves))
 
 

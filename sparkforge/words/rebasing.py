@@ -29,6 +29,8 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     rebase.add_argument("--dry-run", action="store_true", help="say what would become of it")
     rebase.add_argument("--table", action="store_true", help="with --all: write docs/carry.md")
     rebase.add_argument("--commit", metavar="SHA", help="the commit that the release was made from")
+    rebase.add_argument("--test", action="store_true",
+                        help="once it has landed, run the tests that its patches name")  # fmt: skip
     answer = rebase.add_mutually_exclusive_group()
     answer.add_argument("--continue", action="store_true", dest="go_on",
                         help="go on where it stopped or was killed")  # fmt: skip

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from sparkforge import disk, run, series, transaction
 from sparkforge.pins import load
-from sparkforge.rebase import state
+from sparkforge.rebase import state, testing
 from tests.integration.moving import COMMIT, NEW, STOPPED, Upstream, files_of, with_line
 from tests.project import FILES
 from tests.support import BODY, Repo, sha256
@@ -455,3 +456,24 @@ def test_killed_anywhere(
                 go_on()
             assert files_of(upstream.root) == wanted, (phase.__name__, number)
     assert points >= 3
+
+
+# -- the tests of what landed ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ends", "code"), [("pass", 0), ("assert False, 'the reason'", 16)])
+def test_test_runs_what_the_moved_patches_name(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, ends: str, code: int
+) -> None:
+    monkeypatch.setattr(testing, "dev_python", lambda root: Path(sys.executable))
+    (upstream.root / "tests/test_it.py").write_text(f"def test_it() -> None:\n    {ends}\n")
+    text = FILES["demo/mod.py"]
+    upstream.series({"First one": {"demo/mod.py": with_line(text, 3, b"ours = 1")}})
+    upstream.release({"demo/mod.py": b"new = 0\n" + text})
+    upstream.rebase("demo", "--onto", "latest", "--dry-run", "--test", code=2)
+    said = upstream.rebase("demo", "--onto", "latest", "--test", code=code)
+    assert said["landed"]
+    (tested,) = said["tests"]
+    assert (tested["patch"], tested["test"]) == ("first-one.patch", "tests/test_it.py::test_it")
+    assert (tested["passed"], tested["failed"]) == ((0, 1) if code else (1, 0))
+    assert code == 0 or "the reason" in tested["message"]

@@ -10,6 +10,7 @@ import pytest
 from sparkforge.rebase.verdicts import Verdict
 from tests.integration.moving import NEW, STOPPED, Upstream, files_of, lines, with_line
 from tests.project import FILES, Project
+from tests.support import Repo
 
 
 def verdict_case(project: Project) -> tuple[Upstream, dict[str, Mapping[str, bytes | None]]]:
@@ -183,3 +184,86 @@ def test_patches_on_one_another_that_upstream_took(upstream: Upstream) -> None:
     upstream.release({"demo/t.py": b"new = 0\n" + second})
     said = upstream.rebase("demo", "--onto", "latest", "--dry-run")
     assert [move["verdict"] for move in said["patches"]] == ["upstreamed", "upstreamed"]
+
+
+def test_a_name_that_vanished_is_reported(upstream: Upstream) -> None:
+    text = lines("t")
+    helper = b"def compute_answer(x):\n    return x\n\n\ndef kept_function(x):\n    return x\n"
+    upstream.begin_with({
+        "demo/t.py": text, "demo/helper.py": helper, "demo/still.py": b"other_name = 1\n",
+        "demo/gone.py": b"other_name = 2\nlocal_name = 3\nprosaic = 4\n",
+        "tests/test_t.py": b"compute_answer(1)\n",
+    })  # fmt: skip
+    ours = b"""local_name = compute_answer(kept_function(other_name))  # prosaic: is this \
+not a call'd kept_word?"""
+    upstream.series({"Use one": {"demo/t.py": with_line(text, 10, ours)}})
+    upstream.release({
+        "demo/helper.py": helper.replace(b"compute_answer", b"find_answer"), "demo/gone.py": None,
+    })  # fmt: skip
+    (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
+    assert (move["verdict"], move["vanished"]) == ("clean", ["compute_answer"])
+    assert move["next"] == "see what became of compute_answer, then run its test"
+    upstream.release({"demo/helper.py": helper + b"more_of_it = 1\n"})
+    (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
+    assert (move["vanished"], move["next"]) == ([], "run its test")
+
+
+def stops(up: Upstream, files: Mapping[str, bytes | None], **more: Any) -> dict[str, Any]:
+    """Publish a release on which the only patch stops; returns its move."""
+    up.release(files, **more)
+    (move,) = up.rebase("demo", "--onto", "latest", "--dry-run", code=STOPPED)["patches"]
+    found: dict[str, Any] = move
+    return found
+
+
+def test_hints_name_what_came_with_the_new_release(upstream: Upstream) -> None:
+    base = lines("t") + b"\n".join(b"added_line_%d = 1" % i for i in range(4)) + b"\n"
+    ours = b"\n".join(b"added_line_%d = 1" % i for i in range(4))
+    upstream.begin_with({"demo/t.py": base, "demo/beside.py": lines("t")})
+    upstream.series({"One": {"demo/t.py": with_line(base, 10, ours)}})
+    move = stops(upstream, {"demo/t.py": with_line(base, 10, b"theirs = 1")})
+    # the lines that it adds, and those that it stands on, were elsewhere all the time
+    assert move["detail"] == ["demo/t.py: upstream changed the same lines"]
+    move = stops(upstream, {"demo/t.py": base.replace(b"\n", b"\r\n")})
+    assert "end in CR LF" in move["detail"][0]
+
+
+def test_a_file_that_became_a_link(upstream: Upstream) -> None:
+    upstream.begin_with({"demo/t.py": lines("t")})
+    upstream.series({"One": {"demo/t.py": with_line(lines("t"), 10, b"ours = 1")}})
+    repo = upstream.project.repo
+    repo("checkout", "--quiet", "main")
+    (repo.path / "demo/t.py").unlink()
+    (repo.path / "demo/t.py").symlink_to("mod.py")
+    repo.commit({}, "Make it a link")
+    repo("tag", "v2.0")
+    mirror = ("--mirror", f"demo={repo.path}")
+    said = upstream.rebase("demo", "--onto", "v2.0", *mirror, code=STOPPED)
+    assert "demo/t.py is a symbolic link now, and was a file" in said["error"]["what"]
+    tree = Repo.__new__(Repo)
+    tree.path = upstream.root / "dist/rebase/demo/tree"
+    tree("add", "--all")
+    said = upstream.rebase("demo", "--continue", *mirror, code=2)
+    assert "git set it aside for the conflict" in said["error"]["what"]
+
+
+def test_a_new_file_goes_where_its_folder_went(upstream: Upstream) -> None:
+    base = {f"demo/parts/{name}.py": lines(name) for name in ("one", "two", "three")}
+    upstream.begin_with(base)
+    changed = with_line(base["demo/parts/one.py"], 10, b"ours = 1")
+    upstream.series({"New one": {"demo/parts/one.py": changed, "demo/parts/new.py": b"new = 1\n"}})
+    moved = {name.replace("parts", "pieces"): data for name, data in base.items()}
+    upstream.release({**dict.fromkeys(base), **moved})
+    (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
+    assert (move["verdict"], move["stops"]) == ("target-renamed", False)
+    assert any("demo/pieces/new.py" in line for line in move["detail"])
+
+
+def test_history_names_the_commits_of_a_conflict(upstream: Upstream) -> None:
+    text, repo = lines("t"), upstream.project.repo
+    upstream.begin_with({"demo/t.py": text})
+    upstream.series({"One": {"demo/t.py": with_line(text, 10, b"ours = 1")}})
+    repo("checkout", "--quiet", "main")
+    repo.commit({"demo/t.py": with_line(text, 10, b"theirs = 1")}, "Do it their way")
+    (move,) = moves_in_history(upstream, STOPPED).values()
+    assert "Do it their way (changes demo/t.py)" in move["culprits"][0]
