@@ -131,7 +131,8 @@ class Job:
         value = asdict(state)
         value["version"] = _VERSION
         for leg, shown in zip(state.legs, value["legs"], strict=True):
-            shown["goal"] = leg.goal.model_dump(mode="json")
+            # what is not given may be what may not be given: an empty folder, for one
+            shown["goal"] = leg.goal.model_dump(mode="json", exclude_defaults=True)
             shown["moves"] = [move.as_json() for move in leg.moves]
             shown["stopped"] = leg.stopped and leg.stopped.as_json()
         write_file(self.file, json.dumps(value, indent=1, sort_keys=True, default=str).encode())
