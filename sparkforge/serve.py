@@ -261,6 +261,8 @@ def _image_server(
     if arguments := (*(CHAT_OPTIONS if chat else ()), *context.arguments):
         environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(arguments)
     seen = {**variables(context.root / ".env"), **environment}
+    if not (seen.get("SPARKFORGE_RESTART") or os.environ.get("SPARKFORGE_RESTART")):
+        environment["SPARKFORGE_RESTART"] = "no"  # somebody looks on: the first failure is told
     address = f"http://{LOOPBACK}:{seen.get('SPARKFORGE_PORT') or 8000}"
     command = ("docker", "compose", "--project-directory", str(context.root), "up")
     log.info("docker compose up")
