@@ -185,7 +185,7 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
         hang_s = 0
     # three looks that fail, and the time between them, fit into the time that a hang may take
-    look_s, every_s = min(LOOK_S, hang_s / 4 or LOOK_S), min(EVERY_S, hang_s / 12 or EVERY_S)
+    look_s, every_s = min(LOOK_S, hang_s / 5 or LOOK_S), min(EVERY_S, hang_s / 12 or EVERY_S)
     client = Client(port, look_s, key)
     held = jit_folder(variables)
     if held is not None:
