@@ -13,8 +13,8 @@ from sparkforge import (
     buildx,
     disk,
     engine,
-    environment,
     generated,
+    interpreter,
     pins,
     pipeline,
     publish,
@@ -163,7 +163,8 @@ def build(options: argparse.Namespace) -> int:
     log.heading(f"{context.target_name} on {context.platform}: {sum(step.made for step in steps)}"
                 f" of {len(steps)} items to make")  # fmt: skip
     if any(step.made and step.label == "environment" for step in steps):
-        environment.check_python(context.target.python)  # before anything is fetched
+        # before anything else is fetched
+        interpreter.ensure(context.store, context.target.python, offline=options.offline)
     lines = pipeline.run(context, todo)
     mention_fallback(lines)
     seconds = time.monotonic() - start

@@ -10,15 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkforge.errors import CommandError, ImageError
+from sparkforge.interpreter import uv_program
 from sparkforge.log import log
 from sparkforge.run import call, have
-
-
-def uv_program() -> Path:
-    """Return the uv that is locked with the driver."""
-    from uv import find_uv_bin
-
-    return Path(find_uv_bin())
 
 
 def python_path(folder: Path) -> Path:
@@ -26,31 +20,14 @@ def python_path(folder: Path) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-def check_python(version: str) -> None:
-    """Make sure that an interpreter is there; none is fetched, for none is pinned.
-
-    Raises:
-        ImageError: it is not.
-    """
-    try:
-        call(uv_program(), "python", "find", "--no-python-downloads", "--no-project", version)
-    except CommandError as error:
-        msg = f"no Python {version} on this machine, and the wheels that are locked are for it"
-        remedy = (
-            f"install it (the system's package manager, pyenv, or: uv python install {version}),"
-            " or build an image with --base, which brings its own"
-        )
-        raise ImageError(msg, remedy) from error
-
-
 def bake(
-    *, python: str, lock: Path, wheelhouse: Path, unpacked: Path, target: str,
+    *, python: Path, lock: Path, wheelhouse: Path, unpacked: Path, target: str,
     wheels: Sequence[Path], folder: Path,
 ) -> Path:  # fmt: skip
     """Make a virtual environment in ``folder/venv`` from local files alone.
 
     Args:
-        python: e.g. ``3.11``; that interpreter must be on the machine.
+        python: the interpreter that it is for.
         wheelhouse: folder that satisfies ``lock``.
         unpacked: folder that uv keeps wheels unpacked in, for the next time; nobody else may use
             it meanwhile.
@@ -58,7 +35,7 @@ def bake(
         wheels: ours, installed over it.
 
     Raises:
-        ImageError: no such interpreter, or the wheels do not fit together.
+        ImageError: the wheels do not fit together.
     """
     uv = uv_program()
     venv = folder / "venv"
@@ -78,7 +55,6 @@ def bake(
         "UV_LINK_MODE": "hardlink",  # unpacked once into the cache, linked from there
         "VIRTUAL_ENV": "",
     }
-    check_python(python)
     # relocatable: the folder is renamed when it is complete
     call(uv, "venv", "--quiet", "--relocatable", "--no-python-downloads", "--python", python, venv,
          env=env)  # fmt: skip

@@ -42,9 +42,10 @@ from sparkforge.errors import IntegrityError, StoreError
 from sparkforge.log import log
 
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
+INTERPRETERS = "interpreters"
 _RESULTS = ("artefacts", "last", "bisect", "compile", "unpacked")
-_REST = ("downloads", "partial", "git", "serve", "ccache")
-_SHARED = ("downloads", "partial", "git", "locks", "unpacked", "artefacts/sources",
+_REST = ("downloads", "partial", "git", "serve", "ccache", INTERPRETERS)
+_SHARED = ("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS, "artefacts/sources",
            "artefacts/wheelhouse", "artefacts/smoke")  # fmt: skip
 """What a borrowed store has in common; of ``smoke`` only the unpatched release is asked for."""
 

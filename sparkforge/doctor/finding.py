@@ -83,8 +83,9 @@ CHECKS: Mapping[str, Check] = {
         ),
         "python": (
             "versions of Python: build.py's own, and the target's",
-            "warn: the target's is not there and no engine brings it",
-            "a plain environment needs the Python that the target's wheels are locked for",
+            "",
+            "a plain environment needs the Python that the target's wheels are locked for; where it"
+            " is missing, uv fetches one",
         ),
         "git": (
             "git --version", "fail: not there; warn: older than 2.34",

@@ -109,13 +109,10 @@ def python(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if want.python in there:
         yield Finding("python", "ok", said)
         return
-    image = want.needs_engine
+    how = "its image brings it" if want.needs_engine else "a plain environment gets uv's own build"
     yield Finding(
-        "python", "note" if image else "warn",
-        f"{said}; target {want.target} is locked for {want.python}"
-        + (", which its image brings along" if image else ""),
-        f"sudo apt-get install python{want.python} (or: uv python install {want.python})",
-    )  # fmt: skip
+        "python", "note", f"{said}; target {want.target} is locked for {want.python}: {how}"
+    )
 
 
 def git(seen: Readings, want: Wanted) -> Iterator[Finding]:

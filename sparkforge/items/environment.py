@@ -6,26 +6,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkforge import environment
+from sparkforge import environment, interpreter
 from sparkforge.codekey import code_of
 from sparkforge.context import WHEELS, Context, Item, Results, wheel_path
+from sparkforge.download import Fetches
 
 
 def environment_item(
     context: Context, wheels: Sequence[Item], house: Item, label: str, stage: str = "image"
 ) -> Item:
     """Return the environment that has these wheels, and beside them those of a wheelhouse."""
+    version = context.target.python
     inputs = {
         "wheels": {item.label: item.key for item in wheels},
         "wheelhouse": house.key,
-        "python": context.target.python,
+        "python": version,
         "code": code_of(__name__),
     }
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         with context.store.unpacked() as unpacked:
             environment.bake(
-                python=context.target.python, lock=context.lock,
+                python=interpreter.ensure(context.store, version, offline=context.access.offline),
+                lock=context.lock,
                 wheelhouse=results[house.label].path / WHEELS,
                 unpacked=unpacked, target=context.target_name,
                 wheels=[wheel_path(results[item.label]) for item in wheels],
@@ -33,4 +36,12 @@ def environment_item(
             )  # fmt: skip
         return {"kind": "environment"}
 
-    return Item(stage, label, inputs, make)
+    def fetches() -> Fetches:
+        here = interpreter.find(context.store, version) is not None
+        return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
+
+    return Item(
+        stage, label, inputs, make, fetches=fetches,
+        # the interpreter is a link: the system's, or the store's, may have gone
+        valid=lambda artefact: environment.python_path(artefact.path).exists(),
+    )  # fmt: skip

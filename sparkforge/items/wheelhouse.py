@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkforge import environment, sizes
+from sparkforge import interpreter, sizes
 from sparkforge.codekey import code_of
 from sparkforge.context import WHEELS, Context, Item, Results
 from sparkforge.log import log
@@ -43,7 +43,7 @@ def wheelhouse_item(
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         (folder / WHEELS).mkdir()
         count = wheelhouse.fill(
-            context.store, wanted, context.access.index, environment.uv_program(),
+            context.store, wanted, context.access.index, interpreter.uv_program(),
             offline=context.access.offline, into=folder / WHEELS, known=known(),
         )  # fmt: skip
         log.info(f"{count} third-party wheels, each with its locked sha256")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge import environment
+from sparkforge import interpreter
 from sparkforge.codekey import code_of
 from sparkforge.proofs.sass import Kernel, read
 from sparkforge.run import call
@@ -101,7 +101,7 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
         wheels = folder / "wheels"
         wheels.mkdir()
         wheelhouse.fill(
-            store, wanted, access.index, environment.uv_program(),
+            store, wanted, access.index, interpreter.uv_program(),
             offline=access.offline, into=wheels,
         )  # fmt: skip
         (folder / "bin").mkdir()

@@ -213,7 +213,7 @@ NO = {"exists": True, "readable": False, "writable": False, "folder": False}
         # machine
         ({"facts": {**FACTS, "machine": "x86_64"}}, "architecture", "fail", "linux/arm64"),
         ({"facts": {**FACTS, "page_size": "65536"}}, "page-size", "warn", "64 KiB"),
-        ({"facts": {**FACTS, "pythons": ""}}, "python", "note", "its image brings along"),
+        ({"facts": {**FACTS, "pythons": ""}}, "python", "note", "its image brings it"),
         ({"git": Glimpse(None, problem="git is not on the PATH")}, "git", "fail", "PATH"),
         ({"git": Glimpse(0, "git version 2.20.1")}, "git", "warn", "2.20.1"),
         ({"variables": {"https_proxy": "http://me:secret@proxy:3128"}}, "proxies", "warn",

@@ -1,0 +1,170 @@
+"""The Python of a plain environment: the machine's, else uv's pinned one, from a loopback server.
+
+No real interpreter is fetched. What stands for one starts the interpreter that runs the tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from sparkforge import interpreter
+from sparkforge.cli import main
+from sparkforge.errors import FetchError, ImageError, IntegrityError
+from sparkforge.run import call
+from sparkforge.store import INTERPRETERS, Store
+from tests.support import Page, Server
+
+# uv corrects the paths in this file, and wants its first line
+_SYSCONFIG = b"""# system configuration generated and used by the sysconfig module
+build_time_vars = {}
+"""
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture(autouse=True)
+def no_python(isolated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide every interpreter of this machine: uv looks on the PATH, in .venv, in its own folder."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+
+
+def archive(*, runs: bool = True) -> bytes:
+    """Return an archive like those of uv's, whose interpreter is ours."""
+    script = f'#!/bin/sh\nexec {sys.executable} "$@"\n' if runs else "#!/bin/sh\nexit 1\n"
+    name = sysconfig._get_sysconfigdata_name()  # type: ignore[attr-defined]
+    files = {
+        f"bin/python{VERSION}": (0o755, script.encode()),
+        f"lib/python{VERSION}/{name}.py": (
+            0o644,
+            _SYSCONFIG,
+        ),
+    }
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for path, (mode, data) in files.items():
+            info = tarfile.TarInfo(f"python/{path}")
+            info.mode, info.size = mode, len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def offer(
+    server: Server, monkeypatch: pytest.MonkeyPatch, data: bytes, sha256: str | None = None
+) -> None:
+    """Have uv pin an archive, in place of those that it knows by itself."""
+    major, minor, patch = sys.version_info[:3]
+    entry = {
+        "name": "cpython", "arch": {"family": platform.machine(), "variant": None}, "os": "linux",
+        "libc": "gnu", "major": major, "minor": minor, "patch": patch, "prerelease": "",
+        "url": server.add("/python.tar.gz", Page(data)), "variant": None, "build": "20260101",
+        "sha256": sha256 or hashlib.sha256(data).hexdigest(),
+    }  # fmt: skip
+    key = f"cpython-{major}.{minor}.{patch}-linux-{platform.machine()}-gnu"
+    url = server.add("/pins.json", Page(json.dumps({key: entry}).encode()))
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", url)
+
+
+def test_the_machines_own_is_taken_and_nothing_is_fetched(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / f"python{VERSION}").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(own))
+    offer(server, monkeypatch, archive())
+    assert interpreter.ensure(store, VERSION, offline=False).exists()
+    assert server.requests == []
+    assert not (store.root / INTERPRETERS).exists()
+
+
+def test_one_that_is_missing_is_fetched_once_and_one_line_says_so(
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    offer(server, monkeypatch, archive())
+    assert interpreter.find(store, VERSION) is None
+    assert not (store.root / INTERPRETERS).exists()  # looking makes nothing
+    python = interpreter.ensure(store, VERSION, offline=False)
+    assert call(python, "-c", "print(6 * 7)").stdout == b"42\n"
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) == 1
+    assert f"no Python {VERSION} on this machine" in said
+    assert "uv fetches its pinned build" in said
+    assert any((store.root / INTERPRETERS).glob(f"cpython-{VERSION}*/bin/python{VERSION}"))
+    fetched = server.requests.count(("/python.tar.gz", None))
+    # it is here now, also without a network
+    assert interpreter.ensure(store, VERSION, offline=True) == python
+    assert server.requests.count(("/python.tar.gz", None)) == fetched == 1
+
+
+def test_another_file_than_the_pinned_one_is_refused(
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(server, monkeypatch, archive(), sha256="0" * 64)
+    with pytest.raises(IntegrityError, match="is not uv's pinned one"):
+        interpreter.ensure(store, VERSION, offline=False)
+    assert interpreter.find(store, VERSION) is None
+
+
+def test_a_mirror_is_asked_for_the_file_that_uv_itself_pins(
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", server.url("/mirror"))
+    with pytest.raises(FetchError, match="uv can't fetch one") as refusal:
+        interpreter.ensure(store, "3.11", offline=False)
+    assert "UV_PYTHON_INSTALL_MIRROR" in refusal.value.remedy
+    ((asked, _),) = set(server.requests)
+    assert asked.startswith("/mirror/")
+    assert "/cpython-3.11." in asked
+    # the mirror has that file, and it is another
+    server.add(asked, Page(archive()))
+    with pytest.raises(IntegrityError, match="is not uv's pinned one"):
+        interpreter.ensure(store, "3.11", offline=False)
+
+
+def test_offline_it_is_an_error_with_a_way_out(store: Store, server: Server) -> None:
+    with pytest.raises(FetchError, match="--offline forbids") as refusal:
+        interpreter.ensure(store, "3.11", offline=True)
+    assert "run once without --offline" in refusal.value.remedy
+    assert "--base" in refusal.value.remedy
+    assert not (store.root / INTERPRETERS).exists()
+
+
+def test_no_network_is_told_with_uvs_own_reason(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", "http://127.0.0.1:9/none")
+    with pytest.raises(FetchError, match=r"(?s)can't fetch one:.*refused"):
+        interpreter.ensure(store, "3.11", offline=False)
+
+
+def test_one_that_does_not_run_here_is_told(
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(server, monkeypatch, archive(runs=False))
+    with pytest.raises((ImageError, FetchError)):
+        interpreter.ensure(store, VERSION, offline=False)
+
+
+def test_a_plan_names_the_interpreter_and_makes_no_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "new store"
+    words = ["--target", "cpu", "--engine", "none", "--dry-run", "--json", "--store", str(place)]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    if document["until"] == "smoke":  # else this machine is of another platform
+        assert "Python 3.11 by uv" in document["fetches"]["unknown"]
+    assert not place.exists()
