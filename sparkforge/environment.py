@@ -64,15 +64,19 @@ def bake(
     ]  # fmt: skip
     log.info("installing third-party wheels")
     try:
-        call(*install, "--require-hashes", "--find-links", stable, "-r", lock, env=env)
+        call(*install, "--require-hashes", "--find-links", stable.as_uri(), "-r", lock, env=env)
         log.info("installing " + ", ".join(wheel.name for wheel in wheels))
-        # as addresses: uv reads a path with a # or ; in it as a requirement
-        call(*install, "--no-cache", *(wheel.resolve().as_uri() for wheel in wheels), env=env)
+        call(*install, "--no-cache", *(_address(wheel) for wheel in wheels), env=env)
         call(uv, "pip", "check", "--quiet", "--python", venv / "bin" / "python", env=env)
     except CommandError as error:
         msg = f"the wheels do not install together:\n{error}"
         raise ImageError(msg, "check requirements and drop_requires of the target") from error
     return venv
+
+
+def _address(wheel: Path) -> str:
+    """Return a wheel as a requirement: of a path, uv takes what is behind # or ; for its own."""
+    return f"{wheel.name.partition('-')[0]} @ {wheel.resolve().as_uri()}"
 
 
 def server_env(cache: Path) -> dict[str, str]:

@@ -34,10 +34,11 @@ def store_of(options: argparse.Namespace) -> Store:
         if not chosen:
             # its specification: a path that is not absolute is ignored
             cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-            cache = cache if cache.is_absolute() else Path.home() / ".cache"
-            if not cache.is_absolute():  # HOME=""
-                msg = "HOME is no absolute path"
-                raise RuntimeError(msg)
+            if not cache.is_absolute():
+                if not Path(os.environ.get("HOME", "/")).is_absolute():
+                    msg = "HOME is no absolute path"
+                    raise RuntimeError(msg)  # as Path.home() does without one
+                cache = Path.home() / ".cache"
             chosen = cache / "sparkforge"
         return Store(Path(chosen).expanduser().resolve())
     except RuntimeError as error:  # no HOME, and the user is in no list of users
