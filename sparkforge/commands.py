@@ -209,14 +209,17 @@ def _dry_run(options: argparse.Namespace) -> int:
 
 def mention_fallback(lines: Sequence[receipt.Line]) -> None:
     """Say which sources, fetched by an earlier build, are release files in place of commits."""
+    names = []
     for line in lines:
         asked = line.artefact.inputs.get("provider")  # an external has one place to come from
         if line.artefact.stage != "sources" or line.made_now or asked is None:
             continue
         used = line.artefact.outputs["provider"]
         if used != asked:
-            log.info(f"{line.label}: the {used} file, since git was out of reach when it was"
-                     " fetched; --force sources tries again")  # fmt: skip
+            names.append(line.label.removeprefix("source "))
+    if names:
+        log.info(f"sources of {', '.join(names)}: release files, since git was out of reach when"
+                 " they were fetched; --force sources tries again")  # fmt: skip
 
 
 def follow_last_build(options: argparse.Namespace) -> None:
@@ -368,6 +371,7 @@ def clean(options: argparse.Namespace) -> int:
     """Empty the store."""
     store = store_of(options)
     superseded, everything = options.superseded, options.all
+    log.info(f"emptying {store.root}: large stores take minutes")
     freed = store.clean_superseded() if superseded else store.clean(everything=everything)
     log.info(f"freed {human_bytes(freed)}")
     if options.json:

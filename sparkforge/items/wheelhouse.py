@@ -46,7 +46,7 @@ def wheelhouse_item(
             context.store, wanted, context.access.index, interpreter.uv_program(),
             offline=context.access.offline, into=folder / WHEELS, known=known(),
         )  # fmt: skip
-        log.info(f"{count} third-party wheels, each with its locked sha256")
+        log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
         return {"files": count}
 
     return Item(

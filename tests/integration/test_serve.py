@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -142,6 +144,40 @@ def test_a_server_whose_first_token_fails_is_not_called_ready(
     assert words in refusal.value.what
     assert "server.log" in refusal.value.remedy
     assert "URL" not in capsys.readouterr().out
+
+
+def test_an_image_is_served_by_compose_until_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port(0)
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    fake = ROOT / "tests" / "fake_server.py"
+    docker.write_text(
+        f'#!/bin/sh\necho "$*" >{tmp_path}/words\n'
+        f'{sys.executable} {fake} "$SPARKFORGE_PORT" 1 &\n'
+        f"until [ -e {tmp_path}/enough ]; do sleep 0.1; done\n"
+        "kill $!\necho was ended\nexit 7\n"
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{docker.parent}:{os.environ['PATH']}")
+    follow = serve._until_it_ends
+
+    def until_it_ends(*found: Any) -> int:
+        (tmp_path / "enough").touch()
+        return follow(*found)
+
+    monkeypatch.setattr(serve, "_until_it_ends", until_it_ends)
+    image = Artefact("image", "0" * 64, {}, {"kind": "image", "tag": "x/cpu:1"}, tmp_path, 0.0)
+    with pytest.raises(SmokeError, match="the server ended with exit code 7"):
+        serve.serve(context_of(tmp_path, port), image)
+    assert (tmp_path / "words").read_text().split()[0] == "compose"
+    assert (tmp_path / "words").read_text().split()[-1] == "up"
+    said = capsys.readouterr().out
+    # a container says how far it is: its words are passed on while it loads
+    assert said.index("Using 'MARLIN'") < said.index("ready after") < said.index("was ended")
+    assert f"URL    http://127.0.0.1:{port}/v1" in said
+    assert "model  m\n" in said
 
 
 def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
