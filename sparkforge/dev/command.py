@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,10 +16,12 @@ from sparkforge.context import Context
 from sparkforge.dev import editable, trees
 from sparkforge.engine import Engine
 from sparkforge.errors import CommandError, ImageError, UsageError
+from sparkforge.items.wheels import release_wheel
 from sparkforge.log import log
 from sparkforge.pins import RELEASE_PLAN
 from sparkforge.run import call, replace_process
 from sparkforge.servers import SITE_PACKAGES_LABEL
+from sparkforge.wheels import archive
 
 RECIPE = "Dockerfile.dev"
 _MOUNTED = "/opt/sparkforge/overlay"
@@ -46,9 +47,8 @@ class Place:
         context = self.context
         for wheel, plan in context.target.wheels.items():
             file = context.pins.upstream(wheel).files[plan.files[context.platform]]
-            path = sources.fetch_release_file(context.store, file, context.access)
-            with zipfile.ZipFile(path) as archive:
-                members = archive.namelist()
+            with archive.opened(release_wheel(context, file)) as source:
+                members = list(source.members)
             trees = [self._tree_of(layer) for layer in context.layers(wheel)
                      if layer in self.trees]  # fmt: skip
             if trees:

@@ -85,7 +85,7 @@ class Readings:
             ValueError, TypeError, AttributeError: the text is something else.
         """
         found = plain.json_of(text)
-        if not found:
+        if not found or not isinstance(found, dict):
             raise ValueError("nothing was read")
         programs = {name: Glimpse(**one) for name, one in found.pop("programs", {}).items()}
         late = tuple(found.pop("late", ()))

@@ -24,6 +24,7 @@ from sparkforge.log import log
 from sparkforge.pins import ReleaseFile
 from sparkforge.sources import Access
 from sparkforge.store import Store
+from sparkforge.wheels.archive import UNREADABLE
 
 if TYPE_CHECKING:
     import requests
@@ -83,7 +84,7 @@ def declared(store: Store, file: ReleaseFile, access: Access) -> list[Requiremen
     """Return what a release wheel requires; None where that can't be read without fetching it."""
     try:
         return _parsed(_metadata(store, file, access))
-    except (FetchError, OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (FetchError, OSError, *UNREADABLE) as error:
         # requests' errors are OSErrors
         log.detail(f"{file.file}: its METADATA can't be read: {type(error).__name__}: {error}")
         return None

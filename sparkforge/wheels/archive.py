@@ -33,8 +33,7 @@ _PIECE = 1 << 20
 _ENCRYPTED = 0x1
 _DESCRIPTOR = 0x8
 _ZIP64 = 0xFFFFFFFF
-# what the standard library raises on archives that are none, or damaged
-_UNREADABLE = (
+UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
     struct.error,
@@ -44,6 +43,8 @@ _UNREADABLE = (
     ValueError,
     OverflowError,
 )
+"""What the standard library raises on archives that are none, damaged, or packed in ways that it
+does not know."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Source:
         except WheelError:
             self._file.close()
             raise
-        except (*_UNREADABLE, OSError) as error:  # seeks to where no file can be
+        except (*UNREADABLE, OSError) as error:  # seeks to where no file can be
             self._file.close()
             raise self.wrong(f"not a readable wheel: {error}") from error
 
@@ -150,7 +151,7 @@ class Source:
             with self._zip.open(self.members[name]) as file:
                 while piece := file.read(_PIECE):
                     yield piece
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise self.wrong(f"{name}: {error or 'cut short'}") from error
 
     def packed(self, info: zipfile.ZipInfo) -> Iterator[bytes]:

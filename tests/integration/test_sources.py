@@ -398,6 +398,10 @@ def damage(file: Path, how: str) -> None:
         del data[len(data) // 2 :]
     elif how == "flipped":
         data[len(data) // 2] ^= 0xFF
+    elif how == "encrypted":
+        data[data.index(b"PK\1\2") + 8] |= 1
+    elif how == "packed oddly":
+        data[data.index(b"PK\1\2") + 10] = 99
     else:
         data[:] = b"<html>no archive</html>" * 20
     file.write_bytes(data)
@@ -406,7 +410,7 @@ def damage(file: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "how"),
     [("sdist", "cut"), ("sdist", "html"), ("wheel", "cut"), ("wheel", "flipped"),
-     ("wheel", "html")],
+     ("wheel", "html"), ("wheel", "encrypted"), ("wheel", "packed oddly")],
 )  # fmt: skip
 def test_a_damaged_archive_is_refused_and_the_right_one_works_after_it(
     world: World, kind: str, how: str
