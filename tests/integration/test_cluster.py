@@ -186,7 +186,7 @@ def test_two_that_differ_do_not_serve(node: Callable[..., Node], variable: str, 
 def test_options_may_be_long(node: Callable[..., Node]) -> None:
     both = {"SPARKFORGE_EXTRA_ARGS": f"--override-generation-config {'x' * 50_000}"}
     head, worker = node("head", **both), node("worker", **both)
-    wait_for(lambda: head.said("met the worker") and worker.said("met the head"))
+    wait_for(lambda: head.said("met the worker") and worker.said("met the head"), 120)
 
 
 def test_a_stranger_is_refused_and_nonsense_is_no_hello(node: Callable[..., Node]) -> None:
