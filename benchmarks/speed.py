@@ -44,13 +44,13 @@ def measure(
 
 
 def overlay() -> tuple[float, float]:
-    """Build the arm64 wheel in a store that has the downloads and sources but no wheel."""
+    """Build the arm64 wheel in a store that lacks the wheel, and nothing it is made from."""
     with tempfile.TemporaryDirectory(dir=STORE, prefix="bench-") as name:
         store = Path(name)
         for part in ("downloads", "git"):
             (store / part).symlink_to(STORE / part)
-        shutil.copytree(STORE / "artefacts" / "sources", store / "artefacts" / "sources")
-        shutil.copytree(STORE / "artefacts" / "series", store / "artefacts" / "series")
+        for stage in ("sources", "series", "intake"):
+            shutil.copytree(STORE / "artefacts" / stage, store / "artefacts" / stage)
         return measure("--target", "spark", "--until", "wheels", store=store, repeat=1)
 
 

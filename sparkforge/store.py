@@ -45,8 +45,8 @@ _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
 INTERPRETERS = "interpreters"
 _RESULTS = ("artefacts", "last", "bisect", "compile", "unpacked")
 _REST = ("downloads", "partial", "git", "serve", "ccache", INTERPRETERS)
-_SHARED = ("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS, "artefacts/sources",
-           "artefacts/wheelhouse", "artefacts/smoke")  # fmt: skip
+_SHARED = ("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS, "artefacts/intake",
+           "artefacts/sources", "artefacts/wheelhouse", "artefacts/smoke")  # fmt: skip
 """What a borrowed store has in common; of ``smoke`` only the unpatched release is asked for."""
 
 
