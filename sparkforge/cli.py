@@ -8,13 +8,12 @@ import platform
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from sparkforge import errors, git
+from sparkforge import errors, gitsafe
 from sparkforge.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.log import log
 from sparkforge.words import (
@@ -92,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script
             signal.signal(number, _interrupt)
-    git.unbind()
+    gitsafe.unbind()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
@@ -122,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if refused := _refused(error):
             return _fail(refused, words)
         log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
-        traceback.print_exc()
+        log.traceback()
         _answer(words, SparkforgeError(f"{type(error).__name__}: {error}", "please report it"), 1)
         return 1
     return code

@@ -8,7 +8,6 @@ certificates and ``url.insteadOf`` mirrors are configured there.
 from __future__ import annotations
 
 import io
-import os
 import re
 import shutil
 import tarfile
@@ -19,54 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.errors import UsageError
+from sparkforge.gitsafe import clean_env, explained, isolated
 from sparkforge.run import call, piped
 
-COMMITTER = "sparkforge"
-COMMITTER_EMAIL = "sparkforge@localhost"
 ABSENT = "0" * 40
 """How a diff writes the blob of a file that is not there."""
-
-# what a network fetch may need of the user's variables; the rest ties git to another repository
-# (set when run from a hook) or changes what it writes (GIT_DIFF_OPTS, GIT_CONFIG_PARAMETERS …)
-_KEPT = ("GIT_SSH", "GIT_SSL_", "GIT_HTTP_", "GIT_PROXY_", "GIT_ASKPASS", "GIT_ALLOW_PROTOCOL",
-         "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_", "GIT_CONFIG_GLOBAL",
-         "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_TRACE", "GIT_CURL_",
-         "GIT_EXEC_PATH")  # fmt: skip
-
-
-def clean_env(**extra: str) -> dict[str, str]:
-    """Return the variables under which git gives the same bytes for every user."""
-    return {
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_PARAMETERS": "",  # settings handed in by `git -c` around us
-        "GIT_CONFIG_COUNT": "3",  # these, in place of any that the user hands in so
-        # read from the home folder even without a global configuration
-        "GIT_CONFIG_KEY_0": "core.attributesFile",
-        "GIT_CONFIG_VALUE_0": os.devnull,
-        # a store mounted into a container belongs to another user; it is ours all the same
-        "GIT_CONFIG_KEY_1": "safe.directory",
-        "GIT_CONFIG_VALUE_1": "*",
-        # a work tree is the user's, hooks included: they are about the user's commits, not ours
-        "GIT_CONFIG_KEY_2": "core.hooksPath",
-        "GIT_CONFIG_VALUE_2": os.devnull,
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_DIFF_OPTS": "",
-        "GIT_DEFAULT_HASH": "sha1",
-        "GIT_TERMINAL_PROMPT": "0",  # fail instead of asking for a password
-        "LC_ALL": "C",
-        "TZ": "UTC",
-        "GIT_COMMITTER_NAME": COMMITTER,
-        "GIT_COMMITTER_EMAIL": COMMITTER_EMAIL,
-        **extra,
-    }
-
-
-def unbind() -> None:
-    """Forget the user's GIT_* variables, but for those that a network fetch may need."""
-    for name in list(os.environ):
-        if name.startswith("GIT_") and not name.startswith(_KEPT):
-            del os.environ[name]
 
 
 def git(
@@ -76,27 +32,28 @@ def git(
 
     Raises:
         CommandError: git ended with an error.
+        StoreError: it is another user's repository, or a damaged one.
     """
-    result = call("git", "-C", repo, *args, stdin=stdin, env={**clean_env(), **(env or {})})
-    return result.stdout.decode(errors="surrogateescape").rstrip("\n")
+    done = isolated(repo, *args, stdin=stdin, env=env)
+    return done.stdout.decode(errors="surrogateescape").rstrip("\n")
 
 
 def git_bytes(
     repo: Path, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None
 ) -> bytes:
     """As ``git``, with the output as it is."""
-    return call("git", "-C", repo, *args, stdin=stdin, env={**clean_env(), **(env or {})}).stdout
+    return isolated(repo, *args, stdin=stdin, env=env).stdout
 
 
 def attempt(repo: Path, *args: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """As ``git``, for what may rightly fail: returns (exit code, all that git said)."""
-    result = call("git", "-C", repo, *args, env={**clean_env(), **(env or {})}, check=False)
+    result = isolated(repo, *args, env=env, check=False)
     return result.returncode, (result.stdout + result.stderr).decode(errors="surrogateescape")
 
 
 def git_ok(repo: Path, *args: str) -> bool:
     """Tell whether a git command succeeds; for questions, not for work."""
-    return call("git", "-C", repo, *args, env=clean_env(), check=False).returncode == 0
+    return isolated(repo, *args, check=False).returncode == 0
 
 
 def init_bare(repo: Path) -> None:
@@ -128,8 +85,7 @@ def ref_commit(repo: Path, ref: str) -> str | None:
     """Return the commit a ref points at, or None."""
     if not (repo / "HEAD").exists():
         return None
-    result = call("git", "-C", repo, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}",
-                  env=clean_env(), check=False)  # fmt: skip
+    result = isolated(repo, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", check=False)
     return result.stdout.decode().strip() if result.returncode == 0 else None
 
 
@@ -169,7 +125,8 @@ def fetch_commit(repo: Path, url: str, commit: str) -> None:
     Raises:
         CommandError: the remote lacks it or can't be reached.
     """
-    call(
+    with explained(repo):
+        call(
         "git", "-C", repo,
         "-c", "protocol.version=2",  # older ones give advertised commits only
         "fetch", "--depth=1",
@@ -179,7 +136,7 @@ def fetch_commit(repo: Path, url: str, commit: str) -> None:
         "--progress",  # long work must be seen
         "--", url, commit,
         env={"GIT_TERMINAL_PROMPT": "0"}, stream=True,
-    )  # fmt: skip
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -199,7 +156,8 @@ def import_tree(
     The commit depends on the arguments alone: the same on every machine, at every hour.
     """
     stamp = f"{author} {epoch} +0000"
-    with piped("git", "-C", repo, "fast-import", "--quiet", "--done", env=clean_env()) as child:
+    words = ("git", "-C", repo, "fast-import", "--quiet", "--done")
+    with explained(repo), piped(*words, env=clean_env()) as child:
         assert child.stdin is not None
         out = child.stdin
         text = message.encode()
@@ -385,5 +343,5 @@ def _no_folder(where: Path, error: OSError) -> UsageError:
 
 def patch_id(diff: bytes) -> str:
     """Return a diff's patch-id: its change, without line numbers and white space; "" of none."""
-    # any folder does: patch-id reads no repository
-    return git(Path(), "patch-id", "--stable", stdin=diff).partition(" ")[0]
+    # a folder in no repository: patch-id reads none
+    return git(Path("/"), "patch-id", "--stable", stdin=diff).partition(" ")[0]

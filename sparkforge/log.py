@@ -13,7 +13,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -24,7 +25,8 @@ _PROGRESS_EVERY_S = 0.1
 _PROGRESS_EVERY_S_PLAIN = 5.0  # without a terminal each report is a line of its own
 _WIDTH = 78
 _COLOUR = re.compile(r"(\033\[[0-9;]*m)")
-_SECRET = re.compile(r"(?<=://)[^/@\s]+@")
+# user name and password of an address; a password may hold a slash, which a port's number ends at
+_SECRET = re.compile(r"(?<=://)(?:[^/@\s]+|[^/@:\s\"']+:(?!\d{1,5}/)[^\s\"'<>]*)@")
 
 
 class Log:
@@ -99,6 +101,10 @@ class Log:
         text = plain.escaped(_without_secrets(text), keep="\n\t")
         _write(sys.stderr, f"{head}{text}\n")
 
+    def traceback(self) -> None:
+        """Print the exception that is being handled, with the way to it, where errors go."""
+        _write(sys.stderr, _without_secrets(traceback.format_exc()))
+
     def heading(self, text: str) -> None:
         self._line(self._paint("1", text))
 
@@ -114,7 +120,7 @@ class Log:
     def json(self, value: Any) -> None:
         """Write one JSON document to stdout, whatever the human text goes to."""
         self.answered = True
-        _write(sys.stdout, json.dumps(value, indent=2, sort_keys=True) + "\n")
+        _write(sys.stdout, json.dumps(_clean(value), indent=2, sort_keys=True) + "\n")
 
     def usage(self, text: str) -> None:
         """Print how the program is used, as it is, where errors go."""
@@ -225,6 +231,17 @@ def _tame(text: str) -> str:
 def _without_secrets(text: str) -> str:
     """Return a text without the user names and passwords of the addresses in it."""
     return _SECRET.sub("", text)
+
+
+def _clean(value: Any) -> Any:
+    """Return a JSON value without secrets in its texts."""
+    if isinstance(value, str):
+        return _without_secrets(value)
+    if isinstance(value, Mapping):
+        return {_clean(key): _clean(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(one) for one in value]
+    return value
 
 
 def _amount(value: float, unit: str) -> str:

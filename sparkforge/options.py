@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkforge import generated, series, transaction
+from sparkforge import generated, gitsafe, series, transaction
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.index import Index
 from sparkforge.log import log
@@ -28,6 +28,7 @@ def store_of(options: argparse.Namespace) -> Store:
 
     Raises:
         UsageError: none is named, and the user has no home folder.
+        StoreError: it is another user's.
     """
     chosen = options.store or os.environ.get("SPARKFORGE_STORE")
     try:
@@ -40,9 +41,11 @@ def store_of(options: argparse.Namespace) -> Store:
                     raise RuntimeError(msg)  # as Path.home() does without one
                 cache = Path.home() / ".cache"
             chosen = cache / "sparkforge"
-        return Store(Path(chosen).expanduser().resolve())
+        root = Path(chosen).expanduser().resolve()
     except RuntimeError as error:  # no HOME, and the user is in no list of users
         raise UsageError(f"no place for the store: {error}", "name one with --store DIR") from None
+    gitsafe.check_owner(root)  # what is in it is installed and served
+    return Store(root)
 
 
 def pins_path(options: argparse.Namespace) -> Path:

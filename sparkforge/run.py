@@ -83,7 +83,7 @@ def call(
                 raise CommandError(msg) from None
     result = subprocess.CompletedProcess(command, child.returncode, out, err)
     if check and result.returncode:
-        raise _failure(result)
+        raise failure(result)
     return result
 
 
@@ -123,7 +123,8 @@ def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
     return f"{shlex.join(result.args)} ended with exit code {result.returncode}\n{tail}"
 
 
-def _failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
+def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
+    """Return the error that a failed command is."""
     text = failure_text(result)
     # git's fast-import has words of its own for it
     if os.strerror(errno.ENOSPC) in text or "Out of diskspace" in text:
@@ -228,7 +229,7 @@ def piped(
             pass  # the child has ended early; its own words below say why
         out, _ = child.communicate()
     if child.returncode:
-        raise _failure(subprocess.CompletedProcess(command, child.returncode, out, b""))
+        raise failure(subprocess.CompletedProcess(command, child.returncode, out, b""))
 
 
 @contextmanager

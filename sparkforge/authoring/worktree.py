@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge import git, patchfile
+from sparkforge import git, gitsafe, patchfile
 from sparkforge.errors import CommandError, SeriesError, UsageError
 from sparkforge.run import call
 from sparkforge.series import Patched, Series
 
 BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
 NOTES_REF = "refs/notes/sparkforge"
-_AUTHOR = {"GIT_AUTHOR_NAME": git.COMMITTER, "GIT_AUTHOR_EMAIL": git.COMMITTER_EMAIL,
+_AUTHOR = {"GIT_AUTHOR_NAME": gitsafe.COMMITTER, "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
            "GIT_NO_REPLACE_OBJECTS": "1"}  # fmt: skip
 # what git leaves while one of its commands waits for the user
 _UNDER_WAY = {
@@ -76,7 +76,7 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
         "core.safecrlf": "false",
     }
     name, address = identity()
-    if address == git.COMMITTER_EMAIL:  # else the first commit would fail
+    if address == gitsafe.COMMITTER_EMAIL:  # else the first commit would fail
         settings |= {"user.name": name, "user.email": address}
 
     def remember(fresh: Path) -> None:
@@ -193,7 +193,7 @@ def identity() -> tuple[str, str]:
     """Return the name and the address that the user's git commits with, or ours for none."""
     found = [call("git", "config", "--get", key, check=False).stdout.decode().strip()
              for key in ("user.name", "user.email")]  # fmt: skip
-    return (found[0], found[1]) if all(found) else (git.COMMITTER, git.COMMITTER_EMAIL)
+    return (found[0], found[1]) if all(found) else (gitsafe.COMMITTER, gitsafe.COMMITTER_EMAIL)
 
 
 def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
@@ -215,7 +215,7 @@ def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
             msg = f"{tree.folder}: nothing is staged, and the newest commit is a patch already"
             raise SeriesError(msg, "stage a change (git add FILE), or commit it")
     # as the user: name, address. The message is ours, hooks and signatures are upstream's business
-    call("git", "-C", tree.folder, "commit", "--quiet", "--no-verify", "--no-gpg-sign",
-         "--cleanup=verbatim", *([] if staged else ["--amend"]), "-F", "-",
+    call("git", "-C", tree.folder, *gitsafe.no_programs(tree.folder), "commit", "--quiet",
+         "--no-gpg-sign", "--cleanup=verbatim", *([] if staged else ["--amend"]), "-F", "-",
          stdin=message(subject, body).encode(errors="surrogateescape"))  # fmt: skip
     return tree.head

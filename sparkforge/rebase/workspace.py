@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge import git
+from sparkforge import git, gitsafe
 
 _CONFIG = {
     "rerere.enabled": "true",  # resolutions are remembered …
@@ -23,8 +23,8 @@ _CONFIG = {
     "core.autocrlf": "false",
     "gc.auto": "0",
     "advice.detachedHead": "false",
-    "user.name": git.COMMITTER,
-    "user.email": git.COMMITTER_EMAIL,
+    "user.name": gitsafe.COMMITTER,
+    "user.email": gitsafe.COMMITTER_EMAIL,
     "commit.gpgSign": "false",
 }
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import git, patchlint, pins, series
-from sparkforge.errors import IntegrityError, SeriesError, UsageError
+from sparkforge import git, gitsafe, patchlint, pins, series
+from sparkforge.errors import IntegrityError, SeriesError, StoreError, UsageError
 from sparkforge.pins import Recorded
 from sparkforge.series import Series
 from sparkforge.sources import Source
@@ -279,11 +279,11 @@ def test_two_patches_in_one_file_are_refused(shop: Workshop) -> None:
 APPLY = """
 import sys
 from pathlib import Path
-from sparkforge import git, series
+from sparkforge import git, gitsafe, series
 from sparkforge.sources import Source
 from sparkforge.store import Store
 store, patches, repo, base = sys.argv[1:]
-git.unbind()
+gitsafe.unbind()
 store = Store(Path(store))
 bare = store.git_path("demo")
 with store.lock("git-demo"):
@@ -442,11 +442,19 @@ def test_git_variables_of_the_user_do_not_change_an_export(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_store_of_another_user_can_be_read(shop: Workshop) -> None:
+def test_another_users_repository_is_read_where_git_is_told_to_trust_it(
+    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
     bare = shop.source.repo
     for path in (bare, *bare.rglob("*")):
         os.chown(path, 12345, 12345)
+    with pytest.raises(StoreError, match=r"demo\.git: belongs to another user \(uid 12345\)"):
+        both_ways(shop)
+    settings = tmp_path / "gitconfig"
+    settings.write_text(f'[safe]\n\tdirectory = "{shop.store.root}"\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    gitsafe.trusted.cache_clear()
     both_ways(shop)
 
 
