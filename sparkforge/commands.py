@@ -58,7 +58,8 @@ def context_of(
         arguments=options.serve_arguments, wheels=options.wheels or "overlay",
         native=options.native or "patched", jobs=options.jobs,
     )  # fmt: skip
-    context.store.sweep()
+    if not plan_only:  # a plan changes nothing
+        context.store.sweep()
     return context
 
 

@@ -27,12 +27,14 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ _REST = ("downloads", "partial", "git", "serve", "ccache", INTERPRETERS)
 _SHARED = ("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS, "artefacts/intake",
            "artefacts/sources", "artefacts/wheelhouse", "artefacts/smoke")  # fmt: skip
 """What a borrowed store has in common; of ``smoke`` only the unpatched release is asked for."""
+_TEMPORARY = re.compile(r"[\w. -]+-[a-z0-9_]{8}")  # as mkdtemp names them
 
 
 @dataclass(frozen=True)
@@ -77,19 +80,38 @@ def key_of(inputs: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _seal(meta: Mapping[str, Any]) -> str:
+    """Return the sha256 of an artefact's record, by which a damaged one is known."""
+    return key_of({name: value for name, value in meta.items() if name != "seal"})
+
+
 def sha256_file(path: Path) -> str:
     """Return the sha256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def code_digest(*modules: Path) -> str:
-    """Return one digest of the source files that make an artefact.
+def intact(path: Path, sha256: str) -> bool:
+    """Tell whether a file is there with the bytes that were recorded of it.
 
-    It is part of the artefact's inputs, so that a change of the code makes it anew.
+    Within one run a file is read again only where the operating system says that it was written.
     """
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return False
+    return _read_once(path, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns) == sha256
+
+
+@cache
+def _read_once(path: Path, *state: int) -> str:
+    return sha256_file(path)
+
+
+def code_digest(*files: Path) -> str:
+    """Return one digest of files that shape an artefact; of modules: ``codekey.code_of``."""
     digest = hashlib.sha256()
-    for path in sorted(modules, key=lambda p: p.name):
+    for path in sorted(files, key=lambda p: p.name):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
@@ -106,15 +128,15 @@ class Store:
         if self._prepared:
             return
         with disk_errors(self.root):
-            storemark.refuse_others(self.root, (*_RESULTS, *_REST, "tmp", "locks"))
+            storemark.refuse_others(self.root)
             try:
+                storemark.mark(self.root)  # before there is anything that it would have to explain
                 for name in _FOLDERS:
                     (self.root / name).mkdir(parents=True, exist_ok=True)
             except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
                 what = "can't be made" if error.errno == errno.ENOENT else "is no folder"
                 msg = f"{error.filename}: {what}, so the store can't be made in it"
                 raise StoreError(msg, "choose another place with --store DIR") from error
-            storemark.mark(self.root)
         self._prepared = True
 
     # -- locks and temporary folders ---------------------------------------
@@ -165,7 +187,8 @@ class Store:
             return gone
         # the exclusive lock: no other process is between making a folder and locking it
         with disk_errors(self.root), _flocked(parent, fcntl.LOCK_EX) as here:
-            for path in parent.iterdir() if here else ():
+            ours = (path for path in parent.iterdir() if _TEMPORARY.fullmatch(path.name))
+            for path in ours if here else ():
                 with _flocked(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as abandoned:
                     if abandoned:
                         shutil.rmtree(path, ignore_errors=True)
@@ -203,6 +226,17 @@ class Store:
     def git_path(self, upstream: str) -> Path:
         """The bare repository of an upstream; it need not be there yet."""
         return self.root / "git" / f"{upstream}.git"
+
+    def drop_repository(self, repository: Path) -> None:
+        """Remove a damaged repository; what it holds is fetched or made again.
+
+        Raises:
+            StoreError: it is none of this store's.
+        """
+        if repository.resolve().parent != (self.root / "git").resolve():
+            raise StoreError(f"{repository}: damaged, and not of this store", "remove it by hand")
+        with self.lock(f"git-{repository.name.removesuffix('.git')}"):
+            self._discard(repository)
 
     def cache_path(self, name: str) -> Path:
         """A folder that a tool (uv) uses as its own cache."""
@@ -292,6 +326,7 @@ class Store:
                     "stage": stage, "key": key, "inputs": inputs, "outputs": outputs,
                     "seconds": round(time.monotonic() - start, 3),
                 }  # fmt: skip
+                meta["seal"] = _seal(meta)
                 (work / "artefact.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
                 final.parent.mkdir(parents=True, exist_ok=True)
                 if final.exists():  # the old one, or one without a readable artefact.json
@@ -310,8 +345,9 @@ class Store:
                 pass  # another build was quicker
 
     def _load(self, path: Path) -> Artefact | None:
+        """Return an artefact; None where there is none, or its record is not the one written."""
         meta = read_json(path / "artefact.json")
-        if meta is None:
+        if meta is None or meta.get("seal") != _seal(meta):
             return None
         return Artefact(
             meta["stage"], meta["key"], meta["inputs"], meta["outputs"], path, meta["seconds"]
@@ -348,12 +384,12 @@ class Store:
         Raises:
             StoreError: the folder is no store.
         """
-        self._prepare()
+        if not self._there():
+            return 0
         self.sweep()
         names = (*_RESULTS, *_REST) if everything else _RESULTS
         freed = sum(self._remove(self.root / name) for name in names)
-        self._prepared = False
-        self._prepare()
+        self._prepared = False  # what is written next makes the folders again
         return freed
 
     def clean_superseded(self) -> int:
@@ -365,15 +401,23 @@ class Store:
         Raises:
             StoreError: the folder is no store.
         """
-        if not self.root.exists():
+        if not self._there():
             return 0
-        self._prepare()
         self.sweep()
         records = (read_json(path) for path in (self.root / "last").rglob("*.json"))
         newest = {record["key"][:32] for record in records if record is not None}
         doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
         # uv forgets no wheel by itself: what the newest environment has is linked there, too
         return sum(self._remove(folder) for folder in [*doomed, self.root / "unpacked"])
+
+    def _there(self) -> bool:
+        """Tell whether there is a store; cleaning makes none.
+
+        Raises:
+            StoreError: the folder holds something else.
+        """
+        storemark.refuse_others(self.root)
+        return storemark.marked(self.root)
 
     def _remove(self, folder: Path) -> int:
         """Remove a folder with all that is in it; returns the bytes freed, 0 where it is not."""
@@ -387,12 +431,12 @@ class Store:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON file's value; None where it is missing or was cut off by a power failure."""
+    """Return a JSON file's object; None where it is missing, or no such thing can be read."""
     try:
-        value: dict[str, Any] = plain.json_of(path.read_text())
+        value = plain.json_of(path.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    return value
+        return None  # cut off by a power failure, or damaged
+    return value if isinstance(value, dict) else None
 
 
 @contextmanager
