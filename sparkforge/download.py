@@ -46,6 +46,7 @@ def fetch(
     name: str,
     sha256: str,
     locate: Callable[[], str],
+    size: int | None = None,
     offline: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Path:
@@ -57,13 +58,14 @@ def fetch(
         name: file name it gets.
         sha256: the pinned hash, 64 hex digits.
         locate: gives the URL (http, https or file); asked only when it is needed.
+        size: the pinned number of bytes, where one is pinned; no more than these are taken.
         offline: refuse to ask any network.
         progress: called with (bytes here, bytes in all or None); None shows a line of its own.
 
     Raises:
         FetchError: offline and not in the store, or the network failed again and again; what
             has arrived stays, and the next run goes on from there.
-        IntegrityError: the file that arrived is not the pinned one.
+        IntegrityError: the file that arrived is not the pinned one, or is not of its size.
     """
     final = store.download_path(sha256, name)
     with store.lock(f"download-{sha256[:32]}"):
@@ -75,20 +77,52 @@ def fetch(
         url = locate()
         partial = store.partial_path(sha256)
         if urlsplit(url).scheme == "file":
-            _copy(Path(unquote(urlsplit(url).path)), partial, name)
-            return store.accept_download(partial, sha256, name)
+            _copy(Path(unquote(urlsplit(url).path)), partial, name, size)
+            return _accept(store, partial, sha256, name, size)
+        wanted = _Wanted(url, partial, name, size)
         show = progress or (lambda done, total: log.progress(name, done, total))
         resumes = partial.exists()
-        _download(url, partial, name, show)
         try:
-            return store.accept_download(partial, sha256, name)
+            _download(wanted, show)
+            return _accept(store, partial, sha256, name, size)
         except IntegrityError:
             if not resumes:
                 raise
             # the part that was there may have been the wrong one: once more, from the start
             log.warning(f"{name}: what an earlier run had fetched does not fit: starting over")
-            _download(url, partial, name, show)
-            return store.accept_download(partial, sha256, name)
+            _download(wanted, show)
+            return _accept(store, partial, sha256, name, size)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One download: from where, to where, how it is called, and its size where that is pinned."""
+
+    url: str
+    partial: Path
+    name: str
+    size: int | None
+
+
+def _accept(store: Store, partial: Path, sha256: str, name: str, size: int | None) -> Path:
+    length = partial.stat().st_size
+    final = store.accept_download(partial, sha256, name)
+    if size is not None and length != size:
+        msg = f"{name}: has {length} bytes, pinned are {size}, with the same sha256"
+        raise IntegrityError(msg, "correct its size in pins.yaml")
+    return final
+
+
+def _refuse_longer(wanted: _Wanted, length: int) -> None:
+    """Refuse a file that is longer than the pinned one; what has arrived of it goes."""
+    if wanted.size is not None and length > wanted.size:
+        wanted.partial.unlink(missing_ok=True)
+        msg = f"{wanted.name}: {length} bytes or more, pinned are {wanted.size}"
+        remedy = (
+            "the index or a proxy gave another file than the pinned one: check where it comes"
+            " from; if the size in pins.yaml is wrong, correct it"
+        )
+        raise IntegrityError(msg, remedy)
 
 
 def size_of(url: str, name: str) -> int:
@@ -115,9 +149,10 @@ def size_of(url: str, name: str) -> int:
         raise FetchError(msg, "check the network, proxy and certificates") from error
 
 
-def _copy(source: Path, partial: Path, name: str) -> None:
+def _copy(source: Path, partial: Path, name: str, size: int | None) -> None:
     if not source.is_file():
         raise FetchError(f"{name}: {source} is not there", "check the index or mirror it is on")
+    _refuse_longer(_Wanted("", partial, name, size), source.stat().st_size)
     with disk_errors(partial):
         shutil.copyfile(source, partial)
 
@@ -125,13 +160,14 @@ def _copy(source: Path, partial: Path, name: str) -> None:
 _Progress = Callable[[int, int | None], None]
 
 
-def _download(url: str, partial: Path, name: str, progress: _Progress) -> None:
+def _download(wanted: _Wanted, progress: _Progress) -> None:
     import requests
 
+    partial, name = wanted.partial, wanted.name
     with requests.Session() as session:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                _stream(session, url, partial, name, progress)
+                _stream(session, wanted, progress)
                 return
             except requests.RequestException as error:
                 status = error.response.status_code if error.response is not None else None
@@ -149,22 +185,22 @@ def _download(url: str, partial: Path, name: str, progress: _Progress) -> None:
                 time.sleep(wait)
 
 
-def _stream(
-    session: requests.Session, url: str, partial: Path, name: str, progress: _Progress
-) -> None:
+def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> None:
     """One attempt: ask for what is missing and append it.
 
     Raises:
         requests.RequestException: the connection or the server failed, or the body was short.
+        IntegrityError: the body is longer than the pinned size.
     """
     import requests
 
+    partial, name = wanted.partial, wanted.name
     have = partial.stat().st_size if partial.exists() else 0
     # no transfer compression: byte positions must be those of the file, for the resume
     headers = {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
-    with session.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
+    with session.get(wanted.url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
         if have and reply.status_code == requests.codes.requested_range_not_satisfiable:
             return  # all of it is here already (or too much: the hash will tell)
         reply.raise_for_status()
@@ -175,11 +211,14 @@ def _stream(
         total = have + int(length) if length else None
         if have:
             log.info(f"{name}: going on at {human_bytes(have)}")
+        if total is not None:
+            _refuse_longer(wanted, total)  # before a byte of it is written
         done = have
         with disk_errors(partial), partial.open("ab" if resumed else "wb") as file:
             for chunk in _as_sent(reply):
-                file.write(chunk)
                 done += len(chunk)
+                _refuse_longer(wanted, done)
+                file.write(chunk)
                 progress(done, total)
         if total is not None and done < total:
             msg = f"the connection ended after {done} of {total} bytes"

@@ -46,8 +46,8 @@ upstreams:
     commit: {commit}
     version: 1.0
     files:
-      sdist: {{project: demo, file: demo-1.0.tar.gz, sha256: {sdist}, size: 1000}}
-      wheel: {{project: demo, file: demo-1.0-py3-none-any.whl, sha256: {wheel}, size: 1000}}
+      sdist: {{project: demo, file: demo-1.0.tar.gz, sha256: {sdist}, size: {sdist_size}}}
+      wheel: {{project: demo, file: demo-1.0-py3-none-any.whl, sha256: {wheel}, size: {wheel_size}}}
     source_file: sdist
     paths:
       - {{repo: demo/, wheel: demo/}}
@@ -162,7 +162,7 @@ def new_project(folder: Path, server: Server) -> Project:
     add_project(server, "demo", {"demo-1.0.tar.gz": sdist, "demo-1.0-py3-none-any.whl": wheel})
     (root / "pins.yaml").write_text(
         PINS.format(epoch=EPOCH, commit=commit, sdist=sha256(sdist), wheel=sha256(wheel),
-                    platform=PLATFORM)
+                    sdist_size=len(sdist), wheel_size=len(wheel), platform=PLATFORM)
     )  # fmt: skip
     project = Project(root, folder / "store", server, repo)
     project.patch({"demo/mod.py": PATCHED})
