@@ -3,8 +3,9 @@
 #   docker buildx build --target serve --build-arg BASE=IMAGE@DIGEST --build-arg PYTHON_VERSION=3.11 \
 #     --build-arg SOURCE_DATE_EPOCH=SECONDS --build-context wheels=DIR --build-context wheelhouse=DIR .
 #
-# wheels      what sparkforge built: *.whl, requirements.txt (everything else, with hashes), and
-#             optionally share/ (profile.json: how the model is served; what it was made of)
+# wheels      what sparkforge built: *.whl, ours.txt (NAME==VERSION --hash=sha256:… of each, as the build
+#             recorded it), requirements.txt (everything else, with hashes), and optionally share/
+#             (profile.json: how the model is served; what it was made of)
 # wheelhouse  the wheels that requirements.txt names, and uv for the target's platform
 #
 # No `# syntax=` line: it would fetch a frontend from a registry, unpinned, before anything else.
@@ -117,12 +118,7 @@ FROM packages AS serve
 RUN --network=none \
     --mount=type=bind,from=tools,source=/tools,target=/run/tools \
     --mount=type=bind,from=wheels,target=/run/wheels \
-    --mount=type=tmpfs,target=/run/list \
-    for wheel in /run/wheels/*.whl; do \
-      file="${wheel##*/}"; rest="${file#*-}"; sum="$(sha256sum "${wheel}")"; \
-      echo "${file%%-*}==${rest%%-*} --hash=sha256:${sum%% *}"; \
-    done >/run/list/ours.txt; \
-    /run/tools/install /run/wheels /run/list/ours.txt; \
+    /run/tools/install /run/wheels /run/wheels/ours.txt; \
     /run/tools/check; \
     if [ -d /run/wheels/share ]; then \
       cp -r /run/wheels/share /opt/sparkforge/share; chmod -R u=rwX,go=rX /opt/sparkforge/share; \

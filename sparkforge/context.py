@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from sparkforge.pins import Pins, ReleaseFile, Target
 from sparkforge.series import Series
 from sparkforge.serving import profile
 from sparkforge.sources import Access, Source
-from sparkforge.store import Artefact, Store, key_of
+from sparkforge.store import Artefact, Store, intact, key_of
 
 if TYPE_CHECKING:
     from sparkforge.engine import Engine
@@ -126,7 +126,9 @@ class Item:
         label: unique in a build, e.g. ``wheel vllm``.
         inputs: everything that determines the result, as JSON values.
         make: fills a folder and returns the outputs; earlier results come by label.
-        valid: whether a result in the store still stands (its other half may be gone).
+        valid: whether a result in the store still stands: its other half may be gone, or it is
+            damaged.
+        sound: the same where that takes seconds; asked before something is made of the result.
         download: release files that it may have to fetch.
         fetches: what else it may have to fetch.
         commands: for people: the command lines that it runs, where those are worth reading.
@@ -137,6 +139,7 @@ class Item:
     inputs: Mapping[str, Any]
     make: Make
     valid: Callable[[Artefact], bool] = field(default=lambda artefact: True)
+    sound: Callable[[Artefact], bool] = field(default=lambda artefact: True)
     download: tuple[ReleaseFile, ...] = ()
     commands: tuple[str, ...] = ()
     fetches: Callable[[], Fetches] = field(default=Fetches)
@@ -154,10 +157,26 @@ def source_of(store: Store, name: str, artefact: Artefact) -> Source:
                   out["origin"])  # fmt: skip
 
 
-def wheel_path(artefact: Artefact) -> Path:
-    """Return the wheel that a ``wheel`` artefact holds."""
+def holds_wheel(artefact: Artefact) -> bool:
+    """Tell whether the wheel that an artefact holds is still the one that was made."""
     path = artefact.path / str(artefact.outputs["file"])
-    if not path.is_file():
-        msg = f"{path}: gone from the store"
-        raise StoreError(msg, "run build.py clean, then build again")
+    return intact(path, str(artefact.outputs["sha256"]))
+
+
+def wheels_of(items: Sequence[Item], results: Results) -> dict[Path, str]:
+    """Return the wheels that items gave, each with its recorded sha256; raises ``wheel_path``'s."""
+    made = [results[item.label] for item in items]
+    return {wheel_path(one): str(one.outputs["sha256"]) for one in made}
+
+
+def wheel_path(artefact: Artefact) -> Path:
+    """Return the wheel that a ``wheel`` artefact holds, read again for this.
+
+    Raises:
+        StoreError: it is gone, or damaged.
+    """
+    path = artefact.path / str(artefact.outputs["file"])
+    if not holds_wheel(artefact):
+        msg = f"{path}: gone from the store, or damaged there"
+        raise StoreError(msg, "run the build again: it makes the wheel anew")
     return path

@@ -6,7 +6,7 @@ The same wheels from the same wheelhouse as the image, in a virtual environment 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sparkforge.errors import CommandError, ImageError
@@ -22,7 +22,7 @@ def python_path(folder: Path) -> Path:
 
 def bake(
     *, python: Path, lock: Path, wheelhouse: Path, unpacked: Path, target: str,
-    wheels: Sequence[Path], folder: Path,
+    wheels: Mapping[Path, str], folder: Path,
 ) -> Path:  # fmt: skip
     """Make a virtual environment in ``folder/venv`` from local files alone.
 
@@ -32,7 +32,7 @@ def bake(
         unpacked: folder that uv keeps wheels unpacked in, for the next time; nobody else may use
             it meanwhile.
         target: whose environment; under its name uv finds the wheelhouse again.
-        wheels: ours, installed over it.
+        wheels: ours, installed over it: each with the sha256 that was recorded of it.
 
     Raises:
         ImageError: the wheels do not fit together.
@@ -66,7 +66,10 @@ def bake(
     try:
         call(*install, "--require-hashes", "--find-links", stable.as_uri(), "-r", lock, env=env)
         log.info("installing " + ", ".join(wheel.name for wheel in wheels))
-        call(*install, "--no-cache", *(_address(wheel) for wheel in wheels), env=env)
+        ours = folder / "ours.txt"
+        ours.write_text("".join(f"{line}\n" for line in _requirements(wheels)))
+        call(*install, "--no-cache", "--require-hashes", "-r", ours, env=env)
+        ours.unlink()
         call(uv, "pip", "check", "--quiet", "--python", venv / "bin" / "python", env=env)
     except CommandError as error:
         msg = f"the wheels do not install together:\n{error}"
@@ -74,9 +77,11 @@ def bake(
     return venv
 
 
-def _address(wheel: Path) -> str:
-    """Return a wheel as a requirement: of a path, uv takes what is behind # or ; for its own."""
-    return f"{wheel.name.partition('-')[0]} @ {wheel.resolve().as_uri()}"
+def _requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
+    """Give a line for each wheel, as an address: a path may hold what means something here."""
+    for path, sha256 in wheels.items():
+        name = path.name.partition("-")[0]
+        yield f"{name} @ {path.resolve().as_uri()} --hash=sha256:{sha256}"
 
 
 def server_env(cache: Path) -> dict[str, str]:

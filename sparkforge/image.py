@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,13 +126,21 @@ def _output(engine: Engine, request: Request, archive: Path) -> list[str]:
     return ["--load", "--tag", request.tag]
 
 
+def requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
+    """Give the line by which each wheel, and no other of its name, is installed."""
+    for path, sha256 in wheels.items():
+        name, version = path.name.split("-")[:2]
+        yield f"{name}=={version} --hash=sha256:{sha256}"
+
+
 def bake(
-    engine: Engine, request: Request, wheels: Sequence[Path], wheelhouse: Path,
+    engine: Engine, request: Request, wheels: Mapping[Path, str], wheelhouse: Path,
     share: Mapping[str, bytes], labels: Mapping[str, str], folder: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """Build the image and load it into the engine; returns its id, tag and digest.
 
     Args:
+        wheels: ours, each with the sha256 that was recorded of it.
         share: files for the image's share folder, by name.
         folder: receives the image's archive of a cold build.
 
@@ -144,6 +152,7 @@ def bake(
     for wheel in wheels:
         (ours / wheel.name).hardlink_to(wheel)
     (ours / "requirements.txt").write_bytes(request.lock.read_bytes())
+    (ours / "ours.txt").write_text("".join(f"{line}\n" for line in requirements(wheels)))
     if request.profile:
         text = json.dumps(request.profile, indent=2, sort_keys=True) + "\n"
         share = {**share, "profile.json": text.encode()}

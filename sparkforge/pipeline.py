@@ -9,6 +9,7 @@ from typing import Any
 
 from sparkforge.context import Context, Item
 from sparkforge.download import Fetches
+from sparkforge.gitsafe import DamagedRepository
 from sparkforge.log import human_bytes, log
 from sparkforge.receipt import Line, differences
 from sparkforge.store import Artefact
@@ -82,7 +83,11 @@ def _why(context: Context, item: Item) -> list[str]:
     changed = differences(last["inputs"], item.inputs)
     if changed:
         return changed
-    return ["asked for"] if item.stage in context.force else ["its result is gone from the store"]
+    return (
+        ["asked for"]
+        if item.stage in context.force
+        else ["its result is gone from the store, or damaged there"]
+    )
 
 
 def run(context: Context, items: Sequence[Item]) -> list[Line]:
@@ -90,23 +95,41 @@ def run(context: Context, items: Sequence[Item]) -> list[Line]:
 
     A failure stops the build; what is finished by then stays and is not made again.
     """
+    made: set[str] = set()
+    renewed: set[Path] = set()
+    while True:
+        try:
+            return _run(context, items, made)
+        except DamagedRepository as error:
+            if error.repository in renewed:
+                raise
+            renewed.add(error.repository)
+            log.warning(f"{error.what}: fetching it again")
+            context.store.drop_repository(error.repository)
+
+
+def _run(context: Context, items: Sequence[Item], made: set[str]) -> list[Line]:
+    """As ``run``; notes in ``made`` what it has made, and stops at a damaged repository."""
     results: dict[str, Artefact] = {}
     lines: list[Line] = []
-    for item in items:
-        found = _standing(context, item)
-        if found is None or item.stage in context.force:
-            # one that is found but does not stand: an image that is gone from the engine, a
-            # commit whose repository is gone
-            again = context.store.find(item.stage, item.inputs) is not None
+    makes = [item.stage in context.force or _standing(context, item) is None for item in items]
+    for at, item in enumerate(items):
+        again = item.stage in context.force
+        kept = context.store.find(item.stage, item.inputs)
+        if kept is not None and not again:
+            # what something is made of is read whole before: a damaged one is not passed on
+            again = not item.valid(kept) or (any(makes[at + 1 :]) and not item.sound(kept))
+            if again:
+                log.warning(f"{item.label}: gone, or damaged in the store: making it again")
+        if kept is None or again:
             with log.step(item.label):
-                found = context.store.build(
+                kept = context.store.build(
                     item.stage, item.inputs, _maker(item, results), again=again
                 )
-            lines.append(Line(item.label, found, made_now=True))
-        else:
-            lines.append(Line(item.label, found, made_now=False))
-        results[item.label] = found
-        context.store.remember(context.target_name, item.label, found)
+            made.add(item.label)
+        lines.append(Line(item.label, kept, made_now=item.label in made))
+        results[item.label] = kept
+        context.store.remember(context.target_name, item.label, kept)
     return lines
 
 

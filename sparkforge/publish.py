@@ -22,7 +22,7 @@ from sparkforge.disk import disk_errors, write_file
 from sparkforge.log import human_bytes, log
 from sparkforge.options import MACHINES
 from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line, is_receipt
-from sparkforge.store import Artefact
+from sparkforge.store import Artefact, intact
 
 # what the smoke test saw of the unpatched release, by ``smoke.ReleaseProof.done``
 _RELEASE = {
@@ -48,11 +48,8 @@ def publish(
         wheel_path(line.artefact) for line in lines
         if line.artefact.stage == "wheels"
     ]  # fmt: skip
-    there = [receipt_path, *(folder / wheel.name for wheel in wheels)]
-    if wheels:
-        there += [folder / SUMS, *(folder / name for name in (SBOM, PROVENANCE))]
     before = _receipt(receipt_path)
-    if all(path.exists() for path in there) and before.get("items") == document["items"]:
+    if before.get("items") == document["items"] and _complete(folder, before, wheels):
         return folder, {**document, "files": before.get("files", {})}
     from filelock import FileLock  # not needed by a build in which nothing changed
 
@@ -72,8 +69,24 @@ def publish(
             write_env(context, baked, folder)
         complete = {**document, "files": files}
         text = json.dumps(complete, indent=2, sort_keys=True) + "\n"
-        write_file(receipt_path, text.encode())
+        _write(receipt_path, text.encode())
     return folder, complete
+
+
+def _complete(folder: Path, before: Mapping[str, Any], wheels: Sequence[Path]) -> bool:
+    """Tell whether a folder has what its receipt names, with the recorded bytes."""
+    if not wheels:
+        return True
+    files: Mapping[str, str] = before.get("files", {})
+    names = {*(wheel.name for wheel in wheels), SBOM, PROVENANCE}
+    sums = folder / SUMS
+    return (
+        names == set(files)
+        and sums.is_file()
+        and sums.read_bytes() == _sums(files)
+        # a wheel that is linked to the store's is one that was read just now
+        and all(intact(folder / name, sha256) for name, sha256 in files.items())
+    )
 
 
 def _publish_wheels(context: Context, folder: Path, lines: Sequence[Line]) -> dict[str, str]:
@@ -109,14 +122,18 @@ def _publish_wheels(context: Context, folder: Path, lines: Sequence[Line]) -> di
     )
     text = json.dumps(statement, indent=1, sort_keys=True) + "\n"
     files[PROVENANCE] = _write(folder / PROVENANCE, text.encode())
-    sums = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items()))
-    (folder / SUMS).write_text(sums)
+    _write(folder / SUMS, _sums(files))
     return files
 
 
+def _sums(files: Mapping[str, str]) -> bytes:
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items())).encode()
+
+
 def _write(path: Path, data: bytes) -> str:
-    """Write a file; returns its sha256."""
-    path.write_bytes(data)
+    """Write a file for everybody to read, whatever the umask; returns its sha256."""
+    write_file(path, data)
+    path.chmod(0o644)
     return hashlib.sha256(data).hexdigest()
 
 

@@ -116,7 +116,11 @@ def _say(
                   "differences": [asdict(one) for one in found]})  # fmt: skip
     if found:
         msg = f"two builds of {name} differ:\n{_shortened([str(one) for one in found])}"
-        remedy = "make the step that wrote these bytes independent of when and where it runs"
+        remedy = (
+            "make the step that wrote these bytes independent of when and where it runs; if the"
+            " first result is an older one, which other code made or which is damaged:"
+            f" build.py build --target {name} --force wheels --force image"
+        )
         log.error(str(VerifyError(msg, remedy)))
         return VerifyError.exit_code
     for one in document:

@@ -217,6 +217,22 @@ def fill(
     return len(locked)
 
 
+def damaged(folder: Path, wanted: Wanted) -> list[str]:
+    """Return the names of files whose bytes are none of those locked under their name."""
+    locked: dict[str, set[str]] = {}
+    for item in [*wanted.tools, *read_lock(wanted.lock)]:
+        locked.setdefault(item.name, set()).update(item.sha256s)
+
+    def one(path: Path, stopping: Event) -> str | None:
+        return None if sha256_file(path) in locked.get(_project(path.name), ()) else path.name
+
+    return [name for name in in_parallel(one, sorted(folder.glob("*.whl")), _PARALLEL) if name]
+
+
+def _project(name: str) -> str:
+    return str(canonicalize_name(name.partition("-")[0]))
+
+
 class _Stopped(Exception):
     """Ends a download that nobody waits for: another one failed, or the user had enough."""
 

@@ -14,7 +14,7 @@ from sparkforge.compiling.builderitem import builder_items, engine_of
 from sparkforge.compiling.externalitem import external_item
 from sparkforge.compiling.natives import Decision
 from sparkforge.compiling.recipe import Recipe, arch_list, shown
-from sparkforge.context import Context, Item, Results
+from sparkforge.context import Context, Item, Results, holds_wheel
 from sparkforge.engine import stated_digest
 from sparkforge.errors import EngineError
 from sparkforge.items.wheels import (
@@ -143,7 +143,10 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
     uid, gid = builder.user()
     commands = shown(recipe, tag, context.store.root / "compile" / f"{name}-{key[:16]}",
                      context.store.root / "ccache", f"{uid}:{gid}")  # fmt: skip
-    return Item("wheels", f"wheel {name}", inputs, make, download=(file,), commands=tuple(commands))
+    return Item(
+        "wheels", f"wheel {name}", inputs, make, valid=holds_wheel, download=(file,),
+        commands=tuple(commands),
+    )  # fmt: skip
 
 
 def _sources(context: Context, name: str, results: Results, decision: Decision) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkforge import environment, interpreter
 from sparkforge.codekey import code_of
-from sparkforge.context import WHEELS, Context, Item, Results, wheel_path
+from sparkforge.context import WHEELS, Context, Item, Results, wheels_of
 from sparkforge.download import Fetches
 
 
@@ -31,8 +31,7 @@ def environment_item(
                 lock=context.lock,
                 wheelhouse=results[house.label].path / WHEELS,
                 unpacked=unpacked, target=context.target_name,
-                wheels=[wheel_path(results[item.label]) for item in wheels],
-                folder=folder,
+                wheels=wheels_of(wheels, results), folder=folder,
             )  # fmt: skip
         return {"kind": "environment"}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkforge import image
 from sparkforge.codekey import code_of
-from sparkforge.context import WHEELS, Context, Item, Results, wheel_path
+from sparkforge.context import WHEELS, Context, Item, Results, wheels_of
 from sparkforge.download import Fetches
 from sparkforge.receipt import SBOM
 from sparkforge.store import key_of
@@ -84,7 +84,7 @@ def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
             **inputs["labels"], image.KEY_LABEL: key_of(inputs),
             image.SBOM_LABEL: hashlib.sha256(bill).hexdigest(),
         }  # fmt: skip
-        ours = [wheel_path(results[item.label]) for item in wheels]
+        ours = wheels_of(wheels, results)
         return image.bake(engine, request, ours, third_party, share, labels, folder)
 
     return Item(

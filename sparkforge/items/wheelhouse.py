@@ -10,7 +10,7 @@ from sparkforge import interpreter, sizes
 from sparkforge.codekey import code_of
 from sparkforge.context import WHEELS, Context, Item, Results
 from sparkforge.log import log
-from sparkforge.store import sha256_file
+from sparkforge.store import Artefact, sha256_file
 
 
 def wheelhouse_item(
@@ -49,7 +49,12 @@ def wheelhouse_item(
         log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
         return {"files": count}
 
+    def complete(artefact: Artefact) -> bool:
+        there = len(list((artefact.path / WHEELS).glob("*.whl")))
+        return there == int(artefact.outputs["files"])
+
     return Item(
-        stage, label, inputs, make,
+        stage, label, inputs, make, valid=complete,
+        sound=lambda artefact: not wheelhouse.damaged(artefact.path / WHEELS, wanted),
         fetches=lambda: wheelhouse.to_fetch(context.store, wanted, known()),
     )  # fmt: skip

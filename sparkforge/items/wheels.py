@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkforge import sources
 from sparkforge.codekey import code_of
-from sparkforge.context import UNPATCHED, Context, Item, Results, source_of
+from sparkforge.context import UNPATCHED, Context, Item, Results, holds_wheel, source_of
 from sparkforge.log import log
 from sparkforge.pins import ReleaseFile
 from sparkforge.series import Patched, Series
@@ -141,4 +141,4 @@ def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") 
     # the unpatched wheel is only needed by the smoke test, and built just before it
     stage = "wheels" if patched else "smoke"
     commands = (f"# {why}",) if why else ()
-    return Item(stage, label, inputs, make, download=(file,), commands=commands)
+    return Item(stage, label, inputs, make, valid=holds_wheel, download=(file,), commands=commands)

@@ -21,6 +21,7 @@ import requests
 
 from sparkforge import engine, image
 from sparkforge.servers import free_port
+from sparkforge.store import sha256_file
 from tests.support import ROOT
 
 from .conftest import Build, docker
@@ -77,9 +78,9 @@ def stand_in(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFac
     )  # fmt: skip
     work = folder / "work"
     work.mkdir()
-    made = image.bake(
-        engine.connect(), request, [stand_in_wheel(folder)], folder / "house", {}, {}, work
-    )
+    wheel = stand_in_wheel(folder)
+    ours = {wheel: sha256_file(wheel)}
+    made = image.bake(engine.connect(), request, ours, folder / "house", {}, {}, work)
     return str(made["tag"])
 
 

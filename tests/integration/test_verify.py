@@ -59,8 +59,15 @@ def test_a_wheel_with_another_byte_is_named_with_offset_and_values(project: Proj
     at = data.index(PATCHED) + PATCHED.index(b"line_20 = 2") + len("line_20 = ")
     wheel.chmod(0o644)
     wheel.write_bytes(data[:at] + b"3" + data[at + 1 :])
+    # as code that was mended since has made and recorded it
+    record = wheel.parent / "artefact.json"
+    meta = json.loads(record.read_text())
+    meta["outputs"]["sha256"] = sha256(wheel.read_bytes())
+    del meta["seal"]
+    record.write_text(json.dumps({**meta, "seal": key_of(meta)}))
     _, err = project.run(*VERIFY, code=VerifyError.exit_code)
     assert "two builds of tiny differ" in err
+    assert "which other code made or which is damaged: build.py build --target tiny" in err
     assert f"demo/mod.py (packed): offset {at:#x}: 33 0a" in err
     assert "→ 32 0a" in err
     out, _ = project.run(*VERIFY, "--json", code=VerifyError.exit_code)

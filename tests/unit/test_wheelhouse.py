@@ -82,6 +82,23 @@ def test_a_line_without_version_or_hash_is_refused(tmp_path: Path, text: str, li
     assert caught.value.exit_code == 3
 
 
+def test_a_file_with_bytes_that_are_not_locked_is_damaged(tmp_path: Path) -> None:
+    folder = tmp_path / "wheels"
+    good, bad, other = (
+        make_wheel(folder, name) for name in ("Some_Thing", "damaged", "unknown")
+    )  # fmt: skip
+    lines = "".join(
+        f"{name}==1.0 --hash=sha256:{sha256(path.read_bytes())}\n"
+        for name, path in (("some-thing", good), ("damaged", bad))
+    )
+    wanted = Wanted(lock(tmp_path, lines), (), "3.11", "linux/amd64", None)
+    other.unlink()
+    assert wheelhouse.damaged(folder, wanted) == []
+    bad.write_bytes(bad.read_bytes()[:-1])
+    other.write_bytes(good.read_bytes())
+    assert wheelhouse.damaged(folder, wanted) == [bad.name, other.name]
+
+
 @given(
     st.lists(
         st.tuples(

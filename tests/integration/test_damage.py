@@ -1,0 +1,303 @@
+"""What is damaged in the store, or is no store, or is another user's, is never shipped or run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.project import PATCHED, Project
+from tests.support import Page, sha256
+
+BUILD = ("build", "--target", "tiny", "--engine", "none", "--until", "wheels")
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def cut(path: Path) -> None:
+    """Take the second half of a file away."""
+    path.chmod(0o644)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def stored(project: Project, stage: str, name: str) -> Path:
+    (path,) = (project.store / "artefacts" / stage).glob(f"*/{name}")
+    return path
+
+
+def states(receipt: dict[str, dict[str, dict[str, dict[str, str]]]]) -> dict[str, str]:
+    return {label: item["state"] for label, item in receipt["run"]["items"].items()}
+
+
+# -- wheels, dist/ ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_a_damaged_wheel_is_made_again_and_published(
+    project: Project, damage: Callable[[Path], None]
+) -> None:
+    project.build()
+    before = project.wheel.read_bytes()
+    damage(stored(project, "wheels", "*.whl"))
+    out, _ = project.run(*BUILD, "--dry-run", "--json")
+    plan = {step["label"]: (step["state"], step["why"]) for step in json.loads(out)["plan"]}
+    assert plan["series demo"] == ("in the store", [])
+    reason = "its result is gone from the store, or damaged there"
+    assert plan["wheel demo"] == ("to make", [reason])
+    out, err = project.run(*BUILD, "--json")
+    assert "wheel demo: gone, or damaged in the store: making it again" in err
+    assert states(json.loads(out)) == {
+        "source demo": "in the store", "series demo": "in the store", "wheel demo": "made",
+    }  # fmt: skip
+    assert project.wheel.read_bytes() == before
+    assert stored(project, "wheels", "*.whl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["wheel", "sbom.cdx.json", "provenance.intoto.json", "SHA256SUMS"])
+def test_what_is_damaged_in_dist_is_published_again(project: Project, name: str) -> None:
+    project.build()
+    path = project.wheel if name == "wheel" else project.wheel.parent / name
+    before = path.read_bytes()
+    copy = path.read_bytes()
+    path.unlink()  # a copy of its own: the store's is whole
+    path.write_bytes(copy[:-1] + b"?")
+    project.build()
+    assert path.read_bytes() == before
+
+
+def test_all_that_is_published_can_be_read_by_everybody_whatever_the_umask(
+    project: Project,
+) -> None:
+    old = os.umask(0o077)
+    try:
+        project.build()
+    finally:
+        os.umask(old)
+    files = [path for path in project.wheel.parent.iterdir() if not path.name.startswith(".")]
+    modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in files}
+    assert modes.pop(".whl") == 0o444  # linked to the store's
+    assert set(modes.values()) == {0o644}
+
+
+@pytest.mark.parametrize("content", ['{"a": 1}', "[1]", "[" * 100_000, "changed"])
+def test_an_artefacts_record_with_another_content_is_none(project: Project, content: str) -> None:
+    first = project.build()
+    record = stored(project, "wheels", "artefact.json")
+    if content == "changed":
+        content = record.read_text().replace("source_date", "x").replace('"replaced"', '"added"', 1)
+    record.write_text(content)
+    second = project.build()
+    assert states(second)["wheel demo"] == "made"
+    assert second["items"] == first["items"]
+
+
+# -- git -----------------------------------------------------------------------------------
+
+
+def test_a_damaged_object_of_git_is_noticed_and_fetched_again(project: Project) -> None:
+    first = project.build()
+    repo = project.store / "git" / "demo.git"
+    files = [path for path in (repo / "objects").rglob("*") if path.is_file()]
+    assert files
+    for path in sorted(files):
+        before = path.read_bytes()
+        flip(path)
+        # the wheel is gone, too: it is made from the repository's objects
+        shutil.rmtree(project.store / "artefacts")
+        assert project.build()["items"] == first["items"], path
+        if path.is_file() and path.read_bytes() != before:
+            path.write_bytes(before)  # one that nothing needed
+
+
+def test_a_damaged_repository_is_told_where_nothing_makes_it_again(project: Project) -> None:
+    project.build()
+    repo = project.store / "git" / "demo.git"
+    for path in (repo / "objects").rglob("*"):
+        if path.is_file():
+            cut(path)
+    _, err = project.run("patches", "check", code=11)
+    assert f"{repo}: damaged: " in err
+    assert "remove that folder: the next run fetches it again" in err
+
+
+# -- what is no store -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("clean",), ("clean", "--all"), ("clean", "--superseded")])
+def test_clean_makes_no_store(project: Project, tmp_path: Path, words: tuple[str, ...]) -> None:
+    place = tmp_path / "place"
+    project.store = place
+    assert "freed 0 B" in project.run(*words)[0]
+    assert not place.exists()
+    place.mkdir()
+    assert "freed 0 B" in project.run(*words)[0]
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "tmp/mywork/a", "git/myrepo/a", "downloads/b/c"])
+def test_a_folder_with_something_in_it_never_becomes_a_store(
+    project: Project, tmp_path: Path, name: str
+) -> None:
+    kept = tmp_path / "Documents" / name
+    kept.parent.mkdir(parents=True)
+    kept.write_text("precious")
+    project.store = tmp_path / "Documents"
+    before = sorted(project.store.rglob("*"))
+    for words in (("clean",), ("clean", "--all"), ("clean", "--superseded"), BUILD):
+        _, err = project.run(*words, code=11)
+        assert "is no store of sparkforge's, and holds " in err
+        assert "name an empty or a new folder" in err
+    project.run(*BUILD, "--dry-run")
+    assert sorted(project.store.rglob("*")) == before
+    assert kept.read_text() == "precious"
+
+
+def test_a_dry_run_sweeps_nothing_and_a_build_only_its_own(project: Project) -> None:
+    project.build()
+    ours, others = (project.store / "tmp" / name for name in ("series-dead_123", "mywork"))
+    for folder in (ours, others):
+        folder.mkdir()
+    project.run(*BUILD, "--dry-run")
+    assert ours.exists()
+    project.build()
+    assert not ours.exists()
+    assert others.exists()
+
+
+# -- another user's -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger() -> int:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make another user's files")
+    return 65534
+
+
+def give(folder: Path, user: int) -> None:
+    for path in [folder, *folder.rglob("*")]:
+        os.chown(path, user, user, follow_symlinks=False)
+
+
+def trusting(place: Path, folder: Path) -> str:
+    """Return a configuration of git that trusts a folder."""
+    settings = place / "gitconfig"
+    settings.write_text(f'[safe]\n\tdirectory = "{folder}"\n')
+    return str(settings)
+
+
+def test_another_users_store_is_refused_unless_git_is_told_to_trust_it(
+    project: Project, tmp_path: Path, stranger: int
+) -> None:
+    project.build()
+    canary = tmp_path / "canary"
+    repo = project.store / "git" / "demo.git"
+    subprocess.run(["git", "-C", repo, "config", "core.fsmonitor", f"touch {canary}"], check=True)
+    give(project.store, stranger)
+    for words in (BUILD, ("patches", "check"), ("clean", "--all"), (*BUILD, "--dry-run")):
+        _, err = project.run(*words, code=11)
+        assert f"{project.store}: belongs to another user (uid {stranger})" in err
+        assert f"git config --global --add safe.directory {project.store}" in err
+    project.run("patches", "check", GIT_CONFIG_GLOBAL=trusting(tmp_path, project.store))
+    shutil.rmtree(project.store / "artefacts")
+    project.run(*BUILD, GIT_CONFIG_GLOBAL=trusting(tmp_path, project.store))
+    assert not canary.exists()
+
+
+def programs(repo: Path, canary: Path) -> None:
+    """Have a repository name programs wherever git would run one for a status, a commit, a look."""
+    script = repo / "evil"
+    script.write_text(f"#!/bin/sh\ntouch {canary}/$1\ncat\n")
+    script.chmod(0o755)
+    for key, name in (
+        ("core.fsmonitor", "fsmonitor"), ("filter.evil.clean", "clean"),
+        ("filter.evil.smudge", "smudge"), ("filter.evil.process", "process"),
+        ("alias.status", "alias"), ("gpg.program", "gpg"), ("diff.external", "diff"),
+    ):  # fmt: skip
+        value = f"!{script} {name}" if name == "alias" else f"{script} {name}"
+        subprocess.run(["git", "-C", repo, "config", key, value], check=True)
+    (repo / ".git" / "info").mkdir(exist_ok=True)
+    (repo / ".git" / "info" / "attributes").write_text("* filter=evil diff=evil\n")
+    hooks = repo / ".git" / "hooks"
+    hooks.mkdir(exist_ok=True)
+    for name in ("pre-commit", "prepare-commit-msg", "post-commit", "post-checkout",
+                 "post-index-change", "reference-transaction"):  # fmt: skip
+        (hooks / name).write_text(f"#!/bin/sh\ntouch {canary}/{name}\n")
+        (hooks / name).chmod(0o755)
+
+
+def test_no_program_that_a_work_tree_names_is_run(project: Project, tmp_path: Path) -> None:
+    work, canary = tmp_path / "work", tmp_path / "canary"
+    canary.mkdir()
+    project.run("patches", "apply", "demo", str(work))
+    programs(work, canary)
+    (work / "demo" / "mod.py").write_bytes(PATCHED + b"more = 1\n")
+    git = {**os.environ, "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath",
+           "GIT_CONFIG_VALUE_0": os.devnull}  # fmt: skip
+    quiet = ["-c", "core.fsmonitor=false", "-c", "filter.evil.process=", "-c", "filter.evil.clean="]
+    subprocess.run(["git", *quiet, "add", "demo/mod.py"], cwd=work, env=git, check=True)
+    assert list(canary.iterdir()) == []
+    project.run("patches", "new", str(work), "Add a line to the module")
+    os.utime(work / "demo" / "__init__.py")  # git reads it again
+    project.run("patches", "export", str(work), code=6)  # the message is still to be written
+    assert list(canary.iterdir()) == []
+
+
+def test_another_users_work_tree_is_refused(
+    project: Project, tmp_path: Path, stranger: int
+) -> None:
+    work, canary = tmp_path / "work", tmp_path / "canary"
+    canary.mkdir()
+    project.run("patches", "apply", "demo", str(work))
+    programs(work, canary)
+    give(work, stranger)
+    _, err = project.run("patches", "export", str(work), code=11)
+    assert f"{work}: belongs to another user (uid {stranger})" in err
+    assert f"git config --global --add safe.directory {work}" in err
+    trusts = trusting(tmp_path, work)
+    project.run("patches", "export", str(work), GIT_CONFIG_GLOBAL=trusts)
+    project.run("patches", "export", str(work / "demo"), GIT_CONFIG_GLOBAL=trusts)
+    assert list(canary.iterdir()) == []
+
+
+# -- credentials, sizes ------------------------------------------------------------------------
+
+
+def test_credentials_appear_nowhere(project: Project) -> None:
+    # nothing answers at that address
+    mirror = "demo=https://user:hun/ter2@127.0.0.1:9/v.git"
+    out, err = project.run(*BUILD, "--mirror", mirror, "--json", "--verbose", code=4)
+    assert "127.0.0.1:9/v.git" in json.loads(out)["error"]["what"]
+    assert "ter2" not in out + err
+    project.edit_pins(
+        "git: https://127.0.0.1:9/demo.git", "git: https://u:hunter2@127.0.0.1:9/d.git"
+    )
+    out, err = project.run("pins", "check", "--json", code=3)
+    assert "upstreams.demo.git" in err
+    assert "hunter2" not in out + err
+
+
+def test_no_more_than_the_pinned_size_is_taken(project: Project) -> None:
+    path = "/files/demo-1.0-py3-none-any.whl"
+    page = project.server.pages[path]
+    project.server.pages[path] = Page(b"x" * 5_000_000, length=False)
+    _, err = project.run(*BUILD, code=5)
+    assert f"bytes or more, pinned are {len(page.body)}" in err
+    assert list((project.store / "partial").iterdir()) == []
+    project.server.pages[path] = page
+    project.edit_pins(f"size: {len(page.body)}", f"size: {len(page.body) + 1}")
+    _, err = project.run(*BUILD, code=5)
+    assert f"has {len(page.body)} bytes, pinned are {len(page.body) + 1}" in err
+    assert sha256(page.body)[:4]

@@ -1,0 +1,41 @@
+"""A plain environment takes our wheels by their recorded hash, from wherever the store is."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkforge import environment
+from sparkforge.errors import ImageError
+from sparkforge.store import sha256_file
+from tests.support import make_wheel
+
+VERSION = ".".join(platform.python_version_tuple()[:2])
+
+
+def bake(place: Path, wheel: Path, sha256: str) -> Path:
+    (place / "wheels").mkdir(exist_ok=True)
+    (place / "lock.txt").touch()
+    (place / "made").mkdir()
+    return environment.bake(
+        python=Path(sys.executable), lock=place / "lock.txt", wheelhouse=place / "wheels",
+        unpacked=place, target="tiny", wheels={wheel: sha256}, folder=place / "made",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["plain", "with #, ; and space"])
+def test_our_wheels_are_installed_by_their_hash(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    wheel = make_wheel(place / "ours", version="1.0+spark.1")
+    venv = bake(place, wheel, sha256_file(wheel))
+    assert (venv / "lib" / f"python{VERSION}" / "site-packages/demo/__init__.py").is_file()
+    assert [path.name for path in (place / "made").iterdir()] == ["venv"]
+
+
+def test_a_wheel_of_ours_with_another_hash_is_not_installed(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "ours", version="1.0+spark.1")
+    with pytest.raises(ImageError, match=r"[Hh]ash"):
+        bake(tmp_path, wheel, "0" * 64)

@@ -1,0 +1,82 @@
+"""Which items are made again: what is damaged, read whole where something is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkforge import pipeline
+from sparkforge.context import Item, Results
+from sparkforge.errors import StoreError
+from sparkforge.gitsafe import DamagedRepository
+from sparkforge.store import Store
+
+
+@dataclass
+class Bench:
+    """Two items, the second made of the first; what was made and read whole, in order."""
+
+    store: Store
+    done: list[str] = field(default_factory=list)
+    sound: bool = True
+    failure: Exception | None = None
+
+    def run(self, *force: str) -> list[str]:
+        """Run both; returns what was done since."""
+        context: Any = SimpleNamespace(store=self.store, force=frozenset(force), target_name="tiny")
+        self.done.clear()
+        pipeline.run(context, [self.item("house", "wheelhouse"), self.item("image", "image")])
+        return list(self.done)
+
+    def item(self, label: str, stage: str) -> Item:
+        def make(folder: Path, results: Results) -> Mapping[str, Any]:
+            self.done.append(f"made {label}")
+            self.sound = True
+            if self.failure is not None and label == "image":
+                failure, self.failure = self.failure, None
+                raise failure
+            return {}
+
+        def sound(_: object) -> bool:
+            self.done.append(f"read {label}")
+            return self.sound
+
+        return Item(stage, label, {"label": label}, make, sound=sound)
+
+
+@pytest.fixture
+def bench(store: Store) -> Bench:
+    made = Bench(store)
+    assert made.run() == ["made house", "made image"]
+    return made
+
+
+def test_a_build_in_which_nothing_is_made_reads_nothing_whole(bench: Bench) -> None:
+    bench.sound = False
+    assert bench.run() == []
+
+
+def test_what_something_is_made_of_is_read_and_made_again_where_damaged(bench: Bench) -> None:
+    assert bench.run("image") == ["read house", "made image"]
+    bench.sound = False
+    assert bench.run("image") == ["read house", "made house", "made image"]
+
+
+def test_a_damaged_repository_is_removed_and_the_build_goes_on(bench: Bench) -> None:
+    repo = bench.store.git_path("demo")
+    repo.mkdir(parents=True)
+    bench.failure = DamagedRepository(repo, "a bad object")
+    assert bench.run("image") == ["read house", "made image", "read house", "made image"]
+    assert not repo.exists()
+
+
+def test_a_damaged_repository_of_others_stays(bench: Bench, tmp_path: Path) -> None:
+    bench.failure = DamagedRepository(tmp_path, "a bad object")
+    with pytest.raises(StoreError, match="not of this store"):
+        bench.run("image")
+    assert tmp_path.is_dir()
