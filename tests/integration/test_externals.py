@@ -114,6 +114,7 @@ def test_a_second_build_speaks_of_sources_that_fell_back_and_passes_externals_by
         line("external demo/outer", {"commit": "a" * 40}, {"commit": "a" * 40}),
         line("source demo", {"provider": "git"}, {"provider": "git"}),
         line("source other", {"provider": "git"}, {"provider": "release"}),
+        line("source third", {"provider": "git"}, {"provider": "release"}),
     ])  # fmt: skip
     (said,) = capsys.readouterr().out.splitlines()
-    assert "source other: the release file" in said
+    assert "sources of other, third: release files" in said
