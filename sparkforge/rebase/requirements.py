@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import requests
 
 _PART = 1 << 16  # bytes asked for at once; vLLM's list of members has some 600 kB
+_LIMIT = 4 << 20  # bytes of METADATA, its long description included
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence
 _MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
@@ -121,8 +122,11 @@ def _member(file: io.BufferedIOBase) -> bytes:
     with zipfile.ZipFile(file) as wheel:
         for info in wheel.infolist():
             if info.filename.endswith(".dist-info/METADATA") and info.filename.count("/") == 1:
-                return wheel.read(info)
-    msg = "no METADATA"
+                with wheel.open(info) as member:
+                    text = member.read(_LIMIT + 1)
+                if len(text) <= _LIMIT:
+                    return text
+    msg = f"no METADATA of at most {_LIMIT} bytes"
     raise ValueError(msg)
 
 
@@ -131,8 +135,8 @@ class _Remote(io.RawIOBase):
 
     def __init__(self, session: requests.Session, url: str) -> None:
         self.session, self.url, self.at = session, url, 0
-        reply = self._part(0, 0)
-        self.size = int(reply.headers["Content-Range"].rpartition("/")[2])
+        with self._part(0, 0) as reply:
+            self.size = int(reply.headers["Content-Range"].rpartition("/")[2])
 
     def _part(self, first: int, last: int) -> requests.Response:
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={first}-{last}"}
@@ -160,8 +164,9 @@ class _Remote(io.RawIOBase):
         wanted = min(len(buffer), self.size - self.at)
         if wanted <= 0:
             return 0
-        data = self._part(self.at, self.at + wanted - 1).content
-        if len(data) > wanted:
+        with self._part(self.at, self.at + wanted - 1) as reply:
+            data = reply.raw.read(wanted + 1)
+        if len(data) != wanted:
             msg = "its server gives other parts than were asked for"
             raise ValueError(msg)
         buffer[: len(data)] = data

@@ -267,3 +267,20 @@ def test_history_names_the_commits_of_a_conflict(upstream: Upstream) -> None:
     repo.commit({"demo/t.py": with_line(text, 10, b"theirs = 1")}, "Do it their way")
     (move,) = moves_in_history(upstream, STOPPED).values()
     assert "Do it their way (changes demo/t.py)" in move["culprits"][0]
+
+
+@pytest.mark.parametrize("page", [{"ranges": False}, {"statuses": [500] * 9}])
+def test_requirements_that_cannot_be_read_are_named(
+    upstream: Upstream, page: dict[str, Any]
+) -> None:
+    upstream.series({"One": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"ours = 1")}})
+    upstream.release({}, requires=["helper==2.0"])
+    served = upstream.project.server.pages["/files/demo-2.0-py3-none-any.whl"]
+    read = upstream.rebase("demo", "--onto", "latest", "--dry-run")["companions"]
+    assert any("helper: none (wanted ==2.0)" in one["what"] for one in read)
+    served.ranges = page.get("ranges", True)
+    served.statuses = list(page.get("statuses", []))
+    found = upstream.rebase("demo", "--onto", "latest", "--dry-run")["companions"]
+    said = "what demo-2.0-py3-none-any.whl requires can't be read from here"
+    lacking = "files.wheel: the index has none"
+    assert any(said in one["what"] or lacking in one["what"] for one in found)
