@@ -145,6 +145,8 @@ class _Output:
                     self.problems.append(problem)
                 if self.died is None and (match := _DIED.search(line[:_LINE_LIMIT])) is not None:
                     self.died = int(match[1])
+        if rest:
+            os.write(1, b"\n")  # its last line has no end, and ours come after it
 
 
 def run(plan: Plan) -> End:
@@ -183,6 +185,8 @@ def run(plan: Plan) -> End:
         if plan.link is not None:
             plan.link.close()
     reader.join(5)
+    if attendant.by_itself:
+        say("error: the server ended by itself; its words above say why")
     if attendant.died_at_first_token():
         died = attendant.ended if output.died is None else output.died
         say(f"error: the engine died{_by(died)} while answering the first token")
@@ -233,7 +237,7 @@ class _Attendant:
         looks_s = 0.0 if plan.client is None else plan.client.timeout_s
         # the last look takes its time, too: all of it is to be over within hang_s
         self.hang = Hang(plan.hang_s, spare_s=looks_s)
-        self.asked = self.told_ready = False
+        self.asked = self.told_ready = self.by_itself = False
         self.ended: int | None = None
         self._before: Counters | None = None
         self._warming: _Warming | None = None
@@ -248,10 +252,10 @@ class _Attendant:
                 pass
             else:
                 self.ended = code
-                worked = self.asked or self.hang.answered
-                if code == 0 and worked and not self.output.told_to_end:
+                asked_for_help = {"-h", "--help"} & {one.partition("=")[0] for one in plan.command}
+                if code == 0 and not self.output.told_to_end and not asked_for_help:
                     # so does vLLM after the death of its engine, and nothing restarts a success
-                    say("error: the server ended by itself; its words above say why")
+                    self.by_itself = True
                     return EX_TEMPFAIL
                 return code if code >= 0 else 128 - code
             if self.output.problems and not _tolerated(plan, self.output.problems):

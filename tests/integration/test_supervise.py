@@ -252,6 +252,19 @@ def test_an_engine_that_dies_of_the_first_request_is_one_line(
     assert one.output.read_text().count(words) == 1
 
 
+def test_an_end_before_the_first_look_is_no_success_and_leaves_a_line_of_its_own(
+    supervised: Callable[..., Supervised],
+) -> None:
+    words = "import sys; sys.stdout.write('last words')"
+    one = supervised(command=[sys.executable, "-c", words])
+    assert one.process.wait(120) == EX_TEMPFAIL
+    assert "last words\nentrypoint: error: the server ended by itself" in one.output.read_text()
+
+
+def test_an_end_after_help_is_a_success(supervised: Callable[..., Supervised]) -> None:
+    assert supervised(command=["true", "--help=all"]).process.wait(120) == 0
+
+
 def test_another_backend_ends_the_server_while_it_loads(
     supervised: Callable[..., Supervised],
 ) -> None:
