@@ -59,6 +59,7 @@ def test_many_files_are_one_line_in_bytes_with_the_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_module, "_PROGRESS_EVERY_S_PLAIN", 0.0)
+    monkeypatch.setattr(log_module.log, "_progress_at", 0.0)  # the clock below starts at 100
     clock = iter([100.0, *[104.0] * 100])
     monkeypatch.setattr("sparkforge.sizes.time.monotonic", lambda: next(clock))
     progress = sizes.Progress("wheels", ("a", "b", "c"), {"a": 4 << 20, "b": 12 << 20})
