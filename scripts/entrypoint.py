@@ -85,16 +85,16 @@ def main(arguments: list[str]) -> int:
     except (OSError, ValueError) as error:
         words, end = f"{type(error).__name__}: {error}", supervise.End(EX_CONFIG)
         say(f"error: {words}")
-    if failed is not None and end.told:
+    if failed is not None and end.told():
         failed.forget()
-    why = "" if end.told else starts.why_to_wait(end.code, failed)
+    why = "" if end.told() else starts.why_to_wait(end.code, failed)
     if why and starts.repeats(os.environ.get("SPARKFORGE_RESTART", "")):
         if failed is not None:
             failed.forget()  # who starts this container again wants it tried again
         say(f"waiting, and serving nothing: {why}; the lines above say what is wrong")
         say("to try again: docker compose restart, or docker compose up after a change of .env")
         supervise.tell(f"serves nothing and waits: {why}: {words}", given_up=True)
-        starts.wait()
+        starts.wait(end.told)
     return end.code
 
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import signal
 import socket
-import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,10 +93,11 @@ def why_to_wait(code: int, starts: Starts | None) -> str:
     return ""
 
 
-def wait() -> None:
-    """Return when somebody wants this process to end."""
-    told = threading.Event()
+def wait(told: Callable[[], bool]) -> None:
+    """Return when somebody wants this process to end: ``told()``, or a signal from now on."""
+    signals: list[int] = []
     for number in _SIGNALS:
-        signal.signal(number, lambda *_: told.set())
-    while not told.wait(1):  # a signal that another thread received wakes nobody
-        pass
+        signal.signal(number, lambda number, frame: signals.append(number))
+    # no threading.Event: a handler that sets it waits for ever where it interrupts the waiting
+    while not signals and not told():
+        time.sleep(0.2)

