@@ -69,7 +69,8 @@ class Upstream:
         self.release({}, OLD)
         for file in demo.files.values():
             data = (self.root.parent / "release" / file.file).read_bytes()
-            self.project.edit_pins(file.sha256, sha256(data))
+            pinned = f"sha256: {file.sha256}, size: {file.size}"
+            self.project.edit_pins(pinned, f"sha256: {sha256(data)}, size: {len(data)}")
         return commit
 
     def release(
