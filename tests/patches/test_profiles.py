@@ -96,9 +96,9 @@ def test_vllm_still_says_which_kernels_dense_layers_get(patched_python: Path) ->
     (package,) = patched_python.parent.parent.glob("lib/python3*/site-packages/vllm")
     folder = package / "model_executor/kernels/linear"
     source = (folder / "__init__.py").read_text()
-    for kind, kernel in (("4", "Torch"), ("8", "Torch"), ("4", "Marlin"), ("8", "Marlin")):
+    for kind, kernel in (("4", "cpu"), ("8", "cpu"), ("4", "marlin"), ("8", "marlin")):
         assert f'"Using %s for MXFP{kind} GEMM", kernel_cls.__name__' in source
-        module = folder / f"mxfp{kind}" / f"{'pytorch' if kernel == 'Torch' else 'marlin'}.py"
+        module = folder / f"mxfp{kind}" / f"{kernel}.py"
         (name,) = re.findall(r"^class (\w+Kernel)\(", module.read_text(), re.MULTILINE)
         watch = backends.Watch({"linear": kernel.upper()})
         assert watch.feed(f"[__init__.py:995] Using {name} for MXFP{kind} GEMM") is None
