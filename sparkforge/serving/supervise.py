@@ -190,6 +190,9 @@ def run(plan: Plan) -> End:
     if attendant.died_at_first_token():
         died = attendant.ended if output.died is None else output.died
         say(f"error: the engine died{_by(died)} while answering the first token")
+    elif output.died is not None and not attendant.hang.answered:
+        # at loading, or at another's request before our first
+        say(f"error: the engine died{_by(output.died)} before it was ready")
     return End(code, lambda: output.told_to_end)
 
 

@@ -84,7 +84,7 @@ class Pair:
             "return_token_ids": True, "prompt_logprobs": 0,
         }  # fmt: skip
         url = f"http://127.0.0.1:{self.port}/v1/completions"
-        reply = requests.post(url, json=body, timeout=120)
+        reply = requests.post(url, json=body, timeout=600)
         assert reply.ok, reply.text
         (choice,) = reply.json()["choices"]
         # the first token of a prompt has no probability; each other row holds its own token's
@@ -94,7 +94,7 @@ class Pair:
     def up(self) -> float:
         """Start both; returns the seconds until both were healthy."""
         self.compose("up", "--detach", *BOTH)
-        return self.wait(lambda: self.healthy(*BOTH), 300)
+        return self.wait(lambda: self.healthy(*BOTH), PATIENCE_S)
 
     def lose_the_worker(self) -> tuple[float, float]:
         """Kill the worker's half of vLLM.
@@ -105,8 +105,8 @@ class Pair:
         restarts = {name: self.state(name)["RestartCount"] for name in BOTH}
         python = "/opt/sparkforge/venv/bin/python"
         self.compose("exec", "spark-worker", python, "-c", KILL_VLLM)
-        noticed_s = self.wait(lambda: not self.healthy("spark-head"), 60)
-        again_s = self.wait(lambda: self.healthy(*BOTH), 300)
+        noticed_s = self.wait(lambda: not self.healthy("spark-head"), PATIENCE_S)
+        again_s = self.wait(lambda: self.healthy(*BOTH), PATIENCE_S)
         assert all(self.state(name)["RestartCount"] > restarts[name] for name in BOTH)
         assert "the worker has gone" in self.compose("logs", "spark-head")
         return noticed_s, again_s
@@ -115,6 +115,8 @@ class Pair:
         self.compose("down", "--volumes", "--timeout", "5")
 
 
+# two nodes on two cores: a busy machine takes a second a token
+PATIENCE_S = 1200
 BOTH = ("spark-head", "spark-worker")
 
 
@@ -129,7 +131,7 @@ def pair(image: Any, checkout: Path) -> Iterator[Pair]:
 
 def test_two_nodes_answer_as_one_does_and_outlive_a_killed_worker(pair: Pair) -> None:
     pair.compose("up", "--detach", "cpu")
-    pair.wait(lambda: pair.healthy("cpu"), 200)
+    pair.wait(lambda: pair.healthy("cpu"), PATIENCE_S)
     tokens, alone = pair.answer()
     pair.compose("rm", "--stop", "--force", "cpu")
 
