@@ -144,5 +144,5 @@ def test_serve_chat_answers_chats_from_the_image(
         assert (message["reasoning"], message["content"]) == (REASONING, ANSWER)
     finally:
         server.terminate()  # Compose stops the container, as at Ctrl-C
-        server.wait(60)
+        server.wait(600)
         docker("compose", "--project-directory", str(checkout), "down", "--volumes")
