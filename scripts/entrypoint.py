@@ -171,6 +171,9 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
     command += last
 
     if not shutil.which("c++") and not shutil.which("g++"):
+        if plan.get("cuda_arch"):  # a server several times slower, and FlashInfer would fail anyway
+            raise StartError("no C++ compiler is in this image, and its kernels are compiled at run"
+                             " time: build the image again, on a base with g++")  # fmt: skip
         # torch.compile would call the compiler at the first token (vLLM's CPU sampler uses it even
         # with --enforce-eager), and the engine would die of it.
         say("no C++ compiler here: serving without torch.compile")
@@ -270,7 +273,8 @@ def warm_up(
         max_seqs=most("--max-num-seqs", 64),
         captured=tuple(plan.get("cudagraph_capture_sizes", ())),
     )
-    return warmup.WarmUp(client, shape, mode, limit_s, say, supervise.tell, held, way)
+    asks = bool(plan.get("answers"))
+    return warmup.WarmUp(client, shape, mode, limit_s, say, supervise.tell, held, way, asks)
 
 
 def same_on_both(model: str, plan: Mapping[str, Any], caller: list[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from sparkforge.pinbase import Backend, Count, LayerList, Model, Name, Truth
 
@@ -54,6 +54,9 @@ class Profile(Model):
     """Vocabulary among ``vocabularies`` that has to be there."""
     warm_up: Literal["off", "quick", "full"] = "off"
     """Requests that have kernels compiled before the server counts as healthy."""
+    answers: Truth = False
+    """Whether the model, with its real weights, has to answer a question before the server counts
+    as healthy: at the end of the warm-up."""
     expect: Mapping[Literal["moe", "attention", "linear"], Backend] = Field(default_factory=dict)
     """Names of the backends as vLLM's log has them; ``linear``: of dense layers in MX formats."""
     on_mismatch: Literal["fail", "warn"] = "fail"
@@ -65,3 +68,10 @@ class Profile(Model):
             msg = "sizes must ascend"
             raise ValueError(msg)
         return sizes
+
+    @model_validator(mode="after")
+    def _asked(self) -> Profile:
+        if self.answers and (self.vocabulary is None or self.warm_up == "off"):
+            msg = "has answers without a vocabulary or a warm-up"
+            raise ValueError(msg)
+        return self

@@ -8,9 +8,10 @@ is counted in /metrics changes only with the child's answers. It prints the chil
 It has no compiler, and can be told to behave as if: FAKE_COMPILES holds words, and a request with
 one of them takes a moment and leaves a kernel in TRITON_CACHE_DIR, where none of that name is yet.
 A request with the word FAKE_FAILS is answered 500, one with FAKE_REFUSES 400, and with FAKE_HANGS
-never; one with FAKE_DIES ends the server with SIGILL. With FAKE_ENGINE_DIES, the name of a signal,
-the engine ends by it at the first request, and the server after it, as vLLM does. A request for
-/drip or /odd has all later answers come byte by byte, or with null in place of the usage.
+never; one with FAKE_DIES ends the server with SIGILL. FAKE_ANSWER is what each chat says. With
+FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at the first request, and the server
+after it, as vLLM does. A request for /drip or /odd has all later answers come byte by byte, or with
+null in place of the usage.
 """
 
 from __future__ import annotations
@@ -153,7 +154,8 @@ def main() -> None:
             engine.token()
             engine.count(len(prompt))
             usage = None if "odd" in manners else {"completion_tokens": 1}
-            self._answer(json.dumps({"usage": usage}))
+            message = {"content": os.environ.get("FAKE_ANSWER")}
+            self._answer(json.dumps({"usage": usage, "choices": [{"message": message}]}))
 
     ThreadingHTTPServer.request_queue_size = 128  # a warm-up sends many at once
     server = ThreadingHTTPServer((os.environ.get("FAKE_HOST", "127.0.0.1"), port), Handler)

@@ -24,7 +24,13 @@ _VALUES = (
 )
 
 # What a profile may hold besides, by kind; the values themselves are vLLM's to judge.
-_FLAGS = ("prefix_caching", "enforce_eager", "exclude_tools_when_none", "evict_page_cache")
+_FLAGS = (
+    "prefix_caching",
+    "enforce_eager",
+    "exclude_tools_when_none",
+    "evict_page_cache",
+    "answers",
+)
 _TEXTS = ("tool_call_parser", "vocabulary_sha256", "cuda_arch", "on_mismatch", "warm_up")
 _MEMORY = ("keep_free_gib", "least_gib", "most_percent")
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from sparkforge.serving import record, steps
+from sparkforge.serving import answers, record, steps
 from sparkforge.serving.caches import Caches, kernels
 from sparkforge.serving.document import Document
 from sparkforge.serving.progress import PROBLEMS, Client, StatusError
@@ -49,6 +49,7 @@ class WarmUp:
         tell: takes how far it is, for the health check.
         caches: where kernels appear; None: nobody knows where, and nothing is recorded.
         way: names the way that the server was started in, for the record's file name.
+        answers: whether the model has to answer a question at last; it has no part in ``limit_s``.
     """
 
     client: Client
@@ -59,6 +60,7 @@ class WarmUp:
     tell: Callable[[str], None]
     caches: Caches | None = None
     way: str = "default"
+    answers: bool = False
     _known: set[str] = field(default_factory=set)
     _before: set[str] = field(default_factory=set)
     _refused: set[str] = field(default_factory=set)
@@ -89,11 +91,12 @@ class WarmUp:
         """
         start = time.monotonic()
         made: list[Made] = []
-        why = outcome = digest = ""
+        why = outcome = digest = wrong = name = ""
         try:
             start_up = self._gained()
             made.append(Made("start of the server", 0.0, len(start_up), kernels(start_up)))
             model = self.client.model(time.monotonic() + _ASK_S)
+            name = model.name
             shape = self.shape = replace(self.shape, max_len=model.max_len or self.shape.max_len)
             more = sorted(self._record.lengths) if self._record else []
             digest = steps.digest(shape)
@@ -116,8 +119,20 @@ class WarmUp:
             outcome = f"{made[-1].name}: {type(error).__name__}: {error}"
         if self._record is not None and why:
             self._record.steps, self._record.complete = digest, not outcome
-        self._close(start, made, outcome)
-        return "" if outcome == "time" else outcome
+        if self.answers and outcome in ("", "time"):
+            wrong = self._answers(name, made)
+        self._close(start, made, wrong or outcome)
+        return wrong or ("" if outcome == "time" else outcome)
+
+    def _answers(self, model: str, made: list[Made]) -> str:
+        """Have the model answer; returns what is wrong with that, or nothing."""
+        self.tell("warm-up: a question to the model")
+        began = time.monotonic()
+        problem = answers.check(self.client, model, self.shape.max_len, self.say)
+        gained = self._gained()
+        seconds = round(time.monotonic() - began, 3)
+        made.append(Made("answers", seconds, len(gained), kernels(gained), problem))
+        return problem
 
     def _reason(self, digest: str, start_up: set[str]) -> str:
         """Say why the short warm-up would not do, or nothing."""

@@ -191,6 +191,22 @@ def test_a_request_that_fails_is_named(start: Start, policy: str, serves: bool) 
     assert "Traceback" not in one.text()
 
 
+@pytest.mark.parametrize("answer", ["42", ""])
+def test_a_server_is_healthy_once_its_model_answers(
+    start: Start, tmp_path: Path, answer: str
+) -> None:
+    (tmp_path / "asks.json").write_text(json.dumps({"warm_up": "quick", "answers": True}))
+    one = start(SPARKFORGE_PROFILE=str(tmp_path / "asks.json"), FAKE_ANSWER=answer)
+    if answer:
+        assert "'What is 17 + 25?', 8 at once: answered right" in one.ready()
+        assert one.health() == "well"
+    else:
+        assert one.process.wait(PATIENCE_S) == EX_CONFIG
+        assert "error: warm-up failed: 'What is 17 + 25?', asked alone: status 200" in one.text()
+        assert "ready after" not in one.text()
+    assert one.record()["runs"][0]["steps"][-1]["name"] == "answers"
+
+
 def test_what_the_server_refuses_is_told_and_no_failure(start: Start) -> None:
     one = start(FAKE_REFUSES="tool")
     assert "chat with tools: 0.0 s; refused: POST /v1/chat/completions: 400" in one.ready()

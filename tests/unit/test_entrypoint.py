@@ -117,6 +117,23 @@ def test_an_unknown_kind_of_check_is_refused(
     assert "use fail, warn or off" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("cuda_arch", ["12.1", None])
+def test_without_a_compiler_only_a_cpu_is_served(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], cuda_arch: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(entrypoint.shutil, "which", lambda name: None)
+    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, cuda_arch=cuda_arch))
+    if cuda_arch is None:
+        plan = plan_of(entrypoint, monkeypatch, [])
+        assert plan.command[-1] == "--enforce-eager"
+        assert plan.variables["TORCH_COMPILE_DISABLE"] == "1"
+        assert "serving without torch.compile" in capsys.readouterr().err
+    else:
+        assert entrypoint.main([]) == EX_CONFIG
+        assert "no C++ compiler is in this image" in capsys.readouterr().err
+
+
 def test_without_a_device_no_server_is_started_but_where_the_user_wants_it(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
