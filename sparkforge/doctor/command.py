@@ -17,6 +17,7 @@ from sparkforge.doctor import (
     pair,
     pairreading,
     reading,
+    reporting,
     storage,
 )
 from sparkforge.doctor.finding import CHECKS, STATES, Finding
@@ -39,7 +40,10 @@ _MARKS = {"ok": ("32", "✓"), "note": ("2", "·"), "warn": ("33", "!"), "fail":
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look, judge, print; returns 18 where something would stop the target."""
+    """Look, judge, print; returns 18 where something would stop the target.
+
+    A report is the answer in itself: with one the code is 0, whatever is found.
+    """
     path = pins_path(options)
     if options.docs or options.check:
         page = path.parent / "docs" / "doctor.md"
@@ -48,6 +52,10 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--wait is for the other side of a pair", "say --cluster, too")
     all_pins = pins.load(path)
     want = wanted(all_pins, options.target or _likely_target())
+    reports = options.report is not False  # None: in a file that we name
+    if options.no_chats and not reports:
+        raise UsageError("--no-chats is for a report", "say --report, too")
+    archive = reporting.path_of(options.report, Path.cwd()) if reports else None
     seen = _recorded(options.readings) if options.readings else _read(options, want)
     if options.save:
         try:
@@ -67,11 +75,19 @@ def run(options: argparse.Namespace) -> int:
         probes = (*PROBES, lambda seen, want: pair.judge(both, seen, rdma=want.gpu))
     findings = relevant(judge(seen, want, probes))
     stops = [one for one in findings if one.state == "fail"]
-    if options.json:
-        log.json(document(want.target, findings))
-    else:
+    said = document(want.target, findings)
+    if not options.json:
         show(want.target, findings)
-    if not stops:
+    if archive is not None:
+        everything = reading.all_variables(path.parent / ".env")
+        made = reporting.write(
+            archive, path.parent, want.target, seen, said, everything, ask=not options.no_chats
+        )
+        said["report"] = reporting.document(archive, made)
+        reporting.show(archive, made)
+    if options.json:
+        log.json(said)
+    if archive is not None or not stops:
         return 0
     names = ", ".join(one.name for one in stops)
     error = DoctorError(f"target {want.target} would not be built or served here: {names}",
@@ -159,9 +175,11 @@ def _likely_target() -> str:
 
 def _recorded(path: Path) -> Readings:
     try:
-        return Readings.loads(path.read_text(encoding="utf-8"))
+        text = reporting.readings_in(path) or path.read_text(encoding="utf-8")
+        return Readings.loads(text)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", "name what --save wrote") from None
+        hint = "name what --save or --report wrote"
+        raise UsageError(f"{path}: {error.strerror}", hint) from None
     except (ValueError, TypeError, AttributeError) as error:
         msg = f"{path} is no recording: {error}"
         raise UsageError(msg, "build.py doctor --save FILE writes one") from None

@@ -223,6 +223,12 @@ def variables(env_file: Path) -> dict[str, str]:
 
     No token is among them.
     """
+    found = all_variables(env_file)
+    return {name: value for name, value in found.items() if "TOKEN" not in name}
+
+
+def all_variables(env_file: Path) -> dict[str, str]:
+    """Return the same with tokens, for those who use or mask them."""
     found: dict[str, str] = {}
     if env_file.is_file():
         for line in env_file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -232,7 +238,7 @@ def variables(env_file: Path) -> dict[str, str]:
     for name, value in os.environ.items():
         if name in _VARIABLES or name.startswith(("SPARKFORGE_", "NCCL_", "GLOO_", "UCX_", "HF_")):
             found[name] = value
-    return {name: value for name, value in found.items() if "TOKEN" not in name}
+    return found
 
 
 def _pythons(timeout_s: float) -> str:

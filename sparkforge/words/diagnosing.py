@@ -28,6 +28,11 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
                         help="write what was read, too: for a report")  # fmt: skip
     record.add_argument("--readings", type=Path, metavar="FILE",
                         help="judge what --save wrote on another machine")  # fmt: skip
+    record.add_argument("--report", type=Path, nargs="?", default=False, metavar="FILE",
+                        help="pack all that a first run tells into an archive: readings, logs,"
+                        " chats (default: sparkforge-report-TIME.tar.gz)")  # fmt: skip
+    doctor.add_argument("--no-chats", action="store_true",
+                        help="--report: ask the server nothing")  # fmt: skip
     how = doctor.add_mutually_exclusive_group()
     how.add_argument("--docs", action="store_true", help="write the table in docs/doctor.md")
     how.add_argument("--check", action="store_true", help="fail where that table is stale")

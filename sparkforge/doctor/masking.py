@@ -1,0 +1,82 @@
+"""Text for other people's eyes: without keys, passwords, and the names of machine and user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+INSTEAD = "***"
+_LEAST = 6  # characters of a secret: "true" as one would cut every text to pieces
+_SECRET_NAME = re.compile(r"api_?key|token(?!iz|s)|secret|passw|credential|authorization", re.I)
+_PATTERNS = (
+    # user and password of an address
+    (re.compile(r"(?<=://)[^/\s\"'@]*@"), f"{INSTEAD}@"),
+    (re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[A-Za-z0-9_-]{16,}"), rf"\1{INSTEAD}"),
+    (re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}"), rf"\1 {INSTEAD}"),
+    # NAME=value and "name": "value", of names that tell
+    (
+        re.compile(
+            r"(?i)([A-Z0-9_-]*(?:api_?key|token(?!iz|s)|secret|passw(?:or)?d)[A-Z0-9_-]*"
+            r"(?:\"\s*:\s*\"|=))[^\s\"',}\]]+"
+        ),
+        rf"\1{INSTEAD}",
+    ),
+    # numbers of this very device
+    (re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), f"GPU-{INSTEAD}"),
+    (re.compile(r"(<(serial|board_id|uuid|pdi)>)[^<]*"), rf"\1{INSTEAD}"),
+    (re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.I), "xx:xx:xx:xx:xx:xx"),
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Tell whether a variable of that name holds a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What to leave out, beside what looks like a secret.
+
+    Attributes:
+        secrets: keys as they are.
+        names: text to put in the place of a name, by name: home folder, user, host.
+    """
+
+    secrets: tuple[str, ...] = ()
+    names: tuple[tuple[str, str], ...] = ()
+
+    def text(self, text: str) -> str:
+        """Return a text without all that."""
+        for secret in self.secrets:
+            text = text.replace(secret, INSTEAD)
+        for pattern, instead in _PATTERNS:
+            text = pattern.sub(instead, text)
+        for name, instead in self.names:
+            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", instead, text)
+        return text
+
+
+def mask_of(
+    variables: Mapping[str, str], keys: Iterable[str], home: Path, user: str, host: str
+) -> Mask:
+    """Return the mask of a machine.
+
+    Args:
+        variables: of environment and .env; values of those whose names tell are left out.
+        keys: API keys, as read from their files.
+    """
+    values = [value for name, value in variables.items() if is_secret_name(name)]
+    found = {one.strip() for one in (*values, *keys)}
+    # longest first: one may be part of another. A path is no secret: it names the key's file
+    secrets = sorted(
+        (one for one in found if len(one) >= _LEAST and not one.startswith(("/", "~", "."))),
+        key=len,
+        reverse=True,
+    )
+    names = [(str(home), "~"), (user, "USER"), (host, "HOST"), (host.partition(".")[0], "HOST")]
+    return Mask(
+        tuple(secrets),
+        tuple((name, instead) for name, instead in names if len(name) > 1 and name != "root"),
+    )
