@@ -50,6 +50,7 @@ from sparkforge.serving import (
     compilers,
     devices,
     memory,
+    moments,
     pagecache,
     profile,
     settings,
@@ -160,6 +161,7 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         variables = cluster.environment(pair, variables)
         link = cluster.Link(pair, same_on_both(model, plan, caller), say)
         link.meet()  # for hours, it may be: what is free here is looked up afterwards
+    say(moments.line("the start"))
     files = weight_files(model)
     if plan.get("evict_page_cache"):
         evict(files)  # first: memory is measured after it
@@ -200,6 +202,7 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         folder = held.folder.parent if held else Path(tempfile.gettempdir())
         counted = starts.Starts.of(folder, way, limit, say)
         counted.begin()
+    say(moments.line("the load"))
     end = supervise.run(supervise.Plan(
         command=command, variables=variables,
         expected={} if check == "off" else profile.expectations(plan, command, caller),
@@ -208,11 +211,25 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         warm_strict=settings.choice(
             os.environ, "SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn")
         ) == "fail",
-        at_ready=(lambda: evict(files)) if plan.get("evict_page_cache") else lambda: None,
-        when_ready=counted.forget if counted else lambda: None,
+        at_ready=lambda: at_first_token(files if plan.get("evict_page_cache") else []),
+        when_ready=lambda: when_ready(counted),
         link=link,
     ))  # fmt: skip
     return end, counted
+
+
+def at_first_token(files: list[Path]) -> None:
+    """Drop weight files from the page cache, between two readings of memory."""
+    say(moments.line("the first token"))
+    if files:
+        evict(files)
+
+
+def when_ready(counted: starts.Starts | None) -> None:
+    """Forget the starts that failed."""
+    say(moments.line("ready"))
+    if counted is not None:
+        counted.forget()
 
 
 def max_jobs(plan: Mapping[str, Any], command: list[str]) -> int:
