@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkforge import plain
+from sparkforge import envfile, plain
 from sparkforge.run import Glimpse, glimpse
 
 FILES = (
@@ -229,12 +229,7 @@ def variables(env_file: Path) -> dict[str, str]:
 
 def all_variables(env_file: Path) -> dict[str, str]:
     """Return the same with tokens, for those who use or mask them."""
-    found: dict[str, str] = {}
-    if env_file.is_file():
-        for line in env_file.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, equals, value = line.strip().partition("=")
-            if equals and not name.startswith("#"):
-                found[name.strip()] = value.strip().strip("'\"")
+    found = envfile.read(env_file)
     for name, value in os.environ.items():
         if name in _VARIABLES or name.startswith(("SPARKFORGE_", "NCCL_", "GLOO_", "UCX_", "HF_")):
             found[name] = value
