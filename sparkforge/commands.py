@@ -145,8 +145,11 @@ def _engine_for(
     chosen, why = engine.choose(options.engine, options.base, reference)
     if compiles and chosen is None and not plan_only:
         msg = f"wheels are compiled in a container, and this would be {why}"
-        remedy = "start Docker Engine 23 or newer and name a base (--base IMAGE) where none is"
-        raise EngineError(msg, f"{remedy} pinned; or take --wheels overlay, which needs neither")
+        remedy = (
+            f"start Docker Engine {engine.OLDEST_ENGINE} or newer and name a base (--base IMAGE)"
+            " where none is pinned; or take --wheels overlay, which needs neither"
+        )
+        raise EngineError(msg, remedy)
     return chosen, why
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sparkforge.codekey import code_of
 from sparkforge.compiling import builder
 from sparkforge.context import WHEELS, Context, Item, Results
-from sparkforge.engine import Engine
+from sparkforge.engine import OLDEST_ENGINE, Engine
 from sparkforge.errors import CompileError, EngineError
 from sparkforge.items.wheelhouse import wheelhouse_item
 from sparkforge.store import code_digest, key_of
@@ -81,6 +81,8 @@ def engine_of(context: Context) -> Engine:
     """
     if context.engine is None:
         msg = "wheels are compiled in a container, and no container engine is used here"
-        remedy = "start Docker Engine 23 or newer (DOCKER_HOST), or take --wheels overlay"
+        remedy = (
+            f"start Docker Engine {OLDEST_ENGINE} or newer (DOCKER_HOST), or take --wheels overlay"
+        )
         raise EngineError(msg, remedy)
     return context.engine

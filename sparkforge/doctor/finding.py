@@ -163,7 +163,7 @@ CHECKS: Mapping[str, Check] = {
             "docker answers 'permission denied' for everything",
         ),
         "engine": (
-            "docker info", "fail: the target needs one and none answers, or it is older than 23",
+            "docker info", "fail: the target needs one and none answers, or it is older than 25",
             "it bakes and runs the image",
         ),
         "buildx": ("docker buildx version", "fail: not there", "it builds the image"),
