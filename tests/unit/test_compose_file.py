@@ -1,0 +1,85 @@
+"""docker-compose.yml: what it passes on, and what it keeps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support import ROOT
+
+TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE: Mapping[str, Any] = yaml.safe_load(TEXT)
+NAMED = re.compile(
+    r"\b(?:(?:SPARKFORGE|VLLM|HF|HUGGING_FACE|TIKTOKEN|FASTSAFETENSORS|PYTORCH|NCCL|GLOO)_[A-Z0-9_]+"
+    r"|MAX_JOBS|(?:HTTPS?|NO|ALL)_PROXY|(?:https?|no|all)_proxy)\b"
+)
+NOT_FOR_THE_CONTAINER = {
+    "of build.py": {
+        "SPARKFORGE_STORE", "SPARKFORGE_CHECKOUT", "SPARKFORGE_CPU_ISA",
+    },
+    "given to the commands of ablate": {
+        "SPARKFORGE_TREES", "SPARKFORGE_WHEELS", "SPARKFORGE_PYTHON", "SPARKFORGE_LEFT_OUT",
+    },
+    "in the image; a folder or file of the container": {
+        "SPARKFORGE_JIT_DIR", "SPARKFORGE_API_KEY_PATH",
+    },
+    "set by the entrypoint": {"VLLM_HOST_IP"},
+    "an example of docker-compose.override.yml": {"VLLM_LOG_STATS_INTERVAL"},
+    "a branch in docs/watch.md": {"VLLM_BASELINE"},
+}  # fmt: skip
+
+
+def environment(service: str) -> Mapping[str, str | None]:
+    found: Mapping[str, str | None] = COMPOSE["services"][service]["environment"]
+    return found
+
+
+def test_every_variable_that_a_page_names_reaches_the_container() -> None:
+    passed = set(re.findall(r"\$\{(\w+)", TEXT))
+    for service in COMPOSE["services"]:
+        passed |= set(environment(service))
+    left = set().union(*NOT_FOR_THE_CONTAINER.values())
+    pages = {page: set(NAMED.findall(page.read_text())) for page in (ROOT / "docs").glob("*.md")}
+    lost = {page.name: sorted(names - passed - left) for page, names in pages.items()}
+    assert {page: names for page, names in lost.items() if names} == {}
+    assert left - passed == left  # and what is passed after all leaves the list
+    unheard = left - set().union(*pages.values())
+    assert unheard == set(), "no page names these any more"
+
+
+def test_every_variable_that_compose_passes_by_name_alone_is_on_the_page() -> None:
+    page = (ROOT / "docs/serving.md").read_text() + (ROOT / "docs/two-sparks.md").read_text()
+    bare = {
+        name for service in COMPOSE["services"]
+        for name, value in environment(service).items() if value is None
+    }  # fmt: skip
+    assert {name for name in bare if name.upper() not in page} == set()
+
+
+def test_no_default_of_the_image_is_taken_away() -> None:
+    """A variable without a value, which nobody sets, is removed from those of the image."""
+    image = set(re.findall(r"^(?:ENV)? +(\w+)=\S+(?: \\)?$",
+                           (ROOT / "Dockerfile").read_text(), re.MULTILINE))  # fmt: skip
+    assert {"HF_HOME", "SPARKFORGE_JIT_DIR"} <= image
+    for service in COMPOSE["services"]:
+        bare = {name for name, value in environment(service).items() if value is None}
+        assert not bare & image
+
+
+@pytest.mark.parametrize("service", ["cpu", "spark", "spark-head", "spark-worker", "rtx"])
+def test_each_service_gets_the_proxies(service: str) -> None:
+    names = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"]
+    found = environment(service)
+    assert all(found[name] is None for name in (*names, *map(str.lower, names)))
+
+
+def test_down_with_volumes_keeps_the_models() -> None:
+    assert COMPOSE["volumes"]["models"] == {"name": "sparkforge-models", "external": True}
+    with_models = {
+        name for name, one in COMPOSE["services"].items() if "models}" in str(one["volumes"])
+    }
+    assert with_models == {"spark", "spark-head", "spark-worker", "rtx"}
