@@ -47,7 +47,7 @@ class Request:
         profile: how the model is served; the entrypoint makes arguments of it.
         serve: default arguments of ``vllm serve``.
         ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
-        release: version of the result; the image's tag.
+        release: version of the result; the image's tag begins with it.
         lock: hash-locked requirements that the wheelhouse satisfies.
         cold: use no cache, and leave the image in a file instead of the engine.
         builder: buildx's name of what bakes.
@@ -68,9 +68,14 @@ class Request:
     cold: bool = False
     builder: str = "default"
 
-    @property
-    def tag(self) -> str:
-        return f"sparkforge/{self.target}:{self.release}"
+    def tag(self, image_id: str) -> str:
+        """Return the tag of the result: no other image ever gets it."""
+        return f"{repository(self.target)}:{self.release}-{image_id.removeprefix('sha256:')[:12]}"
+
+
+def repository(target: str) -> str:
+    """Return what the names of a target's images have before the colon."""
+    return f"sparkforge/{target}"
 
 
 def recipe_digest(root: Path) -> str:
@@ -113,7 +118,7 @@ def labels(context: Context, base: str) -> dict[str, str]:
     return result
 
 
-def _output(engine: Engine, request: Request, archive: Path) -> list[str]:
+def _output(engine: Engine, name: str, archive: Path) -> list[str]:
     """Say where the image goes, and with what bytes.
 
     Into a file: only that exporter sets every file's date, and so gives the same layers twice.
@@ -121,9 +126,9 @@ def _output(engine: Engine, request: Request, archive: Path) -> list[str]:
     and dating the files about as long again. Only engines with containerd's store can.
     """
     if engine.containerd_store:
-        how = f"type=oci,dest={archive},name={request.tag},rewrite-timestamp=true"
+        how = f"type=oci,dest={archive},name={name},rewrite-timestamp=true"
         return ["--output", f"{how},compression=zstd,compression-level=1,force-compression=true"]
-    return ["--load", "--tag", request.tag]
+    return ["--load", "--tag", name]
 
 
 def requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
@@ -160,6 +165,8 @@ def bake(
     for name, data in share.items():
         (ours / "share" / name).write_bytes(data)
     metadata, archive = folder / "build.json", folder / ARCHIVE
+    # until its id is known; of its own, so that bakes at the same time take nothing from each other
+    name = f"{repository(request.target)}:baking-{labels.get(KEY_LABEL, 'alone')[:12]}"
     arguments = {
         "BASE": request.base,
         "PYTHON_VERSION": request.python,
@@ -171,7 +178,7 @@ def bake(
     command: list[str | Path] = [
         "docker", "buildx", "build", "--builder", request.builder, "--progress=plain",
         "--provenance=false",
-        *_output(engine, request, archive), *(["--no-cache"] if request.cold else []),
+        *_output(engine, name, archive), *(["--no-cache"] if request.cold else []),
         "--file", request.root / "Dockerfile", "--target", "serve",
         "--platform", request.platform, "--metadata-file", metadata,
         "--build-context", f"wheels={ours}", "--build-context", f"wheelhouse={wheelhouse}",
@@ -195,11 +202,14 @@ def bake(
         return {"kind": "image", "digest": digest, "archive": ARCHIVE}
     from sparkforge import sbom
 
-    image = engine.client.images.get(request.tag)
-    log.info(f"image {request.tag} ({image.id})")
+    image = engine.client.images.get(name)
+    tag = request.tag(str(image.id))
+    image.tag(*tag.split(":"))
+    engine.client.images.remove(name)  # the name; the image has another now
+    log.info(f"image {tag}")
     return {
         "kind": "image",
-        "tag": request.tag,
+        "tag": tag,
         "image_id": image.id,
         "digest": digest,
         "base": request.base,

@@ -10,13 +10,12 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkforge import plain
+from sparkforge import composing, envfile, plain
 from sparkforge.context import WHEELS, Context, wheel_path
 from sparkforge.disk import disk_errors, write_file
 from sparkforge.log import human_bytes, log
@@ -48,13 +47,16 @@ def publish(
         wheel_path(line.artefact) for line in lines
         if line.artefact.stage == "wheels"
     ]  # fmt: skip
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    baked = next((ln.artefact for ln in lines if ln.artefact.stage == "image"), None)
+    if baked is not None and baked.outputs["kind"] == "image":
+        for_compose(context, baked, folder)  # also after a rollback: a build means the newest
     before = _receipt(receipt_path)
     if before.get("items") == document["items"] and _complete(folder, before, wheels):
         return folder, {**document, "files": before.get("files", {})}
     from filelock import FileLock  # not needed by a build in which nothing changed
 
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     with disk_errors(folder), FileLock(folder / ".lock"):
         for old in folder.glob(f"*{SUFFIX}"):
             old.unlink()  # it signed what was there before
@@ -64,9 +66,6 @@ def publish(
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is mended
         if context.target.smoke is not None:
             tiny_model(folder)
-        baked = next((ln.artefact for ln in lines if ln.artefact.stage == "image"), None)
-        if baked is not None and baked.outputs["kind"] == "image":
-            write_env(context, baked, folder)
         complete = {**document, "files": files}
         text = json.dumps(complete, indent=2, sort_keys=True) + "\n"
         _write(receipt_path, text.encode())
@@ -189,30 +188,24 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def write_env(context: Context, image: Artefact, folder: Path) -> None:
-    """Write .env, from which `docker compose up` learns what was built last.
+def for_compose(context: Context, image: Artefact, folder: Path) -> None:
+    """Have `docker compose up` serve an image: by .env, and the volume of the models.
 
-    Lines that the user added under other names are kept, to the byte.
+    Lines that the user added to .env under other names are kept, to the byte.
     """
-    ours = {
+    tag = str(image.outputs["tag"])
+    env_file = context.root / ".env"
+    name = composing.variable(context.target_name)
+    if (before := envfile.read(env_file).get(name, tag)) != tag:
+        log.info(f"Compose uses {tag}, and no longer {before}; back to it:"
+                 f" build.py rollback --target {context.target_name}")  # fmt: skip
+    envfile.put(env_file, {
         "COMPOSE_PROFILES": context.target_name,
-        f"SPARKFORGE_IMAGE_{context.target_name.upper()}": str(image.outputs["tag"]),
+        name: tag,
         "SPARKFORGE_MODEL_DIR": str(tiny_model(folder)) if context.target.smoke else "",
-    }
-    path = context.root / ".env"
-    kept = []
-    if path.exists():
-        lines = path.read_text(errors="surrogateescape").splitlines()
-        kept = [ln for ln in lines if ln.partition("=")[0] not in ours]
-    text = [f"{name}={_for_compose(value)}" for name, value in ours.items() if value]
-    write_file(path, ("\n".join([*kept, *text]) + "\n").encode(errors="surrogateescape"))
-
-
-def _for_compose(value: str) -> str:
-    """Return a value as .env has it for Compose, to which ``$``, ``#`` and quotes say something."""
-    if re.fullmatch(r"[\w@%+=:,./-]+", value):
-        return value
-    return "'" + value.replace("'", "\\'") + "'"
+    })  # fmt: skip
+    if context.engine is not None:
+        composing.keep_models(context.engine, context.target, context.platform)
 
 
 def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: float) -> None:

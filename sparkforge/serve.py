@@ -18,13 +18,12 @@ from pathlib import Path
 
 import requests
 
-from sparkforge import image, servers
+from sparkforge import envfile, image, servers
 from sparkforge.context import Context
-from sparkforge.doctor.reading import variables
 from sparkforge.environment import python_path
 from sparkforge.errors import SmokeError, UsageError
 from sparkforge.log import log
-from sparkforge.publish import made, tiny_model, write_env
+from sparkforge.publish import for_compose, made, tiny_model
 from sparkforge.run import background, call
 from sparkforge.serverlog import ending
 from sparkforge.servers import LOOPBACK, Launch, ProcessServer
@@ -246,7 +245,7 @@ def _image_server(
     from sparkforge.launcher import CHAT_OPTIONS
 
     folder = context.root / "dist" / context.target_name
-    write_env(context, baked, folder)
+    for_compose(context, baked, folder)
     environment: dict[str, str | None] = {}
     if context.port:
         environment["SPARKFORGE_PORT"] = str(context.port)
@@ -260,8 +259,8 @@ def _image_server(
         environment["SPARKFORGE_MODEL_DIR"] = str(checkpoint(model))
     if arguments := (*(CHAT_OPTIONS if chat else ()), *context.arguments):
         environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(arguments)
-    seen = {**variables(context.root / ".env"), **environment}
-    if not (seen.get("SPARKFORGE_RESTART") or os.environ.get("SPARKFORGE_RESTART")):
+    seen = {**envfile.seen(context.root / ".env"), **environment}
+    if not seen.get("SPARKFORGE_RESTART"):
         environment["SPARKFORGE_RESTART"] = "no"  # somebody looks on: the first failure is told
     address = f"http://{LOOPBACK}:{seen.get('SPARKFORGE_PORT') or 8000}"
     command = ("docker", "compose", "--project-directory", str(context.root), "up")

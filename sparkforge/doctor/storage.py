@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkforge.composing import MODELS_VOLUME
 from sparkforge.doctor.finding import Finding
 from sparkforge.doctor.reading import Readings
 from sparkforge.doctor.wanted import MODEL_BYTES, Wanted
 
 _GIB = 1 << 30
 _LEAST = 2 * _GIB
-_VOLUME = "volume sparkforge_models"
+_VOLUME = f"volume {MODELS_VOLUME}"
 _NEW_HOME = "$HOME/sparkforge-models"
 _LISTEN = "0A"  # the state in /proc/net/tcp
 

@@ -89,6 +89,6 @@ def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
 
     return Item(
         "image", "image", inputs, make,
-        valid=lambda artefact: engine.has_image(str(artefact.outputs["image_id"])),
+        valid=lambda artefact: engine.has_image(str(artefact.outputs["tag"])),
         fetches=lambda: Fetches(unknown=("base image and system packages",)),
     )  # fmt: skip

@@ -1,13 +1,13 @@
-"""build, explain, smoke, serve, verify, clean."""
+"""build, explain, smoke, serve, images, rollback, verify, clean."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from sparkforge import commands
+from sparkforge import commands, composing
 from sparkforge.context import STAGES
-from sparkforge.words.parents import Parents, Subparsers, target_options
+from sparkforge.words.parents import Parents, Parser, Subparsers, target_options
 from sparkforge.words.signing import trust_options
 
 
@@ -63,6 +63,8 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     )  # fmt: skip
     serve.set_defaults(run=commands.serve)
 
+    _image_commands(subparsers, shared)
+
     verify = subparsers.add_parser(
         "verify", parents=[shared, sources, target_options(required=False, serves=False)],
         help="build a second time, cold: every byte must be the same; or look into an image",
@@ -85,6 +87,24 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         "--superseded", action="store_true", help="only results that no target's newest build uses"
     )
     clean.set_defaults(run=commands.clean)
+
+
+def _image_commands(subparsers: Subparsers, shared: Parser) -> None:
+    images = subparsers.add_parser(
+        "images", parents=[shared], help="what was baked, and which image Compose uses"
+    )
+    images.add_argument("--target", metavar="NAME", help="of this target only")
+    images.set_defaults(run=composing.images)
+
+    rollback = subparsers.add_parser(
+        "rollback", parents=[shared], help="have Compose use the image before, or another one"
+    )
+    rollback.add_argument("--target", required=True, metavar="NAME", help="whose image")
+    rollback.add_argument(
+        "image", nargs="?", metavar="IMAGE",
+        help="a name that `build.py images` lists, with or without what stands before the colon",
+    )  # fmt: skip
+    rollback.set_defaults(run=composing.rollback)
 
 
 def _verify(options: argparse.Namespace) -> int:

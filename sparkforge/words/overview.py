@@ -14,7 +14,7 @@ from sparkforge.store import sha256_file
 from sparkforge.words.parents import Parents, Parser, Subparsers
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "use": ("doctor", "build", "serve", "smoke", "verify", "clean"),
+    "use": ("doctor", "build", "serve", "smoke", "images", "rollback", "verify", "clean"),
     "change": ("patches", "pins", "dev", "rebase", "watch"),
     "judge": ("explain", "roofline", "bench", "ablate", "proofs", "sign"),
 }

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 import requests
 
-from sparkforge import engine, image
+from sparkforge import composing, engine, image
 from sparkforge.servers import free_port
 from sparkforge.store import sha256_file
 from tests.support import ROOT
@@ -61,8 +62,12 @@ def stand_in_wheel(folder: Path) -> Path:
     return path
 
 
+Bake = Callable[..., str]
+
+
 @pytest.fixture(scope="module")
-def stand_in(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory) -> Bake:
+    """Make the stand-in's image with a profile; returns its tag."""
     folder = tmp_path_factory.mktemp("stand-in")
     receipt = build("--target", "cpu", "--engine", "none", "--until", "wheelhouse")
     (house,) = (one["key"] for one in receipt["items"] if one["label"] == "wheelhouse")
@@ -71,18 +76,27 @@ def stand_in(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFac
     (folder / "house").mkdir()
     (folder / "house" / uv.name).write_bytes(uv.read_bytes())
     (folder / "lock.txt").write_text("")
-    request = image.Request(
-        root=ROOT, target="stand-in", base=base_image, python="3.11", platform="linux/amd64",
-        epoch=1_795_219_200, system_packages=(), serve=(), release="0", lock=folder / "lock.txt",
-        profile={"expect": {"moe": "MARLIN"}},
-        ca_bundle=Path(ca) if (ca := os.environ.get("SPARKFORGE_TEST_CA")) else None,
-    )  # fmt: skip
-    work = folder / "work"
-    work.mkdir()
     wheel = stand_in_wheel(folder)
     ours = {wheel: sha256_file(wheel)}
-    made = image.bake(engine.connect(), request, ours, folder / "house", {}, {}, work)
-    return str(made["tag"])
+
+    def make(**profile: Any) -> str:
+        request = image.Request(
+            root=ROOT, target="stand-in", base=base_image, python="3.11", platform="linux/amd64",
+            epoch=1_795_219_200, system_packages=(), serve=(), release="0",
+            lock=folder / "lock.txt", profile=profile,
+            ca_bundle=Path(ca) if (ca := os.environ.get("SPARKFORGE_TEST_CA")) else None,
+        )  # fmt: skip
+        work = Path(tempfile.mkdtemp(dir=folder))
+        labels = {image.TARGET_LABEL: "stand-in"}
+        made = image.bake(engine.connect(), request, ours, folder / "house", {}, labels, work)
+        return str(made["tag"])
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def stand_in(bake: Bake) -> str:
+    return bake(expect={"moe": "MARLIN"})
 
 
 class Composed:
@@ -171,10 +185,24 @@ def test_the_container_has_no_rights_that_it_does_not_need(stand_in: str, tmp_pa
         refused = docker("exec", one.container, "sh", "-c", f"{write}; touch /tmp/x ~/x && echo ok")
         assert refused.splitlines()[-1] == "ok"
         assert refused.count("Read-only file system") == 5
+        mounts = docker("exec", one.container, "cat", "/proc/mounts").splitlines()
+        (tmp,) = (line.split()[3].split(",") for line in mounts if line.split()[1] == "/tmp")
+        assert {"noexec", "nosuid", "nodev"} <= set(tmp)
         caps = docker("exec", one.container, "sh", "-c", "grep -E '^(Cap|NoNew)' /proc/1/status")
         assert {line.split()[1].strip("0") for line in caps.splitlines()} == {"", "1"}
         reply = requests.post(f"http://127.0.0.1:{one.port}/v1/completions", json={}, timeout=5)
         assert reply.json()["usage"]["completion_tokens"] == 1
+
+
+def test_another_build_takes_no_name_from_the_one_before(stand_in: str, bake: Bake) -> None:
+    there = engine.connect()
+    other = bake(expect={"moe": "MARLIN"}, warm_up="off")
+    try:
+        found = composing.on_engine(there, ["stand-in"], {"SPARKFORGE_IMAGE_STAND-IN": stand_in})
+        assert [(one.image, one.used) for one in found] == [(other, False), (stand_in, True)]
+        assert bake(expect={"moe": "MARLIN"}) == stand_in  # what is the same keeps its name
+    finally:
+        docker("image", "rm", other)
 
 
 def test_a_frozen_engine_turns_unhealthy_and_is_started_anew(stand_in: str, tmp_path: Path) -> None:

@@ -369,7 +369,7 @@ def test_the_remedy_puts_the_model_where_compose_looks(want: Wanted) -> None:
     assert "fetches 65.2 GB into /hf" in one.seen
     assert one.remedy == f"HF_HOME=/hf {fetch} && sudo chown -R 10001 /hf"
     one = found(spark(disks=disks, variables={}), want)["model"]
-    assert "fetches 65.2 GB into its volume sparkforge_models" in one.seen
+    assert "fetches 65.2 GB into its volume sparkforge-models" in one.seen
     new = "$HOME/sparkforge-models"
     assert one.remedy.startswith(f"HF_HOME={new} {fetch} && sudo chown -R 10001 {new}")
     assert one.remedy.endswith(f"echo SPARKFORGE_HF_CACHE={new} >>.env")
@@ -382,7 +382,7 @@ def test_a_model_that_compose_does_not_see_is_no_model_yet(want: Wanted) -> None
     there = {**CHECKPOINT, "hub": "/home/me/the hub/hub"}
     one = found(spark(disks={**DISKS, "checkpoint": there}, variables={}), want)["model"]
     assert one.state == "warn"
-    assert "volume sparkforge_models" in one.seen
+    assert "volume sparkforge-models" in one.seen
     assert "echo SPARKFORGE_HF_CACHE='/home/me/the hub' >>.env" in one.remedy
     moved = {**CHECKPOINT, "hub": "/elsewhere"}  # HF_HUB_CACHE: nothing that Compose could mount
     one = found(spark(disks={**DISKS, "checkpoint": moved}, variables={}), want)["model"]

@@ -17,10 +17,11 @@ from tests.support import ROOT
 def written(root: Path) -> list[bytes]:
     """Return the lines of .env after a build with an image."""
     context: Any = SimpleNamespace(
-        root=root, target_name="cpu", target=SimpleNamespace(smoke=object())
-    )
+        root=root, target_name="cpu", target=SimpleNamespace(smoke=object(), model=None),
+        engine=object(), platform="linux/amd64",
+    )  # fmt: skip
     image: Any = SimpleNamespace(outputs={"tag": "sparkforge/cpu:1"})
-    publish.write_env(context, image, root / "dist")
+    publish.for_compose(context, image, root / "dist")
     return (root / ".env").read_bytes().splitlines()
 
 

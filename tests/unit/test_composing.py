@@ -1,0 +1,168 @@
+"""Which image Compose uses: .env, `build.py images`, `rollback`, on a stand-in for the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkforge import cli, composing, envfile, pins
+from sparkforge.errors import ImageError
+from tests.support import ROOT
+
+OLD, MID, NEW = (f"sparkforge/spark:1-{digit * 12}" for digit in "abc")
+Run = Callable[..., int]
+
+
+class Images:
+    """Images of an engine, in no order; only ``list`` and ``volumes.create`` are there to be used,
+    so nothing can be removed."""
+
+    def __init__(self) -> None:
+        self.held = [
+            self.one(MID, "2026-02", "spark"), self.one(NEW, "2026-03", "spark"),
+            self.one(OLD, "2026-01", "spark"), self.one("sparkforge/cpu:1-d", "2026-04", "cpu"),
+            # made on top of one, and has its labels
+            self.one("sparkforge/spark-dev:1", "2026-05", "spark"),
+        ]  # fmt: skip
+        self.volumes: list[str] = []
+
+    @staticmethod
+    def one(name: str, made: str, target: str) -> Any:
+        return SimpleNamespace(
+            id=f"sha256:{name}", tags=[name],
+            labels={"org.sparkforge.target": target, "org.sparkforge.key": "k" * 64,
+                    "org.opencontainers.image.version": "1"},
+            attrs={"Metadata": {"LastTagTime": f"{made}-01T10:00:00Z"}, "Size": 20_000_000_000},
+        )  # fmt: skip
+
+    def list(self, filters: Any) -> list[Any]:
+        assert filters == {"label": "org.sparkforge.target"}
+        return self.held
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Images:
+    found = Images()
+    client = SimpleNamespace(images=found, volumes=SimpleNamespace(create=found.volumes.append))
+    monkeypatch.setattr(composing, "connect", lambda: SimpleNamespace(client=client))
+    return found
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run build.py on a folder that has this checkout's pins."""
+    for name in ("SPARKFORGE_IMAGE", "SPARKFORGE_IMAGE_SPARK"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "pins.yaml").write_bytes((ROOT / "pins.yaml").read_bytes())
+    (tmp_path / "requirements").symlink_to(ROOT / "requirements")
+    return lambda *words: cli.main([*words, "--pins", str(tmp_path / "pins.yaml")])
+
+
+def test_rollback_goes_back_one_by_one_and_keeps_the_users_lines(
+    engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = tmp_path / ".env"
+    env.write_text(
+        f"# mine\nCOMPOSE_PROFILES=rtx\nexport SPARKFORGE_IMAGE_SPARK = '{NEW}' # x\nMINE='a b'\n"
+    )
+    env.chmod(0o600)
+    for step in (MID, OLD):
+        assert run("rollback", "--target", "spark") == 0
+        assert env.read_text() == (
+            f"# mine\nCOMPOSE_PROFILES=rtx\nMINE='a b'\nSPARKFORGE_IMAGE_SPARK={step}\n"
+        )
+    assert env.stat().st_mode & 0o777 == 0o600
+    assert run("rollback", "--target", "spark") == ImageError.exit_code
+    assert f"{OLD} is the oldest image of target spark" in capsys.readouterr().err
+    assert run("rollback", "--target", "spark", NEW.partition(":")[2]) == 0
+    assert envfile.read(env)["SPARKFORGE_IMAGE_SPARK"] == NEW
+
+
+def test_rollback_refuses_what_is_gone(
+    engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = tmp_path / ".env"
+    env.write_text("SPARKFORGE_IMAGE_SPARK=sparkforge/spark:1-gone\n")
+    before = env.read_bytes()
+    assert run("rollback", "--target", "spark") == ImageError.exit_code
+    assert "sparkforge/spark:1-gone, which Compose uses, is gone" in capsys.readouterr().err
+    for name in ("sparkforge/spark:1-gone", "sparkforge/cpu:1-d", "sparkforge/spark-dev:1"):
+        assert run("rollback", "--target", "spark", name) == ImageError.exit_code
+        assert f"holds no image {name} of target spark" in capsys.readouterr().err
+    assert env.read_bytes() == before
+
+
+def test_the_environment_counts_before_dot_env(
+    engine: Images, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SPARKFORGE_IMAGE_SPARK", MID)
+    assert run("rollback", "--target", "spark") == 0
+    assert envfile.read(tmp_path / ".env") == {
+        "COMPOSE_PROFILES": "spark", "SPARKFORGE_IMAGE_SPARK": OLD
+    }  # fmt: skip
+    assert "of the environment counts before .env" in "".join(capsys.readouterr())
+
+
+def test_images_lists_the_newest_first_and_marks_what_compose_uses(
+    engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".env").write_text(f"SPARKFORGE_IMAGE_SPARK={MID}\nSPARKFORGE_IMAGE_CPU=away:1\n")
+    assert run("images", "--target", "spark", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["image"], one["used"]) for one in said["images"]] == [
+        (NEW, False), (MID, True), (OLD, False)
+    ]  # fmt: skip
+    assert said["images"][0] | {"image": "", "image_id": ""} == {
+        "target": "spark", "image": "", "image_id": "", "release": "1", "key": "k" * 64,
+        "made": "2026-03-01T10:00:00Z", "size": 20_000_000_000, "used": False,
+    }  # fmt: skip
+    assert run("images") == 0
+    said = "".join(capsys.readouterr())
+    assert f"* {MID}" in " ".join(said.split())
+    assert "SPARKFORGE_IMAGE_CPU is away:1, which the engine does not hold" in said
+
+
+@pytest.mark.parametrize(("machine", "made"), [("aarch64", ["sparkforge-models"]), ("x86_64", [])])
+def test_the_models_volume_is_made_where_the_image_is_served(
+    monkeypatch: pytest.MonkeyPatch, machine: str, made: list[str]
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    volumes: list[str] = []
+    client = SimpleNamespace(volumes=SimpleNamespace(create=volumes.append))
+    engine: Any = SimpleNamespace(client=client)
+    target = pins.load(ROOT / "pins.yaml").target("spark")
+    composing.keep_models(engine, target, "linux/arm64")
+    assert volumes == made
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert f"name: {composing.MODELS_VOLUME}," in text
+
+
+# what Docker Compose 2.26 made of each line
+COMPOSE_READS = (
+    ("A=plain", "plain"), ("A=with space # comment", "with space"), ("A=a#b", "a#b"),
+    ('A="quoted # no comment" # c', "quoted # no comment"), ("A='single $HOME'", "single $HOME"),
+    (r"""A='it\'s'""", "it's"), (r'A="esc \"x\""', 'esc "x"'), ("export A=exported", "exported"),
+    ("A = spaced", "spaced"), ("  A=trail   ", "trail"), ("A=${NOPE:-dflt}", "dflt"),
+    ('A="two\nlines"', "two\nlines"), ("A=", ""), ("A=R'b'c", "R'b'c"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "value"), COMPOSE_READS)
+def test_dot_env_is_read_as_compose_reads_it(tmp_path: Path, line: str, value: str) -> None:
+    (tmp_path / ".env").write_text(f"# A=no\n{line}\n")
+    assert envfile.read(tmp_path / ".env") == {"A": value}
+
+
+@pytest.mark.parametrize("value", ["plain", "my $dir #1", "it's", "a b"])
+def test_what_is_written_is_read_again(tmp_path: Path, value: str) -> None:
+    link, real = tmp_path / "link", tmp_path / "real"
+    link.symlink_to(real)
+    envfile.put(link, {"A": value, "B": ""})
+    assert link.is_symlink()
+    assert envfile.read(real) == {"A": value}
