@@ -331,9 +331,9 @@ def memory_options(
         return []
     reading = memory.read()
     wanted = {**plan["memory"], "least_gib": -(-int(plan["memory"]["least_gib"]) // nodes)}
-    share = f"{memory.utilisation(wanted, reading):.2f}"
-    say(f"{reading.available / memory.GIB:.1f} of {reading.total / memory.GIB:.1f} GiB are"
-        f" available: {option} {share}")  # fmt: skip
+    cuda_total = devices.unified_bytes()
+    share = f"{memory.utilisation(wanted, reading, cuda_total):.2f}"
+    say(f"{memory.described(reading, cuda_total)}: {option} {share}")
     return [option, share]
 
 

@@ -30,4 +30,4 @@ def width(asked: int | None, gib_per_job: float, keep_gib: float = 0.0) -> int:
 
 def available_gib() -> float:
     """Return the memory that can be had, of this machine or of the container that this runs in."""
-    return memory.read().available / memory.GIB
+    return memory.read().room / memory.GIB

@@ -39,6 +39,8 @@ def jobs(
         cpus: of this machine, where it is None.
     """
     share = float(profile.value(command, "--gpu-memory-utilization") or 0) if unified else 0.0
-    free = (reading.available - share * reading.total) / GIB - KEEP_GIB
+    # compilers count in a container's limit, whether or not the GPU's memory does
+    beside = min(reading.available - share * reading.total, reading.room)
+    free = beside / GIB - KEEP_GIB
     most = len(os.sched_getaffinity(0)) if cpus is None else cpus
     return max(1, min(most, int(free / gib_per_job(command))))

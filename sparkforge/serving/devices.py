@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 from sparkforge.serving.errors import EX_UNAVAILABLE, StartError
 
@@ -15,25 +16,49 @@ class DeviceError(StartError):
     """There is none; the message says what to do."""
 
 
+_MAJOR, _MINOR, _INTEGRATED = 75, 76, 18  # CU_DEVICE_ATTRIBUTE_* of cuda.h
+
+
 def capabilities(library: str = "libcuda.so.1") -> list[Capability]:
     """Ask the driver; it makes no context, so it takes no memory of the device."""
+    cuda, devices = _devices(library)
+    return [(_attribute(cuda, one, _MAJOR), _attribute(cuda, one, _MINOR)) for one in devices]
+
+
+def unified_bytes(library: str = "libcuda.so.1") -> int | None:
+    """Return the memory of the first integrated device, which is the host's, as CUDA counts it.
+
+    None: no device is integrated.
+    """
+    cuda, devices = _devices(library)
+    total = ctypes.c_size_t()
+    for one in devices:
+        if _attribute(cuda, one, _INTEGRATED) != 1:
+            continue
+        if cuda.cuDeviceTotalMem_v2(ctypes.byref(total), one) == 0:
+            return total.value
+    return None
+
+
+def _devices(library: str) -> tuple[Any, list[ctypes.c_int]]:
+    """Return the driver and a handle of each device; none where the driver has none to show."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
-        return []
-    count, value, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        return None, []
+    count = ctypes.c_int()
     if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return []
-    found = []
-    for index in range(count.value):
-        numbers = []
-        for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-            code = cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetAttribute(
-                ctypes.byref(value), attribute, device
-            )
-            numbers.append(-1 if code else value.value)
-        found.append((numbers[0], numbers[1]))
-    return found
+        return cuda, []
+    found = [ctypes.c_int(-1) for _ in range(count.value)]
+    for index, one in enumerate(found):
+        cuda.cuDeviceGet(ctypes.byref(one), index)  # where it fails, so does each question after it
+    return cuda, found
+
+
+def _attribute(cuda: Any, device: ctypes.c_int, attribute: int) -> int:
+    value = ctypes.c_int()
+    failed = cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    return -1 if failed else value.value
 
 
 def check(wanted: str, there: Sequence[Capability]) -> str | None:

@@ -15,6 +15,14 @@ from typing import Any
 from sparkforge.serving.errors import StartError
 
 GIB = 1 << 30
+HOST_GIB = 16
+"""The least limit of a container whose GPU memory does not count in it.
+
+Counted there are vLLM's own processes (3 GiB or more, an estimate), FlashInfer's compilers (4.6:
+ten of 0.46, measured with nvcc 13.0 for 12.1) and Compose's two folders in memory, 8 of /dev/shm
+and 2 of /tmp, which are hardly full at the same time. No Spark has confirmed it.
+"""
+LIMIT = "SPARKFORGE_MEMORY_LIMIT"
 
 
 class MemoryShortError(StartError):
@@ -23,51 +31,107 @@ class MemoryShortError(StartError):
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes of the machine's memory, and of them, bytes that can be had now."""
+    """Bytes of the machine's memory, and of them, bytes that can be had now.
+
+    Attributes:
+        limit: bytes that this container may use; None: it has no limit.
+        used: bytes of them in use that the kernel cannot drop.
+    """
 
     total: int
     available: int
+    limit: int | None = None
+    used: int = 0
+
+    @property
+    def left(self) -> int | None:
+        """Bytes up to the container's limit; None: it has no limit."""
+        return None if self.limit is None else max(self.limit - self.used, 0)
+
+    @property
+    def room(self) -> int:
+        """Bytes that processes of this container can have now."""
+        return self.available if self.left is None else min(self.available, self.left)
 
 
 def read(root: Path = Path("/")) -> Reading:
-    """Read the kernel's own estimate, and the limit of this container where it is tighter.
+    """Read the kernel's own estimate, and the limit of this container.
 
     ``MemAvailable`` counts page cache that can be dropped as available; cudaMemGetInfo does not.
+    Of the container's use, its page cache does not count here either.
 
     Raises:
-        OSError, KeyError: no such file or line; not a Linux of the last ten years.
+        OSError, ValueError, LookupError: no such file or line; not a Linux of the last ten years.
     """
     lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
     total, available = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
     group = root / "sys/fs/cgroup"
     limit = group / "memory.max"
-    if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()) != "max":
-        stat = dict(ln.split() for ln in (group / "memory.stat").read_text().splitlines())
-        used = int((group / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
-        available = min(available, max(int(text) - used, 0))
-    return Reading(total, available)
+    if not limit.is_file() or (text := limit.read_text(encoding="ascii").strip()) == "max":
+        return Reading(total, available)
+    stat = dict(ln.split() for ln in (group / "memory.stat").read_text().splitlines())
+    # these two lists hold files alone: what lies in /tmp and /dev/shm is in others
+    cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+    used = int((group / "memory.current").read_text()) - cache
+    return Reading(total, available, int(text), max(used, 0))
 
 
-def utilisation(plan: Mapping[str, Any], reading: Reading) -> float:
+def utilisation(plan: Mapping[str, Any], reading: Reading, cuda_total: int | None = None) -> float:
     """Return the share of all memory for vLLM, in whole percents, rounded down.
+
+    Where the GPU is integrated, its memory does not count in a container's limit: others measured
+    that on a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So the limit has to leave
+    the host's part there, and changes no share.
 
     Args:
         plan: ``keep_free_gib`` left to the host, ``most_percent`` of all memory at most,
             ``least_gib`` without which the model does not fit.
+        cuda_total: bytes of an integrated GPU's memory as CUDA counts them, which vLLM multiplies
+            by the share; None: no GPU is integrated.
 
     Raises:
-        MemoryShortError: less than ``least_gib`` can be had.
+        MemoryShortError: less than ``least_gib`` can be had, or the limit is too small.
     """
     keep, least = int(plan["keep_free_gib"]) * GIB, int(plan["least_gib"]) * GIB
-    percent = (reading.available - keep) * 100 // reading.total
-    percent = min(percent, int(plan["most_percent"]))
-    if reading.total * percent // 100 < least:
+    if cuda_total is not None and reading.limit is not None and reading.limit < HOST_GIB * GIB:
         msg = (
-            f"{reading.available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available;"
-            f" {plan['keep_free_gib']} are kept for the system, and the model needs"
-            f" {plan['least_gib']}: end other programs that hold memory (free -h, ps aux"
-            " --sort=-rss), or give a share of your own in SPARKFORGE_GPU_MEMORY_UTILIZATION"
+            f"the container's memory limit is {reading.limit / GIB:.1f} GiB, and the server's host"
+            f" part needs {HOST_GIB} (the GPU's part does not count in it): set {LIMIT}={HOST_GIB}g"
+            " or more"
         )
         raise MemoryShortError(msg)
-    return percent / 100
+    there = reading.room if cuda_total is None else reading.available
+    total = cuda_total or reading.total
+    percent = min((there - keep) * 100 // total, int(plan["most_percent"]))
+    if total * percent // 100 >= least:
+        return percent / 100
+    needs = (
+        f"{plan['keep_free_gib']} are kept for the system, and the model needs {plan['least_gib']}"
+    )
+    if there < reading.available:
+        assert reading.limit is not None
+        msg = (
+            f"the container's memory limit of {reading.limit / GIB:.1f} GiB leaves"
+            f" {there / GIB:.1f} of the {reading.available / GIB:.1f} GiB that are available;"
+            f" {needs}: raise {LIMIT}"
+        )
+    else:
+        msg = (
+            f"{there / GIB:.1f} of {reading.total / GIB:.1f} GiB are available; {needs}: end other"
+            " programs that hold memory (free -h, ps aux --sort=-rss)"
+        )
+    raise MemoryShortError(f"{msg}, or give a share of your own in"
+                           " SPARKFORGE_GPU_MEMORY_UTILIZATION")  # fmt: skip
+
+
+def described(reading: Reading, cuda_total: int | None) -> str:
+    """Say what the share was computed from; ``cuda_total`` is as in ``utilisation``."""
+    there = reading.room if cuda_total is None else reading.available
+    words = [f"{there / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"]
+    if cuda_total is not None:
+        words.append(f"CUDA counts {cuda_total / GIB:.1f} for its integrated device")
+    if reading.limit is not None:
+        counts = "" if cuda_total is None else " of host memory"
+        words.append(f"the container's limit is {reading.limit / GIB:.1f}{counts}")
+    return ", ".join(words)

@@ -17,7 +17,7 @@ import pytest
 
 from sparkforge import pins
 from sparkforge.serving import memory
-from sparkforge.serving.memory import MemoryShortError, Reading
+from sparkforge.serving.memory import Reading
 from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.unified_memory import GIB, Machine
 
@@ -41,7 +41,6 @@ STATES: dict[str, dict[str, Any]] = {
         "machine": {**BOOT, "held": 5.2 + 18.6, "cache": 20}, "meanwhile": {"swap_out": 7.5}},
     "another process takes 5 GB meanwhile": {
         "machine": BOOT, "meanwhile": {"allocate_host": 4.7}},
-    "container limited to 100 GiB": {"machine": BOOT, "limit": 100},
 }  # fmt: skip
 RUNNERS = ("v1", "v2")
 ENCODERS = ("v1, estimate", "v1, capture", "encoder only, capture")
@@ -63,8 +62,8 @@ def _share(state: dict[str, Any]) -> float:
     """Return what the entrypoint gives vLLM."""
     fields = {name: int(value * GIB) for name, value in state["machine"].items()}
     machine = Machine(**fields)
-    limit = int(state.get("limit", TOTAL) * GIB)
-    return memory.utilisation(_plan(), Reading(machine.total, min(machine.available, limit)))
+    reading = Reading(machine.total, machine.available)
+    return memory.utilisation(_plan(), reading, cuda_total=machine.total)
 
 
 def _run(python: Path, states: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
@@ -95,8 +94,7 @@ def _all_states() -> dict[str, dict[str, Any]]:
         reads = {**GRAPHS, "during": 1.9}
         states[f"{encoder}, files read"] = {"machine": BOOT, "encoder": encoder, "graphs": reads}
         states[f"{encoder}, a card of its own memory"] = {**full, "integrated": False}
-    limited = {**STATES["container limited to 100 GiB"], "share": 0.9, "runner": "v2"}
-    return {**states, "a share that the container has not": limited}
+    return states
 
 
 @pytest.fixture(scope="module")
@@ -183,15 +181,6 @@ def test_a_card_of_its_own_memory_sees_no_change(
         name = f"a card of its own memory, {runner}"
         assert patched[name] == stock[name]
         assert patched[name]["graphs"] == pytest.approx(ALL_GRAPHS, abs=0.02)
-
-
-def test_a_container_s_limit_is_the_entrypoint_s_to_heed(patched: dict[str, Any]) -> None:
-    """vLLM asks for a share of the machine's memory, whatever the container's limit is."""
-    found = patched["a share that the container has not"]
-    assert found["requested"] > 100
-    assert patched["container limited to 100 GiB, v2"]["requested"] < 100 - 12
-    with pytest.raises(MemoryShortError, match=r"64\.0 of 119\.7 GiB"):
-        _share({"machine": BOOT, "limit": 64})
 
 
 def test_the_table_in_the_docs_holds_these_numbers(

@@ -10,13 +10,16 @@ import pytest
 from sparkforge.serving import devices
 
 
-def driver(folder: Path, count: int) -> str:
+def driver(folder: Path, count: int, integrated: int = -1) -> str:
+    """A driver with that many devices, of which one may be integrated: by its number."""
     source = folder / "cuda.c"
     source.write_text(
         "int cuInit(unsigned f) { return 0; }\n"
         f"int cuDeviceGetCount(int *n) {{ *n = {count}; return 0; }}\n"
         "int cuDeviceGet(int *d, int i) { *d = i; return 0; }\n"
-        "int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? 12 : d; return 0; }\n"
+        "int cuDeviceGetAttribute(int *v, int a, int d)\n"
+        f"{{ *v = a == 75 ? 12 : a == 18 ? d == {integrated} : d; return 0; }}\n"
+        "int cuDeviceTotalMem_v2(unsigned long *n, int d) { *n = 1000 + d; return 0; }\n"
     )
     library = folder / "libcuda.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
@@ -30,6 +33,14 @@ def test_each_device_is_asked_for_its_capability(tmp_path: Path) -> None:
     assert devices.check("9.0", there) == (
         "this image is for devices of compute capability 9.0, not 12.0, 12.1"
     )
+
+
+def test_an_integrated_device_says_how_much_memory_it_counts(tmp_path: Path) -> None:
+    assert devices.unified_bytes(driver(tmp_path, 2, integrated=1)) == 1001
+    other = tmp_path / "other"
+    other.mkdir()
+    assert devices.unified_bytes(driver(other, 2)) is None
+    assert devices.unified_bytes("libnosuch.so.1") is None
 
 
 def test_without_a_device_the_way_to_one_is_told(tmp_path: Path) -> None:

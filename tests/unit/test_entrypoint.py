@@ -32,6 +32,7 @@ def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("SPARKFORGE_MODEL", "some/model")
     monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/c++")
+    monkeypatch.setattr(module.devices, "unified_bytes", lambda: None)
     return module
 
 
@@ -348,6 +349,14 @@ def test_compilers_at_once_are_those_that_fit_beside_the_model(
     monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
     monkeypatch.setattr(entrypoint.compilers.os, "sched_getaffinity", lambda pid: set(range(20)))
     assert plan_of(entrypoint, monkeypatch, options).variables["MAX_JOBS"] == expected
+
+
+def test_compilers_fit_into_the_containers_limit_too() -> None:
+    reading = memory.Reading(120 * memory.GIB, 115 * memory.GIB, 24 * memory.GIB, 8 * memory.GIB)
+    words = ["--moe-backend", "marlin", "--gpu-memory-utilization", "0.8"]
+    assert compilers.jobs(words, reading, unified=True, cpus=20) == 6  # (24 - 8 - 4) / 2
+    roomy = memory.Reading(120 * memory.GIB, 115 * memory.GIB, 112 * memory.GIB)
+    assert compilers.jobs(words, roomy, unified=True, cpus=20) == 7  # (115 - 96 - 4) / 2
 
 
 def test_a_card_of_its_own_memory_leaves_the_hosts_to_compilers() -> None:

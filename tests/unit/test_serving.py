@@ -1,4 +1,4 @@
-"""What is decided before the server starts: options, share of memory, page cache, access."""
+"""What is decided before the server starts: options, page cache, access."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from sparkforge.serving import access, backends, memory, pagecache, profile
-from sparkforge.serving.memory import GIB, MemoryShortError, Reading
+from sparkforge.serving import access, backends, pagecache, profile
 
 PLAN = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
-SPARK_GIB = 119.7  # MemTotal of a Spark as its owners report it
 
 
 # -- profile ---------------------------------------------------------------------------------------
@@ -84,72 +80,6 @@ def test_of_dense_layers_a_word_is_expected_where_some_are_quantised(
 ) -> None:
     document = {"expect": {"moe": "MARLIN", "linear": "MARLIN"}}
     assert list(profile.expectations(document, [*words, *caller], caller)) == kinds.split()
-
-
-# -- memory ----------------------------------------------------------------------------------------
-
-
-def machine(root: Path, *, available_gib: float, **group: str) -> Path:
-    """A root folder with the files that are read: total memory is a Spark's."""
-    (root / "proc").mkdir()
-    (root / "proc/meminfo").write_text(
-        f"MemTotal:       {int(SPARK_GIB * (1 << 20))} kB\nMemFree:  1 kB\n"
-        f"MemAvailable:   {int(available_gib * (1 << 20))} kB\nHugePages_Total:       0\n"
-    )
-    (root / "sys/fs/cgroup").mkdir(parents=True)
-    for name, text in group.items():
-        (root / "sys/fs/cgroup" / name.replace("_", ".")).write_text(text)
-    return root
-
-
-def test_an_idle_spark_gets_the_most_that_the_plan_allows(tmp_path: Path) -> None:
-    reading = memory.read(machine(tmp_path, available_gib=114, memory_max="max\n"))
-    assert reading.total == int(SPARK_GIB * (1 << 20)) * 1024
-    assert memory.utilisation(PLAN, reading) == 0.80
-
-
-def test_what_others_hold_is_not_asked_for(tmp_path: Path) -> None:
-    reading = memory.read(machine(tmp_path, available_gib=98))
-    assert memory.utilisation(PLAN, reading) == 0.71  # (98 - 12) / 119.7 = 0.718
-
-
-def test_too_little_is_an_error_with_numbers(tmp_path: Path) -> None:
-    reading = memory.read(machine(tmp_path, available_gib=80))
-    with pytest.raises(MemoryShortError, match=r"80\.0 of 119\.7 GiB are available; 12 are kept"):
-        memory.utilisation(PLAN, reading)
-
-
-def test_the_containers_own_limit_counts(tmp_path: Path) -> None:
-    reading = memory.read(
-        machine(
-            tmp_path, available_gib=114, memory_max=str(100 * GIB),
-            memory_current=str(7 * GIB), memory_stat=f"anon 1\ninactive_file {5 * GIB}\n",
-        )
-    )  # fmt: skip
-    assert reading.available == 98 * GIB
-
-
-@given(
-    total=st.integers(GIB, 4096 * GIB), share=st.floats(0, 1), keep=st.integers(1, 64),
-    least=st.integers(1, 512), most=st.integers(1, 95),
-)  # fmt: skip
-def test_never_more_than_there_is(
-    total: int, share: float, keep: int, least: int, most: int
-) -> None:
-    reading = Reading(total, int(total * share))
-    plan = {"keep_free_gib": keep, "most_percent": most, "least_gib": least}
-    try:
-        percent = round(memory.utilisation(plan, reading) * 100)
-    except MemoryShortError:
-        return
-    taken = total * percent // 100
-    assert least * GIB <= taken <= reading.available - keep * GIB
-    assert 1 <= percent <= most
-
-
-def test_this_machines_memory_can_be_read() -> None:
-    reading = memory.read()
-    assert 0 < reading.available <= reading.total
 
 
 # -- page cache ------------------------------------------------------------------------------------
