@@ -29,8 +29,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A kernel that is built at its first use holds up the engine for minutes; ended, it would be built
 # again at the next start, and again.
 _COMPILERS = frozenset({
-    "ninja", "nvcc", "cicc", "ptxas", "ptxas-blackwell", "cudafe++", "cc1", "cc1plus", "fatbinary",
-    "nvlink",
+    "ninja", "nvcc", "cicc", "ptxas", "ptxas-blackwell", "cudafe++", "fatbinary", "nvlink", "gcc",
+    "g++", "c++", "cc1", "cc1plus", "as", "collect2", "ld", "clang", "clang++",
 })  # fmt: skip
 _LINE_LIMIT = 1 << 16  # bytes of one line that are searched
 # vLLM 0.31.0 of a worker and of an engine; now and then it has None in place of the code
