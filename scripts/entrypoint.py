@@ -11,6 +11,8 @@ container (by default /model, where a checkpoint is mounted) or the name of a mo
     SPARKFORGE_EXTRA_ARGS       options on top of those, e.g. --max-num-seqs 8
     SPARKFORGE_MXFP4_LAYERS     e.g. qkv,o,lm_head; off by default (docs/mxfp4-layers.md)
     SPARKFORGE_GPU_MEMORY_UTILIZATION   share of all memory; without it: computed (docs/serving.md)
+    SPARKFORGE_MEMORY_GUARD     off, warn or on: watch free memory; on where GPU and host share it
+    SPARKFORGE_MEMORY_MARKS     GiB below which it warns, refuses requests, ends the server; 6,4,2
     SPARKFORGE_BACKEND_CHECK    fail, warn or off, where vLLM chose other backends than the profile,
                                 or there is no device
     SPARKFORGE_WARM_UP          off, quick or full: requests before the server counts as healthy
@@ -49,10 +51,12 @@ from sparkforge.serving import (
     cluster,
     compilers,
     devices,
+    guard,
     memory,
     moments,
     pagecache,
     profile,
+    refusal,
     settings,
     starts,
     steps,
@@ -137,6 +141,10 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
             name = "SPARKFORGE_LISTEN_HOST (SPARKFORGE_BIND of two machines' .env)"
             raise StartError(f"{name} is {host!r}: use 127.0.0.1 or 0.0.0.0")
         command += ["--host", host]
+    watch = guard.of(os.environ, unified=bool(plan.get("memory")), asked=asks, say=say)
+    if watch is not None and watch.file is not None:
+        command += refusal.OPTIONS
+        variables = refusal.environment(variables)
     always = len(command)
     for option, variable in (
         ("--revision", "SPARKFORGE_MODEL_REVISION"),
@@ -213,7 +221,7 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         ) == "fail",
         at_ready=lambda: at_first_token(files if plan.get("evict_page_cache") else []),
         when_ready=lambda: when_ready(counted),
-        link=link,
+        link=link, guard=watch,
     ))  # fmt: skip
     return end, counted
 

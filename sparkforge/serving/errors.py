@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-# sysexits.h. What a restart may cure: the checkpoint or the device is not there (yet), the server
-# hung or ended, the other of two machines serves something else (yet).
+# sysexits.h. What a restart may cure: the checkpoint or the device is not there (yet), memory ran
+# short, the server hung or ended, the other of two machines serves something else (yet).
 EX_NOINPUT = 66
 EX_UNAVAILABLE = 69
+EX_OSERR = 71
 EX_TEMPFAIL = 75
 EX_PROTOCOL = 76
 EX_CONFIG = 78

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkforge.serving.document import Document
+from sparkforge.serving.refusal import PROBE
 
 # The API server's process keeps these, and changes them only when the engine has reported a step.
 # kv_cache_usage_perc moves at each piece of a long prompt, which no token counter does.
@@ -170,7 +171,7 @@ class Client:
             StatusError: it refuses.
             ValueError: the answer is too large.
         """
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", PROBE: "1"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         connection = http.client.HTTPConnection("127.0.0.1", self.port)

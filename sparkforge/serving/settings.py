@@ -117,6 +117,23 @@ def max_jobs(variables: Variables) -> int | None:
     return int(text) if text else None
 
 
+def marks(variables: Variables) -> tuple[float, float, float]:
+    """Return the memory guard's marks, in GiB.
+
+    The default is an estimate: no Spark has run short under it. 4 is what compilers leave free, too
+    (compilers.py).
+
+    Raises:
+        StartError: they are no three numbers that fall.
+    """
+    name = "SPARKFORGE_MEMORY_MARKS"
+    text = variables.get(name) or "6,4,2"
+    found = [_float(one) for one in text.split(",")]
+    if len(found) != 3 or not math.inf > found[0] > found[1] > found[2] > 0:
+        raise StartError(f"{name} is {text!r}: use three falling numbers of GiB, like 6,4,2")
+    return found[0], found[1], found[2]
+
+
 def _float(text: str) -> float:
     try:
         return float(text)

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from sparkforge.serving import state
 from sparkforge.serving.backends import SENTENCES, Watch
 from sparkforge.serving.cluster import Link
-from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
+from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
+from sparkforge.serving.guard import Guard
 from sparkforge.serving.progress import Client, Counters, NoTokenError
 from sparkforge.serving.session import kill, session
 from sparkforge.serving.warmup import WarmUp
@@ -87,6 +88,7 @@ class Plan:
         warm_up: what is done then, before the health check may call the server healthy.
         warm_strict: end the server when that fails; else warn.
         link: to the other machine that serves half of the model; None: this one serves alone.
+        guard: of memory; None: nobody watches it.
     """
 
     command: Sequence[str]
@@ -101,6 +103,7 @@ class Plan:
     warm_up: WarmUp | None = None
     warm_strict: bool = True
     link: Link | None = None
+    guard: Guard | None = None
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,10 @@ def run(plan: Plan) -> End:
     """Run the server to its end; returns the exit code for this process, among other things.
 
     That is the server's own; 128 + N after signal N; 75 after a hang, and where the server ends
-    with 0 though nobody told it to; 78 after a wrong backend.
+    with 0 though nobody told it to; 78 after a wrong backend; 71 where memory ran short.
     """
+    if plan.guard is not None:
+        plan.guard.begin()
     tell("loading" if plan.warm_up else state.READY)
     if plan.warm_up:
         plan.warm_up.begin()
@@ -184,6 +189,8 @@ def run(plan: Plan) -> End:
             plan.warm_up.end()
         if plan.link is not None:
             plan.link.close()
+        if plan.guard is not None:
+            plan.guard.close()
     reader.join(5)
     if attendant.by_itself:
         say("error: the server ended by itself; its words above say why")
@@ -261,6 +268,8 @@ class _Attendant:
                     self.by_itself = True
                     return EX_TEMPFAIL
                 return code if code >= 0 else 128 - code
+            if plan.guard is not None and plan.guard.look(time.monotonic()):
+                return EX_OSERR
             if self.output.problems and not _tolerated(plan, self.output.problems):
                 return EX_CONFIG
             if plan.link is not None:

@@ -20,7 +20,7 @@ import pytest
 import requests
 
 from sparkforge.servers import free_port
-from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
+from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
 from sparkforge.serving.progress import Client, NoProgressError
 from sparkforge.serving.session import session
 from sparkforge.serving.supervise import Hang
@@ -30,11 +30,17 @@ FAKE = ROOT / "tests" / "fake_server.py"
 
 # what scripts/entrypoint.py does with a plan, in a process of its own
 RUN = """
-import json, sys
-from sparkforge.serving import progress, supervise
+import json, pathlib, sys
+from sparkforge.serving import guard, memory, progress, supervise
 asked = json.loads(sys.argv[1])
-port = asked.pop("port")
-plan = supervise.Plan(client=progress.Client(port, 1.5), every_s=0.3,
+port, machine = asked.pop("port"), asked.pop("machine", None)
+watch = None
+if machine:
+    guard.WARN_S = guard.END_S = 1
+    root = pathlib.Path(machine)
+    watch = guard.Guard((6, 4, 2), supervise.say, file=root / "refuses",
+                        read=lambda: memory.read(root))
+plan = supervise.Plan(client=progress.Client(port, 1.5), every_s=0.3, guard=watch,
                       at_ready=lambda: print("at ready", flush=True), **asked)
 sys.exit(supervise.run(plan).code)
 """
@@ -299,6 +305,74 @@ def test_a_paused_supervisor_does_not_take_its_own_sleep_for_a_hang() -> None:
     hang.well(10_006)
     assert not any(hang.ill(now) for now in (10_010, 10_030, 10_065))
     assert hang.ill(10_066)
+
+
+class Memory:
+    """What a supervisor reads of a machine with 100 GiB."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "machine"
+        (self.folder / "proc").mkdir(parents=True)
+        self.refuses = self.folder / "refuses"
+        self.refuses.write_text("of an earlier start")
+        self.available(50)
+
+    def available(self, gib: int) -> None:
+        self.say(f"MemTotal: {100 << 20} kB\nMemAvailable: {gib << 20} kB\n")
+
+    def say(self, text: str) -> None:
+        new = self.folder / "new"
+        new.write_text(text)
+        new.replace(self.folder / "proc/meminfo")  # at once: half a file is no reading
+
+
+def test_short_memory_is_told_then_requests_are_refused_and_taken_again(
+    supervised: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    memory = Memory(tmp_path)
+    one = supervised(machine=str(memory.folder))
+    one.ready()
+    assert not memory.refuses.exists()
+    memory.available(5)
+    wait_for(lambda: one.said("warning: memory is short: 5.0 of 100.0 GiB are available\n"))
+    assert not memory.refuses.exists()
+    memory.available(3)
+    wait_for(memory.refuses.exists)
+    assert one.said("3.0 of 100.0 GiB are available: new requests are refused")
+    memory.available(50)
+    wait_for(lambda: not memory.refuses.exists())
+    wait_for(lambda: one.said("50.0 of 100.0 GiB are available: new requests are taken again"))
+    memory.available(1)
+    wait_for(memory.refuses.exists)
+    memory.say("")  # nothing that can be read ends a server, or has it refuse for ever
+    wait_for(lambda: not memory.refuses.exists())
+    assert one.said("warning: memory cannot be read, and is not guarded: KeyError('MemTotal')")
+    time.sleep(2)
+    assert one.process.poll() is None
+    memory.available(3)
+    wait_for(memory.refuses.exists)
+    one.process.terminate()
+    assert one.process.wait(PATIENCE_S) == 0
+    assert not memory.refuses.exists()
+
+
+@pytest.mark.parametrize("load_s", [0, 600])
+def test_the_server_ends_before_the_machine_has_no_memory(
+    supervised: Callable[..., Supervised], tmp_path: Path, load_s: int
+) -> None:
+    memory = Memory(tmp_path)
+    one = supervised(machine=str(memory.folder), load_s=load_s)
+    if not load_s:
+        one.ready()
+    wait_for(lambda: one.said("engine "))
+    engine = int(one.output.read_text().split("engine ")[1].split()[0])
+    memory.available(1)
+    assert one.process.wait(PATIENCE_S) == EX_OSERR
+    assert gone(engine)
+    words = "error: memory is short: 1.0 of 100.0 GiB are available, and it was less than 2 for"
+    assert one.output.read_text().count(words) == 1
+    assert one.output.read_text().count("error: ") == 1
+    assert not memory.refuses.exists()
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ UNHEALTHY_S = 300  # the image's interval, time-out and retries give 45 on a qui
 
 
 def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_path: Path) -> None:
-    with serving(patched_python, tmp_path) as one:
+    guarded = {"SPARKFORGE_MEMORY_GUARD": "on", "SPARKFORGE_MEMORY_MARKS": "0.003,0.002,0.001"}
+    with serving(patched_python, tmp_path, guarded) as one:
         # loading takes longer than three looks at a server that hangs would
         one.wait_for("first token", READY_S)
         assert "backends: moe BF16_DEQUANT" in one.output()
@@ -30,6 +31,15 @@ def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_
         assert one.complete(3, key="another").status_code == 401
         assert one.health().returncode == 0
         assert "the-key" not in one.output()
+
+        # what the guard leaves where memory is short: vLLM refuses users, and not our own looks
+        (tmp_path / "sparkforge-refuses").write_text("memory is short")
+        refused = one.complete(3)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "30")
+        assert refused.json()["error"]["message"] == "memory is short"
+        assert one.health().returncode == 0
+        (tmp_path / "sparkforge-refuses").unlink()
+        assert one.complete(3).status_code == 200
 
         engine = int(re.findall(r"EngineCore pid=(\d+)", one.output())[0])
         os.kill(engine, signal.SIGSTOP)

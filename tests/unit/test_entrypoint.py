@@ -16,7 +16,7 @@ from tests.support import ROOT, load_script
 VARIABLES = (
     "MODEL_REVISION", "MODEL_NAME", "LISTEN_PORT", "PROFILE", "SERVE_ARGS", "EXTRA_ARGS",
     "MXFP4_LAYERS", "GPU_MEMORY_UTILIZATION", "BACKEND_CHECK", "HANG_SECONDS", "API_KEY_PATH",
-    "BIND", "ALLOW_OPEN", "START_LIMIT", "RESTART",
+    "BIND", "ALLOW_OPEN", "START_LIMIT", "RESTART", "MEMORY_GUARD", "MEMORY_MARKS",
 )  # fmt: skip
 
 
@@ -180,11 +180,26 @@ def test_the_share_of_memory_is_computed_unless_it_is_given(
     share: str | None, words: list[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
+    monkeypatch.setenv("SPARKFORGE_MEMORY_GUARD", "off")
     if share:
         monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", share)
     reading = memory.Reading(total=120 * memory.GIB, available=101 * memory.GIB)
     monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
     assert plan_of(entrypoint, monkeypatch, arguments).command[7:] == words
+
+
+@pytest.mark.parametrize(("mode", "refuses"), [("", True), ("warn", False), ("off", False)])
+def test_a_shared_memory_is_guarded(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, mode: str, refuses: bool
+) -> None:
+    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
+    monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", "0.5")
+    monkeypatch.setenv("SPARKFORGE_MEMORY_GUARD", mode)
+    plan = plan_of(entrypoint, monkeypatch, [])
+    assert ("--middleware" in plan.command) is refuses
+    assert (str(ROOT) in plan.variables.get("PYTHONPATH", "").split(":")) is refuses
+    assert (plan.guard is None) is (mode == "off")
+    assert plan.guard is None or plan.guard.acts is refuses
 
 
 def test_a_machine_of_two_needs_room_for_half_of_the_model(

@@ -1,0 +1,76 @@
+"""Refuse new requests while memory is short: ASGI middleware that vLLM loads (``--middleware``).
+
+It runs in vLLM's process. The supervisor's guard leaves a file while requests are to be refused;
+nothing else joins the two. Requests that are being answered go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+OPTIONS = ("--middleware", f"{__name__}.Refusal")
+PROBE = "X-Sparkforge-Probe"
+"""Header of our own looks. A server that is to be well has to make a token for them."""
+RETRY_S = 30
+"""What a client is told to wait. OpenAI's heeds up to 60."""
+# asked by machines, or gives memory back
+_OPEN = frozenset({"/ping", "/abort_requests", "/pause", "/sleep"})
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def path() -> Path:
+    """Return the file that is there while requests are refused; it says why."""
+    return Path(tempfile.gettempdir()) / "sparkforge-refuses"
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with which vLLM's process finds this module."""
+    folders = [str(Path(__file__).resolve().parents[2]), variables.get("PYTHONPATH", "")]
+    return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
+
+class Refusal:
+    """Answers 503 in place of the server; only to what would give the engine more to do."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._path = path()
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Pass a request on, or refuse it."""
+        if not _more_to_do(scope):
+            return self._app(scope, receive, send)
+        try:
+            why = self._path.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # there is none: the usual case, and all that it costs
+            return self._app(scope, receive, send)
+        return _refuse(send, why)
+
+
+def _more_to_do(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return False
+    asked = scope["path"].removeprefix(scope.get("root_path", ""))
+    if asked in _OPEN or asked.endswith("/cancel"):
+        return False
+    return PROBE.lower().encode() not in (name.lower() for name, _ in scope["headers"])
+
+
+async def _refuse(send: Send, why: str) -> None:
+    error = {"message": why, "type": "ServiceUnavailableError", "param": None, "code": 503}
+    body = json.dumps({"error": error}).encode()
+    headers = [
+        (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
+        (b"retry-after", str(RETRY_S).encode()),
+    ]  # fmt: skip
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
