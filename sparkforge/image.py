@@ -166,7 +166,7 @@ def bake(
         (ours / "share" / name).write_bytes(data)
     metadata, archive = folder / "build.json", folder / ARCHIVE
     # until its id is known; of its own, so that bakes at the same time take nothing from each other
-    name = f"{repository(request.target)}:baking-{labels.get(KEY_LABEL, 'alone')[:12]}"
+    passing = f"{repository(request.target)}:baking-{labels.get(KEY_LABEL, 'alone')[:12]}"
     arguments = {
         "BASE": request.base,
         "PYTHON_VERSION": request.python,
@@ -178,7 +178,7 @@ def bake(
     command: list[str | Path] = [
         "docker", "buildx", "build", "--builder", request.builder, "--progress=plain",
         "--provenance=false",
-        *_output(engine, name, archive), *(["--no-cache"] if request.cold else []),
+        *_output(engine, passing, archive), *(["--no-cache"] if request.cold else []),
         "--file", request.root / "Dockerfile", "--target", "serve",
         "--platform", request.platform, "--metadata-file", metadata,
         "--build-context", f"wheels={ours}", "--build-context", f"wheelhouse={wheelhouse}",
@@ -202,10 +202,10 @@ def bake(
         return {"kind": "image", "digest": digest, "archive": ARCHIVE}
     from sparkforge import sbom
 
-    image = engine.client.images.get(name)
+    image = engine.client.images.get(passing)
     tag = request.tag(str(image.id))
     image.tag(*tag.split(":"))
-    engine.client.images.remove(name)  # the name; the image has another now
+    engine.client.images.remove(passing)  # the name; the image has another now
     log.info(f"image {tag}")
     return {
         "kind": "image",
