@@ -18,6 +18,7 @@ from sparkforge.doctor import (
     pairreading,
     reading,
     reporting,
+    rights,
     storage,
 )
 from sparkforge.doctor.finding import CHECKS, STATES, Finding
@@ -187,7 +188,8 @@ def _recorded(path: Path) -> Readings:
 
 def _read(options: argparse.Namespace, want: Wanted) -> Readings:
     env_file = pins_path(options).parent / ".env"
-    hub = _hub(reading.variables(env_file))
+    variables = reading.variables(env_file)
+    hub, may = _hub(variables), None
     if want.model is None and options.model is None:
         look: Callable[[], dict[str, object]] | None = None
     elif options.model is not None:
@@ -199,7 +201,11 @@ def _read(options: argparse.Namespace, want: Wanted) -> Readings:
         assert want.model is not None
         _, repository, revision = want.model
         look = lambda: checkpoint.read(hub, repository, revision)  # noqa: E731
-    return reading.take(store=store_of(options).root, model=hub, env_file=env_file, checkpoint=look)
+        if storage.folder_for_compose(variables):
+            may = lambda: rights.read(hub.parent, repository)  # noqa: E731
+    return reading.take(
+        store=store_of(options).root, model=hub, env_file=env_file, checkpoint=look, rights=may
+    )
 
 
 def _hub(variables: Mapping[str, str]) -> Path:

@@ -152,6 +152,13 @@ CHECKS: Mapping[str, Check] = {
             "a cut shard shows after minutes of loading; a missing one comes over the network at"
             " the first start",
         ),
+        "model-rights": (
+            "what user 10001 may do with the folder of SPARKFORGE_HF_CACHE, lists of setfacl"
+            " included",
+            "fail: not there, or something of the model cannot be read; warn: it cannot be written,"
+            " and HF_HUB_OFFLINE is not set",
+            "the container serves as that user; a download writes, and a start reads",
+        ),
         "model-disk": (
             "free space where the model will lie", "fail: less than the model takes",
             "a download that fills the disk ends the server, at every start anew",

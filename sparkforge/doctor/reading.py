@@ -126,7 +126,8 @@ def bounded(works: Mapping[str, Callable[[], Any]], timeout_s: float) -> dict[st
 
 def take(
     *, store: Path, model: Path, env_file: Path,
-    checkpoint: Callable[[], Mapping[str, Any]] | None = None, timeout_s: float = 8.0,
+    checkpoint: Callable[[], Mapping[str, Any]] | None = None,
+    rights: Callable[[], Mapping[str, Any]] | None = None, timeout_s: float = 8.0,
 ) -> Readings:  # fmt: skip
     """Read this machine.
 
@@ -134,6 +135,7 @@ def take(
         store: the store's folder, which need not exist.
         model: folder that the model lies in or will be fetched into.
         checkpoint: reads what is there of the model; None where the target has none.
+        rights: reads what the container's user may do there; None where Compose mounts no folder.
         env_file: Compose's .env; what stands in the environment counts before it.
         timeout_s: for each program; all are asked at once.
     """
@@ -149,6 +151,8 @@ def take(
     works["disk model"] = _disk(model)
     if checkpoint is not None:
         works["disk checkpoint"] = checkpoint
+    if rights is not None:
+        works["disk rights"] = rights
     works["variables"] = lambda: variables(env_file)
     works["python"] = lambda: _pythons(timeout_s)
     done = bounded(works, timeout_s + 2)

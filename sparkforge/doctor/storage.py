@@ -11,6 +11,7 @@ from typing import Any
 from sparkforge.composing import MODELS_VOLUME
 from sparkforge.doctor.finding import Finding
 from sparkforge.doctor.reading import Readings
+from sparkforge.doctor.rights import USER
 from sparkforge.doctor.wanted import MODEL_BYTES, Wanted
 
 _GIB = 1 << 30
@@ -75,7 +76,7 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
     else:
         size = sum(int(one["size"]) for one in found["shards"].values())
         said = f"{where}: {len(found['shards'])} shards, {size / 1e9:.1f} GB"
-        if "hub" in found and not _folder_for_compose(seen):
+        if "hub" in found and not folder_for_compose(seen.variables):
             yield Finding("model", "warn", f"{said}; but Compose reads its own {_VOLUME}, which its"
                           " first start fills over the network",
                           _mount(Path(found["hub"]), fetch, seen))  # fmt: skip
@@ -83,17 +84,17 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("model", "ok", f"{said}, each as long as its header says")
 
 
-def _folder_for_compose(seen: Readings) -> str:
+def folder_for_compose(variables: Mapping[str, str]) -> str:
     """Return the folder of this machine that Compose mounts as the hub's home; "" for its volume.
 
     Compose takes a value without a slash for the name of a volume.
     """
-    chosen = seen.variables.get("SPARKFORGE_HF_CACHE") or ""
+    chosen = variables.get("SPARKFORGE_HF_CACHE") or ""
     return chosen if chosen.startswith(("/", ".", "~")) else ""
 
 
 def _hf_home(seen: Readings, found: Mapping[str, Any]) -> str:
-    folder = _folder_for_compose(seen)
+    folder = folder_for_compose(seen.variables)
     return f"HF_HOME={_quoted(folder)} " if folder and "hub" in found else ""
 
 
@@ -104,12 +105,44 @@ def _quoted(folder: str) -> str:
 
 def _fetch_for_compose(seen: Readings, fetch: str) -> str:
     """Return the commands that put a model where Compose looks; the container is user 10001."""
-    if folder := _folder_for_compose(seen):
-        return f"{fetch} && sudo chown -R 10001 {_quoted(folder)}"
+    if folder := folder_for_compose(seen.variables):
+        return f"{fetch} && {_shared(_quoted(folder))}"
     return (
-        f"HF_HOME={_NEW_HOME} {fetch} && sudo chown -R 10001 {_NEW_HOME}"
+        f"HF_HOME={_NEW_HOME} {fetch} && {_shared(_NEW_HOME)}"
         f" && echo SPARKFORGE_HF_CACHE={_NEW_HOME} >>.env"
     )
+
+
+def _shared(folder: str) -> str:
+    """Return the command that gives the container a folder, and leaves it to its owner, too.
+
+    The last entry is about files that the container will make there.
+    """
+    return f"setfacl -R -m u:{USER}:rwX,d:u:{USER}:rwX,d:u:$(id -u):rwX {folder}"
+
+
+def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    """Judge ``disks["rights"]``: what ``rights.read`` gave of the folder that Compose mounts."""
+    folder, found = folder_for_compose(seen.variables), seen.disks.get("rights")
+    if not folder or found is None or want.model is None:
+        return
+    share = _shared(_quoted(folder))
+    if not found["exists"]:
+        yield Finding("model-rights", "fail", f"{folder} is not there; Docker would make it, as"
+                      " root's", f"mkdir -p {_quoted(folder)} && {share}")  # fmt: skip
+    elif found["unreadable"]:
+        yield Finding("model-rights", "fail", f"user {USER} of the container cannot read"
+                      f" {found['unreadable']}", share)  # fmt: skip
+    elif not found["unwritable"]:
+        yield Finding("model-rights", "ok", f"user {USER} of the container may read and write"
+                      f" {folder}")  # fmt: skip
+    elif offline(seen):
+        yield Finding("model-rights", "ok", f"user {USER} of the container may read {folder}, and"
+                      " HF_HUB_OFFLINE is set: it will not write")  # fmt: skip
+    else:
+        yield Finding("model-rights", "warn", f"user {USER} of the container cannot write to"
+                      f" {found['unwritable']}", f"{share}   # or, if the model is complete:"
+                      " echo HF_HUB_OFFLINE=1 >>.env")  # fmt: skip
 
 
 def _mount(hub: Path, fetch: str, seen: Readings) -> str:
@@ -117,8 +150,12 @@ def _mount(hub: Path, fetch: str, seen: Readings) -> str:
     if hub.name != "hub":  # Compose mounts the folder above it
         return _fetch_for_compose(seen, fetch)
     home = shlex.quote(str(hub.parent))
-    rights = f"sudo setfacl -R -m u:10001:rwX,d:u:10001:rwX {home}"
-    return f"{rights} && echo SPARKFORGE_HF_CACHE={home} >>.env"
+    return f"{_shared(home)} && echo SPARKFORGE_HF_CACHE={home} >>.env"
+
+
+def offline(seen: Readings) -> bool:
+    """Tell whether the hub must not be asked."""
+    return seen.variables.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON")
 
 
 def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) -> Finding:
@@ -128,13 +165,12 @@ def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) 
         said += f" (there: {', '.join(one[:12] for one in found['revisions'])})"
     if found.get("incomplete"):
         said += f"; {len(found['incomplete'])} downloads stopped half-way"
-    offline = seen.variables.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON")
-    if offline:
+    if offline(seen):
         return Finding("model", "fail", f"{said}, and HF_HUB_OFFLINE forbids to fetch it",
                        f"HF_HUB_OFFLINE=0 {fetch}")  # fmt: skip
     size = MODEL_BYTES.get(want.model[0])
     amount = f" {size / 1e9:.1f} GB" if size else ""
-    into = _folder_for_compose(seen) or f"its {_VOLUME}"
+    into = folder_for_compose(seen.variables) or f"its {_VOLUME}"
     return Finding(
         "model", "warn", f"{said}; Compose's first start fetches{amount} into {into}", fetch
     )
@@ -212,4 +248,4 @@ def listening(text: str) -> set[int]:
     return {int(number, 16) for number, state in rows if state == _LISTEN}
 
 
-PROBES = (store, model, port)
+PROBES = (store, model, model_rights, port)

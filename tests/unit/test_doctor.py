@@ -90,7 +90,8 @@ def spark(**changes: Any) -> Readings:
                   "/store": {**there, "folder": True}},
         "disks": {"store": {"path": "/store", "free": 900 << 30, "total": 1 << 40},
                   "model": {"path": "/hub", "free": 900 << 30, "total": 1 << 40},
-                  "checkpoint": CHECKPOINT},
+                  "checkpoint": CHECKPOINT,
+                  "rights": {"exists": True, "unreadable": "", "unwritable": ""}},
         "variables": {"SPARKFORGE_HF_CACHE": "/hf"},
     }  # fmt: skip
     return dataclasses.replace(Readings(**plain), **changes)
@@ -364,14 +365,15 @@ def test_a_damaged_file_of_the_hubs_cache_is_fetched_though_it_is_there(
 def test_the_remedy_puts_the_model_where_compose_looks(want: Wanted) -> None:
     assert want.model is not None
     fetch = f"hf download {want.model[1]} --revision {want.model[2]}"
+    acl = "u:10001:rwX,d:u:10001:rwX,d:u:$(id -u):rwX"
     disks = {**DISKS, "checkpoint": NONE}
     one = found(spark(disks=disks), want)["model"]
     assert "fetches 65.2 GB into /hf" in one.seen
-    assert one.remedy == f"HF_HOME=/hf {fetch} && sudo chown -R 10001 /hf"
+    assert one.remedy == f"HF_HOME=/hf {fetch} && setfacl -R -m {acl} /hf"
     one = found(spark(disks=disks, variables={}), want)["model"]
     assert "fetches 65.2 GB into its volume sparkforge-models" in one.seen
     new = "$HOME/sparkforge-models"
-    assert one.remedy.startswith(f"HF_HOME={new} {fetch} && sudo chown -R 10001 {new}")
+    assert one.remedy.startswith(f"HF_HOME={new} {fetch} && setfacl -R -m {acl} {new}")
     assert one.remedy.endswith(f"echo SPARKFORGE_HF_CACHE={new} >>.env")
     # a name without a slash is a volume of Compose's
     named = found(spark(disks=disks, variables={"SPARKFORGE_HF_CACHE": "other"}), want)["model"]
