@@ -21,6 +21,12 @@ from tests.support import python
 TOTAL = 100 * GIB
 
 
+@pytest.fixture(autouse=True)
+def _unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the pages of the tests' own process where they are."""
+    monkeypatch.setattr(guard, "stay_in_memory", lambda: True)
+
+
 class Watched:
     """A guard on a machine that has what a test says, looked at twice a second."""
 
