@@ -29,9 +29,11 @@ _BASE_IMAGE = "localhost/sparkforge/base:bookworm"
 _ARM64_BASE = "localhost/sparkforge/base:bookworm-arm64"
 _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
 # two workers: most tests wait for a process or a server; not more, since some fill 3 GB of memory.
-# By file, or by the groups of tests/e2e/conftest.py: tests that share fixtures stay in one worker.
+# By file, or by the groups of a folder's conftest.py: tests that share fixtures stay in one worker.
 _BY_FILE = ("-n", "2", "--dist", "loadfile")
 _BY_GROUP = ("-n", "2", "--dist", "loadgroup")
+# groups in the order of the tests, in which the longest come first
+_IN_ORDER = (*_BY_GROUP, "--no-loadscope-reorder")
 
 
 class Steps:
@@ -95,7 +97,7 @@ def check(steps: Steps, options: argparse.Namespace, pytest: tuple[str | Path, .
     if options.fast:
         return
     steps.run("patch lint and exact application", sys.executable, "build.py", "patches", "check")
-    steps.run("patches", *pytest, *_BY_FILE, "tests/patches")
+    steps.run("patches", *pytest, *_IN_ORDER, "tests/patches")
     if shutil.which("nvcc"):
         steps.run("proofs, the smallest set", sys.executable, "build.py", "proofs", "--ci")
     else:

@@ -42,7 +42,7 @@ MOE_MULTIPLES: Mapping[Moe, tuple[int, int]] = {
 """What hidden and intermediate size are rounded up to, by MoE backend of vLLM 0.31.0.
 
 Source: mxfp4_round_up_hidden_size_and_intermediate_size in fused_moe/oracle/mxfp4.py, which
-tests/patches/test_roofline_padding.py asks. ``marlin-release`` is Marlin in the release,
+tests/patches/test_marlin_moe_padding.py asks. ``marlin-release`` is Marlin in the release,
 ``marlin`` what its thread configurations demand (w13: rows 128, columns 64; w2: rows 64,
 columns 128), which our series makes of it.
 """

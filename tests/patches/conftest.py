@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,49 @@ from sparkforge.environment import python_path
 from sparkforge.index import Index
 from sparkforge.sources import Access
 from sparkforge.stages import items
+from tests.patches import flashinfer_code
 from tests.patches.checkout import CHECKOUT, store
 from tests.patches.trees import tree
 
 # the probes import thousands of modules of vLLM and torch: the byte code that the first one
 # leaves in the environment makes the others 30 s faster
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+HERE = Path(__file__).resolve().parent
+# Files that share a fixture of the session; every other file is a group of its own.
+_GROUPS = {
+    "test_flashinfer_python": "flashinfer", "test_flashinfer_moe_sources": "flashinfer",
+    "test_mxfp8_moe_sm12x": "flashinfer",
+}  # fmt: skip
+# The groups that take longest, longest first: begun last, one of them would leave the other worker
+# idle. A wrong order costs only time.
+_LONGEST = ("test_mxfp4_layers", "test_chat", "flashinfer", "test_serving", "test_bf16_dequant")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Name the group of each test here: --dist loadgroup runs a group in one worker. Sort them."""
+
+    def group(item: pytest.Item) -> str:
+        return _GROUPS.get(item.path.stem, item.path.stem)
+
+    places = [index for index, item in enumerate(items) if item.path.parent == HERE]
+    ours = [items[index] for index in places]
+    ours.sort(key=lambda one: [*_LONGEST, group(one)].index(group(one)))
+    for index, item in zip(places, ours, strict=True):
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+        items[index] = item
+
+
+@pytest.fixture(scope="session", autouse=True)
+def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One cache of vLLM for all workers: it looks at a model's class in a process of its own, 15 s
+    of CPU, and keeps what it learnt by the hash of the class's source."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    os.environ["VLLM_CACHE_ROOT"] = str(folder / "vllm-cache")
 
 
 @pytest.fixture(scope="session")
@@ -60,3 +98,9 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "stock": tree("flashinfer", folder / "stock", patched=False),
         "patched": tree("flashinfer", folder / "patched", patched=True),
     }
+
+
+@pytest.fixture(scope="session")
+def flashinfer_answers(stock_python: Path, trees: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    """What FlashInfer's Python says as released and with its series, by question."""
+    return {name: flashinfer_code.ask(stock_python, path) for name, path in trees.items()}

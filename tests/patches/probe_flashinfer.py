@@ -1,6 +1,8 @@
 """Runs FlashInfer's own Python code, without a GPU or nvcc, and writes what it answers.
 
-usage: python -m tests.patches.probe_flashinfer autotuner|architectures|mxfp8_moe OUT.json
+usage: python -m tests.patches.probe_flashinfer QUESTION[,QUESTION...] OUT.json
+
+Questions are autotuner, architectures and mxfp8_moe; OUT gets an entry each.
 
 The FlashInfer is the one first on the path. Of what it imports only pynvml is made up (nobody asks
 it anything), and CUDA's version, which FlashInfer would ask of nvcc.
@@ -136,9 +138,9 @@ def mxfp8_moe() -> dict[str, Any]:
 
 
 def main() -> None:
-    what, out = sys.argv[1], Path(sys.argv[2])
+    questions, out = sys.argv[1].split(","), Path(sys.argv[2])
     sys.modules["pynvml"] = types.ModuleType("pynvml")
-    answer = _QUESTIONS[what]()
+    answer = {what: _QUESTIONS[what]() for what in questions}
     out.write_text(json.dumps(answer, indent=1), encoding="utf-8")
 
 

@@ -3,7 +3,8 @@
 usage: python -m tests.patches.probe_marlin_padding IN.json OUT.json
 
 IN holds "sizes", a list of [hidden, intermediate] to round up, and "layers", a list of
-{hidden, intermediate, experts, top_k, tokens, ranks, seed}. OUT holds, in the same order, the
+{hidden, intermediate, experts, top_k, tokens, ranks, seed}; "experts", a list of [backend, hidden,
+intermediate], and "dense", of [rows, columns], to round up, too. OUT holds, in the same order, the
 rounded sizes, and of each layer the rounded sizes, the relative error of its output against the
 unpadded checkpoint in float64, and the GEMMs that were asked for.
 
@@ -220,6 +221,7 @@ def main() -> None:
     fake_cuda.install(fake_cuda.Capability(12, 1))
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+    from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_padded_nk
 
     round_up = oracle.mxfp4_round_up_hidden_size_and_intermediate_size
     backends = oracle.Mxfp4MoeBackend
@@ -234,6 +236,8 @@ def main() -> None:
                 for size in asked["sizes"]
             ],
             "layers": [_layer(size) for size in asked["layers"]],
+            "experts": [round_up(backends[name], *size) for name, *size in asked["experts"]],
+            "dense": [marlin_padded_nk(*shape, 32) for shape in asked["dense"]],
         }
     Path(sys.argv[2]).write_text(json.dumps(answers), encoding="utf-8")
 

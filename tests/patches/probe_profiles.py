@@ -1,13 +1,15 @@
 """Runs in the patched interpreter: what vLLM's own parser makes of a profile's options.
 
-    python probe_profiles.py < '{"NAME": ["--moe-backend", …], …}'
+    python probe_profiles.py < '{"options": {"NAME": ["--moe-backend", …], …}, "wrong": {…}}'
 
-Prints one JSON object: by name, the parsed values; and the sentences that the check of backends
-looks for, as vLLM's source makes them.
+Prints one JSON object: by name, the parsed values, and how those in ``wrong`` were refused; and the
+sentences that the check of backends looks for, as vLLM's source makes them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 from typing import Any
@@ -21,7 +23,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 def parsed(options: list[str]) -> dict[str, Any]:
-    """Parse as ``vllm serve`` does; an unknown option or value ends the process."""
+    """Parse as ``vllm serve`` does; an unknown option or value raises SystemExit."""
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", *options])
     validate_parsed_serve_args(arguments)
     engine = AsyncEngineArgs.from_cli_args(arguments)
@@ -51,11 +53,23 @@ def parsed(options: list[str]) -> dict[str, Any]:
     return found
 
 
+def refusal(options: list[str]) -> str:
+    """Return what is said of options with which the process would end; empty: they are taken."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            parsed(options)
+        except (SystemExit, ValueError, KeyError, TypeError) as error:
+            return f"{said.getvalue()}{error}"
+    return ""
+
+
 def main() -> None:
     """Answer on standard output."""
-    result = {name: parsed(options) for name, options in json.load(sys.stdin).items()}
+    asked = json.load(sys.stdin)
+    result = {name: parsed(options) for name, options in asked["options"].items()}
+    refused = {name: refusal(options) for name, options in asked["wrong"].items()}
     sentences = {backend.name: _make_log_backend(backend) for backend in Mxfp4MoeBackend}
-    json.dump({"parsed": result, "moe": sentences}, sys.stdout)
+    json.dump({"parsed": result, "refused": refused, "moe": sentences}, sys.stdout)
 
 
 if __name__ == "__main__":

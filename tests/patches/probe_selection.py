@@ -1,16 +1,19 @@
 """Runs inside the interpreter under test: what the installed vLLM selects on a CUDA device.
 
-usage: python -m tests.patches.probe_selection CAPABILITY OUT.json
+usage: python -m tests.patches.probe_selection OUT_FOLDER CAPABILITY...
 
-One capability a process, because vLLM keeps what it once learnt about the platform. The device is
-made up (fake_cuda.py); the selectors are the installed ones. An outcome is a list: what was
-selected or how it was refused, then the warnings that were logged meanwhile.
+One process a capability, because vLLM keeps what it once learnt about the platform; each is a fork
+of one that has imported what knows nothing of it. The device is made up (fake_cuda.py); the
+selectors are the installed ones. An outcome is a list: what was selected or how it was refused,
+then the warnings that were logged meanwhile.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import multiprocessing
 import os
 import sys
 import types
@@ -25,6 +28,12 @@ from tests.patches import fake_cuda
 
 Outcome = list[str]
 Table = dict[str, Outcome]
+
+# Packages beside vLLM's own take most of the time that its import takes.
+HEAVY = (
+    "torch._inductor.lowering", "transformers.models.auto.image_processing_auto", "openai.types",
+    "cv2", "aiohttp", "fastapi",
+)  # fmt: skip
 
 # Names with one of these answers share a line of the table.
 ALIKE = {
@@ -301,11 +310,10 @@ def attention() -> dict[str, Table]:
     return tables
 
 
-def main() -> None:
-    capability, out = fake_cuda.Capability.parse(sys.argv[1]), Path(sys.argv[2])
-    os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_NO_USAGE_STATS": "1"}
+def ask_all(capability: str, out: Path) -> None:
+    """Write a capability's tables; vLLM's platform must be unknown yet in this process."""
     fake_cuda.add_packages()
-    fake_cuda.install(capability)
+    fake_cuda.install(fake_cuda.Capability.parse(capability))
     result = {
         "MXFP4 MoE, gpt-oss": mxfp4_moe(),
         "MXFP4 MoE, gpt-oss, moe.activation=mxfp8": mxfp4_moe(activation="mxfp8"),
@@ -319,6 +327,21 @@ def main() -> None:
         **{f"attention with sinks, {name}": table for name, table in attention().items()},
     }
     out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+def main() -> None:
+    folder, *capabilities = sys.argv[1:]
+    os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_NO_USAGE_STATS": "1"}
+    for name in HEAVY:
+        importlib.import_module(name)
+    fork = multiprocessing.get_context("fork")
+    for capability in capabilities:
+        out = Path(folder) / f"{capability}.json"
+        one = fork.Process(target=ask_all, args=(capability, out))
+        one.start()
+        one.join()
+        if one.exitcode:
+            sys.exit(f"capability {capability}: exit code {one.exitcode}")
 
 
 if __name__ == "__main__":

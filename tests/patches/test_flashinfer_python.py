@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
-from tests.patches.checkout import ROOT
 
-TIMEOUT_S = 1800
-
-
-def ask(python: Path, source: Path, what: str) -> dict[str, Any]:
-    out = source.parent / f"{source.name}-{what}.json"
-    env = {
-        **os.environ,
-        "PYTHONPATH": f"{source}{os.pathsep}{ROOT}",
-        "FLASHINFER_WORKSPACE_BASE": str(source.parent / "workspace"),
-        "FLASHINFER_CUDA_ARCH_LIST": "12.1a",
-    }
-    done = subprocess.run(
-        [python, "-m", "tests.patches.probe_flashinfer", what, out],
-        env=env, cwd=source.parent, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return result
-
-
-def test_inputs_left_out_are_tuned_past(stock_python: Path, trees: dict[str, Path]) -> None:
-    stock = ask(stock_python, trees["stock"], "autotuner")
-    patched = ask(stock_python, trees["patched"], "autotuner")
+def test_inputs_left_out_are_tuned_past(flashinfer_answers: dict[str, dict[str, Any]]) -> None:
+    stock, patched = (
+        flashinfer_answers["stock"]["autotuner"],
+        flashinfer_answers["patched"]["autotuner"],
+    )
 
     # a call with all its inputs keeps its profiles, and so the tuning files that name them
     assert patched["all there"] == stock["all there"]
@@ -73,9 +50,9 @@ def test_inputs_left_out_are_tuned_past(stock_python: Path, trees: dict[str, Pat
     assert answers("initialized input is missing")[1] == [[[n, 4], [4, 16]] for n in tuned]
 
 
-def test_the_release_ends_in_an_index_error(stock_python: Path, trees: dict[str, Path]) -> None:
+def test_the_release_ends_in_an_index_error(flashinfer_answers: dict[str, dict[str, Any]]) -> None:
     """The control: each place that the patch mends."""
-    stock = ask(stock_python, trees["stock"], "autotuner")
+    stock = flashinfer_answers["stock"]["autotuner"]
     assert stock["first linked input is None"]["profiles"] == "IndexError"  # generation
     assert stock["first linked input is None"]["nearest"] == "IndexError"  # matching
     assert stock["constrained input is None"]["nearest"] == "IndexError"  # constraint
@@ -84,9 +61,11 @@ def test_the_release_ends_in_an_index_error(stock_python: Path, trees: dict[str,
     assert stock["None has the linked dimension"]["nearest"] == [[1, 4], [1]]
 
 
-def test_12_1f_is_taken_where_12_1a_is(stock_python: Path, trees: dict[str, Path]) -> None:
-    stock = ask(stock_python, trees["stock"], "architectures")
-    patched = ask(stock_python, trees["patched"], "architectures")
+def test_12_1f_is_taken_where_12_1a_is(flashinfer_answers: dict[str, dict[str, Any]]) -> None:
+    stock, patched = (
+        flashinfer_answers["stock"]["architectures"],
+        flashinfer_answers["patched"]["architectures"],
+    )
     family = "-gencode=arch=compute_121f,code=sm_121f"
 
     assert patched["named flags"]["sm121f_nvcc_flags"] == family

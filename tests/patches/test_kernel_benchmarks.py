@@ -24,7 +24,7 @@ E2M1_ROUNDED = {
 def _run(python: Path, folder: Path, *arguments: str | Path) -> str:
     done = subprocess.run(
         [python, *arguments], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(folder / "cache")},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

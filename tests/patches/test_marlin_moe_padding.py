@@ -1,7 +1,8 @@
 """Marlin's MXFP4 experts: padded no further than the kernel demands, and right when padded so.
 
 What the kernel demands is read from its own tables in the pinned release's csrc (which are no part
-of a wheel), so that a rebase which changes them shows here.
+of a wheel), so that a rebase which changes them shows here. So is the padding that the roofline
+counts with, from vLLM's own functions.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import os
 import re
 import subprocess
 import tarfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparkforge import series
+from sparkforge.roofline import Moe, padded_dense, padded_experts
+from sparkforge.shapes import SHAPES
 from tests.patches.checkout import CHECKOUT as ROOT
 from tests.patches.releases import release_file
 
@@ -48,6 +53,22 @@ LAYERS: list[dict[str, int]] = [
         (192, 96, 40, 1),    # blocks of more than 16 rows
     ])
 ]  # fmt: skip
+
+
+# of the roofline: the whole expert, and what two and four ranks have of it
+SHAPE = SHAPES["gpt-oss-120b"]
+WIDTHS = [2880, 1440, 720]
+DENSE = [
+    (SHAPE.qkv_rows, SHAPE.hidden), (SHAPE.hidden, SHAPE.o_columns), (SHAPE.vocab, SHAPE.hidden),
+    (640, 2880), (2880, 512), (25136, 2880), (96, 96), (32, 4096), (4096, 32),
+]  # fmt: skip
+NARROW = "pad-marlin-s-moe-hidden-size-to-64-not-to-256.patch"
+BACKENDS: Mapping[str, Moe] = {
+    "FLASHINFER_CUTLASS_MXFP4_BF16": "flashinfer_cutlass",
+    "FLASHINFER_CUTLASS_MXFP4_MXFP8": "flashinfer_cutlass",
+    "TRITON": "triton",
+    "TRITON_UNFUSED": "triton",
+}
 
 
 @dataclass(frozen=True)
@@ -156,10 +177,13 @@ def _computable(kernels: Kernels, hidden: int, inner: int) -> bool:
 
 def _ask(python: Path, folder: Path) -> Any:
     asked, out = folder / "asked.json", folder / "out.json"
-    asked.write_text(json.dumps({"sizes": SIZES, "layers": LAYERS}), encoding="utf-8")
+    experts = [[backend, SHAPE.hidden, width] for backend in (*BACKENDS, "MARLIN")
+               for width in WIDTHS]  # fmt: skip
+    questions = {"sizes": SIZES, "layers": LAYERS, "experts": experts, "dense": DENSE}
+    asked.write_text(json.dumps(questions), encoding="utf-8")
     done = subprocess.run(
         [python, "-m", "tests.patches.probe_marlin_padding", asked, out],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(folder / "cache")},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder, capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
@@ -229,3 +253,18 @@ def test_layers_reach_both_tables() -> None:
     """The longest layer takes a block of more than 16 rows, as fused_marlin_moe chooses it."""
     most = max(layer["tokens"] * layer["top_k"] / layer["experts"] for layer in LAYERS)
     assert most / 16 >= 0.9
+
+
+@pytest.mark.parametrize("kind", ["stock", "patched"])
+def test_the_roofline_s_padding_is_vllm_s(kind: str, request: pytest.FixtureRequest) -> None:
+    names = {patch.name for patch in series.read(ROOT / "patches" / "vllm").patches}
+    narrow = kind == "patched" and NARROW in names
+    moes: Mapping[str, Moe] = {**BACKENDS, "MARLIN": "marlin" if narrow else "marlin-release"}
+    told = request.getfixturevalue(kind)
+    ours = [
+        list(padded_experts(replace(SHAPE, intermediate=width), moe))
+        for moe in moes.values()
+        for width in WIDTHS
+    ]
+    assert told["experts"] == ours
+    assert told["dense"] == [list(padded_dense(*shape)) for shape in DENSE]

@@ -30,7 +30,7 @@ def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     folder = tmp_path_factory.mktemp("mxfp8")
     done = subprocess.run(
         [patched_python, "-m", "tests.patches.probe_mxfp8_moe", folder / "out.json"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(folder / "cache")},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder, capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

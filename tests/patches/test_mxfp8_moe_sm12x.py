@@ -36,7 +36,6 @@ from tests.patches.mxfp8_moe import (
     to_bf16,
     to_e4m3,
 )
-from tests.patches.trees import tree
 
 TACTICS = [
     Tactic(columns, swap, finalize)
@@ -160,11 +159,10 @@ def test_padded_scales_count_along_k() -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler here")
-def test_cutlass_puts_scales_where_we_do(tmp_path: Path) -> None:
-    patched = tree("flashinfer", tmp_path / "tree", patched=True)
+def test_cutlass_puts_scales_where_we_do(trees: dict[str, Path], tmp_path: Path) -> None:
     probe = tmp_path / "probe"
     source = Path(__file__).parent / "probe_scale_layout.cu"
-    compile_host(patched, source, probe, link=True)
+    compile_host(trees["patched"], source, probe, link=True)
     for rows, columns in ((1, 4), (128, 4), (300, 6), (257, 9)):
         done = subprocess.run(
             [probe, str(rows), str(columns)],

@@ -38,17 +38,16 @@ GPT_OSS_MXFP8 = "MXFP4 MoE, gpt-oss, moe.activation=mxfp8"
 
 
 def _probe(python: Path, folder: Path) -> Tables:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(folder / "cache")}
-    tables = {}
-    for capability in CAPABILITIES:
-        out = folder / f"{capability}.json"
-        done = subprocess.run(
-            [python, "-m", "tests.patches.probe_selection", capability, out],
-            env=env, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        tables[capability] = json.loads(out.read_text(encoding="utf-8"))
-    return tables
+    done = subprocess.run(
+        [python, "-m", "tests.patches.probe_selection", folder, *CAPABILITIES],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder, capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return {
+        capability: json.loads((folder / f"{capability}.json").read_text(encoding="utf-8"))
+        for capability in CAPABILITIES
+    }
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +136,13 @@ def test_flashinfer_cutlass_falls_through(stock: Tables, patched: Tables, capabi
 def test_flashinfer_cutlass_keeps_bf16_on_hopper(patched: Tables) -> None:
     (answer,) = patched["9.0"][GPT_OSS]["flashinfer_cutlass"]
     assert answer.startswith("FLASHINFER_CUTLASS_MXFP4_BF16")
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_experts_are_not_expanded_to_bf16_on_a_gpu(patched: Tables, capability: str) -> None:
+    (answer,) = patched[capability][GPT_OSS]["bf16_dequant"]
+    assert answer.startswith("ValueError: ")
+    assert "available on CPU only" in answer
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

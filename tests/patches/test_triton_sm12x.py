@@ -31,7 +31,6 @@ def built(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{folder / 'packages'}",
         "TRITON_CACHE_DIR": str(folder / "cache"),
-        "VLLM_CACHE_ROOT": str(folder / "vllm"),
     }
     done = subprocess.run(
         [patched_python, "-m", "tests.patches.probe_triton", "12.1", out],

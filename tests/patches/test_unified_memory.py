@@ -69,7 +69,7 @@ def _share(state: dict[str, Any]) -> float:
 def _run(python: Path, states: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
     asked, told = folder / "states.json", folder / "told.json"
     asked.write_text(json.dumps({name: {**MODEL, **state} for name, state in states.items()}))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(folder / "cache")}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [python, "-m", "tests.patches.probe_unified_memory", asked, told],
         env=env, cwd=folder, capture_output=True, text=True, timeout=1800, check=False,
