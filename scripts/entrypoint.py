@@ -1,10 +1,12 @@
 """What the image runs: `vllm serve MODEL`, with options of profile, target and caller.
 
 The model is the first argument if that is no option, else SPARKFORGE_MODEL: a directory in the
-container (by default /model, where a checkpoint is mounted) or the name of a model on the hub.
+container (by default /model, where a checkpoint is mounted) or the name of a model on the hub,
+which is downloaded first.
 
     SPARKFORGE_MODEL            /model
     SPARKFORGE_MODEL_REVISION   commit on the hub; without it the hub's newest is served
+    SPARKFORGE_DOWNLOAD         entrypoint, or vllm: then vLLM downloads while it loads
     SPARKFORGE_MODEL_NAME       the name that clients ask for; without it the model's own
     SPARKFORGE_PROFILE          file of the profile (pins.yaml); empty: none
     SPARKFORGE_SERVE_ARGS       options of the target, set when the image was built
@@ -52,6 +54,8 @@ from sparkforge.serving import (
     compilers,
     devices,
     guard,
+    hub,
+    hubfiles,
     memory,
     moments,
     pagecache,
@@ -84,6 +88,9 @@ def main(arguments: list[str]) -> int:
     failed, words = None, "its log says what is wrong"
     try:
         end, failed = serve(arguments)
+    except hub.StoppedError as error:
+        say("the download was stopped; the next start continues it")
+        return 128 + error.number
     except StartError as error:
         words, end = str(error), supervise.End(error.code)
         say(f"error: {words}")
@@ -135,25 +142,26 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         vocabulary.check(name)
 
     port = settings.listen_port(os.environ)
-    command = ["vllm", "serve", model, "--port", str(port), *QUIET]
+    asked = ["--port", str(port), *QUIET]
     if host := os.environ.get("SPARKFORGE_LISTEN_HOST"):
         if host not in ("127.0.0.1", "0.0.0.0"):  # elsewhere our own looks would not find it
             name = "SPARKFORGE_LISTEN_HOST (SPARKFORGE_BIND of two machines' .env)"
             raise StartError(f"{name} is {host!r}: use 127.0.0.1 or 0.0.0.0")
-        command += ["--host", host]
+        asked += ["--host", host]
     watch = guard.of(os.environ, unified=bool(plan.get("memory")), asked=asks, say=say)
     if watch is not None and watch.file is not None:
-        command += refusal.OPTIONS
+        asked += refusal.OPTIONS
         variables = refusal.environment(variables)
-    always = len(command)
-    for option, variable in (
-        ("--revision", "SPARKFORGE_MODEL_REVISION"),
-        ("--served-model-name", "SPARKFORGE_MODEL_NAME"),
-    ):
-        if value := os.environ.get(variable):
-            command.append(f"{option}={value}")  # in one word: no value is taken for an option
-    command += profile.options(plan)
-    way = [model, *command[always:]]
+    downloads = settings.choice(
+        os.environ, "SPARKFORGE_DOWNLOAD", "entrypoint", ("entrypoint", "vllm")
+    ) == "entrypoint" and not model.startswith(("/", "."))  # fmt: skip
+    revision = os.environ.get("SPARKFORGE_MODEL_REVISION", "")
+    name = os.environ.get("SPARKFORGE_MODEL_NAME") or (model if downloads else "")
+    # in one word: no value is taken for an option
+    named = [f"--revision={revision}"] if revision and not downloads else []
+    named += [f"--served-model-name={name}"] if name else []
+    options = profile.options(plan)
+    way = [model, f"--revision={revision}", *named, *options]
     check = settings.choice(
         os.environ, "SPARKFORGE_BACKEND_CHECK", plan.get("on_mismatch", "fail"),
         ("fail", "warn", "off"),
@@ -162,24 +170,12 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
     limit = int(settings.number(os.environ, "SPARKFORGE_START_LIMIT", 3))
     share = settings.share(os.environ)
     last: list[str] = []
-    link = None
     if pair is not None:
-        command += cluster.place(pair)
         last += cluster.SPLIT  # unlike the place, this decides which kernels there are
-        variables = cluster.environment(pair, variables)
-        link = cluster.Link(pair, same_on_both(model, plan, caller), say)
-        link.meet()  # for hours, it may be: what is free here is looked up afterwards
-    say(moments.line("the start"))
-    files = weight_files(model)
-    if plan.get("evict_page_cache"):
-        evict(files)  # first: memory is measured after it
-    command += memory_options(plan, caller, share, nodes=1 if pair is None else 2)
     if layers := settings.layers(os.environ):
         last.append(f"--mxfp4-layers={layers}")
     last += settings.words(os.environ, "SPARKFORGE_SERVE_ARGS")
     last += caller  # at the end: of two values of one option vLLM takes the later
-    command += last
-
     if not shutil.which("c++") and not shutil.which("g++"):
         if plan.get("cuda_arch"):  # a server several times slower, and FlashInfer would fail anyway
             raise StartError("no C++ compiler is in this image, and its kernels are compiled at run"
@@ -188,11 +184,32 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         # with --enforce-eager), and the engine would die of it.
         say("no C++ compiler here: serving without torch.compile")
         variables.setdefault("TORCH_COMPILE_DISABLE", "1")
-        if "--enforce-eager" not in command:
-            command.append("--enforce-eager")
+        if "--enforce-eager" not in [*options, *last]:
+            last.append("--enforce-eager")
+    check_devices(plan, check)
+    settings.max_jobs(os.environ)
+
+    served = model
+    say(moments.line("the start"))
+    if downloads:  # for hours, it may be: what is free here is looked up afterwards
+        revision = profile.value(caller, "--revision") or revision
+        snapshot = hub.fetch(model, revision, variables, say, supervise.tell)
+        served, revision = str(snapshot.folder), snapshot.commit
+        say(moments.line("the end of the download"))
+    command = ["vllm", "serve", served, *asked, *named, *options]
+    link = None
+    if pair is not None:
+        command += cluster.place(pair)
+        variables = cluster.environment(pair, variables)
+        link = cluster.Link(pair, same_on_both(model, revision, plan, caller), say)
+        supervise.tell("waiting for the other machine")
+        link.meet()  # the same
+    if plan.get("evict_page_cache"):
+        evict(weight_files(served))  # first: memory is measured after it
+    command += memory_options(plan, caller, share, nodes=1 if pair is None else 2)
+    command += last
 
     say(shlex.join(access.redacted(command)))
-    check_devices(plan, check)
     variables["MAX_JOBS"] = str(max_jobs(plan, command))
     if hang_s and "--disable-log-stats" in command:
         say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
@@ -219,18 +236,22 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         warm_strict=settings.choice(
             os.environ, "SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn")
         ) == "fail",
-        at_ready=lambda: at_first_token(files if plan.get("evict_page_cache") else []),
+        at_ready=lambda: at_first_token(served if plan.get("evict_page_cache") else ""),
         when_ready=lambda: when_ready(counted),
         link=link, guard=watch,
     ))  # fmt: skip
     return end, counted
 
 
-def at_first_token(files: list[Path]) -> None:
-    """Drop weight files from the page cache, between two readings of memory."""
+def at_first_token(served: str) -> None:
+    """Say what memory is like, and drop a model's weights from the page cache.
+
+    Args:
+        served: as vLLM got it; "": nothing is dropped.
+    """
     say(moments.line("the first token"))
-    if files:
-        evict(files)
+    if served:
+        evict(weight_files(served))  # the files that are there by now
 
 
 def when_ready(counted: starts.Starts | None) -> None:
@@ -302,13 +323,15 @@ def warm_up(
     return warmup.WarmUp(client, shape, mode, limit_s, say, supervise.tell, held, way, asks)
 
 
-def same_on_both(model: str, plan: Mapping[str, Any], caller: list[str]) -> dict[str, str]:
+def same_on_both(
+    model: str, revision: str, plan: Mapping[str, Any], caller: list[str]
+) -> dict[str, str]:
     """Return what two machines that serve together must have alike, by name."""
     layers = os.environ.get("SPARKFORGE_MXFP4_LAYERS", "")
     return {
         "release": os.environ.get("SPARKFORGE_RELEASE", ""),
         "model": model,
-        "revision": os.environ.get("SPARKFORGE_MODEL_REVISION", ""),
+        "revision": revision,
         "profile": json.dumps(plan, sort_keys=True),
         "options": shlex.join(access.redacted([*caller, layers])),
     }
@@ -349,9 +372,8 @@ def weight_files(model: str) -> list[Path]:
     """Return the files that the weights are read from, as far as they are here already."""
     if model.startswith(("/", ".")):
         return pagecache.weight_files(Path(model))
-    home = pagecache.expanded(os.environ.get("HF_HOME") or "~/.cache/huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    found = pagecache.snapshot(hub, model, os.environ.get("SPARKFORGE_MODEL_REVISION"))
+    revision = os.environ.get("SPARKFORGE_MODEL_REVISION") or None
+    found = pagecache.snapshot(hubfiles.cache(os.environ), model, revision)
     return pagecache.weight_files(found) if found else []
 
 

@@ -36,7 +36,7 @@ def last_seen() -> Counters | None:
 
 
 class NotReadyError(Exception):
-    """The server loads its model or makes its warm-up; the message says how far it is."""
+    """The model is downloaded or loaded, or the warm-up made; the message says how far it is."""
 
 
 class GivenUpError(Exception):
@@ -53,11 +53,11 @@ def check() -> None:
     found = state.read()
     if found.given_up:
         raise GivenUpError(found.words)
+    if found.words != state.READY:
+        raise NotReadyError(found.words)
     if os.environ.get("SPARKFORGE_CLUSTER_ROLE") == "worker":
         cluster.check_mark()  # it answers nobody: well means that the head is there
         return
-    if found.words != state.READY:
-        raise NotReadyError(found.words)
     client = Client(listen_port(os.environ), SECONDS, access.api_key(os.environ))
     counters = client.observe(last_seen())
     document = json.dumps({"start": state.this_start(), "counters": counters})

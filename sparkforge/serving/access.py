@@ -127,6 +127,15 @@ def check_open(variables: Mapping[str, str], key: str) -> None:
     raise AccessError(msg)
 
 
+def shown(text: object) -> str:
+    """Return what another program said, in one line, without passwords of URLs and tokens."""
+    line = _IN_URL.sub("***@", " ".join(str(text).split()))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if len(secret := os.environ.get(name, "").strip()) > 3:
+            line = line.replace(secret, "***")
+    return "".join(one if one.isprintable() else "?" for one in line)[:300]
+
+
 def redacted(words: Sequence[str]) -> list[str]:
     """Return a command with the secrets in it replaced, for the log.
 

@@ -46,12 +46,15 @@ def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
 def evict(files: Iterable[Path]) -> int:
     """Drop files from the page cache as far as that goes; returns the bytes that were asked for.
 
+    They are written to the disk first: what is not yet there stays in the cache.
+
     Raises:
         OSError: a file cannot be read.
     """
     asked = 0
     for file in files:
         with file.open("rb") as opened:
+            os.fdatasync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             asked += os.fstat(opened.fileno()).st_size
     return asked

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.serving.document import Document, DocumentError
-from sparkforge.serving.errors import EX_CONFIG
+from sparkforge.serving.errors import EX_CONFIG, EX_DATAERR
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -86,8 +86,8 @@ def why_to_wait(code: int, starts: Starts | None) -> str:
         code: exit code of the server that ended.
         starts: None: it had not been started yet.
     """
-    if code == EX_CONFIG:
-        return "a restart changes nothing (exit code 78)"
+    if code in (EX_CONFIG, EX_DATAERR):
+        return f"a restart changes nothing (exit code {code})"
     if starts is not None and starts.spent():
         return f"{starts.limit} starts in a row never became ready (the last exit code: {code})"
     return ""

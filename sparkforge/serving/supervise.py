@@ -152,6 +152,14 @@ class _Output:
             os.write(1, b"\n")  # its last line has no end, and ours come after it
 
 
+def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with one pipe for all that it prints."""
+    return subprocess.Popen(
+        command, env=dict(variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
 def run(plan: Plan) -> End:
     """Run the server to its end; returns the exit code for this process, among other things.
 
@@ -163,10 +171,7 @@ def run(plan: Plan) -> End:
     tell("loading" if plan.warm_up else state.READY)
     if plan.warm_up:
         plan.warm_up.begin()
-    child = subprocess.Popen(
-        plan.command, env=dict(plan.variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+    child = start(plan.command, plan.variables)
     assert child.stdout is not None
     output = _Output(Watch(plan.expected))
     attendant = _Attendant(plan, child, output)

@@ -126,7 +126,8 @@ def test_the_entrypoint_makes_the_spark_profiles_command(baked: Any, tmp_path: P
     fake.chmod(0o755)
     said = run(baked["tag"], "--gpu-memory-utilization", "0.5", options=(
         "--volume", f"{fake}:/opt/sparkforge/venv/bin/vllm:ro", "--env", "SPARKFORGE_ALLOW_OPEN=1",
-        "--env", "SPARKFORGE_MODEL=openai/gpt-oss-120b", "--env", "SPARKFORGE_BACKEND_CHECK=warn",
+        "--env", "SPARKFORGE_MODEL=openai/gpt-oss-120b",
+        "--env", "SPARKFORGE_DOWNLOAD=vllm", "--env", "SPARKFORGE_BACKEND_CHECK=warn",
     ))  # fmt: skip
     assert "no CUDA device is to be seen in here" in said
     assert "vllm serve openai/gpt-oss-120b --port 8000" in said

@@ -54,7 +54,8 @@ class Node:
             "SPARKFORGE_CLUSTER_ROLE": role,
             "SPARKFORGE_CLUSTER_HEAD": HEAD, "SPARKFORGE_CLUSTER_WORKER": WORKER,
             "SPARKFORGE_CLUSTER_IFNAME": "lo", "SPARKFORGE_CLUSTER_PORT": str(port),
-            "SPARKFORGE_MODEL": "some/model", "SPARKFORGE_RELEASE": "1", "SPARKFORGE_PROFILE": "",
+            "SPARKFORGE_MODEL": "some/model", "SPARKFORGE_DOWNLOAD": "vllm",
+            "SPARKFORGE_RELEASE": "1", "SPARKFORGE_PROFILE": "",
             "SPARKFORGE_LISTEN_PORT": str(self.api_port), **variables,
         }  # fmt: skip
         self.env = env

@@ -45,7 +45,8 @@ class Started:
         self.env = {
             **kept, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
             "TMPDIR": str(folder), "SPARKFORGE_LISTEN_PORT": str(self.port),
-            "SPARKFORGE_MODEL": "some/model", "SPARKFORGE_PROFILE": str(folder / "profile.json"),
+            "SPARKFORGE_MODEL": "some/model", "SPARKFORGE_DOWNLOAD": "vllm",
+            "SPARKFORGE_PROFILE": str(folder / "profile.json"),
             "SPARKFORGE_JIT_DIR": str(folder / "jit"), "SPARKFORGE_RELEASE": "1.0+a",
             "FAKE_COMPILES": COMPILED, **variables,
         }  # fmt: skip

@@ -10,7 +10,16 @@ import pytest
 
 from sparkforge import jobs, pins
 from sparkforge.serving import compilers, devices, memory, supervise
-from sparkforge.serving.errors import EX_CONFIG, EX_NOINPUT, EX_UNAVAILABLE
+from sparkforge.serving.errors import (
+    EX_CANTCREAT,
+    EX_CONFIG,
+    EX_DATAERR,
+    EX_NOHOST,
+    EX_NOINPUT,
+    EX_UNAVAILABLE,
+    StartError,
+)
+from sparkforge.serving.hub import Snapshot
 from tests.support import ROOT, load_script
 
 VARIABLES = (
@@ -31,6 +40,7 @@ def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("SPARKFORGE_MODEL", "some/model")
+    monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "vllm")
     monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/c++")
     monkeypatch.setattr(module.devices, "unified_bytes", lambda: None)
     return module
@@ -152,6 +162,42 @@ def test_without_a_device_no_server_is_started_but_where_the_user_wants_it(
     monkeypatch.setattr(devices, "capabilities", lambda: [(9, 0)])
     plan_of(entrypoint, monkeypatch, [])
     assert "for devices of compute capability 12.1, not 9.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "waits"), [(EX_NOHOST, False), (EX_CANTCREAT, False), (EX_DATAERR, True)]
+)
+def test_a_failed_download_is_one_line_and_no_failed_start(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], code: int, waits: bool,
+) -> None:  # fmt: skip
+    def fetch(model: str, revision: str, *more: object) -> None:
+        assert (model, revision) == ("some/model", "abc")
+        raise StartError("the network is down", code)
+
+    waited: list[object] = []
+    monkeypatch.setattr(entrypoint.hub, "fetch", fetch)
+    monkeypatch.setattr(entrypoint.starts, "wait", waited.append)
+    monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "")
+    monkeypatch.setenv("SPARKFORGE_RESTART", "unless-stopped")
+    assert entrypoint.main(["--revision", "abc"]) == code
+    assert "entrypoint: error: the network is down\n" in capsys.readouterr().err
+    assert bool(waited) == waits
+    assert not list(tmp_path.rglob("starts-*"))
+
+
+def test_vllm_gets_the_folder_and_clients_the_models_name(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any
+) -> None:
+    found = Snapshot(Path("/hub/snapshots/abc"), "abc")
+    monkeypatch.setattr(entrypoint.hub, "fetch", lambda *words: found)
+    monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "entrypoint")
+    monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "abc")
+    command = plan_of(entrypoint, monkeypatch, []).command
+    assert command[2] == "/hub/snapshots/abc"
+    assert command[7:] == ["--served-model-name=some/model"]
+    monkeypatch.setenv("SPARKFORGE_MODEL_NAME", "mine")
+    assert plan_of(entrypoint, monkeypatch, []).command[7:] == ["--served-model-name=mine"]
 
 
 def test_an_empty_profile_variable_means_none(

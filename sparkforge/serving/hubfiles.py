@@ -1,0 +1,202 @@
+"""A model's files: what the hub lists, what vLLM reads of it, and what is on the disk.
+
+The folder is the hub's own cache (``blobs/HASH``, ``snapshots/COMMIT/NAME``, ``refs/NAME``), so
+that other programs find the files, and those of other programs are found. One file in it is ours:
+the list of what belongs to a commit. With it, a complete snapshot needs no question to the hub.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sparkforge.serving.document import Document, DocumentError
+from sparkforge.serving.pagecache import expanded
+
+COMMIT = re.compile("[0-9a-f]{40}")
+_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_READ = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
+_INDEX = "model.safetensors.index.json"
+
+
+class ListingError(ValueError):
+    """What the hub lists cannot be stored; the message says which part of it."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One file of a commit.
+
+    Attributes:
+        path: relative, with ``/``.
+        size: bytes.
+        digest: sha256 of the file (64 digits), or git's name for its content (40 digits).
+    """
+
+    path: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the cache keeps one model.
+
+    Attributes:
+        folder: ``models--OWNER--NAME`` in the cache.
+    """
+
+    folder: Path
+
+    @classmethod
+    def of(cls, cache: Path, model: str) -> Place:
+        return cls(cache / f"models--{model.replace('/', '--')}")
+
+    def snapshot(self, commit: str) -> Path:
+        return self.folder / "snapshots" / commit
+
+    def blob(self, digest: str) -> Path:
+        return self.folder / "blobs" / digest
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that downloads into this folder."""
+        return self.folder / "sparkforge" / "lock"
+
+    def listing(self, commit: str) -> Path:
+        return self.folder / "sparkforge" / f"{commit}.json"
+
+    def ref(self, revision: str) -> Path:
+        return self.folder / "refs" / revision
+
+    def commit(self, revision: str) -> str:
+        """Return the commit that a branch or tag stood for at the last download, or ""."""
+        if COMMIT.fullmatch(revision):
+            return revision
+        try:
+            found = self.ref(revision).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError, ValueError):
+            return ""
+        return found if COMMIT.fullmatch(found) else ""
+
+    def recorded(self, commit: str) -> list[Listed] | None:
+        """Return the list of a commit's files that an earlier download left, or None."""
+        try:
+            found = Document.load(self.listing(commit))
+            return [
+                Listed(found.get(str, number, "path"), found.get(int, number, "size"),
+                       found.get(str, number, "digest"))
+                for number in range(len(found.get(list)))
+            ]  # fmt: skip
+        except (OSError, DocumentError):
+            return None
+
+    def record(self, commit: str, files: Sequence[Listed]) -> None:
+        """Keep the list of a commit's files: the mark of a download that is complete.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        path = self.listing(commit)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = path.with_suffix(f".{os.getpid()}")
+        whole.write_text(json.dumps([vars(one) for one in files]), encoding="utf-8")
+        whole.replace(path)
+
+    def lacking(self, commit: str, files: Iterable[Listed]) -> list[Listed]:
+        """Return the files that are not there, or have another size."""
+        return [one for one in files if size(self.snapshot(commit) / one.path) != one.size]
+
+    def complete(self, commit: str) -> bool:
+        """Tell whether everything that vLLM reads of a commit is there."""
+        files = self.recorded(commit) if commit else None
+        return bool(files) and not self.lacking(commit, files or [])
+
+    def seems_complete(self, commit: str) -> bool:
+        """Tell the same where another program downloaded, as far as the model's own index tells."""
+        folder = self.snapshot(commit)
+        if not commit or not (folder / "config.json").is_file():
+            return False
+        try:
+            shards = set(Document.load(folder / _INDEX).get(dict, "weight_map").values())
+        except FileNotFoundError:
+            shards = {"model.safetensors"}
+        except (OSError, DocumentError):
+            return False
+        return all(is_plain(str(one)) and (folder / str(one)).is_file() for one in shards)
+
+
+def cache(variables: Mapping[str, str]) -> Path:
+    """Return the folder of the hub's cache, as the hub's own library finds it."""
+    home = expanded(variables.get("HF_HOME") or "~/.cache/huggingface")
+    return expanded(variables.get("HF_HUB_CACHE") or str(home / "hub"))
+
+
+def is_plain(path: str) -> bool:
+    """Tell whether a file's name stays in the folder that it is put in, and is one to print."""
+    parts = path.split("/")
+    return (
+        path.isprintable()
+        and "\\" not in path
+        and len(path) <= 1000
+        and all(part not in ("", ".", "..") and len(part.encode()) <= 200 for part in parts)
+    )
+
+
+def listed(pages: Iterable[Document]) -> list[Listed]:
+    """Return the files of the hub's answers to "which files has this commit?".
+
+    Raises:
+        ListingError: a name would leave its folder, a hash is none, or two entries disagree.
+        DocumentError: an answer is of another shape.
+    """
+    found: dict[str, Listed] = {}
+    sizes: dict[str, int] = {}
+    for page in pages:
+        for number in range(len(page.get(list))):
+            path = page.get(str, number, "path")
+            if not is_plain(path):
+                raise ListingError(f"a file is called {path[:100]!r}, which is no plain name")
+            if page.get(str, number, "type") != "file":
+                continue
+            large = isinstance(page.get(dict, number).get("lfs"), dict)
+            inside: tuple[str | int, ...] = (number, "lfs") if large else (number,)
+            one = Listed(path, page.get(int, *inside, "size"), page.get(str, *inside, "oid"))
+            if one.size < 0 or not _DIGEST.fullmatch(one.digest):
+                raise ListingError(f"{path} has size {one.size} and hash {one.digest[:100]!r}")
+            if found.setdefault(path, one) != one or sizes.setdefault(one.digest, one.size) != (
+                one.size
+            ):
+                raise ListingError(f"{path} is listed twice, with another size or hash")
+    folders = {str(parent) for path in found for parent in PurePosixPath(path).parents}
+    if both := sorted(folders & found.keys()):
+        raise ListingError(f"{both[0]} is a file and a folder")
+    return list(found.values())
+
+
+def read_by_vllm(files: Iterable[Listed]) -> list[Listed]:
+    """Return what vLLM reads of a model: weights, tokenizer, template, settings.
+
+    Only what lies at the top: gpt-oss has its weights twice more, in ``original/`` and ``metal/``.
+
+    Raises:
+        ListingError: there are no weights in safetensors.
+    """
+    found = [one for one in files if "/" not in one.path and one.path.endswith(_READ)]
+    if not any(one.path.endswith(".safetensors") for one in found):
+        raise ListingError("there are no weights in safetensors")
+    if all(one.path != "config.json" for one in found):
+        raise ListingError("there is no config.json")
+    return sorted(found, key=lambda one: one.path)
+
+
+def size(path: Path) -> int:
+    """Return the bytes of a file, or -1 where none is there."""
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return -1

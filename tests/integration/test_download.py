@@ -1,0 +1,224 @@
+"""The image's entrypoint with a model of the hub: downloads, restarts, stops, second starts.
+
+The hub is a stand-in on loopback (tests/hub.py), and so is vLLM; the rest is real.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkforge.servers import free_port
+from sparkforge.serving import hubfiles, pagecache
+from sparkforge.serving.errors import EX_CONFIG
+from tests.hub import COMMIT, Hub
+from tests.integration.test_supervise import end_group
+from tests.support import PATIENCE_S, ROOT, sha256, wait_for
+
+SIZE = 8 << 20
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": os.urandom(SIZE),
+    "original/model.safetensors": b"x",
+}
+
+
+class Started:
+    """The entrypoint of one container; the program named vllm is a stand-in."""
+
+    def __init__(self, folder: Path, home: Path, hub: Hub, number: int, **variables: str) -> None:
+        self.port = free_port(0)
+        self.home = home
+        own = folder / f"container-{number}"
+        own.mkdir()
+        tools = folder / "bin"
+        tools.mkdir(exist_ok=True)
+        (tools / "vllm").write_text(
+            f'#!/bin/sh\necho "vllm $*"\nexec "{sys.executable}" "{ROOT}/tests/fake_server.py" '
+            "$SPARKFORGE_LISTEN_PORT\n"
+        )
+        (tools / "vllm").chmod(0o755)
+        (folder / "profile.json").write_text('{"evict_page_cache": true}')
+        kept = {
+            name: value for name, value in os.environ.items()
+            if not name.startswith(("SPARKFORGE_", "HF_", "HUGGING"))
+        }  # fmt: skip
+        self.env = {
+            **kept, "PATH": f"{tools}:{os.environ['PATH']}", "TMPDIR": str(own), "NO_PROXY": "*",
+            "PYTHONPATH": str(ROOT),
+            "HF_ENDPOINT": hub.url, "HF_HOME": str(home),
+            "SPARKFORGE_MODEL": "some/model", "SPARKFORGE_MODEL_REVISION": COMMIT,
+            "SPARKFORGE_PROFILE": str(folder / "profile.json"),
+            "SPARKFORGE_LISTEN_PORT": str(self.port), **variables,
+        }  # fmt: skip
+        self.output = own / "output"
+        with self.output.open("wb") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, ROOT / "scripts/entrypoint.py"], env=self.env, stdout=sink,
+                stderr=subprocess.STDOUT, cwd=own,
+            )  # fmt: skip
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def says(self, words: str) -> str:
+        """Wait until it has said something; returns all that it said."""
+        wait_for(lambda: words in self.text() or self.process.poll() is not None)
+        assert words in self.text(), self.text()
+        return self.text()
+
+    def ends(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def health(self) -> str:
+        done = subprocess.run(
+            [sys.executable, ROOT / "scripts/healthcheck.py"], env=self.env, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        return "well" if done.returncode == 0 else done.stderr
+
+    def downloads(self) -> list[int]:
+        """Return the processes that download, whoever is their parent."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes()
+            except OSError:
+                continue
+            if str(self.home).encode() in words and b"fetching.py" in words:
+                found.append(int(path.parent.name))
+        return found
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    found = Hub(dict(FILES), piece=1 << 18).start()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, hub: Hub) -> Iterator[Start]:
+    started: list[Started] = []
+    # on a real disk: files of a tmpfs are never dropped from the page cache
+    home = tempfile.TemporaryDirectory(dir=Path(__file__).parent)
+
+    def begin(**variables: str) -> Started:
+        started.append(Started(tmp_path, Path(home.name), hub, len(started), **variables))
+        return started[-1]
+
+    yield begin
+    hub.held.set()
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+        for engine in re.findall(r"^engine (\d+)", one.text(), re.MULTILINE):
+            end_group(int(engine))
+    home.cleanup()
+
+
+def part(start: Started) -> Path:
+    """Return where the weights lie while they are not complete."""
+    digest = sha256(FILES["model.safetensors"])
+    place = hubfiles.Place.of(start.home / "hub", "some/model")
+    return place.blob(f"{digest}.incomplete")
+
+
+def half(hub: Hub, start: Start, **variables: str) -> Started:
+    """Return a container in the middle of its download, which goes on when the hub does."""
+    hub.pause_s = 0.05
+    one = start(**variables)
+    wait_for(lambda: hubfiles.size(part(one)) >= SIZE // 4 or one.process.poll() is not None)
+    assert one.process.poll() is None, one.text()
+    hub.held.clear()
+    return one
+
+
+def test_the_first_start_downloads_then_evicts_then_starts_and_the_next_asks_nobody(
+    hub: Hub, start: Start
+) -> None:
+    one = half(hub, start)
+    wait_for(lambda: "downloading" in one.health())
+    assert " of 8.4 MB" in one.health()
+    assert one.health().startswith("starting: ")
+    hub.held.set()
+    said = one.says("first token")
+    snapshot = one.home / f"hub/models--some--model/snapshots/{COMMIT}"
+    assert f"vllm serve {snapshot} --port" in said
+    assert "--served-model-name=some/model" in said
+    assert "--revision" not in said
+    assert said.index("of weights dropped") < said.index("vllm serve /")
+    wait_for(lambda: one.text().count("of weights dropped") == 2)  # a list of its own at ready
+    # S1: a first start left the whole download in the page cache
+    assert pagecache.resident(snapshot / "model.safetensors") == 0
+    assert not (snapshot / "original").exists()
+    wait_for(lambda: one.health() == "well")
+    one.process.terminate()
+    one.ends()
+    asked = len(hub.requests)
+    two = start()
+    two.says("first token")
+    assert len(hub.requests) == asked
+    three = start(SPARKFORGE_MODEL_REVISION="", HF_HUB_OFFLINE="1")
+    assert three.ends() == EX_CONFIG  # nobody has looked up the newest yet
+    assert "HF_HUB_OFFLINE is set, and some/model is not complete" in three.text()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stopped_download_leaves_no_process_and_the_next_continues_it(
+    hub: Hub, start: Start, how: signal.Signals
+) -> None:
+    one = half(hub, start)
+    waiter = start()
+    waiter.says("waiting for another process that downloads this model")
+    assert "waiting for another process" in waiter.health()
+    before = len(one.downloads())
+    assert before == 2
+    one.process.send_signal(how)
+    assert one.ends() == (-9 if how == signal.SIGKILL else 128 + how)
+    wait_for(lambda: len(one.downloads()) == 1)
+    kept = part(one).stat().st_size
+    assert kept >= SIZE // 4
+    hub.held.set()
+    hub.pause_s = 0.0
+    waiter.says("first token")
+    path = f"/some/model/resolve/{COMMIT}/model.safetensors"
+    assert hub.asked_for(path)[-1].range == f"bytes={kept}-"
+    if how == signal.SIGTERM:
+        assert "the download was stopped; the next start continues it" in one.text()
+
+
+def test_who_waits_ends_at_once_when_told(hub: Hub, start: Start) -> None:
+    half(hub, start)
+    waiter = start()
+    waiter.says("waiting for another process")
+    waiter.process.terminate()
+    assert waiter.ends() == 128 + signal.SIGTERM
+
+
+def test_what_another_program_downloaded_serves_without_a_network(hub: Hub, start: Start) -> None:
+    first = start()
+    first.says("first token")
+    place = hubfiles.Place.of(first.home / "hub", "some/model")
+    place.listing(COMMIT).unlink()  # the mark that is ours
+    one = start(HF_HUB_OFFLINE="1")
+    one.says("first token")
+    place.ref("main").parent.mkdir()
+    place.ref("main").write_text(COMMIT)
+    asked = len(hub.requests)
+    three = start(SPARKFORGE_MODEL_REVISION="")
+    three.says("first token")
+    assert [one.path for one in hub.requests[asked:]] == [
+        "/api/models/some/model/revision/main", f"/api/models/some/model/tree/{COMMIT}",
+    ]  # fmt: skip
