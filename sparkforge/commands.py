@@ -23,7 +23,15 @@ from sparkforge import (
 from sparkforge.context import STAGES, Context
 from sparkforge.errors import EngineError, QualityError, SmokeError, UsageError
 from sparkforge.log import human_bytes, log
-from sparkforge.options import MACHINES, access_of, pins_path, platform_of, settle, store_of
+from sparkforge.options import (
+    MACHINES,
+    access_of,
+    pins_path,
+    platform_of,
+    settle,
+    source_plan,
+    store_of,
+)
 from sparkforge.pinbase import Platform
 from sparkforge.stages import items
 
@@ -43,6 +51,7 @@ def context_of(
     path = pins_path(options)
     all_pins = pins.load(path)
     target = all_pins.target(options.target)
+    target = target.model_copy(update={"source": source_plan(options, target.source)})
     wanted = platform_of(target)
     if options.wheels != "compile" and (options.native is not None or options.jobs is not None):
         msg = "--native and --jobs are about compiling"
@@ -199,11 +208,12 @@ def _dry_run(options: argparse.Namespace) -> int:
     steps = pipeline.plan(context, items(context, until))
     if options.json:
         fetches = asdict(pipeline.total(steps))
-        document = {"plan": [asdict(step) for step in steps], "fetches": fetches, "until": until}
+        document = {"plan": [asdict(step) for step in steps], "fetches": fetches, "until": until,
+                    "source": context.target.source.model_dump()}  # fmt: skip
         log.json({**document, "note": note} if note else document)
         return 0
     log.heading(f"plan for {context.target_name} on {context.platform}, up to {until}")
-    pipeline.show(steps)
+    pipeline.show(context, steps)
     free = disk.free(context.store.root)
     log.info(f"disk: {human_bytes(free)} free for the store in {context.store.root}")
     if note:
@@ -233,6 +243,8 @@ def follow_last_build(options: argparse.Namespace) -> None:
         options.base = publish.last_base(root, options.target)
     if options.wheels is None and (native := publish.last_native(root, options.target)):
         options.wheels, options.native = "compile", options.native or native
+    if options.source is None and not options.mirror:
+        options.source = publish.last_source(root, options.target)
 
 
 def explain(options: argparse.Namespace) -> int:
@@ -246,9 +258,10 @@ def explain(options: argparse.Namespace) -> int:
     if not here:
         log.info(f"up to the {until}: what follows is made on {context.platform}")
     if options.json:
-        log.json({"explain": [asdict(step) for step in steps]})
+        log.json({"explain": [asdict(step) for step in steps],
+                  "source": context.target.source.model_dump()})  # fmt: skip
     else:
-        pipeline.show(steps)
+        pipeline.show(context, steps)
     return 0
 
 

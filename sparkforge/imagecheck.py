@@ -196,6 +196,7 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
             for key in ("wheels", "wheelhouse", "labels"):
                 if label == "image":
                     items.pop(key, None)
+            items.pop("sources", None)  # a choice of the build, not of the checkout
         report.problems += [f"{label}: {text}" for text in differences(one, two)]
     report.checked["inputs"] = len(theirs)
 

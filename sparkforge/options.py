@@ -13,7 +13,7 @@ from sparkforge.errors import SeriesError, UsageError
 from sparkforge.index import Index
 from sparkforge.log import log
 from sparkforge.pinbase import Platform
-from sparkforge.pins import Pins, Target
+from sparkforge.pins import RELEASE_PLAN, Pins, SourcePlan, Target
 from sparkforge.sources import Access
 from sparkforge.store import Store
 
@@ -21,6 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 MACHINES: dict[str, Platform] = {
     "x86_64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64",
 }  # fmt: skip
+SOURCES: Mapping[str, SourcePlan] = {
+    "release": RELEASE_PLAN,
+    "git": SourcePlan(provider="git"),
+    "auto": SourcePlan(provider="git", fallback="release"),
+}
+"""What --source can say."""
 
 
 def store_of(options: argparse.Namespace) -> Store:
@@ -75,6 +81,20 @@ def access_of(options: argparse.Namespace, all_pins: Pins) -> Access:
             raise UsageError(msg, f"use one of {', '.join(sorted(known)) or 'none'}")
         mirrors[name] = url
     return Access(Index(), mirrors, options.offline)
+
+
+def source_plan(options: argparse.Namespace, default: SourcePlan) -> SourcePlan:
+    """Return where sources come from: --source, else the default.
+
+    Raises:
+        UsageError: --source and --mirror contradict each other.
+    """
+    mirrored = [name for name, _, _ in (text.partition("=") for text in options.mirror)
+                if "/" not in name]  # fmt: skip
+    if options.source == "release" and mirrored:
+        msg = f"--source release reads no git repository, --mirror names one of {mirrored[0]}"
+        raise UsageError(msg, "leave one of them out")
+    return SOURCES[options.source] if options.source else default
 
 
 def platform_of(target: Target) -> Platform:

@@ -9,7 +9,14 @@ from sparkforge import patchlint, pinedit, pins, series, sources, transaction
 from sparkforge.authoring import worktree
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.log import log
-from sparkforge.options import access_of, chosen_series, pins_path, settle, store_of
+from sparkforge.options import (
+    access_of,
+    chosen_series,
+    pins_path,
+    settle,
+    source_plan,
+    store_of,
+)
 from sparkforge.pins import RELEASE_PLAN
 
 # -- pins --------------------------------------------------------------------------
@@ -43,11 +50,12 @@ def pins_record(options: argparse.Namespace) -> int:
     loaded = pins.load(path)
     store = store_of(options)
     access = access_of(options, loaded)
+    plan = source_plan(options, RELEASE_PLAN)
     for name, upstream in loaded.upstreams.items():
         folder = path.parent / "patches" / name
         if not series.read(folder).patches:
             continue
-        source = sources.ensure(store, name, upstream, RELEASE_PLAN, access)
+        source = sources.ensure(store, name, upstream, plan, access)
         with transaction.held(path.parent):  # an export beside us must not change the series now
             patched = series.apply(store, series.read(folder), source)
             recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
@@ -124,6 +132,7 @@ def patches_check(options: argparse.Namespace) -> int:
     loaded = pins.load(path)
     store = store_of(options)
     access = access_of(options, loaded)
+    plan = source_plan(options, RELEASE_PLAN)
     report: dict[str, Any] = {}
     problems: list[str] = []
     for one in chosen_series(options, path.parent, loaded):
@@ -133,7 +142,7 @@ def patches_check(options: argparse.Namespace) -> int:
             report[one.upstream] = {"patches": 0}
             continue
         upstream = loaded.upstreams[one.upstream]
-        source = sources.ensure(store, one.upstream, upstream, RELEASE_PLAN, access)
+        source = sources.ensure(store, one.upstream, upstream, plan, access)
         tree = series.patched_tree(store, one, source)
         recorded = upstream.patched.get(source.provider)
         # as commits, too: only so is it seen that exporting them again gives the same bytes
@@ -141,7 +150,11 @@ def patches_check(options: argparse.Namespace) -> int:
         series.check_record(one.upstream, source, commit, tree, recorded)
         report[one.upstream] = {"patches": len(one.patches), "tree": tree,
                                 "recorded": recorded is not None}  # fmt: skip
-        note = "as recorded" if recorded else "not recorded: build.py pins record"
+        note = (
+            "as recorded"
+            if recorded
+            else f"not recorded: build.py {series.RECORD[source.provider]}"
+        )
         log.info(f"{one.upstream}: {len(one.patches)} patch(es) apply exactly, tree {tree[:12]},"
                  f" {note}")  # fmt: skip
     if problems:

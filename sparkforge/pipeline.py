@@ -120,7 +120,9 @@ def _run(context: Context, items: Sequence[Item], made: set[str]) -> list[Line]:
             # what something is made of is read whole before: a damaged one is not passed on
             again = not item.valid(kept) or (any(makes[at + 1 :]) and not item.sound(kept))
             if again:
-                log.warning(f"{item.label}: gone, or damaged in the store: making it again")
+                log.warning(
+                    f"{item.label}: gone, damaged or outdated in the store: making it again"
+                )
         if kept is None or again:
             with log.step(item.label):
                 kept = context.store.build(
@@ -149,8 +151,13 @@ def words(fetches: Fetches) -> str:
     return ", ".join([*size, *fetches.unknown]) or "nothing"
 
 
-def show(steps: Sequence[Step]) -> None:
+def show(context: Context, steps: Sequence[Step]) -> None:
     """Print a plan as a table, with the reasons below each item that would be made."""
+    plan = context.target.source
+    provider = "release files" if plan.provider == "release" else "git"
+    mirrored = [name for name in context.access.mirrors if "/" not in name]
+    log.info(f"sources: {provider}{', else release files' if plan.fallback else ''}"
+             f"{', with --mirror git: ' + ', '.join(mirrored) if mirrored else ''}")  # fmt: skip
     new = 0
     for step in steps:
         fetches = total([step])

@@ -19,7 +19,7 @@ from sparkforge import composing, envfile, plain
 from sparkforge.context import WHEELS, Context, wheel_path
 from sparkforge.disk import disk_errors, write_file
 from sparkforge.log import human_bytes, log
-from sparkforge.options import MACHINES
+from sparkforge.options import MACHINES, SOURCES
 from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line, is_receipt
 from sparkforge.store import Artefact, intact
 
@@ -149,6 +149,17 @@ def last_native(context_root: Path, target: str) -> str | None:
     items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
     found = [item["inputs"]["native"] for item in items if "native" in item["inputs"]]
     return str(found[0]) if found else None
+
+
+def last_source(context_root: Path, target: str) -> str | None:
+    """Return what --source would say as the last build had it; None where upstreams differ."""
+    items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
+    found = {
+        (item["inputs"].get("provider"), item["inputs"].get("fallback"))
+        for item in items if item["stage"] == "sources" and "provider" in item["inputs"]
+    }  # fmt: skip
+    words = [word for word, plan in SOURCES.items() if {(plan.provider, plan.fallback)} == found]
+    return words[0] if words else None
 
 
 def _receipt(path: Path) -> dict[str, Any]:

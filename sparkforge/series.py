@@ -15,8 +15,8 @@ from pathlib import Path
 from sparkforge import git
 from sparkforge.errors import CommandError, IntegrityError, SeriesError
 from sparkforge.patchfile import Patch, read_patch, slug
-from sparkforge.pins import Recorded, Upstream
-from sparkforge.sources import Source
+from sparkforge.pins import Provider, Recorded, Upstream
+from sparkforge.sources import RELEASE_INSTEAD, Source
 from sparkforge.store import Store
 
 # What makes `git format-patch` give the same bytes on every machine, with clean_env():
@@ -29,6 +29,8 @@ EXPORT_FLAGS = (
     "--keep-subject",  # no [PATCH] at all
     "--binary",  # binary files as data, not as "files differ"
 )
+RECORD: Mapping[Provider, str] = {"release": "pins record", "git": "pins record --source git"}
+"""The command that records what a series gives on each kind of source."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ def _check_exact(series: Series, source: Source) -> None:
                     f" in {source.upstream} ({source.origin}), the patch was made on {wanted}"
                 )
                 remedy = "no fuzz and no offset are allowed: remake the patch on the pinned tree"
+                if source.provider == "git":
+                    remedy = f"{RELEASE_INSTEAD}; or remake the patch on git's tree"
                 raise SeriesError(msg, remedy)
             now[entry.path] = entry.new_blob or met
 
@@ -308,7 +312,7 @@ def check_record(
             f" (commit {recorded.commit})"
         )
         remedy = (
-            "if a patch was changed on purpose, record it: build.py pins record; if not, the"
-            " series or the source is not what was reviewed"
+            f"if a patch was changed on purpose, record it: build.py {RECORD[source.provider]};"
+            " if not, the series or the source is not what was reviewed"
         )
         raise IntegrityError(msg, remedy)

@@ -27,6 +27,8 @@ from sparkforge.log import human_bytes, log
 from sparkforge.pins import PathRule, Provider, ReleaseFile, SourcePlan, Upstream, path_of
 from sparkforge.store import Store, key_of
 
+RELEASE_INSTEAD = "to build from the release file instead: build.py --target NAME --source release"
+"""The way out of what is wrong with git's tree; never taken without being asked for."""
 _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
 
 
@@ -80,7 +82,7 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
         if plan.fallback is None or name in access.mirrors:
             remedy = "on a machine that reaches its repository: build.py pins resolve"
             raise PinsError(msg, remedy)
-        log.info(f"{msg}: the release file is taken, as pins.yaml allows")
+        log.info(f"{msg}: the release file is taken in its place")
         return release(store, name, upstream, access)
     try:
         return _git(store, name, upstream, upstream.commit, access)
@@ -88,7 +90,7 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
         if plan.fallback is None or name in access.mirrors or upstream.source_file is None:
             raise
         log.warning(f"{name}: {error.what}")
-        log.warning(f"{name}: falling back from git to the release file, as pins.yaml allows")
+        log.warning(f"{name}: falling back from git to the release file")
         return release(store, name, upstream, access)
 
 
@@ -122,6 +124,7 @@ def _fetch_git(
     repo: Path, name: str, url: str, upstream: Upstream, commit: str, ref: str, access: Access
 ) -> None:
     is_local = "://" not in url and Path(url).exists()
+    instead = f"; {RELEASE_INSTEAD}" if upstream.source_file is not None else ""
     if access.offline and not is_local:
         msg = f"{name}: commit {commit[:12]} is not in the store, and --offline is given"
         raise FetchError(msg, f"run once with network, or give --mirror {name}=PATH of a clone")
@@ -131,12 +134,13 @@ def _fetch_git(
         tagged = git.remote_tag(where, upstream.tag)
         if tagged is None:
             msg = f"{name}: {where} has no tag {upstream.tag}"
-            raise IntegrityError(msg, "correct the tag in pins.yaml, or use a mirror that has tags")
+            remedy = f"correct the tag in pins.yaml, or use a mirror that has tags{instead}"
+            raise IntegrityError(msg, remedy)
         if tagged != commit:
             msg = f"{name}: tag {upstream.tag} names {tagged}, pinned is {commit}"
             remedy = (
                 "the tag was moved or the pin is wrong: compare with the release page before"
-                " changing pins.yaml"
+                f" changing pins.yaml{instead}"
             )
             raise IntegrityError(msg, remedy)
         git.init_bare(repo)
@@ -144,7 +148,8 @@ def _fetch_git(
         git.fetch_commit(repo, where, commit)
     except CommandError as error:
         msg = f"{name}: git could not fetch from {where}:\n{error}"
-        raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
+        remedy = f"check the network, or give --mirror {name}=URL-or-path{instead}"
+        raise FetchError(msg, remedy) from error
     git.git(repo, "update-ref", ref, commit)
 
 

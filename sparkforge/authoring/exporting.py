@@ -260,8 +260,9 @@ def _wanted(
     if fresh.sha256 == old.sha256:  # what another kind of source gives stands, too
         after = before | after
     elif gone := sorted(set(before) - {provider}):
+        how = "; ".join(f"build.py {series.RECORD[one]}" for one in gone)
         log.warning(f"{fresh.upstream}: what sources from {', '.join(gone)} give is not recorded"
-                    " any more (build.py pins record)")  # fmt: skip
+                    f" any more ({how})")  # fmt: skip
     if after != before:
         text = checkout.pins_path.read_bytes().decode()  # read_text() would change the line ends
         wanted[checkout.pins_path] = pinedit.with_record(

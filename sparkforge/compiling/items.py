@@ -17,6 +17,7 @@ from sparkforge.compiling.recipe import Recipe, arch_list, shown
 from sparkforge.context import Context, Item, Results, holds_wheel
 from sparkforge.engine import stated_digest
 from sparkforge.errors import EngineError
+from sparkforge.items.source import chosen
 from sparkforge.items.wheels import (
     common_inputs,
     layer_of,
@@ -99,6 +100,8 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
     inputs = {
         **common_inputs(context, name, layers),
         "native": context.native,
+        # an overlay takes from them what patches change, a compile all there is
+        "sources": {layer: chosen(context, layer) for layer in context.layers(name)},
         "builder": image.key,
         "environment": fixed.environment(),
         "steps": [step.words for step in fixed.steps()],

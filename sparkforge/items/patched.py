@@ -14,6 +14,7 @@ from sparkforge.log import log
 if TYPE_CHECKING:
     from sparkforge.pins import Upstream
     from sparkforge.series import Series
+    from sparkforge.store import Artefact
 
 
 def series_item(
@@ -31,16 +32,20 @@ def series_item(
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         source = source_of(context.store, name, results[source_item.label])
         patched = series.apply_recorded(context.store, patches, source, upstream)
-        if source.provider not in upstream.patched:
-            log.warning(
-                f"{name}: pins.yaml records no patched tree for sources from {source.provider};"
-                f" this one is {patched.tree} (build.py pins record)"
-            )
-        log.info(f"{name}: {len(patches.patches)} patch(es), tree {patched.tree[:12]}")
-        return {"commit": patched.commit, "tree": patched.tree, "touched": dict(patched.touched)}
+        known = source.provider in upstream.patched
+        note = "as recorded" if known else f"of {source.provider}, of which pins.yaml records none"
+        log.info(f"{name}: {len(patches.patches)} patch(es), tree {patched.tree[:12]} ({note})")
+        return {"source": source.commit, "commit": patched.commit, "tree": patched.tree,
+                "touched": dict(patched.touched)}  # fmt: skip
 
     repo = context.store.git_path(name)
+
+    def stands(artefact: Artefact) -> bool:
+        # the source may have been fetched anew, this time from git and not from the release file
+        source = context.store.find(source_item.stage, source_item.inputs)
+        same = source is None or source.outputs["commit"] == artefact.outputs["source"]
+        return same and git.has_commit(repo, artefact.outputs["commit"])
+
     return Item(
-        "series", f"series {name}", inputs, make,
-        valid=lambda artefact: git.has_commit(repo, artefact.outputs["commit"]),
+        "series", f"series {name}", inputs, make, valid=stands,
     )  # fmt: skip

@@ -16,15 +16,22 @@ if TYPE_CHECKING:
     from sparkforge.pins import Upstream
 
 
+def chosen(context: Context, name: str) -> dict[str, str | None]:
+    """Return where an upstream's source comes from: as the target's plan or a mirror has it."""
+    plan = context.target.source
+    if name in context.access.mirrors:
+        return {"provider": "git", "fallback": None}
+    return {"provider": plan.provider, "fallback": plan.fallback}
+
+
 def source_item(context: Context, name: str, upstream: Upstream) -> Item:
-    """Return the source of an upstream, as the target's plan or a mirror has it."""
+    """Return the source of an upstream."""
     plan = context.target.source
     file = upstream.files[upstream.source_file] if upstream.source_file else None
     inputs = {
         "commit": upstream.said_commit,
         "tag": upstream.tag,
-        "provider": "git" if name in context.access.mirrors else plan.provider,
-        "fallback": None if name in context.access.mirrors else plan.fallback,
+        **chosen(context, name),
         "release_file": file.sha256 if file else None,
         # where a wheel's files belong
         "paths": [rule.model_dump() for rule in upstream.paths]

@@ -20,6 +20,7 @@ from sparkforge.errors import WheelError
 from sparkforge.git import Change
 from sparkforge.pins import PathRule, rule_of
 from sparkforge.series import Patched
+from sparkforge.sources import RELEASE_INSTEAD, Source
 from sparkforge.wheels import archive, intake
 from sparkforge.wheels.intake import Wheel
 
@@ -182,7 +183,7 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
                 compile_only.append(change.path)
             continue
         member = rule.wheel + change.path[len(rule.repo) :]
-        _check_before(request, source, change, member)
+        _check_before(request, source, patched.source, change, member)
         if change.new_blob == git.ABSENT:
             removed.append(member)
             continue
@@ -203,14 +204,27 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
     )  # fmt: skip
 
 
-def _check_before(request: Request, source: archive.Source, change: Change, member: str) -> None:
+def _check_before(
+    request: Request, wheel: archive.Source, source: Source, change: Change, member: str
+) -> None:
     """Refuse where the wheel's file is not the one that the patch was made on."""
-    data = source.read(member) if member in source.members else None
+    data = wheel.read(member) if member in wheel.members else None
     found = git.ABSENT if data is None else _blob_id(data)
-    if found != change.old_blob:
-        state = "is not in it" if data is None else "is another version than the pinned source's"
-        msg = f"{request.wheel.name}: {member} {state}"
-        raise WheelError(msg, "wheel and source in pins.yaml must be of the same release")
+    if found == change.old_blob:
+        return
+    state = "is not in it" if data is None else "is another version than the pinned source's"
+    there, here = (
+        "no file" if blob == git.ABSENT else f"blob {blob[:12]}"
+        for blob in (found, change.old_blob)
+    )
+    msg = (
+        f"{request.wheel.name}: {member} {state}: {there} in the wheel,"
+        f" {here} at {change.path} in {source.upstream} ({source.origin})"
+    )
+    remedy = "wheel and source in pins.yaml must be of the same release"
+    if source.provider == "git":
+        remedy = f"{remedy}; {RELEASE_INSTEAD}"
+    raise WheelError(msg, remedy)
 
 
 def _blob_id(data: bytes) -> str:

@@ -115,10 +115,22 @@ def target_options(*, required: bool = True, serves: bool = True) -> Parser:
     target = Parser(add_help=False)
     group = target.add_argument_group("target")
     group.add_argument("--target", required=required, metavar="NAME", help="what to build for whom")
+    source_option(target, "targets.NAME.source in pins.yaml; smoke, serve …: as built last")
     _image_options(target)
     _wheel_options(target)
     _server_options(target, hidden=not serves)
     return target
+
+
+def source_option(parser: argparse.ArgumentParser, default: str) -> None:
+    """The option of commands that choose between git commits and release files."""
+    parser.add_argument_group("sources").add_argument(
+        "--source",
+        choices=("release", "git", "auto"),
+        default=None,
+        help="release: the release files; git: the commits of the pinned tags; auto: git, and the"
+        f" release file where git is out of reach (default: {default})",
+    )
 
 
 def _image_options(target: Parser) -> None:

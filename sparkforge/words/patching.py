@@ -8,7 +8,7 @@ from sparkforge import patchcommands
 from sparkforge.authoring import commands
 from sparkforge.patchfile import NATIVE
 from sparkforge.patchlint import TRAILERS
-from sparkforge.words.parents import Parents, Parser, Subparsers
+from sparkforge.words.parents import Parents, Parser, Subparsers, source_option
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
@@ -24,6 +24,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         parents=[shared, sources],
         help="write what the series give into pins.yaml",
     )
+    source_option(record, "release")
     record.set_defaults(run=patchcommands.pins_record)
     resolve = pins_commands.add_parser(
         "resolve", parents=[shared, sources],
@@ -44,6 +45,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         help="lint, and apply in memory against the record",
     )
     check.add_argument("upstream", nargs="?", help="only this upstream's series")
+    source_option(check, "release")
     check.set_defaults(run=patchcommands.patches_check)
     apply = patches_commands.add_parser(
         "apply",

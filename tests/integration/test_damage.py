@@ -57,7 +57,7 @@ def test_a_damaged_wheel_is_made_again_and_published(
     reason = "its result is gone from the store, or damaged there"
     assert plan["wheel demo"] == ("to make", [reason])
     out, err = project.run(*BUILD, "--json")
-    assert "wheel demo: gone, or damaged in the store: making it again" in err
+    assert "wheel demo: gone, damaged or outdated in the store: making it again" in err
     assert states(json.loads(out)) == {
         "source demo": "in the store", "series demo": "in the store", "wheel demo": "made",
     }  # fmt: skip

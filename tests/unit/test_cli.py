@@ -239,7 +239,8 @@ def test_a_plan_for_the_real_pins_makes_nothing(
 def test_a_plan_sums_what_is_fetched_over_all_stages(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["--target", "rtx", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s")]
+    words = ["--target", "rtx", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s"),
+             "--source", "git"]  # fmt: skip
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     house = next(step for step in found["plan"] if step["stage"] == "wheelhouse")

@@ -1,0 +1,297 @@
+"""Sources from git against release files: real histories, in the shapes that the pins have.
+
+The files are made up; where they are in repository and wheel is what pins.yaml says of the real
+ones (``paths``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge import cli, pins, series, sources
+from sparkforge.errors import SeriesError, WheelError
+from sparkforge.index import Index
+from sparkforge.options import SOURCES
+from sparkforge.pins import Upstream, member_of
+from sparkforge.series import Patched, Series
+from sparkforge.sources import Access
+from sparkforge.store import Store
+from sparkforge.wheels import overlay
+from tests.project import Project
+from tests.support import BODY, EPOCH, ROOT, Repo, make_sdist, make_wheel, sha256
+
+LINES = b"".join(b"line_%d = 1\n" % i for i in range(30))
+NATIVE = {"csrc/kernel.cu": b"// native\n", "README.md": b"words\n"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of upstream.
+
+    Attributes:
+        files: what the repository and the release have in common.
+        touched: the one that our patch changes.
+        generated: what only the release has; of a wheel: nothing.
+        sdist: whether the release has one.
+        submodule: the repository has a submodule, whose files an sdist holds itself.
+    """
+
+    files: Mapping[str, bytes]
+    touched: str
+    generated: Mapping[str, bytes]
+    sdist: bool
+    submodule: str = ""
+
+
+SHAPES = {
+    "vllm": Shape(
+        {"vllm/__init__.py": b"x = 1\n", "vllm/model.py": LINES, "tests/test_a.py": b"\n",
+         **NATIVE},
+        "vllm/model.py", {"PKG-INFO": b"1.0\n", "vllm/_version.py": b"v = 1\n"}, sdist=True,
+    ),
+    "flashinfer": Shape(
+        {"flashinfer/__init__.py": b"x = 1\n", "include/gemm.cuh": LINES, **NATIVE},
+        "include/gemm.cuh", {"3rdparty/cutlass/a.h": b"// theirs\n", "PKG-INFO": b"1.0\n"},
+        sdist=True, submodule="3rdparty/cutlass",
+    ),
+    "triton": Shape(
+        {"python/triton/__init__.py": b"x = 1\n", "third_party/nvidia/backend/compiler.py": LINES},
+        "third_party/nvidia/backend/compiler.py", {}, sdist=False,
+        submodule="third_party/googletest",
+    ),
+    "triton-kernels": Shape(
+        {"python/triton_kernels/triton_kernels/__init__.py": b"x = 1\n",
+         "python/triton_kernels/triton_kernels/matmul.py": LINES},
+        "python/triton_kernels/triton_kernels/matmul.py", {}, sdist=False,
+    ),
+}  # fmt: skip
+PATCHED = LINES.replace(b"line_20 = 1", b"line_20 = 2")
+
+
+class Bench:
+    """A release of one shape with its wheel, the repository of its tag, and a series."""
+
+    def __init__(self, name: str, folder: Path, store: Store, repository: bytes = LINES) -> None:
+        """Make them.
+
+        Args:
+            repository: what the file that our patch changes is in the repository.
+        """
+        self.name, self.folder, self.store = name, folder, store
+        self.shape, real = SHAPES[name], pins.load(ROOT / "pins.yaml").upstream(name)
+        inside = {member: data for path, data in self.shape.files.items()
+                  if (member := member_of(real.paths, path)) is not None}  # fmt: skip
+        self.wheel = make_wheel(folder / "release", "demo", "1.0", inside)
+        release = self.wheel
+        if self.shape.sdist:
+            files = {**self.shape.files, **self.shape.generated}
+            release = make_sdist(folder / "release", "demo", "1.0", files)
+        self.repo = Repo(folder / "upstream")
+        self.repo.commit({"old.py": b"history\n"})
+        self.repo.write({**self.shape.files, self.shape.touched: repository, "old.py": None,
+                         "python/src/main.cc": b"// in no wheel\n"})  # fmt: skip
+        if self.shape.submodule:
+            self.repo("add", "--all")
+            link = f"160000,{'1' * 40},{self.shape.submodule}"
+            self.repo("update-index", "--add", "--cacheinfo", link)
+        else:
+            self.repo("add", "--all")
+        self.repo("commit", "--quiet", "-m", "Release")
+        self.repo("tag", "-a", "-m", "a tag", real.tag)
+        data = release.read_bytes()
+        pinned = {"project": "demo", "file": release.name, "sha256": sha256(data),
+                  "size": len(data)}  # fmt: skip
+        self.upstream = Upstream.model_validate({
+            "git": "https://127.0.0.1:9/demo.git", "tag": real.tag, "version": "1.0",
+            "commit": self.repo("rev-parse", "HEAD"), "files": {"it": pinned}, "source_file": "it",
+            "paths": [rule.model_dump() for rule in real.paths],
+        })  # fmt: skip
+        # the user's mirror: the pinned address leads to the repository, over the file transport
+        (Path(os.environ["HOME"]) / ".gitconfig").write_text(
+            f'[url "{self.repo.path.as_uri()}"]\ninsteadOf = {self.upstream.git}\n'
+        )
+        store.write_json(store.root / "made", 1)
+        partial = store.partial_path(str(pinned["sha256"]))
+        partial.write_bytes(data)
+        store.accept_download(partial, partial.name, release.name)
+
+    def series_on(self, before: bytes) -> Series:
+        """Write a series of one patch, made on this content of the file."""
+        work = Repo(self.folder / "author")
+        work.commit({self.shape.touched: before})
+        work.commit({self.shape.touched: PATCHED}, f"Change a line\n\n{BODY}")
+        ((name, data),) = series.export(work.path, "HEAD~1", "HEAD")
+        folder = self.folder / "patches" / self.name
+        folder.mkdir(parents=True)
+        (folder / name).write_bytes(data)
+        (folder / "series").write_text(f"{name}\n")
+        return series.read(folder)
+
+    def patched(self, how: str, one: Series) -> Patched:
+        access = Access(Index(), {}, offline=False)
+        found = sources.ensure(self.store, self.name, self.upstream, SOURCES[how], access)
+        assert found.provider == how
+        return series.apply(self.store, one, found)
+
+    def build(self, patched: Patched, folder: str) -> bytes:
+        request = overlay.Request(
+            wheel=self.wheel, name=None, local="spark.1", drop_requires=(), version_file=None,
+            epoch=EPOCH,
+        )  # fmt: skip
+        out = self.folder / folder
+        out.mkdir()
+        layers = [overlay.Layer(patched, self.upstream.paths)]
+        return overlay.build(request, layers, out).path.read_bytes()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_git_and_release_give_the_same_wheel(name: str, tmp_path: Path, store: Store) -> None:
+    bench = Bench(name, tmp_path, store)
+    one = bench.series_on(LINES)
+    of_git, of_release = bench.patched("git", one), bench.patched("release", one)
+    assert of_git.source.commit == bench.upstream.commit
+    assert of_git.tree != of_release.tree  # the repository has more than a release, and less
+    wheel = bench.build(of_git, "of git")
+    assert wheel == bench.build(of_release, "of release")
+    assert wheel != bench.wheel.read_bytes()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_repository_that_differs_from_the_release_is_named(
+    name: str, tmp_path: Path, store: Store
+) -> None:
+    theirs = LINES.replace(b"line_3 = 1", b"line_3 = 3")
+    bench = Bench(name, tmp_path, store, repository=theirs)
+    blobs = {}
+    for data in (LINES, theirs):
+        (tmp_path / "x").write_bytes(data)
+        blobs[data] = bench.repo("hash-object", str(tmp_path / "x"))[:12]
+    with pytest.raises(SeriesError) as refused:
+        bench.patched("git", bench.series_on(LINES))
+    said = refused.value
+    assert f"{bench.shape.touched} is blob {blobs[theirs]}" in said.what
+    assert f"was made on {blobs[LINES]}" in said.what
+    assert "--source release" in said.remedy
+    assert "demo" not in said.remedy
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_wheel_that_differs_from_the_repository_is_named(
+    name: str, tmp_path: Path, store: Store
+) -> None:
+    theirs = LINES.replace(b"line_3 = 1", b"line_3 = 3")
+    bench = Bench(name, tmp_path, store, repository=theirs)
+    patched = bench.patched("git", bench.series_on(theirs))  # a patch that was made on git's tree
+    blobs = [
+        bench.repo("hash-object", "--stdin", stdin=data)[:12] for data in (LINES, theirs)
+    ]  # fmt: skip
+    with pytest.raises(WheelError) as refused:
+        bench.build(patched, "out")
+    member = member_of(bench.upstream.paths, bench.shape.touched)
+    assert f"{bench.wheel.name}: {member} is another version" in refused.value.what
+    assert f"blob {blobs[0]} in the wheel, blob {blobs[1]} at" in refused.value.what
+    assert f"{bench.shape.touched} in {name} (git https://" in refused.value.what
+    assert "--source release" in refused.value.remedy
+
+
+# -- the words on the command line ------------------------------------------------------
+
+
+@dataclass
+class Words:
+    """The command line, in this process: faster than in one of its own."""
+
+    project: Project
+    told: pytest.CaptureFixture[str]
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        """Run one command; returns all that it says."""
+        self.told.readouterr()
+        assert cli.main(self.project.command(*words)[3:]) == code, self.told.readouterr()
+        out, err = self.told.readouterr()
+        return out + err
+
+    def build(self, *words: str, code: int = 0) -> str:
+        return self("build", "--target", "tiny", "--until", "wheels", *words, code=code)
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """What the items of the last build gave, by label."""
+        receipt = json.loads((self.project.root / "dist" / "tiny" / "receipt.json").read_text())
+        return {item["label"]: item["outputs"] for item in receipt["items"]}
+
+    def reach(self) -> None:
+        """Let git reach the pinned address: it leads to the project's repository."""
+        (Path(os.environ["HOME"]) / ".gitconfig").write_text(
+            f'[url "{self.project.repo.path.as_uri()}"]\ninsteadOf = https://127.0.0.1:9/demo.git\n'
+        )
+
+
+@pytest.fixture
+def words(project: Project, capsys: pytest.CaptureFixture[str]) -> Words:
+    return Words(project, capsys)
+
+
+def test_the_choice_stands_in_plan_receipt_and_explain(words: Words) -> None:
+    words.reach()
+    plan = words.build("--source", "git", "--dry-run")
+    assert "sources: git\n" in plan
+    assert "(fetches demo by git (release file: " in plan
+    words.build("--source", "git")
+    wheel = words.project.wheel.read_bytes()
+    assert words.outputs["source demo"]["provider"] == "git"
+    # as built last: nothing to make
+    explain = ("explain", "--target", "tiny", "--engine", "none")
+    text = words(*explain, "--json")
+    explained = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    assert explained["source"] == {"provider": "git", "fallback": None}
+    states = {step["label"]: step["state"] for step in explained["explain"]}
+    assert {states[f"{kind} demo"] for kind in ("source", "series", "wheel")} == {"in the store"}
+    again = words(*explain, "--source", "release")
+    assert "sources: release files\n" in again
+    assert "provider: git → release" in again
+    words.build()  # the target's own again
+    assert words.outputs["source demo"]["provider"] == "release"
+    assert words.project.wheel.read_bytes() == wheel
+
+
+def test_auto_falls_back_and_what_git_gives_later_is_patched_anew(words: Words) -> None:
+    words.build("--source", "auto")
+    assert words.outputs["source demo"]["provider"] == "release"
+    wheel = words.project.wheel.read_bytes()
+    words.reach()
+    words.build("--source", "auto", "--force", "sources", "--force", "wheels")
+    assert words.outputs["source demo"]["provider"] == "git"
+    assert words.outputs["series demo"]["source"] == words.outputs["source demo"]["commit"]
+    assert words.project.wheel.read_bytes() == wheel
+
+
+def test_git_s_trees_are_recorded_on_request_and_no_build_asks_for_it(words: Words) -> None:
+    words.reach()
+    said = words.build("--source", "git")
+    assert "warning" not in said
+    assert "pins record" not in said
+    assert "of git, of which pins.yaml records none" in said
+    words("pins", "record", "--source", "git")
+    assert set(pins.load(words.project.root / "pins.yaml").upstream("demo").patched) == {"git"}
+    assert "(as recorded)" in words.build("--source", "git")
+    assert "as recorded" in words("patches", "check", "--source", "git")
+
+
+def test_what_git_cannot_give_names_the_way_out_and_nothing_is_taken_instead(words: Words) -> None:
+    assert "--source release" in words.build("--source", "git", code=4)
+    words.reach()
+    words.project.repo.commit({"demo/mod.py": b"moved = 1\n"})
+    words.project.repo("tag", "--force", "v1.0")
+    said = words.build("--source", "auto", code=5)
+    assert "tag v1.0 names" in said
+    assert "--source release" in said
+    mirror = ("--mirror", f"demo={words.project.repo.path}")
+    assert "leave one of them out" in words.build("--source", "release", *mirror, code=2)
