@@ -222,7 +222,8 @@ def _of_container(run: Run) -> Iterator[Part]:
             "the GPU as the driver shows it in the container",
             "/opt/sparkforge/venv/bin/python -I -c 'import sys;"
             ' sys.path.insert(0, "/opt/sparkforge/bin"); from sparkforge.serving import devices;'
-            " print(devices.facts())'",
+            ' print("capabilities", devices.capabilities());'
+            ' print("bytes of unified memory, as CUDA counts them", devices.unified_bytes())\'',
         ),
     }
     for name, (what, script) in inside.items():
