@@ -22,6 +22,7 @@ from sparkforge.words import (
     developing,
     diagnosing,
     measuring,
+    modelling,
     overview,
     patching,
     rebasing,
@@ -33,6 +34,7 @@ from sparkforge.words.parents import Parser, parents
 _DEFAULT_COMMAND = "build"
 _WORDS = (
     building,
+    modelling,
     measuring,
     patching,
     developing,

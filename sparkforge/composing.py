@@ -50,7 +50,8 @@ def variable(target: str) -> str:
     return f"SPARKFORGE_IMAGE_{target.upper()}"
 
 
-def _used(variables: Mapping[str, str], target: str) -> str:
+def in_use(variables: Mapping[str, str], target: str) -> str:
+    """Return the image that Compose uses for a target, or ""."""
     return variables.get(variable(target)) or variables.get("SPARKFORGE_IMAGE") or ""
 
 
@@ -77,7 +78,7 @@ def on_engine(
                     one.labels.get("org.opencontainers.image.version", ""),
                     one.labels.get(image.KEY_LABEL, ""),
                     str(one.attrs.get("Metadata", {}).get("LastTagTime", "")),
-                    int(one.attrs.get("Size", 0)), _used(variables, target) in (name, one.id),
+                    int(one.attrs.get("Size", 0)), in_use(variables, target) in (name, one.id),
                 ))  # fmt: skip
     return sorted(
         sorted(found, key=lambda baked: baked.made, reverse=True), key=lambda baked: baked.target
@@ -95,7 +96,7 @@ def images(options: argparse.Namespace) -> int:
     found = on_engine(connect(), targets, variables)
     missing = {
         target: name for target in targets
-        if (name := _used(variables, target)) and not any(
+        if (name := in_use(variables, target)) and not any(
             one.used for one in found if one.target == target
         )
     }  # fmt: skip
@@ -130,7 +131,7 @@ def rollback(options: argparse.Namespace) -> int:
     env_file = path.parent / ".env"
     variables, engine = envfile.seen(env_file), connect()
     found = on_engine(engine, [target], variables)
-    chosen = _chosen(found, target, options.image, _used(variables, target))
+    chosen = _chosen(found, target, options.image, in_use(variables, target))
     here = envfile.read(env_file)
     before = here.get(variable(target), "")
     served = {} if "COMPOSE_PROFILES" in here else {"COMPOSE_PROFILES": target}

@@ -180,7 +180,7 @@ def alone(place: Place) -> Iterator[None]:
     The kernel drops the lock with its holder, so a killed download holds up nobody.
     """
     place.lock.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         while True:
             try:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sparkforge.serving import access, supervise
 from sparkforge.serving.document import Document, DocumentError
-from sparkforge.serving.errors import EX_CONFIG, EX_NOHOST, StartError
+from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_NOHOST, StartError
 from sparkforge.serving.hubfiles import COMMIT, Place, cache
 from sparkforge.serving.session import kill
 
@@ -167,7 +167,7 @@ def fetch(
     if not progress.error:
         msg = f"the download ended without a word (exit code {ended}): {progress.last or 'nothing'}"
         raise StartError(msg, EX_NOHOST)
-    if progress.code == EX_NOHOST and there:
+    if progress.code in (EX_NOHOST, EX_CANTCREAT) and there:
         say(f"warning: {progress.error}")
         say(f"serving what is here: {place.snapshot(here)}")
         return Snapshot(place.snapshot(here), here)

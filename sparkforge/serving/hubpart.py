@@ -24,7 +24,7 @@ class Part:
 
     def __init__(self, path: Path, file: Listed) -> None:
         self.file, self.size, self._synced = file, 0, 0
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._hash = self._new_hash()
         if os.fstat(self._fd).st_size > file.size:
             os.ftruncate(self._fd, 0)

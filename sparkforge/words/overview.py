@@ -14,7 +14,17 @@ from sparkforge.store import sha256_file
 from sparkforge.words.parents import Parents, Parser, Subparsers
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "use": ("doctor", "build", "serve", "smoke", "images", "rollback", "verify", "clean"),
+    "use": (
+        "doctor",
+        "build",
+        "model",
+        "serve",
+        "smoke",
+        "images",
+        "rollback",
+        "verify",
+        "clean",
+    ),
     "change": ("patches", "pins", "dev", "rebase", "watch"),
     "judge": ("explain", "roofline", "bench", "ablate", "proofs", "sign"),
 }
