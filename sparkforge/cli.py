@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -67,6 +68,7 @@ _REFUSED = {
 }
 
 
+@cache
 def _parser() -> Parser:
     parser = overview.Overview(prog="build.py")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND",
