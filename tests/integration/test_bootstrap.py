@@ -1,7 +1,8 @@
 """build.py: the environment is made once, whole or not at all, and left alone afterwards.
 
 A small checkout stands in for the real one: the real build.py, a lock of one tiny wheel, and a
-package that tells how it was called.
+package that tells how it was called. Its environment is made by Python's venv once; where a test
+needs one more, a copy of that stands in for what venv makes, which takes seconds of installing pip.
 """
 
 from __future__ import annotations
@@ -38,6 +39,14 @@ raise SystemExit(tiny.CODE)
 """
 
 
+# in place of the standard library's: what it makes, less what build.py adds to it
+VENV = """
+import os, shutil, sys
+left_out = shutil.ignore_patterns("sparkforge.stamp", "tiny*")
+shutil.copytree(os.environ["MADE_VENV"], sys.argv[-1], symlinks=True, ignore=left_out)
+"""
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout whose environment has been set up once."""
@@ -45,6 +54,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     new_checkout(folder)
     run(folder)
     return folder
+
+
+@pytest.fixture
+def quick(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have environments made of the one that there is."""
+    (tmp_path / "quick").mkdir()
+    (tmp_path / "quick" / "venv.py").write_text(VENV)
+    monkeypatch.setenv("MADE_VENV", str(made / ".venv"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "quick"))
 
 
 def new_checkout(folder: Path) -> None:
@@ -120,6 +138,7 @@ def test_the_exit_code_is_the_commands(made: Path, tmp_path: Path) -> None:
     assert child.returncode == 7
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("harm", ["stamp", "python", "lock", "empty"])
 def test_a_broken_environment_heals(made: Path, tmp_path: Path, harm: str) -> None:
     checkout = tmp_path / "check out"
@@ -146,6 +165,7 @@ def test_a_broken_environment_heals(made: Path, tmp_path: Path, harm: str) -> No
     assert run(checkout)["err"] == ""
 
 
+@pytest.mark.usefixtures("quick")
 def test_two_first_starts_at_once_set_up_once(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     new_checkout(checkout)
@@ -155,6 +175,7 @@ def test_two_first_starts_at_once_set_up_once(tmp_path: Path) -> None:
     assert sum("setting up" in err for _, err in results) == 1
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_wrong_hash_is_refused_and_nothing_stays(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     new_checkout(checkout)
@@ -169,6 +190,7 @@ def test_a_wrong_hash_is_refused_and_nothing_stays(tmp_path: Path) -> None:
     assert [path.name for path in checkout.glob(".venv*")] == [".venv.lock"]
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_a_start_that_was_ended_leaves_nothing_that_counts(
     tmp_path: Path, number: int, code: int
