@@ -83,6 +83,7 @@ def main() -> int:
     python = ensure_environment(ROOT / ".venv-dev", ROOT / "requirements" / "dev.txt")
     bin_ = python.parent
     steps = Steps({**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
+    steps.env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code makes every start faster
     lint(steps, bin_)
     # a folder of our own: pytest's default is shared by all runs of a user, and it fails where an
     # earlier run left a file that it cannot delete (a mount, say)

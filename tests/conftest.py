@@ -14,7 +14,7 @@ from sparkforge import index
 from sparkforge.log import log
 from sparkforge.store import Store
 
-from .support import Server
+from .support import Server, pip_variables
 
 # A script's `&` and nohup start programs with these ignored, and that is inherited: the tests that
 # press Ctrl-C need children that can feel it.
@@ -24,21 +24,16 @@ for _number in (signal.SIGINT, signal.SIGHUP):
             _number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL
         )
 
+# hundreds of tests start sparkforge: without byte code each start compiles the package, which is a
+# third of its time
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # how long one example takes says how busy the machine is
 hypothesis.settings.register_profile("ours", deadline=None)
 hypothesis.settings.load_profile("ours")
 
 _KEPT = ("PIP_CERT",)
 _DROPPED = ("PIP_", "GIT_", "UV_", "SPARKFORGE_", "XDG_", "GITHUB_")
-
-
-def _pip_variables() -> str:
-    """Return the output of ``pip config list`` where no file is read, without pip's 0.5 s."""
-    return "".join(
-        f":env:.{name.removeprefix('PIP_').lower().replace('_', '-')}={value!r}\n"
-        for name, value in os.environ.items()
-        if name.startswith("PIP_") and name != "PIP_CONFIG_FILE"
-    )
 
 
 @pytest.fixture
@@ -52,8 +47,10 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
         monkeypatch.delenv(name, raising=False)
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
+    # pytest started by a test: its plugins here (hypothesis, xdist) are half of its start
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)  # pip's word for: read no file
-    monkeypatch.setattr(index, "pip_config", _pip_variables)
+    monkeypatch.setattr(index, "pip_config", pip_variables)
     index.pip_settings.cache_clear()
     monkeypatch.setattr(log, "verbose", False)
     monkeypatch.setattr(log, "_to_stderr", False)
