@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sparkforge import series
+from tests import forked
 from tests.support import (
     BODY,
     EPOCH,
+    PATIENCE_S,
     ROOT,
     Page,
     Repo,
@@ -96,11 +102,21 @@ class Project:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def run(self, *words: str, code: int = 0, timeout_s: float = 60, **env: str) -> tuple[str, str]:
+    def run(
+        self, *words: str, code: int = 0, timeout_s: float = PATIENCE_S, **env: str
+    ) -> tuple[str, str]:
         """Run one command; returns (stdout, stderr)."""
-        child = self.start(*words, **env)
-        out, err = child.communicate(timeout=timeout_s)
-        assert child.returncode == code, f"exit {child.returncode}\n{out}\n{err}"
+        if any(name.startswith("PYTHON") for name in env):  # what Python reads as it starts
+            child = self.start(*words, **env)
+            out, err = child.communicate(timeout=timeout_s)
+            found = child.returncode
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                found, out, err = forked.run(
+                    self.command(*words)[3:], self.root.parent, self.env(**env), Path(folder),
+                    timeout_s,
+                )  # fmt: skip
+        assert found == code, f"exit {found}\n{out}\n{err}"
         assert "Traceback" not in out + err
         return out, err
 
@@ -122,15 +138,7 @@ class Project:
 
     def patch(self, files: Mapping[str, bytes | None], subject: str = "") -> Path:
         """Write the series: one patch with these changes, nothing else."""
-        self.repo("checkout", "--quiet", "--detach", "v1.0")
-        self.repo.commit(files, f"{subject or 'Change a line of the module'}\n\n{BODY}")
-        name, data = series.export(self.repo.path, "HEAD~1", "HEAD")[0]
-        self.patches.mkdir(parents=True, exist_ok=True)
-        for old in self.patches.glob("*.patch"):
-            old.unlink()
-        (self.patches / name).write_bytes(data)
-        (self.patches / "series").write_text(f"{name}\n")
-        return self.patches / name
+        return write_patch(self.repo, self.patches, files, subject)
 
     def edit_pins(self, old: str, new: str) -> None:
         path = self.root / "pins.yaml"
@@ -147,6 +155,20 @@ class Project:
 
 def new_project(folder: Path, server: Server) -> Project:
     """Make the project in a folder, its files on a server."""
+    shutil.copytree(_template(), folder, dirs_exist_ok=True)
+    release = folder / "release"
+    add_project(
+        server, "demo", {path.name: path.read_bytes() for path in sorted(release.iterdir())}
+    )
+    return Project(folder / "project", folder / "store", server, Repo(folder / "upstream"))
+
+
+@functools.cache
+def _template() -> Path:
+    """Make the project once, which takes twenty runs of git; tests get a copy."""
+    holder = tempfile.TemporaryDirectory(prefix="sparkforge-project-")
+    atexit.register(holder.cleanup)
+    folder = Path(holder.name)
     repo = Repo(folder / "upstream")
     commit = repo.commit(dict(FILES))
     repo("tag", "v1.0")
@@ -159,14 +181,27 @@ def new_project(folder: Path, server: Server) -> Project:
     sdist = make_sdist(folder / "release", "demo", "1.0", FILES).read_bytes()
     inside = {name: data for name, data in FILES.items() if name.startswith("demo/")}
     wheel = make_wheel(folder / "release", "demo", "1.0", inside).read_bytes()
-    add_project(server, "demo", {"demo-1.0.tar.gz": sdist, "demo-1.0-py3-none-any.whl": wheel})
     (root / "pins.yaml").write_text(
         PINS.format(epoch=EPOCH, commit=commit, sdist=sha256(sdist), wheel=sha256(wheel),
                     sdist_size=len(sdist), wheel_size=len(wheel), platform=PLATFORM)
     )  # fmt: skip
-    project = Project(root, folder / "store", server, repo)
-    project.patch({"demo/mod.py": PATCHED})
-    return project
+    write_patch(repo, root / "patches" / "demo", {"demo/mod.py": PATCHED})
+    return folder
+
+
+def write_patch(
+    repo: Repo, folder: Path, files: Mapping[str, bytes | None], subject: str = ""
+) -> Path:
+    """Write the series: one patch with these changes, nothing else."""
+    repo("checkout", "--quiet", "--detach", "v1.0")
+    repo.commit(files, f"{subject or 'Change a line of the module'}\n\n{BODY}")
+    name, data = series.export(repo.path, "HEAD~1", "HEAD")[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.patch"):
+        old.unlink()
+    (folder / name).write_bytes(data)
+    (folder / "series").write_text(f"{name}\n")
+    return folder / name
 
 
 def slow_down(server: Server, path: str, pieces: int = 40, pause_s: float = 0.02) -> Page:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkforge import cli
+from tests.forked import killed
 from tests.integration.worktrees import Tree, contents, snapshot
 from tests.project import PATCH, PATCHED, Project
-from tests.support import BODY, PATIENCE_S, python
+from tests.support import BODY
 
 NEW = "add-a-module.patch"
 
@@ -346,26 +348,29 @@ def test_a_checkout_that_can_not_be_written(tree: Tree) -> None:
 
 # -- all or nothing ------------------------------------------------------------------
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from sparkforge import cli
-at = int(sys.argv.pop(1))
-count = 0
-def counted(name):
-    real = getattr(Path, name)
-    def call(self, *args, **more):
-        global count
-        if ".sparkforge" in str(self):
-            count += 1
-            if count == at:
-                os.kill(os.getpid(), 9)
-        return real(self, *args, **more)
-    setattr(Path, name, call)
-for name in ("rename", "replace", "unlink", "mkdir", "open"):
-    counted(name)
-sys.exit(cli.main())
-"""
+
+def kill_at(step: int) -> Callable[[pytest.MonkeyPatch], None]:
+    """Kill this process before its so-manieth step on the journal."""
+
+    def install(patch: pytest.MonkeyPatch) -> None:
+        left = [step]
+
+        def count(name: str) -> None:
+            real = getattr(Path, name)
+
+            def counted(self: Path, *args: Any, **more: Any) -> Any:
+                if ".sparkforge" in str(self):
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                return real(self, *args, **more)
+
+            patch.setattr(Path, name, counted)
+
+        for name in ("rename", "replace", "unlink", "mkdir", "open"):
+            count(name)
+
+    return install
 
 
 def test_killed_anywhere_it_is_the_old_or_the_new(tree: Tree) -> None:
@@ -377,20 +382,16 @@ def test_killed_anywhere_it_is_the_old_or_the_new(tree: Tree) -> None:
     old = contents(root)
     tree.export()
     new = contents(root)
-    words = tree.project.command("patches", "export", str(tree.path))[3:]
     seen = set()
     for at in range(1, 40):
         for name in set(contents(root)) - set(old):
             (root / name).unlink()
         for name, data in old.items():
             (root / name).write_bytes(data)
-        child = python(KILLED, str(at), *words)
-        out, _ = child.communicate(timeout=PATIENCE_S)
-        if child.returncode != -signal.SIGKILL:
-            assert child.returncode == 0, out
+        if not killed(tree.export, kill_at(at)):
             assert contents(root) == new
             break
-        tree.project.run("patches", "list")  # any command that reads the checkout
+        tree.run("patches", "list")  # any command that reads the checkout
         now = contents(root)
         assert now in (old, new), at
         seen.add(now == new)

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from sparkforge import disk, run, series, transaction
 from sparkforge.pins import load
 from sparkforge.rebase import state, testing
+from tests.forked import killed
 from tests.integration.moving import COMMIT, NEW, STOPPED, Upstream, files_of, with_line
 from tests.project import FILES
 from tests.support import BODY, Repo, sha256
@@ -378,23 +378,6 @@ def test_all_and_its_table(upstream: Upstream) -> None:
 
 
 # -- kill -9 -------------------------------------------------------------------------------
-
-
-def killed(work: Callable[[], object], install: Callable[[pytest.MonkeyPatch], None]) -> bool:
-    """Do some work in a process of its own that kills itself; False: it was done before."""
-    child = os.fork()
-    if child == 0:
-        try:  # nothing leaves here: the child would go on as a second pytest
-            with pytest.MonkeyPatch.context() as patch:
-                install(patch)
-                work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
-    return os.WIFSIGNALED(status)
 
 
 def kill_at(number: int, module: Any, name: str) -> Callable[[pytest.MonkeyPatch], None]:
