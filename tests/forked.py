@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from sparkforge import cli, index, log
 from sparkforge import run as processes
-from tests.support import ROOT, pip_variables
+from tests.support import PATIENCE_S, ROOT, pip_variables
 
 if TYPE_CHECKING:
     from pytest import MonkeyPatch
@@ -43,23 +44,20 @@ def _context() -> multiprocessing.context.ForkServerContext:
 
 
 def run(
-    words: Sequence[str], cwd: Path, env: Mapping[str, str], folder: Path, timeout_s: float
+    words: Sequence[str], cwd: Path, env: Mapping[str, str], timeout_s: float = PATIENCE_S
 ) -> tuple[int, str, str]:
-    """Run one command as ``python -m sparkforge`` does; returns (exit code, stdout, stderr).
-
-    Args:
-        folder: where its output goes meanwhile.
-    """
-    out, err = folder / "stdout", folder / "stderr"
-    child = _context().Process(target=_child, args=(list(words), cwd, dict(env), out, err))
-    child.start()
-    child.join(timeout_s)
-    if child.exitcode is None:
-        child.kill()
-        child.join()
-        msg = f"no end within {timeout_s} s\n{out.read_text()}\n{err.read_text()}"
-        raise AssertionError(msg)
-    return child.exitcode, out.read_text(), err.read_text()
+    """Run one command as ``python -m sparkforge`` does; returns (exit code, stdout, stderr)."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "stdout", Path(folder) / "stderr"
+        child = _context().Process(target=_child, args=(list(words), cwd, dict(env), out, err))
+        child.start()
+        child.join(timeout_s)
+        if child.exitcode is None:
+            child.kill()
+            child.join()
+            msg = f"no end within {timeout_s} s\n{out.read_text()}\n{err.read_text()}"
+            raise AssertionError(msg)
+        return child.exitcode, out.read_text(), err.read_text()
 
 
 def _child(words: list[str], cwd: Path, env: dict[str, str], out: Path, err: Path) -> None:

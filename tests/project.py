@@ -111,11 +111,9 @@ class Project:
             out, err = child.communicate(timeout=timeout_s)
             found = child.returncode
         else:
-            with tempfile.TemporaryDirectory() as folder:
-                found, out, err = forked.run(
-                    self.command(*words)[3:], self.root.parent, self.env(**env), Path(folder),
-                    timeout_s,
-                )  # fmt: skip
+            found, out, err = forked.run(
+                self.command(*words)[3:], self.root.parent, self.env(**env), timeout_s
+            )
         assert found == code, f"exit {found}\n{out}\n{err}"
         assert "Traceback" not in out + err
         return out, err

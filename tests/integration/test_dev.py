@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,16 +31,8 @@ def loop(dev: Tree, *command: str, code: int = 0, words: tuple[str, ...] = ()) -
 
 
 def told(dev: Tree, *command: str, code: int = 0, words: tuple[str, ...] = ()) -> tuple[str, str]:
-    whole = dev.project.command(
-        "dev", "--target", "tiny", "--engine", "none", "--dir", str(dev.path.parent), *words
-    )
-    done = subprocess.run(
-        [*whole, "--", *command], env=dev.project.env(), capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout, done.stderr
+    place = ("--target", "tiny", "--engine", "none", "--dir", str(dev.path.parent))
+    return dev.project.run("dev", *place, *words, "--", *command, code=code)
 
 
 def dates(dev: Tree) -> dict[str, int]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sparkforge.servers import free_port
+from tests import forked
 from tests.support import PATIENCE_S, ROOT
 
 # a target with a GPU for this kind of machine: for another no GPU is looked at
@@ -24,12 +25,9 @@ OURS = "spark" if platform.machine() in ("aarch64", "arm64") else "rtx"
 def doctor(*words: str, path: str = "", **variables: str) -> tuple[int, Any, str]:
     """Run the command with --json; returns exit code, document, and what it said beside it."""
     env = {**os.environ, **variables, "PATH": f"{path}:{os.environ['PATH']}".strip(":")}
-    done = subprocess.run(
-        [sys.executable, "-m", "sparkforge", "doctor", "--json", *words],
-        cwd=ROOT, env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    return done.returncode, json.loads(done.stdout), done.stderr
+    code, out, err = forked.run(["doctor", "--json", *words], ROOT, env)
+    assert "Traceback" not in err
+    return code, json.loads(out), err
 
 
 def states(document: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ from sparkforge.compiling import natives
 from sparkforge.compiling.recipe import arch_list
 from sparkforge.compiling.running import Progress, cost, excerpt
 from sparkforge.errors import CompileError
+from tests import forked
 from tests.support import ROOT
 
 PINS = pins.load(ROOT / "pins.yaml")
@@ -106,14 +107,11 @@ def test_no_plain_architecture_where_it_would_give_a_trap(
 def plan(*words: str, code: int = 0) -> Any:
     """Dry-run of this checkout; the engine of the machine, if any, is out of reach."""
     env = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
-    done = subprocess.run(
-        [sys.executable, "-m", "sparkforge", "build", "--wheels", "compile", "--dry-run",
-         "--until", "wheels", "--json", *words],
-        cwd=ROOT, env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return json.loads(done.stdout)
+    fixed = ("build", "--wheels", "compile", "--dry-run", "--until", "wheels", "--json")
+    found, out, err = forked.run([*fixed, *words], ROOT, env)
+    assert found == code, err
+    assert "Traceback" not in err
+    return json.loads(out)
 
 
 def commands(document: Any, label: str) -> list[str]:
@@ -209,14 +207,11 @@ def test_native_without_compile_is_a_contradiction() -> None:
 def test_without_an_engine_the_error_says_what_to_do(tmp_path: Path) -> None:
     env = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
     for words in ((), ("--engine", "none"), ("--base", "some/image:1")):
-        done = subprocess.run(
-            [sys.executable, "-m", "sparkforge", "--target", "cpu", "--wheels", "compile",
-             "--until", "wheels", "--store", str(tmp_path), *words],
-            cwd=ROOT, env=env, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 8, done.stderr
-        assert "how to mend" in done.stderr
-        assert "Traceback" not in done.stderr
+        fixed = ("--target", "cpu", "--wheels", "compile", "--until", "wheels")
+        code, _, err = forked.run([*fixed, "--store", str(tmp_path), *words], ROOT, env)
+        assert code == 8, err
+        assert "how to mend" in err
+        assert "Traceback" not in err
 
 
 # -- what a failing build says -------------------------------------------------------
