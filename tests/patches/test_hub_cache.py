@@ -1,4 +1,4 @@
-"""A hub's cache that the server can only read: the locked huggingface_hub, offline."""
+"""A hub's cache that the server can only read, offline: our way to it, and the locked hub's own."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import os
 import subprocess
 from pathlib import Path
 
+from tests.patches.checkout import CHECKOUT
+
 REPOSITORY, REVISION = "openai/gpt-oss-120b", "b5c939de8f754692c1647ca79fbf85e8c1e70f8a"
 CODE = f"""
 import json, os
 from huggingface_hub import get_token, hf_hub_download
+from sparkforge.serving import hub
 try:
     os.open(os.environ["HF_HOME"] + "/new", os.O_CREAT | os.O_WRONLY)
     raise SystemExit("the test's folder can be written")
 except PermissionError:
     pass
+quiet = lambda words: None
+folder = hub.fetch("{REPOSITORY}", "{REVISION}", os.environ, quiet, quiet).folder
 try:
     files = [hf_hub_download("{REPOSITORY}", name, revision="{REVISION}")
              for name in ("config.json", "model.safetensors")]
-    print(json.dumps([open(file).read() for file in files] + [get_token()]))
+    print(json.dumps([open(file).read() for file in files] + [str(folder), get_token()]))
 except PermissionError as error:
     print(json.dumps(str(error)))
 """
@@ -32,7 +37,8 @@ def offline(python: Path, home: Path, **variables: str) -> object:
     without = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"]
     done = subprocess.run(
         [*(without if os.geteuid() == 0 else []), python, "-c", CODE],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(home), **variables},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(home),
+             "PYTHONPATH": str(CHECKOUT), **variables},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -57,7 +63,7 @@ def test_a_cache_that_can_only_be_read_is_enough(patched_python: Path, tmp_path:
     refused = offline(patched_python, home)
     assert "token" in str(refused), "docker-compose.yml's HF_TOKEN_PATH is not needed any more"
     found = offline(patched_python, home, HF_TOKEN_PATH="/dev/null")
-    assert found == ["{}", "weights", None]
+    assert found == ["{}", "weights", str(snapshot), None]
     assert sorted(home.rglob("*")) == before
     for folder, _, _ in os.walk(home):
         Path(folder).chmod(0o755)  # for the next run of pytest, which removes it
