@@ -21,6 +21,10 @@ from tests.patches.trees import tree
 # the probes import thousands of modules of vLLM and torch: the byte code that the first one
 # leaves in the environment makes the others 30 s faster
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Two workers have two cores: a second thread of one waits for a thread of the other at every small
+# product (measured: a test of numpy's took 2.2 s of CPU with two, 0.07 with one, a whole probe 37
+# and 23). Engines and servers keep their threads: probing.py, served.py.
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 HERE = Path(__file__).resolve().parent

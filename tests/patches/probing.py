@@ -47,7 +47,8 @@ def runner(
     # One cache for both interpreters: the engine inspects each model class in a process of its
     # own, once for the same source.
     env = {**os.environ, "VLLM_CACHE_ROOT": str(folder / "cache")}
-    env.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "OMP_NUM_THREADS"):  # an engine has as many threads as it takes
+        env.pop(name, None)
     env |= variables or {}
 
     def run(python: Path, steps: str) -> Path:

@@ -52,6 +52,7 @@ class Served:
             "SPARKFORGE_API_KEY_PATH": str(folder / "key"),
             "SPARKFORGE_HANG_SECONDS": str(HANG_S), **variables,
         }  # fmt: skip
+        self.env.pop("OMP_NUM_THREADS", None)  # as many as the image has
         for name in caches.VARIABLES:  # a user's own value would come before the keyed folder
             self.env.pop(name, None)
         self.python = python
