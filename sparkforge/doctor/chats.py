@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
-
-import requests
+from typing import TYPE_CHECKING, Any
 
 from sparkforge import plain
 from sparkforge.log import log
+
+if TYPE_CHECKING:
+    import requests
 
 TOGETHER = 8
 LONG_TOKENS = 100_000
@@ -108,6 +109,8 @@ def model_of(place: Place) -> Model:
         OSError: the answer is an error.
         ValueError: its answer is no list of models.
     """
+    import requests
+
     with _session(place) as session:
         try:
             answer = session.get(f"{place.url}/models", timeout=_CONNECT_S)
@@ -160,6 +163,8 @@ def long_question(tokens: int) -> str:
 
 
 def _session(place: Place) -> requests.Session:
+    import requests  # 0.5 s, for which no other doctor has a use
+
     session = requests.Session()
     session.trust_env = False  # a proxy has no way to this machine's own server
     if place.key:
