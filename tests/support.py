@@ -77,6 +77,15 @@ def finished(child: subprocess.Popen[str], seconds: float = 30.0) -> str:
     return out
 
 
+def health(port: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the image's health check on a server; ``folder`` keeps its mark between two runs."""
+    env = {"SPARKFORGE_LISTEN_PORT": str(port), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / "healthcheck.py"], env=env, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
 # -- http ------------------------------------------------------------------------
 
 
@@ -105,7 +114,7 @@ class Page:
 
 
 class Server:
-    """A web server on loopback; pages by path, and what was asked of it."""
+    """A web server on loopback: pages by path, and the requests that came."""
 
     def __init__(self) -> None:
         self.pages: dict[str, Page] = {}

@@ -20,7 +20,7 @@ import pytest
 
 from sparkforge.serving import state
 from sparkforge.serving.progress import PROBLEMS, Client
-from tests.support import ROOT
+from tests.support import ROOT, health
 
 Send = Callable[[bytes], None]
 DEEP = "[" * 200_000
@@ -93,14 +93,6 @@ def dripping(send: Send, answer: bytes) -> None:
 def without_end(send: Send, answer: bytes) -> None:
     while True:
         send(answer)
-
-
-def health(port: int, folder: Path) -> subprocess.CompletedProcess[str]:
-    env = {"SPARKFORGE_LISTEN_PORT": str(port), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "healthcheck.py"], env=env, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
 
 
 def assert_one_line(said: subprocess.CompletedProcess[str], words: str) -> None:

@@ -24,7 +24,7 @@ from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
 from sparkforge.serving.progress import Client, NoProgressError
 from sparkforge.serving.session import session
 from sparkforge.serving.supervise import Hang
-from tests.support import PATIENCE_S, ROOT, wait_for
+from tests.support import PATIENCE_S, ROOT, health, wait_for
 
 FAKE = ROOT / "tests" / "fake_server.py"
 
@@ -405,14 +405,6 @@ def test_a_look_sees_progress_or_causes_it(fake: tuple[int, int]) -> None:
     with pytest.raises(NoProgressError, match="no step of the engine, and no token within"):
         client.observe(before)
     assert time.monotonic() - start < PATIENCE_S
-
-
-def health(port: int, folder: Path) -> subprocess.CompletedProcess[str]:
-    env = {"SPARKFORGE_LISTEN_PORT": str(port), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "healthcheck.py"], env=env, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
 
 
 def test_the_health_check_tells_a_stopped_engine(fake: tuple[int, int], tmp_path: Path) -> None:
