@@ -75,7 +75,7 @@ def lint(steps: Steps, bin_: Path) -> None:
 
 
 def main() -> int:
-    """Run what was asked for; returns the exit code."""
+    """Run the steps that the options name; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--fast", action="store_true", help="no download, no server")
     parser.add_argument("--with-engine", action="store_true", help="start a private engine (root)")

@@ -1,4 +1,4 @@
-"""Files of the checkout that commands write: written, or held against what they would say."""
+"""Files of the checkout that commands write: written, or compared with what they would be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installed files of an image, held against the RECORDs of their distributions."""
+"""The installed files of an image, checked by the RECORDs of their distributions."""
 
 from __future__ import annotations
 

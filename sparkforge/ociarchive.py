@@ -1,7 +1,7 @@
 """An image in a file (an OCI layout in a tar, as buildx and ``docker save`` write it), read alone.
 
-Nothing of the image is run. Manifest, configuration and every layer that is read are held against
-the digests that name them.
+Nothing of the image is run. Manifest, configuration and every layer that is read are checked
+by the digests that name them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which commit a pinned tag names: asked of its repository, and held against the release file."""
+"""Which commit a pinned tag names, by its repository; its tree agrees with the release file."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _STEPS: tuple[tuple[str, Moe, str], ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    """What was asked for.
+    """The setup that a table is computed for.
 
     Attributes:
         bandwidth: of the target's memory, GB/s.

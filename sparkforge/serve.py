@@ -261,7 +261,7 @@ def _image_server(
         environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(arguments)
     seen = {**envfile.seen(context.root / ".env"), **environment}
     if not seen.get("SPARKFORGE_RESTART"):
-        environment["SPARKFORGE_RESTART"] = "no"  # somebody looks on: the first failure is told
+        environment["SPARKFORGE_RESTART"] = "no"  # somebody looks on: show the first failure
     address = f"http://{LOOPBACK}:{seen.get('SPARKFORGE_PORT') or 8000}"
     command = ("docker", "compose", "--project-directory", str(context.root), "up")
     log.info("docker compose up")

@@ -1,7 +1,7 @@
 """Shapes of the models that we count bytes for, as data.
 
 Source of every number: ``config.json`` of the model's repository, at the revision that pins.yaml
-names. The totals are held against what OpenAI published (tests/unit/test_roofline.py).
+names. The totals are compared with what OpenAI published (tests/unit/test_roofline.py).
 """
 
 from __future__ import annotations

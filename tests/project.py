@@ -145,7 +145,7 @@ class Project:
         path.write_text(text.replace(old, new))
 
     def requests(self) -> list[str]:
-        """Return what was asked of the server since the last call."""
+        """Return the paths that the server was asked for since the last call."""
         asked = [path for path, _ in self.server.requests]
         self.server.requests.clear()
         return asked

@@ -44,7 +44,7 @@ def gpu(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if not want.gpu or _tree(seen.said("nvidia-smi")) is None:
-        return  # what is missing is told by the finding about nvidia-smi
+        return  # the finding about nvidia-smi says what is missing
     missing = [path for path in DEVICES if not seen.paths.get(path, {}).get("exists")]
     if missing:
         yield Finding(

@@ -18,7 +18,7 @@ from sparkforge.proofs import report, runner, toolchain, triton_aot, units
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prove what was asked for; write the report.
+    """Run the proofs that the options name; write the report.
 
     Raises:
         ProofError: something does not hold.

@@ -1,4 +1,4 @@
-"""The command ``rebase``: its words, and what it prints."""
+"""The command ``rebase``: what its options do, and what it prints."""
 
 from __future__ import annotations
 

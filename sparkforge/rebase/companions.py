@@ -1,4 +1,4 @@
-"""What a new vLLM release brings beside its own sources, held against pins.yaml.
+"""What a new vLLM release brings beside its own sources, compared with pins.yaml.
 
 Its wheels declare a torch, a FlashInfer and more; its CMake names the sources that a compile
 fetches and the triton_kernels that its wheels carry. All of it is read, not run.
@@ -48,7 +48,7 @@ class Companion:
 
 @dataclass(frozen=True)
 class Place:
-    """What a new release is held against, and the means.
+    """The checkout that a new release is compared with.
 
     Attributes:
         root: the checkout, where the lock files are.

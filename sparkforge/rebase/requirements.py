@@ -1,8 +1,8 @@
 """What a release wheel declares that it requires, read without fetching the wheel.
 
 A wheel is a zip archive, whose list of members stands at its end: a few parts of the file are
-enough. What is read so was not held against the wheel's sha256, which counts for all of it only:
-it serves to warn, never to build.
+enough. Parts cannot be checked by the wheel's sha256, which is of the whole file: they serve to
+warn, never to build.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def test_an_image_is_served_by_compose_until_its_end(
     # somebody looks on, so a failure is neither repeated nor waited for
     assert words[-3:] == ["up", "restart", "no"]
     said = capsys.readouterr().out
-    # a container says how far it is: its words are passed on while it loads
+    # a container says how far it is: serve passes that on while it loads
     assert said.index("Using 'MARLIN'") < said.index("ready after") < said.index("was ended")
     assert f"URL    http://127.0.0.1:{port}/v1" in said
     assert "model  m\n" in said

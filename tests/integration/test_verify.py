@@ -74,7 +74,7 @@ def test_a_wheel_with_another_byte_is_named_with_offset_and_values(project: Proj
     document = json.loads(out)
     assert not document["same"]
     assert document["differences"][0]["where"].endswith("demo/mod.py (packed)")
-    # where diffoscope is installed (a stand-in here), its words follow; it ends with 1 then
+    # where diffoscope is installed (a stand-in here), its output follows; it ends with 1 then
     tools = project.root.parent / "tools"
     tools.mkdir()
     (tools / "diffoscope").write_text('#!/bin/sh\necho "diffoscope $1 $2 ${3##*/}"; exit 1\n')

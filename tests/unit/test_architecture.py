@@ -1,4 +1,4 @@
-"""docs/architecture.md, held against the imports and calls in the source."""
+"""docs/architecture.md agrees with the imports and calls in the source."""
 
 from __future__ import annotations
 
