@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,9 +32,8 @@ _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh"))
 # two workers: most tests wait for a process or a server; not more, since some fill 3 GB of memory.
 # By file, or by the groups of a folder's conftest.py: tests that share fixtures stay in one worker.
 _BY_FILE = ("-n", "2", "--dist", "loadfile")
-_BY_GROUP = ("-n", "2", "--dist", "loadgroup")
 # groups in the order of the tests, in which the longest come first
-_IN_ORDER = (*_BY_GROUP, "--no-loadscope-reorder")
+_BY_GROUP = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
 
 
 class Steps:
@@ -50,6 +50,19 @@ class Steps:
         code = subprocess.run(command, cwd=ROOT, env=self.env, check=False).returncode
         self.rows.append((name, code == 0, time.monotonic() - start))
         return code == 0
+
+    def together(self, commands: Mapping[str, Sequence[str | Path]]) -> set[str]:
+        """Run steps at once, which use a core each; returns the names of those that succeeded."""
+        print(f"\n== {', '.join(commands)}", flush=True)
+        start = time.monotonic()
+        children = {
+            name: subprocess.Popen(command, cwd=ROOT, env=self.env)
+            for name, command in commands.items()
+        }
+        done = {name for name, child in children.items() if child.wait() == 0}
+        took = time.monotonic() - start
+        self.rows += [(name, name in done, took) for name in commands]
+        return done
 
     def finish(self) -> int:
         """Print the table; returns the exit code."""
@@ -100,7 +113,7 @@ def check(steps: Steps, options: argparse.Namespace, pytest: tuple[str | Path, .
     if options.fast:
         return
     steps.run("patch lint and exact application", sys.executable, "build.py", "patches", "check")
-    steps.run("patches", *pytest, *_IN_ORDER, "tests/patches")
+    steps.run("patches", *pytest, *_BY_GROUP, "tests/patches")
     if shutil.which("nvcc"):
         steps.run("proofs, the smallest set", sys.executable, "build.py", "proofs", "--ci")
     else:
@@ -121,9 +134,13 @@ def check(steps: Steps, options: argparse.Namespace, pytest: tuple[str | Path, .
                 steps.env[name] = value
             steps.env["SPARKFORGE_TEST_BASE"] = _BASE_IMAGE
             make_base = ROOT / "scripts" / "make-base.sh"
-            if arm64 and steps.run("arm64 base", make_base, "--arch", "arm64", _ARM64_BASE):
+            bases: dict[str, Sequence[str | Path]] = {"base image": (make_base, _BASE_IMAGE)}
+            if arm64:
+                bases["arm64 base"] = (make_base, "--arch", "arm64", _ARM64_BASE)
+            made = steps.together(bases)
+            if "arm64 base" in made:
                 steps.env["SPARKFORGE_TEST_ARM64_BASE"] = _ARM64_BASE
-            if steps.run("base image", make_base, _BASE_IMAGE):
+            if "base image" in made:
                 steps.run("whole build, with image", *pytest, *_BY_GROUP, "tests/e2e")
         finally:
             subprocess.run([engine, "stop", folder], check=True)
