@@ -111,6 +111,15 @@ class Engine:
             msg = f"Python in image {image} failed:\n{error}"
             raise EngineError(msg, "its own words above say why") from None
 
+    def kept_as(self, name: str) -> list[str]:
+        """Return buildx's options for an image that never leaves this engine.
+
+        Compressing its layers would be time for nothing.
+        """
+        if self.containerd_store:
+            return ["--output", f"type=image,name={name},compression=uncompressed,unpack=true"]
+        return ["--load", "--tag", name]
+
     def image_label(self, image: str, label: str) -> str:
         """Return a label of an image; the Dockerfile sets those that sparkforge reads."""
         value: str = self.client.images.get(image).labels[label]

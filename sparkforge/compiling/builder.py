@@ -6,7 +6,6 @@ Its base is the target's own (the CUDA devel image of pins.yaml, or ``--base``).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ def bake(
     command: list[str | Path] = [
         "docker", "buildx", "build", "--builder", engine.context, "--progress=plain",
         "--provenance=false",
-        *_output(engine, name),
+        *engine.kept_as(name),
         "--file", request.root / "Dockerfile", "--target", "builder",
         "--platform", request.platform, "--label", f"{_KEY_LABEL}={request.key}",
         "--build-context", f"wheels={ours}", "--build-context", f"wheelhouse={wheelhouse}",
@@ -123,10 +122,3 @@ def _outputs(engine: Engine, name: str) -> dict[str, Any]:
     image_id = str(engine.client.images.get(name).id)
     log.info(f"builder {name} ({image_id})")
     return {"image_id": image_id, "tag": name, "system": sbom.system(engine, image_id)}
-
-
-def _output(engine: Engine, name: str) -> Sequence[str]:
-    if engine.containerd_store:
-        # it never leaves this engine: compressing its layers would be time for nothing
-        return ["--output", f"type=image,name={name},compression=uncompressed,unpack=true"]
-    return ["--load", "--tag", name]

@@ -167,7 +167,7 @@ def _image(context: Context, engine: Engine, base: str) -> str:
     command: list[str | Path] = [
         # the engine's own: the base is an image that only it holds
         "docker", "buildx", "build", "--builder", engine.context, "--progress=plain",
-        "--provenance=false", "--load", "--tag", tag, "--file", context.root / RECIPE,
+        "--provenance=false", *engine.kept_as(tag), "--file", context.root / RECIPE,
         "--build-arg", f"IMAGE={base}",
         "--build-arg", f"PYTHON_VERSION={context.target.python}",
     ]  # fmt: skip
