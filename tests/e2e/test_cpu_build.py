@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from wheel.wheelfile import WheelFile
 
 from sparkforge import isa
 
@@ -56,13 +54,13 @@ def test_the_wheel_is_published_with_its_checksum(receipt: Any, checkout: Path) 
     assert f"{out['sha256']}  {out['file']}" in (wheel.parent / "SHA256SUMS").read_text()
 
 
-def test_the_wheel_unpacks_and_every_hash_in_its_record_holds(
-    receipt: Any, checkout: Path, tmp_path: Path
-) -> None:
+def test_every_hash_in_the_wheels_record_holds(receipt: Any, checkout: Path) -> None:
     wheel = checkout / "dist" / "cpu" / item(receipt, "wheel vllm")["outputs"]["file"]
-    # `wheel unpack` compares every member with RECORD and ends with an error on a difference
-    subprocess.run([sys.executable, "-m", "wheel", "unpack", wheel, "-d", tmp_path], check=True)
-    with zipfile.ZipFile(wheel) as archive:
+    # what `wheel unpack` reads by, without writing a GB: a member that is not as RECORD has it, or
+    # is not in it, is an error
+    with WheelFile(wheel) as archive:
+        for name in archive.namelist():
+            archive.read(name)
         info = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = archive.read(info).decode()
     assert "\nName: vllm\n" in metadata
@@ -76,23 +74,6 @@ def test_a_second_build_makes_nothing(receipt: Any, build: Build) -> None:
     assert again["items"] == receipt["items"]
 
 
-def test_a_wheel_built_elsewhere_is_the_same_to_the_byte(
-    receipt: Any, build: Build, checkout: Path, tmp_path: Path
-) -> None:
-    # another store (so nothing but the downloads is shared) and another umask
-    default = os.environ.get("SPARKFORGE_STORE", str(Path.home() / ".cache" / "sparkforge"))
-    store = tmp_path / "other-store"
-    store.mkdir()
-    shutil.copytree(Path(default) / "downloads", store / "downloads", copy_function=os.link)
-    before = os.umask(0o077)
-    try:
-        again = build("--target", "cpu", "--engine", "none", "--until", "wheels", store=store)
-    finally:
-        os.umask(before)
-    assert item(again, "wheel vllm")["outputs"] == item(receipt, "wheel vllm")["outputs"]
-    assert item(again, "series vllm")["outputs"] == item(receipt, "series vllm")["outputs"]
-
-
 def test_the_environment_has_exactly_one_vllm(receipt: Any, checkout: Path) -> None:
     store = Path(os.environ.get("SPARKFORGE_STORE", str(Path.home() / ".cache" / "sparkforge")))
     key = item(receipt, "environment")["key"]
@@ -103,6 +84,7 @@ def test_the_environment_has_exactly_one_vllm(receipt: Any, checkout: Path) -> N
 
 
 def test_a_second_cold_build_gives_the_same_wheel(receipt: Any, build: Build) -> None:
+    # in another folder and another store, which share nothing but the downloads, by another umask
     found = build("verify", "--target", "cpu", "--engine", "none")
     sha256 = f"sha256:{item(receipt, 'wheel vllm')['outputs']['sha256']}"
     assert [(one["first"], one["second"]) for one in found["results"]] == [(sha256, sha256)]
