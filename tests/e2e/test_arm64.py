@@ -89,8 +89,24 @@ def run(tag: str, *words: str, options: tuple[str, ...] = ()) -> str:
     return done.stdout
 
 
-def python(tag: str, code: str) -> str:
-    return run(tag, "-c", code, options=("--entrypoint", "/opt/sparkforge/venv/bin/python")).strip()
+@pytest.fixture(scope="module")
+def told(baked: Any) -> Any:
+    """What one Python in the image says of itself and of what lies there; each costs seconds."""
+    code = f"""
+import importlib.metadata, json, platform, sys
+sys.path.insert(0, "/opt/sparkforge/bin")
+import msgspec, pydantic_core
+from sparkforge.serving import vocabulary
+print(json.dumps({{
+    "machine": platform.machine(),
+    "flashinfer": importlib.metadata.version("flashinfer-python"),
+    "msgspec": msgspec.json.decode(b"[1]"),
+    "vocabulary": vocabulary.digest(),
+    "profile": json.load(open("/{image.SHARE}/profile.json")),
+}}))
+"""
+    options = ("--entrypoint", "/opt/sparkforge/venv/bin/python")
+    return json.loads(run(baked["tag"], "-c", code, options=options))
 
 
 def test_every_program_in_the_image_is_for_arm64(baked: Any, build: Build, small: Path) -> None:
@@ -100,27 +116,20 @@ def test_every_program_in_the_image_is_for_arm64(baked: Any, build: Build, small
     assert found["checked"]["programs and libraries"] > 300
 
 
-def test_python_and_the_packages_run_there(baked: Any) -> None:
-    code = (
-        "import platform, msgspec, pydantic_core, importlib.metadata as m;"
-        "print(platform.machine(), m.version('flashinfer-python'), msgspec.json.decode(b'[1]'))"
-    )
-    said = python(baked["tag"], code).split()
-    assert said[0] == "aarch64"
-    assert said[1].endswith("+spark.1")
-    assert said[2] == "[1]"
+def test_python_and_the_packages_run_there(told: Any) -> None:
+    assert told["machine"] == "aarch64"
+    assert told["flashinfer"].endswith("+spark.1")
+    assert told["msgspec"] == [1]
 
 
-def test_the_vocabulary_of_the_arm64_package_is_the_pinned_one(baked: Any) -> None:
-    code = (
-        "import sys; sys.path.insert(0, '/opt/sparkforge/bin');"
-        "from sparkforge.serving import vocabulary; print(vocabulary.digest())"
-    )
+def test_the_vocabulary_of_the_arm64_package_is_the_pinned_one(told: Any) -> None:
     pinned = pins.load(ROOT / "pins.yaml").vocabularies["harmony"].sha256
-    assert python(baked["tag"], code) == pinned
+    assert told["vocabulary"] == pinned
 
 
-def test_the_entrypoint_makes_the_spark_profiles_command(baked: Any, tmp_path: Path) -> None:
+def test_the_entrypoint_makes_the_spark_profiles_command(
+    baked: Any, told: Any, tmp_path: Path
+) -> None:
     fake = tmp_path / "vllm"
     fake.write_text("#!/bin/sh\necho started with $# words\nexit 3\n")
     fake.chmod(0o755)
@@ -133,8 +142,7 @@ def test_the_entrypoint_makes_the_spark_profiles_command(baked: Any, tmp_path: P
     assert "vllm serve openai/gpt-oss-120b --port 8000" in said
     assert "--moe-backend marlin --attention-backend FLASHINFER" in said
     assert "started with" in said
-    profile = json.loads(python(baked["tag"], f"print(open('/{image.SHARE}/profile.json').read())"))
-    assert profile["moe_backend"] == "marlin"
+    assert told["profile"]["moe_backend"] == "marlin"
 
 
 def test_the_health_check_runs_there_and_finds_no_server(baked: Any) -> None:
