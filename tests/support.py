@@ -35,12 +35,14 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+def wait_for(
+    condition: Callable[[], bool], seconds: float = PATIENCE_S, every_s: float = 0.01
+) -> None:
     """Wait until a condition holds; fail the test where it never does."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+        time.sleep(every_s)
 
 
 def pip_variables() -> str:

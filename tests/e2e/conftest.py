@@ -13,34 +13,39 @@ from typing import Any
 
 import pytest
 
+from . import served
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 Build = Callable[..., Any]
 
-# these use one image and one network of the engine; every other file is a group of its own
-_ONE_ENGINE = ("test_cluster", "test_compose", "test_image")
+# Groups in the order that workers take them, each worker two at first: the longest two, then a
+# short one. test_cluster compares with what test_image starts; test_dev uses the image that was
+# baked by then. A file that is named nowhere is a group, too.
+_GROUPS = (
+    ("test_cluster", "test_image"), ("test_compile",), ("test_signing",), ("test_cpu_build",),
+    ("test_compose",), ("test_arm64",), ("test_quality",), ("test_dev",),
+)  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Name the group of each test here: --dist loadgroup runs a group in one worker."""
-    for item in items:
-        if item.path.parent == HERE:
-            group = "one engine" if item.path.stem in _ONE_ENGINE else item.path.stem
-            item.add_marker(pytest.mark.xdist_group(group))
+    numbers = {stem: number for number, group in enumerate(_GROUPS) for stem in group}
+    ours = [item for item in items if item.path.parent == HERE]
+    ours.sort(key=lambda item: numbers.get(item.path.stem, len(_GROUPS)))
+    for item in ours:
+        number = numbers.get(item.path.stem)
+        item.add_marker(
+            pytest.mark.xdist_group(item.path.stem if number is None else _GROUPS[number][0])
+        )
+    items[:] = [*(item for item in items if item.path.parent != HERE), *ours]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse workers without groups: two of them would make the same image and network."""
     if config.getoption("dist", "no") not in ("no", "loadgroup"):
         raise pytest.UsageError("tests/e2e runs in several workers only with --dist loadgroup")
-
-
-def docker(*arguments: str) -> str:
-    """Run docker; returns what it printed."""
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def on_base(base: str) -> list[str]:
@@ -101,3 +106,10 @@ def image(build: Build, base_image: str, checkout: Path) -> Any:
     dist = checkout / "dist"
     shutil.copy(dist / "cpu" / "receipt.json", dist / "image-receipt.json")
     return {one["label"]: one["outputs"] for one in receipt["items"]}
+
+
+@pytest.fixture(scope="session")
+def alone(image: Any, checkout: Path) -> served.Alone:
+    """What one node answered that `docker compose up` started, as the README says."""
+    assert image["smoke"]["tokens"] > 0
+    return served.by_compose(checkout)

@@ -17,13 +17,12 @@ from statistics import median
 from typing import Any
 
 import pytest
-import requests
 
 from sparkforge.servers import free_port
 from tests.support import ROOT
 
-SUBNET, HEAD, WORKER = "10.87.41.0/24", "10.87.41.2", "10.87.41.3"
-PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
+from . import served
+
 # BF16 sums in another order. Measured between one process and two (in network namespaces), over
 # the prompt's 68 log probabilities of -2 to -24: median 0.027, largest 0.145
 MEDIAN, LARGEST = 0.1, 0.5
@@ -36,15 +35,19 @@ for stat in pathlib.Path("/proc").glob("[0-9]*"):
 
 
 class Pair:
-    """Both services in one project; ``cpu`` beside them is the one node to compare with."""
+    """Both services in one project.
 
-    def __init__(self, tag: str, model: Path) -> None:
+    Args:
+        subnet: the first three numbers of the addresses of their bridge; one of each pair's own.
+    """
+
+    def __init__(self, tag: str, model: Path, subnet: str) -> None:
         self.port = free_port(0)
         self.env = {
             **os.environ, "SPARKFORGE_IMAGE_CPU": tag, "SPARKFORGE_MODEL_DIR": str(model),
             "SPARKFORGE_PORT": str(self.port),
-            "SPARKFORGE_CLUSTER_HEAD": HEAD, "SPARKFORGE_CLUSTER_WORKER": WORKER,
-            "SPARKFORGE_CLUSTER_IFNAME": "eth0", "SPARKFORGE_TEST_SUBNET": SUBNET,
+            "SPARKFORGE_CLUSTER_HEAD": f"{subnet}.2", "SPARKFORGE_CLUSTER_WORKER": f"{subnet}.3",
+            "SPARKFORGE_CLUSTER_IFNAME": "eth0", "SPARKFORGE_TEST_SUBNET": f"{subnet}.0/24",
             "SPARKFORGE_API_KEY_FILE": "/dev/null", "SPARKFORGE_EXTRA_ARGS": "",
         }  # fmt: skip
         self.name = f"sparkforge-pair-{self.port}"
@@ -77,24 +80,10 @@ class Pair:
     def healthy(self, *services: str) -> bool:
         return all(self.state(s)["State"]["Health"]["Status"] == "healthy" for s in services)
 
-    def answer(self) -> tuple[list[int], list[float]]:
-        """Return the tokens of a completion, and the log probability of each of the prompt's."""
-        body = {
-            "model": "tiny-gpt-oss", "prompt": PROMPT, "max_tokens": 24, "temperature": 0,
-            "return_token_ids": True, "prompt_logprobs": 0,
-        }  # fmt: skip
-        url = f"http://127.0.0.1:{self.port}/v1/completions"
-        reply = requests.post(url, json=body, timeout=600)
-        assert reply.ok, reply.text
-        (choice,) = reply.json()["choices"]
-        # the first token of a prompt has no probability; each other row holds its own token's
-        rows = choice["prompt_logprobs"][1:]
-        return choice["token_ids"], [next(iter(row.values()))["logprob"] for row in rows]
-
     def up(self) -> float:
         """Start both; returns the seconds until both were healthy."""
         self.compose("up", "--detach", *BOTH)
-        return self.wait(lambda: self.healthy(*BOTH), PATIENCE_S)
+        return self.wait(lambda: self.healthy(*BOTH), served.READY_S)
 
     def lose_the_worker(self) -> tuple[float, float]:
         """Kill the worker's half of vLLM.
@@ -105,8 +94,8 @@ class Pair:
         restarts = {name: self.state(name)["RestartCount"] for name in BOTH}
         python = "/opt/sparkforge/venv/bin/python"
         self.compose("exec", "spark-worker", python, "-c", KILL_VLLM)
-        noticed_s = self.wait(lambda: not self.healthy("spark-head"), PATIENCE_S)
-        again_s = self.wait(lambda: self.healthy(*BOTH), PATIENCE_S)
+        noticed_s = self.wait(lambda: not self.healthy("spark-head"), served.READY_S)
+        again_s = self.wait(lambda: self.healthy(*BOTH), served.READY_S)
         assert all(self.state(name)["RestartCount"] > restarts[name] for name in BOTH)
         assert "the worker has gone" in self.compose("logs", "spark-head")
         return noticed_s, again_s
@@ -115,38 +104,33 @@ class Pair:
         self.compose("down", "--volumes", "--timeout", "5")
 
 
-# two nodes on two cores: a busy machine takes a second a token
-PATIENCE_S = 1200
 BOTH = ("spark-head", "spark-worker")
 
 
 @pytest.fixture
 def pair(image: Any, checkout: Path) -> Iterator[Pair]:
-    one = Pair(image["image"]["tag"], checkout / "dist" / "cpu" / "tiny-model")
+    one = Pair(image["image"]["tag"], checkout / "dist" / "cpu" / "tiny-model", "10.87.41")
     try:
         yield one
     finally:
         one.close()
 
 
-def test_two_nodes_answer_as_one_does_and_outlive_a_killed_worker(pair: Pair) -> None:
-    pair.compose("up", "--detach", "cpu")
-    pair.wait(lambda: pair.healthy("cpu"), PATIENCE_S)
-    tokens, alone = pair.answer()
-    pair.compose("rm", "--stop", "--force", "cpu")
-
+def test_two_nodes_answer_as_one_does_and_outlive_a_killed_worker(
+    alone: served.Alone, pair: Pair
+) -> None:
     ready_s = pair.up()
-    together_tokens, together = pair.answer()
-    apart = [abs(a - b) for a, b in zip(alone, together, strict=True)]
-    same = sum(map(eq, tokens, together_tokens))
+    together = served.ask(pair.port)
+    apart = [abs(a - b) for a, b in zip(alone.answer.logprobs, together.logprobs, strict=True)]
+    same = sum(map(eq, alone.answer.tokens, together.tokens))
     print(f"two nodes healthy after {ready_s:.0f} s; {same} of 24 tokens the same")
     print(f"log probabilities apart: median {median(apart):.3f}, at most {max(apart):.3f}")
-    assert len(together_tokens) == len(tokens) == 24
-    assert len(alone) == len(PROMPT.encode()) - 1
+    assert len(together.tokens) == len(alone.answer.tokens) == 24
+    assert len(apart) == len(served.PROMPT.encode()) - 1
     assert median(apart) < MEDIAN
     assert 0 < max(apart) < LARGEST  # the same to the bit would be no other order of adding
     assert "world_size=2, local_world_size=1" in pair.compose("logs", "spark-head")
 
     noticed_s, again_s = pair.lose_the_worker()
     print(f"killed worker: head not healthy after {noticed_s:.0f} s, both again {again_s:.0f} s")
-    assert pair.answer()[0] == together_tokens
+    assert served.ask(pair.port).tokens == together.tokens

@@ -28,7 +28,8 @@ import pytest
 from sparkforge import engine, git, makers, series
 from tests.support import BODY, alive, wait_for
 
-from .conftest import docker, on_base
+from .conftest import on_base
+from .served import docker
 
 FS_IO, FS_IO_SOURCE = "vllm/fs_io_C.abi3.so", "csrc/fs_io.cpp"
 # another word in each run: the store would have the wheel of the last one

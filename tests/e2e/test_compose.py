@@ -26,7 +26,8 @@ from sparkforge.servers import free_port
 from sparkforge.store import sha256_file
 from tests.support import ROOT
 
-from .conftest import Build, docker
+from .conftest import Build
+from .served import docker
 from .test_cluster import BOTH, Pair
 
 STAND_IN = """
@@ -310,7 +311,7 @@ def test_two_machines_meet_and_are_started_anew_together(stand_in: str, tmp_path
     model = tmp_path / "model"  # the folder above it is its owner's alone
     model.mkdir()
     (model / "config.json").write_text("{}")
-    pair = Pair(stand_in, model)
+    pair = Pair(stand_in, model, "10.87.42")
     try:
         pair.up()
         noticed_s, again_s = pair.lose_the_worker()

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import requests
 
 from sparkforge.servers import free_port
 from sparkforge.tinychat import ANSWER, REASONING
 
-from .conftest import Build, docker, on_base
-
-_READY_S = 1200
+from . import served
+from .conftest import Build, on_base
+from .served import docker
 
 
 def test_the_image_serves_and_without_the_patch_refuses(image: Any) -> None:
@@ -78,55 +74,10 @@ def test_a_missing_base_is_one_clear_error(checkout: Path, base_image: str) -> N
     assert "Traceback" not in done.stderr
 
 
-@pytest.fixture
-def composed(image: Any, checkout: Path) -> Iterator[str]:
-    """`docker compose up` as the README says, with what build.py wrote into .env."""
-    port = "18471"
-    env = {**os.environ, "SPARKFORGE_PORT": port}
-    command = ["docker", "compose", "--project-directory", str(checkout)]
-    subprocess.run([*command, "up", "--detach"], env=env, check=True)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        subprocess.run([*command, "down", "--volumes"], env=env, check=True)
-
-
-def wait_until_healthy(
-    checkout: Path, deadline: float, command: subprocess.Popen[bytes] | None = None
-) -> str:
-    """Wait for the one container of the checkout's Compose project; returns its id.
-
-    Args:
-        command: what started it, and stays as long as it serves.
-    """
-    container = health = ""
-    while health != "healthy" and time.monotonic() < deadline:
-        assert command is None or command.poll() is None
-        time.sleep(1)
-        container = docker("compose", "--project-directory", str(checkout), "ps", "--quiet")
-        if container:
-            health = docker("inspect", "--format", "{{.State.Health.Status}}", container)
-    assert health == "healthy", docker("logs", "--tail", "40", container)
-    return container
-
-
-def test_compose_turns_healthy_and_serves_on_loopback(composed: str, checkout: Path) -> None:
-    deadline = time.monotonic() + _READY_S
-    container = wait_until_healthy(checkout, deadline)
-    listed = requests.get(f"{composed}/v1/models", timeout=600).json()
-    body = {"model": listed["data"][0]["id"], "prompt": "spark", "max_tokens": 4}
-    reply = requests.post(f"{composed}/v1/completions", json=body, timeout=600).json()
-    assert reply["usage"]["completion_tokens"] == 4
-    ports = json.loads(docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", container))
-    assert {bind["HostIp"] for bind in ports["8000/tcp"]} == {"127.0.0.1"}
-    said = ""  # the entrypoint looks on its own, a little before or after the health check
-    while "first token" not in said and time.monotonic() < deadline:
-        said = subprocess.run(
-            ["docker", "logs", container], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            text=True, check=True,
-        ).stderr  # fmt: skip
-        time.sleep(1)
-    assert "backends: moe BF16_DEQUANT" in said  # the profile's, and vLLM's own word
+def test_compose_turns_healthy_and_serves_on_loopback(alone: served.Alone) -> None:
+    assert len(alone.answer.tokens) == 24
+    assert alone.hosts == {"127.0.0.1"}
+    assert "backends: moe BF16_DEQUANT" in alone.said  # the profile's, and vLLM's own word
 
 
 def test_serve_chat_answers_chats_from_the_image(
@@ -136,7 +87,7 @@ def test_serve_chat_answers_chats_from_the_image(
     command = ["python3", "build.py", "serve", "--target", "cpu", "--chat", *on_base(base_image)]
     server = subprocess.Popen([*command, "--port", str(port)], cwd=checkout)
     try:
-        wait_until_healthy(checkout, time.monotonic() + _READY_S, server)
+        served.wait_until_healthy(checkout, server)
         body = {"model": "tiny-chat-gpt-oss", "messages": [{"role": "user", "content": "Hello"}]}
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         reply = requests.post(url, json=body, timeout=600).json()

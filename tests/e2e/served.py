@@ -1,0 +1,115 @@
+"""A node that `docker compose up` starts from the image, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+
+from sparkforge.servers import free_port
+from tests.support import wait_for
+
+PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
+# a start of vLLM on a busy machine takes minutes
+READY_S = 1200.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Tokens of a completion, and the log probability of each of the prompt's but the first."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What was seen of the one node.
+
+    Attributes:
+        hosts: addresses that its port was published on.
+        said: what the entrypoint printed.
+    """
+
+    answer: Answer
+    hosts: set[str]
+    said: str
+
+
+def docker(*arguments: str) -> str:
+    """Run docker; returns what it printed."""
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def ask(port: int) -> Answer:
+    """Complete PROMPT on a server of the tiny model."""
+    body = {
+        "model": "tiny-gpt-oss", "prompt": PROMPT, "max_tokens": 24, "temperature": 0,
+        "return_token_ids": True, "prompt_logprobs": 0,
+    }  # fmt: skip
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    reply = requests.post(url, json=body, timeout=600)
+    assert reply.ok, reply.text
+    (choice,) = reply.json()["choices"]
+    # the first token of a prompt has no probability; each other row holds its own token's
+    rows = choice["prompt_logprobs"][1:]
+    return Answer(choice["token_ids"], [next(iter(row.values()))["logprob"] for row in rows])
+
+
+def wait_until_healthy(checkout: Path, command: subprocess.Popen[bytes] | None = None) -> str:
+    """Wait for the one container of the checkout's Compose project; returns its id.
+
+    Args:
+        command: what started it, and stays as long as it serves.
+    """
+    container = ""
+
+    def healthy() -> bool:
+        nonlocal container
+        assert command is None or command.poll() is None
+        container = docker("compose", "--project-directory", str(checkout), "ps", "--quiet")
+        if not container:
+            return False
+        return docker("inspect", "--format", "{{.State.Health.Status}}", container) == "healthy"
+
+    try:
+        wait_for(healthy, READY_S, every_s=1)
+    except AssertionError as error:
+        said = docker("logs", "--tail", "40", container) if container else "no container"
+        raise AssertionError(said) from error
+    return container
+
+
+def entrypoint_said(container: str) -> str:
+    """Return what the entrypoint printed; vLLM prints elsewhere."""
+    done = subprocess.run(
+        ["docker", "logs", container], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        text=True, check=True,
+    )  # fmt: skip
+    return done.stderr
+
+
+def by_compose(checkout: Path) -> Alone:
+    """Serve by `docker compose up`, with what build.py wrote into .env, and ask once."""
+    port = free_port(0)
+    env = {**os.environ, "SPARKFORGE_PORT": str(port)}
+    command = ["docker", "compose", "--project-directory", str(checkout)]
+    subprocess.run([*command, "up", "--detach"], env=env, check=True)
+    try:
+        container = wait_until_healthy(checkout)
+        answer = ask(port)
+        ports = json.loads(
+            docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", container)
+        )
+        # the entrypoint looks on its own, a little before or after the health check
+        wait_for(lambda: "first token" in entrypoint_said(container), every_s=1)
+        hosts = {bind["HostIp"] for bind in ports["8000/tcp"]}
+        return Alone(answer, hosts, entrypoint_said(container))
+    finally:
+        subprocess.run([*command, "down", "--volumes"], env=env, check=True)
