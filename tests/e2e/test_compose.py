@@ -24,7 +24,7 @@ import requests
 from sparkforge import composing, engine, image
 from sparkforge.servers import free_port
 from sparkforge.store import sha256_file
-from tests.support import ROOT
+from tests.support import PATIENCE_S, ROOT
 
 from .conftest import Build
 from .served import docker
@@ -135,7 +135,7 @@ class Composed:
         )  # fmt: skip
         return done.stdout
 
-    def wait(self, condition: Callable[[Any], bool], seconds: float) -> float:
+    def wait(self, condition: Callable[[Any], bool], seconds: float = PATIENCE_S) -> float:
         """Wait for a condition of the container's inspection; returns the seconds it took."""
         start = time.monotonic()
         while not condition(self.inspect()):
@@ -143,8 +143,8 @@ class Composed:
             time.sleep(0.5)
         return time.monotonic() - start
 
-    def healthy(self, seconds: float = 60) -> None:
-        self.wait(lambda seen: seen["State"]["Health"]["Status"] == "healthy", seconds)
+    def healthy(self) -> None:
+        self.wait(lambda seen: seen["State"]["Health"]["Status"] == "healthy")
 
 
 @contextmanager
@@ -191,7 +191,9 @@ def test_the_container_has_no_rights_that_it_does_not_need(stand_in: str, tmp_pa
         assert {"noexec", "nosuid", "nodev"} <= set(tmp)
         caps = docker("exec", one.container, "sh", "-c", "grep -E '^(Cap|NoNew)' /proc/1/status")
         assert {line.split()[1].strip("0") for line in caps.splitlines()} == {"", "1"}
-        reply = requests.post(f"http://127.0.0.1:{one.port}/v1/completions", json={}, timeout=5)
+        reply = requests.post(
+            f"http://127.0.0.1:{one.port}/v1/completions", json={}, timeout=PATIENCE_S
+        )
         assert reply.json()["usage"]["completion_tokens"] == 1
 
 
@@ -213,9 +215,9 @@ def test_a_frozen_engine_turns_unhealthy_and_is_started_anew(stand_in: str, tmp_
         pid = one.logs().split("engine ")[1].split()[0]
         docker("exec", one.container, "sh", "-c", f"kill -STOP {pid}")
         start = time.monotonic()
-        one.wait(lambda seen: seen["State"]["Health"]["Status"] == "unhealthy", 60)
+        one.wait(lambda seen: seen["State"]["Health"]["Status"] == "unhealthy")
         unhealthy_s = time.monotonic() - start
-        one.wait(lambda seen: seen["State"]["StartedAt"] > first, 60)
+        one.wait(lambda seen: seen["State"]["StartedAt"] > first)
         print(f"unhealthy after {unhealthy_s:.0f} s, anew after {time.monotonic() - start:.0f} s")
         assert one.inspect()["RestartCount"] == 1
         one.healthy()
@@ -228,7 +230,7 @@ def test_a_killed_server_is_started_anew(stand_in: str, tmp_path: Path) -> None:
         pid = one.logs().split("engine ")[1].split()[0]
         parent = f"$(cut -d' ' -f4 /proc/{pid}/stat)"
         docker("exec", one.container, "sh", "-c", f"kill -KILL {parent}")
-        one.wait(lambda seen: seen["RestartCount"] == 1, 30)
+        one.wait(lambda seen: seen["RestartCount"] == 1)
         one.healthy()
 
 
@@ -250,15 +252,15 @@ def test_the_key_is_a_secret(stand_in: str, tmp_path: Path) -> None:
 def test_an_open_address_without_a_key_is_refused(stand_in: str, tmp_path: Path) -> None:
     options = {"SPARKFORGE_BIND": "0.0.0.0", "SPARKFORGE_RESTART": "no"}
     with composed(stand_in, tmp_path, **options) as one:
-        one.wait(lambda seen: seen["State"]["Status"] == "exited", 30)
+        one.wait(lambda seen: seen["State"]["Status"] == "exited")
         assert one.inspect()["State"]["ExitCode"] == 78
         assert "error: port published on 0.0.0.0 without an API key" in one.logs()
 
 
 def test_what_no_restart_changes_is_tried_once_and_told(stand_in: str, tmp_path: Path) -> None:
     with composed(stand_in, tmp_path, SPARKFORGE_BIND="0.0.0.0") as one:
-        one.wait(lambda seen: "waiting, and serving nothing" in one.logs(), 120)
-        one.wait(lambda seen: len(seen["State"]["Health"]["Log"]) > 1, 120)
+        one.wait(lambda seen: "waiting, and serving nothing" in one.logs())
+        one.wait(lambda seen: len(seen["State"]["Health"]["Log"]) > 1)
         seen = one.inspect()
         assert (seen["State"]["Status"], seen["RestartCount"]) == ("running", 0)
         said = seen["State"]["Health"]["Log"][-1]["Output"]
@@ -271,7 +273,7 @@ def test_a_first_token_that_kills_the_engine_is_tried_three_times(
     stand_in: str, tmp_path: Path
 ) -> None:
     with composed(stand_in, tmp_path, SPARKFORGE_EXTRA_ARGS="--die-of SIGILL") as one:
-        one.wait(lambda seen: "waiting, and serving nothing" in one.logs(), 240)
+        one.wait(lambda seen: "waiting, and serving nothing" in one.logs())
         assert (
             one.inspect()["RestartCount"] == 2
         )  # counted in the volume: /tmp is a new one each time
@@ -282,7 +284,7 @@ def test_a_first_token_that_kills_the_engine_is_tried_three_times(
         # whoever starts it again wants it tried again
         one.compose("restart")
         again = "waiting, and serving nothing: 3 starts in a row never became ready"
-        one.wait(lambda seen: one.logs().count(again) == 2, 240)
+        one.wait(lambda seen: one.logs().count(again) == 2)
 
 
 def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
@@ -320,6 +322,6 @@ def test_two_machines_meet_and_are_started_anew_together(stand_in: str, tmp_path
             check_rights(pair.state(name))
         # the head is stopped on purpose: the worker is left, and waits for it
         pair.compose("stop", "spark-head")
-        pair.wait(lambda: not pair.healthy("spark-worker"), 40)
+        pair.wait(lambda: not pair.healthy("spark-worker"), PATIENCE_S)
     finally:
         pair.close()
