@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from build import ensure_environment
+
 from . import served
 
 HERE = Path(__file__).resolve().parent
@@ -54,11 +56,21 @@ def on_base(base: str) -> list[str]:
     return ["--base", base, *(["--ca-bundle", ca] if ca else [])]
 
 
+def clone(source: Path, folder: Path) -> None:
+    """Clone a checkout's commit; what is not committed is not in it.
+
+    The driver's environment comes along: tests/integration/test_bootstrap.py makes one.
+    """
+    subprocess.run(["git", "clone", "--quiet", source, folder], check=True)
+    ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
+    shutil.copytree(ROOT / ".venv", folder / ".venv", symlinks=True)
+
+
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh clone of this checkout's commit; what is not committed is not in it."""
+    """A fresh clone of this checkout."""
     folder = tmp_path_factory.mktemp("clone") / "sparkforge"
-    subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
+    clone(ROOT, folder)
     return folder
 
 

@@ -28,6 +28,7 @@ import pytest
 from sparkforge import engine, git, makers, series
 from tests.support import BODY, alive, wait_for
 
+from .conftest import clone as clone_of
 from .conftest import on_base
 from .served import docker
 
@@ -92,7 +93,7 @@ class Clone:
 @pytest.fixture(scope="module")
 def clone(checkout: Path, base_image: str, tmp_path_factory: pytest.TempPathFactory) -> Clone:
     root = tmp_path_factory.mktemp("compile") / "a clone"
-    subprocess.run(["git", "clone", "--quiet", checkout, root], check=True)
+    clone_of(checkout, root)
     pins = root / "pins.yaml"
     text = pins.read_text()
     head, cpu = text.split("\n  cpu:\n", 1)
