@@ -17,7 +17,6 @@ from sparkforge.doctor.wanted import MODEL_BYTES, Wanted
 _GIB = 1 << 30
 _LEAST = 2 * _GIB
 _VOLUME = f"volume {MODELS_VOLUME}"
-_NEW_HOME = "$HOME/sparkforge-models"
 _LISTEN = "0A"  # the state in /proc/net/tcp
 
 
@@ -60,7 +59,7 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
     where = found.get("folder") or found.get("snapshot")
     fetch = f"{_hf_home(seen, found)}hf download {repository} --revision {revision}"
     if not where:
-        yield _absent(seen, want, found, _fetch_for_compose(seen, fetch))
+        yield _absent(seen, want, found, _fetch_for_compose(seen, want, fetch))
         yield from _room(seen, name)
         return
     wrong = _wrong(found)
@@ -79,7 +78,7 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
         if "hub" in found and not folder_for_compose(seen.variables):
             yield Finding("model", "warn", f"{said}; but Compose reads its own {_VOLUME}, which its"
                           " first start fills over the network",
-                          _mount(Path(found["hub"]), fetch, seen))  # fmt: skip
+                          _mount(Path(found["hub"]), fetch, seen, want))  # fmt: skip
             return
         yield Finding("model", "ok", f"{said}, each as long as its header says")
 
@@ -103,14 +102,11 @@ def _quoted(folder: str) -> str:
     return f"~/{shlex.quote(folder[2:])}" if folder.startswith("~/") else shlex.quote(folder)
 
 
-def _fetch_for_compose(seen: Readings, fetch: str) -> str:
+def _fetch_for_compose(seen: Readings, want: Wanted, fetch: str) -> str:
     """Return the commands that put a model where Compose looks; the container is user 10001."""
     if folder := folder_for_compose(seen.variables):
         return f"{fetch} && {_shared(_quoted(folder))}"
-    return (
-        f"HF_HOME={_NEW_HOME} {fetch} && {_shared(_NEW_HOME)}"
-        f" && echo SPARKFORGE_HF_CACHE={_NEW_HOME} >>.env"
-    )
+    return f"python3 build.py model fetch --target {want.target}   # after the build"
 
 
 def _shared(folder: str) -> str:
@@ -145,10 +141,10 @@ def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
                       " echo HF_HUB_OFFLINE=1 >>.env")  # fmt: skip
 
 
-def _mount(hub: Path, fetch: str, seen: Readings) -> str:
+def _mount(hub: Path, fetch: str, seen: Readings, want: Wanted) -> str:
     """Return the commands that have Compose use a hub's cache that is there."""
     if hub.name != "hub":  # Compose mounts the folder above it
-        return _fetch_for_compose(seen, fetch)
+        return _fetch_for_compose(seen, want, fetch)
     home = shlex.quote(str(hub.parent))
     return f"{_shared(home)} && echo SPARKFORGE_HF_CACHE={home} >>.env"
 
