@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,3 +167,16 @@ def test_what_is_written_is_read_again(tmp_path: Path, value: str) -> None:
     envfile.put(link, {"A": value, "B": ""})
     assert link.is_symlink()
     assert envfile.read(real) == {"A": value}
+
+
+def test_nothing_of_sparkforge_removes_an_image() -> None:
+    """But for the name that an image has while it is baked; so .env never names what is gone."""
+    removes = re.compile(
+        r"images\.(remove|prune)|\brmi\b|\"(image|system|builder)\", \"(rm|prune)\""
+    )
+    found = {
+        path.relative_to(ROOT).as_posix(): len(removes.findall(path.read_text()))
+        for path in (ROOT / "sparkforge").rglob("*.py")
+    }
+    assert {name: count for name, count in found.items() if count} == {"sparkforge/image.py": 1}
+    assert "images.remove(passing)" in (ROOT / "sparkforge/image.py").read_text()
