@@ -187,7 +187,15 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         if "--enforce-eager" not in [*options, *last]:
             last.append("--enforce-eager")
     check_devices(plan, check)
+    # all that may be wrong with settings, before what takes hours
     settings.max_jobs(os.environ)
+    settings.choice(os.environ, "SPARKFORGE_WARM_UP", plan.get("warm_up", "off"), warmup.MODES)
+    warm_strict = settings.choice(
+        os.environ, "SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn")
+    ) == "fail"  # fmt: skip
+    held = jit_folder(variables)
+    if held is not None:
+        variables |= held.variables
 
     served = model
     say(moments.line("the start"))
@@ -217,9 +225,6 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
     # three looks that fail, and the time between them, fit into the time that a hang may take
     look_s, every_s = min(LOOK_S, hang_s / 5 or LOOK_S), min(EVERY_S, hang_s / 12 or EVERY_S)
     client = Client(port, look_s, key)
-    held = jit_folder(variables)
-    if held is not None:
-        variables |= held.variables
     # a share of memory is another one at each start, and changes no kernel
     way = access.redacted([*way, *last])
     counted = None
@@ -233,9 +238,7 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         expected={} if check == "off" else profile.expectations(plan, command, caller),
         client=client if asks else None, strict=check == "fail", hang_s=hang_s, every_s=every_s,
         warm_up=warm_up(plan, command, client, held, warmup.way(way)) if asks else None,
-        warm_strict=settings.choice(
-            os.environ, "SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn")
-        ) == "fail",
+        warm_strict=warm_strict,
         at_ready=lambda: at_first_token(served if plan.get("evict_page_cache") else ""),
         when_ready=lambda: when_ready(counted),
         link=link, guard=watch,
