@@ -5,7 +5,8 @@
 #
 # wheels      what sparkforge built: *.whl, ours.txt (NAME==VERSION --hash=sha256:… of each, as the build
 #             recorded it), requirements.txt (everything else, with hashes), and optionally share/
-#             (profile.json: how the model is served; what it was made of)
+#             (profile.json: how the model is served; what it was made of), needs.json (what has to be
+#             there at last), emulated (a mark: this machine runs the image's programs by an emulator)
 # wheelhouse  the wheels that requirements.txt names, and uv for the target's platform
 #
 # No `# syntax=` line: it would fetch a frontend from a registry, unpinned, before anything else.
@@ -114,10 +115,13 @@ WORKDIR /build
 # ---- serve: the image ----------------------------------------------------------------------------------
 FROM packages AS serve
 # Our wheels through the same door, then the declared requirements of all that is installed are checked.
-# The user is written by hand because useradd notes the day in /etc/shadow.
+# The user is written by hand because useradd notes the day in /etc/shadow. At last: is all there that the
+# target needs? Old emulators die of an import (QEMU 7.2: SIGSEGV in torch's), which says nothing of the image.
 RUN --network=none \
     --mount=type=bind,from=tools,source=/tools,target=/run/tools \
     --mount=type=bind,from=wheels,target=/run/wheels \
+    --mount=type=bind,source=sparkforge/serving/needs.py,target=/run/needs.py \
+    --mount=type=tmpfs,target=/run/home \
     /run/tools/install /run/wheels /run/wheels/ours.txt; \
     /run/tools/check; \
     if [ -d /run/wheels/share ]; then \
@@ -126,7 +130,13 @@ RUN --network=none \
     echo 'sparkforge:x:10001:10001:sparkforge:/var/cache/sparkforge:/usr/sbin/nologin' >>/etc/passwd; \
     echo 'sparkforge:x:10001:' >>/etc/group; \
     install -d -o 10001 -g 10001 /var/cache/sparkforge /var/cache/sparkforge/huggingface; \
-    install -d /model
+    install -d /model; \
+    if [ -e /run/wheels/needs.json ]; then \
+      PATH="/opt/sparkforge/venv/bin:${PATH}" HOME=/run/home TMPDIR=/run/home \
+        /opt/sparkforge/venv/bin/python -IB /run/needs.py /run/wheels/needs.json || { code=$?; \
+          if [ "${code}" -le 128 ] || [ ! -e /run/wheels/emulated ]; then exit "${code}"; fi; \
+          echo "the emulator ended by a signal: not all imports were tried"; }; \
+    fi
 COPY --chmod=0555 scripts/entrypoint.py scripts/healthcheck.py /opt/sparkforge/bin/
 COPY --chmod=0444 sparkforge/__init__.py /opt/sparkforge/bin/sparkforge/
 COPY --chmod=0444 sparkforge/serving/*.py /opt/sparkforge/bin/sparkforge/serving/

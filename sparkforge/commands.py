@@ -24,7 +24,6 @@ from sparkforge.context import STAGES, Context
 from sparkforge.errors import EngineError, QualityError, SmokeError, UsageError
 from sparkforge.log import human_bytes, log
 from sparkforge.options import (
-    MACHINES,
     access_of,
     pins_path,
     platform_of,
@@ -32,7 +31,7 @@ from sparkforge.options import (
     source_plan,
     store_of,
 )
-from sparkforge.pinbase import Platform
+from sparkforge.pinbase import MACHINES, Platform
 from sparkforge.stages import items
 
 

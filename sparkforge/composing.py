@@ -16,7 +16,8 @@ from sparkforge import envfile, image, pins
 from sparkforge.engine import Engine, connect
 from sparkforge.errors import ImageError
 from sparkforge.log import human_bytes, log
-from sparkforge.options import MACHINES, pins_path, platform_of
+from sparkforge.options import pins_path, platform_of
+from sparkforge.pinbase import MACHINES
 
 MODELS_VOLUME = "sparkforge-models"
 """Of the models; docker-compose.yml names it. It is none of the Compose project's own, so that

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from sparkforge.context import Context
 from sparkforge.engine import Engine
 from sparkforge.errors import CommandError, ImageError
 from sparkforge.log import log
+from sparkforge.pinbase import MACHINES
 from sparkforge.run import call
 from sparkforge.store import code_digest
 
@@ -24,6 +27,7 @@ INPUTS = "inputs.json"
 SHARE = "opt/sparkforge/share"
 PROGRAMS = "opt/sparkforge/bin"
 """Where the Dockerfile puts what the image runs of ours."""
+_LACKS = re.compile(r"the image (?:lacks|cannot import) .*\S")  # lines of serving/needs.py
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
 RECIPE = (
@@ -45,6 +49,7 @@ class Request:
         epoch: date of all files, seconds since 1970.
         system_packages: distribution packages installed into the image.
         profile: how the model is served; the entrypoint makes arguments of it.
+        needs: what the image has to have at last.
         serve: default arguments of ``vllm serve``.
         ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
         release: version of the result; the image's tag begins with it.
@@ -65,6 +70,7 @@ class Request:
     ca_bundle: Path | None
     release: str
     lock: Path
+    needs: tuple[Mapping[str, str], ...] = ()
     cold: bool = False
     builder: str = "default"
 
@@ -164,6 +170,9 @@ def bake(
     (ours / "share").mkdir()
     for name, data in share.items():
         (ours / "share" / name).write_bytes(data)
+    (ours / "needs.json").write_text(json.dumps(request.needs))
+    if MACHINES.get(platform.machine()) != request.platform:
+        (ours / "emulated").touch()
     metadata, archive = folder / "build.json", folder / ARCHIVE
     # until its id is known; of its own, so that bakes at the same time take nothing from each other
     passing = f"{repository(request.target)}:baking-{labels.get(KEY_LABEL, 'alone')[:12]}"
@@ -195,6 +204,12 @@ def bake(
             call("docker", "load", "--input", archive, stream=True)
             archive.unlink()
     except CommandError as error:
+        if lacks := list(dict.fromkeys(_LACKS.findall(str(error)))):
+            remedy = (
+                f"add the package to system_packages of targets.{request.target}, or take a base"
+                " that has it (a wheel: lock it); what is needed stands there in needs"
+            )
+            raise ImageError("\n".join(lacks), remedy) from None
         msg = f"docker buildx build failed:\n{error}"
         raise ImageError(msg, "the engine's words are above") from error
     digest = plain.json_of(metadata.read_text()).get("containerimage.digest")

@@ -12,15 +12,12 @@ from sparkforge import generated, gitsafe, series, transaction
 from sparkforge.errors import SeriesError, UsageError
 from sparkforge.index import Index
 from sparkforge.log import log
-from sparkforge.pinbase import Platform
+from sparkforge.pinbase import MACHINES, Platform
 from sparkforge.pins import RELEASE_PLAN, Pins, SourcePlan, Target
 from sparkforge.sources import Access
 from sparkforge.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
-MACHINES: dict[str, Platform] = {
-    "x86_64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64",
-}  # fmt: skip
 SOURCES: Mapping[str, SourcePlan] = {
     "release": RELEASE_PLAN,
     "git": SourcePlan(provider="git"),

@@ -99,10 +99,25 @@ Tag = Annotated[
     ),
 ]
 Platform = Literal["linux/amd64", "linux/arm64"]
+MACHINES: dict[str, Platform] = {
+    "x86_64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64",
+}  # fmt: skip
+"""By what a kernel calls the machine."""
 Place = Annotated[str, AfterValidator(_place)]
 """A file, or with a trailing slash a folder, below the folder that the key is about."""
 FilePath = Annotated[str, AfterValidator(_file)]
 """A file below that folder."""
+AbsolutePath = Annotated[
+    str,
+    shaped(
+        r"^(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*)+$",
+        "give an absolute path of a file in the image, without parts that begin with a dot",
+    ),
+]
+Module = Annotated[
+    str,
+    shaped(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", "give a Python module's name"),
+]
 FileName = Annotated[
     str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", "give a file name, without folders")
 ]

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from sparkforge import pinchecks, yamlfile
 from sparkforge.errors import PinsError, UsageError
 from sparkforge.pinbase import (
     REMEDIES,
     UNKNOWN,
+    AbsolutePath,
     Commit,
     Count,
     CudaArch,
@@ -25,6 +26,7 @@ from sparkforge.pinbase import (
     ImageTag,
     Model,
     ModelRepository,
+    Module,
     Name,
     Place,
     Platform,
@@ -194,6 +196,25 @@ RELEASE_PLAN = SourcePlan(provider="release")
 """What commands take that mean the series, and no target's build: to be had everywhere."""
 
 
+class Need(Model):
+    """A thing that has to be in the image; a bake that lacks it fails. One of the first three."""
+
+    program: FileName | None = None
+    """Found on the server's PATH."""
+    file: AbsolutePath | None = None
+    module: Module | None = None
+    """Can be imported where no driver is."""
+    package: DebPackage
+    """Has it: a distribution package, or a wheel."""
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> Need:
+        if sum(one is not None for one in (self.program, self.file, self.module)) != 1:
+            msg = "names not exactly one of program, file and module"
+            raise ValueError(msg)
+        return self
+
+
 class Target(Model):
     """What is built for whom."""
 
@@ -213,6 +234,8 @@ class Target(Model):
     """Base image among ``images``; null: none is pinned, ``--base`` names one."""
     system_packages: tuple[DebPackage, ...] = ()
     """Distribution packages that the image needs beside Python and the wheels."""
+    needs: tuple[Need, ...] = ()
+    """What is looked for in the image at the end of its bake: ``serving/needs.py``."""
     builder: Mapping[Platform, FilePath] = Field(default_factory=dict)
     """Per platform, a hash-locked requirements file of what wheels are compiled with."""
     profile: Name | None = None

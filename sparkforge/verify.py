@@ -19,7 +19,7 @@ from sparkforge.bytediff import Difference
 from sparkforge.context import Context, wheel_path
 from sparkforge.errors import ImageError, UsageError, VerifyError
 from sparkforge.log import log
-from sparkforge.pinbase import Platform
+from sparkforge.pinbase import MACHINES, Platform
 from sparkforge.receipt import Line
 from sparkforge.run import call, have
 from sparkforge.stages import items
@@ -83,7 +83,7 @@ def _build_again(opts: argparse.Namespace) -> int:
     """Build a target a second time, cold, and compare it with what the store holds."""
     target = pins.load(options.pins_path(opts)).target(opts.target)
     commands.follow_last_build(opts)
-    if options.MACHINES.get(platform.machine()) != options.platform_of(target):
+    if MACHINES.get(platform.machine()) != options.platform_of(target):
         until = "wheels"  # what follows needs a machine of its own kind
     else:
         until = opts.until

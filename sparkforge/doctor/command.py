@@ -26,7 +26,8 @@ from sparkforge.doctor.reading import Readings
 from sparkforge.doctor.wanted import Wanted, wanted
 from sparkforge.errors import DoctorError, UsageError
 from sparkforge.log import log
-from sparkforge.options import MACHINES, pins_path, settle, store_of
+from sparkforge.options import pins_path, settle, store_of
+from sparkforge.pinbase import MACHINES
 from sparkforge.serving import pagecache
 from sparkforge.serving.cluster import ClusterError, Settings, settings
 

@@ -9,7 +9,7 @@ from sparkforge import isa
 from sparkforge.doctor.finding import Finding
 from sparkforge.doctor.reading import Readings, first_line
 from sparkforge.doctor.wanted import Wanted
-from sparkforge.options import MACHINES
+from sparkforge.pinbase import MACHINES
 from sparkforge.serving import memory
 
 _GIB = 1 << 30

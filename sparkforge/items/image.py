@@ -16,6 +16,11 @@ from sparkforge.receipt import SBOM
 from sparkforge.store import key_of
 
 
+def needs(context: Context) -> list[dict[str, str]]:
+    """Return what the image has to have at last, as ``serving/needs.py`` reads it."""
+    return [one.model_dump(exclude_none=True) for one in context.target.needs]
+
+
 def image_inputs(
     context: Context, wheels: Sequence[Item], house: Item, base: str
 ) -> Mapping[str, Any]:
@@ -31,6 +36,7 @@ def image_inputs(
         "python": context.target.python,
         "platform": context.platform,
         "system_packages": list(context.target.system_packages),
+        "needs": needs(context),
         "serve": list(context.target.serve),
         "profile": context.profile,
         "epoch": context.epoch,
@@ -66,7 +72,7 @@ def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
         python=context.target.python, platform=context.platform, epoch=context.epoch,
         system_packages=context.target.system_packages, serve=context.target.serve,
         profile=context.profile, ca_bundle=context.ca_bundle, release=context.release,
-        lock=context.lock, cold=context.cold, builder=context.builder,
+        lock=context.lock, needs=tuple(needs(context)), cold=context.cold, builder=context.builder,
     )  # fmt: skip
     inputs = image_inputs(context, wheels, house, base)
 

@@ -62,6 +62,10 @@ def small(checkout: Path) -> Path:
         assert spark.count(old) == 1, old
         spark = spark.replace(old, new)
     spark = re.sub(r"    system_packages: .*\n", "", spark)
+    spark, count = re.subn(r"    needs:.*\n(?:      .*\n)+", (
+        "    needs: [{program: dpkg, package: dpkg}, {module: msgspec, package: msgspec}]\n"
+    ), spark)  # fmt: skip
+    assert count == 1
     (checkout / "small.yaml").write_text(text[:start] + spark + text[end:])
     locked = {one.name: one for one in read_lock(ROOT / "requirements" / "spark-linux-arm64.txt")}
     lines = [

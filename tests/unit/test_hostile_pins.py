@@ -144,6 +144,22 @@ VALUES: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "{program: nvcc, package: cuda-nvcc-13-0}",
+        "targets.spark.needs[0]",
+        [
+            "{program: ../nvcc, package: p1}",
+            "{program: -x, package: p1}",
+            "{file: usr/include/x.h, package: p1}",
+            "{file: /usr/../etc/x, package: p1}",
+            "{file: /usr/, package: p1}",
+            "{module: 'os; x', package: p1}",
+            "{program: nvcc}",
+            "{package: p1}",
+            "{program: nvcc, module: torch, package: p1}",
+            "{program: nvcc, package: '-o'}",
+        ],
+    ),
+    (
         "torch_backend: cpu",
         "targets.cpu.torch_backend",
         [
