@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     from pytest import MonkeyPatch
 
 
+# with what a build imports late: a second of CPU time for each
+_IMPORTED = ("sparkforge.cli", "sparkforge.sbom", "cyclonedx.output.json", "requests", "unearth")
+
+
 @functools.cache
 def _context() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sparkforge.cli", "tests.forked"])
+    context.set_forkserver_preload([*_IMPORTED, "tests.forked"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(ROOT)  # where the server imports from
     try:
