@@ -22,6 +22,7 @@ PASSED_OVER = {
     "parallel": "the same calls, several at once",
     "download": "what it brings is used only with the pinned sha256",
     "index": "finds where a file is; only the pinned sha256 is taken from there",
+    "hashing": "names what others made; other names are other keys by themselves",
     "store": "keeps what was made, and hashes it again",
     "storemark": "tells which folder is a store",
     "serverlog": "words for people",

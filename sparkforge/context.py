@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from sparkforge import series
 from sparkforge.download import Fetches
 from sparkforge.errors import StoreError
+from sparkforge.hashing import intact, key_of
 from sparkforge.pinbase import Platform
 from sparkforge.pins import Pins, ReleaseFile, Target
 from sparkforge.series import Series
 from sparkforge.serving import profile
 from sparkforge.sources import Access, Source
-from sparkforge.store import Artefact, Store, intact, key_of
+from sparkforge.store import Artefact, Store
 
 if TYPE_CHECKING:
     from sparkforge.engine import Engine

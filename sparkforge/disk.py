@@ -1,15 +1,18 @@
-"""Files that are the old one or the new one, and what the disk refuses, told as one clear error."""
+"""Files that are the old one or the new one, locked folders, and what the disk refuses."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from sparkforge import plain
 from sparkforge.errors import SparkforgeError, StoreError
 from sparkforge.log import human_bytes
 
@@ -35,6 +38,15 @@ def disk_errors(where: Path) -> Iterator[None]:
         raise _disk_full(where, f":\n{error.what}") from error
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON file's object; None where it is missing, or no such thing can be read."""
+    try:
+        value = plain.json_of(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None  # cut off by a power failure, or damaged
+    return value if isinstance(value, dict) else None
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a file so that it is the old one or the new one, also after a power failure."""
     with disk_errors(path):
@@ -51,6 +63,25 @@ def write_file(path: Path, data: bytes) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def flocked(folder: Path, how: int) -> Iterator[bool]:
+    """Lock a folder itself; False where it is not there, or another process has it (LOCK_NB)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(handle, how)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
 
 
 def _disk_full(where: Path, more: str = "") -> StoreError:

@@ -16,10 +16,10 @@ from sparkforge import plain
 from sparkforge.context import Context
 from sparkforge.engine import Engine
 from sparkforge.errors import CommandError, ImageError
+from sparkforge.hashing import code_digest
 from sparkforge.log import log
 from sparkforge.pinbase import MACHINES
 from sparkforge.run import call
-from sparkforge.store import code_digest
 
 ARCHIVE = "image.oci.tar"
 INPUTS = "inputs.json"

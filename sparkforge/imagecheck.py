@@ -20,13 +20,14 @@ from zipfile import ZipFile
 from sparkforge import git, image, installed, ociarchive, plain, stages
 from sparkforge.context import Context
 from sparkforge.errors import CommandError, CompileError, EngineError, ImageError, UsageError
+from sparkforge.hashing import key_of, sha256_file
 from sparkforge.log import log
 from sparkforge.ociarchive import Entry
 from sparkforge.pins import member_of
 from sparkforge.receipt import SBOM, differences
 from sparkforge.run import call
 from sparkforge.servers import SITE_PACKAGES_LABEL
-from sparkforge.store import Store, key_of, sha256_file
+from sparkforge.store import Store
 from sparkforge.wheelhouse import read_lock
 
 _PROFILE = "profile.json"

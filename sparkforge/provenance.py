@@ -14,10 +14,10 @@ from urllib.parse import quote
 from sparkforge import __version__, git
 from sparkforge.context import Context
 from sparkforge.errors import CommandError
+from sparkforge.hashing import sha256_file
 from sparkforge.pinbase import UNKNOWN
 from sparkforge.pins import Provider, Upstream
 from sparkforge.receipt import Line
-from sparkforge.store import sha256_file
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"

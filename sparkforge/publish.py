@@ -18,11 +18,12 @@ from typing import Any
 from sparkforge import composing, envfile, plain
 from sparkforge.context import WHEELS, Context, wheel_path
 from sparkforge.disk import disk_errors, write_file
+from sparkforge.hashing import intact
 from sparkforge.log import human_bytes, log
 from sparkforge.options import SOURCES
 from sparkforge.pinbase import MACHINES
 from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line, is_receipt
-from sparkforge.store import Artefact, intact
+from sparkforge.store import Artefact
 
 # what the smoke test saw of the unpatched release, by ``smoke.ReleaseProof.done``
 _RELEASE = {

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge import __version__
-from sparkforge.store import Artefact, sha256_file
+from sparkforge.hashing import sha256_file
+from sparkforge.store import Artefact
 
 SCHEMA = 1
 # what lies beside the receipt, and is named in it by its sha256

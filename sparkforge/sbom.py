@@ -45,10 +45,10 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from sparkforge import __version__
 from sparkforge.context import Context
 from sparkforge.errors import WheelError
+from sparkforge.hashing import sha256_file
 from sparkforge.pinbase import UNKNOWN
 from sparkforge.pins import Upstream
 from sparkforge.series import Series
-from sparkforge.store import sha256_file
 from sparkforge.wheelhouse import read_lock
 
 if TYPE_CHECKING:

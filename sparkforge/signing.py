@@ -18,10 +18,10 @@ from typing import Any
 
 from sparkforge import options, pins, plain
 from sparkforge.errors import CommandError, SignError, UsageError, VerifyError
+from sparkforge.hashing import sha256_file
 from sparkforge.log import log
 from sparkforge.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, is_receipt
 from sparkforge.run import call, have
-from sparkforge.store import sha256_file
 
 RECEIPT = "receipt.json"
 SIGNED = (RECEIPT, SUMS, SBOM, PROVENANCE)

@@ -22,10 +22,11 @@ from sparkforge import git
 from sparkforge.codekey import code_of
 from sparkforge.download import fetch
 from sparkforge.errors import CommandError, FetchError, IntegrityError, PinsError
+from sparkforge.hashing import key_of
 from sparkforge.index import Index
 from sparkforge.log import human_bytes, log
 from sparkforge.pins import PathRule, Provider, ReleaseFile, SourcePlan, Upstream, path_of
-from sparkforge.store import Store, key_of
+from sparkforge.store import Store
 
 RELEASE_INSTEAD = "to build from the release file instead: build.py --target NAME --source release"
 """The way out of what is wrong with git's tree; never taken without being asked for."""

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -34,13 +33,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sparkforge import plain, storemark
-from sparkforge.disk import disk_errors
+from sparkforge import storemark
+from sparkforge.disk import disk_errors, flocked, read_json
 from sparkforge.errors import IntegrityError, StoreError
+from sparkforge.hashing import key_of, sha256_file
 from sparkforge.log import log
 
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
@@ -74,46 +73,9 @@ class Artefact:
     seconds: float
 
 
-def key_of(inputs: Mapping[str, Any]) -> str:
-    """Return the sha256 of the inputs in canonical JSON."""
-    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _seal(meta: Mapping[str, Any]) -> str:
     """Return the sha256 of an artefact's record, by which a damaged one is known."""
     return key_of({name: value for name, value in meta.items() if name != "seal"})
-
-
-def sha256_file(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def intact(path: Path, sha256: str) -> bool:
-    """Tell whether a file is there with the bytes that were recorded of it.
-
-    Within one run a file is read again only where the operating system says that it was written.
-    """
-    try:
-        now = path.stat()
-    except FileNotFoundError:
-        return False
-    return _read_once(path, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns) == sha256
-
-
-@cache
-def _read_once(path: Path, *state: int) -> str:
-    return sha256_file(path)
-
-
-def code_digest(*files: Path) -> str:
-    """Return one digest of files that shape an artefact; of modules: ``codekey.code_of``."""
-    digest = hashlib.sha256()
-    for path in sorted(files, key=lambda p: p.name):
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
 
 
 class Store:
@@ -167,7 +129,7 @@ class Store:
         """Give a fresh folder in the store (so that renames out of it are atomic)."""
         self._prepare()
         parent = self.root / "tmp"
-        with disk_errors(self.root), _flocked(parent, fcntl.LOCK_SH):
+        with disk_errors(self.root), flocked(parent, fcntl.LOCK_SH):
             path = Path(tempfile.mkdtemp(prefix=f"{hint}-", dir=parent))
             path.chmod(0o755)
             # dropped by the operating system with this process, whatever ends it
@@ -186,10 +148,10 @@ class Store:
         if not storemark.marked(self.root):
             return gone
         # the exclusive lock: no other process is between making a folder and locking it
-        with disk_errors(self.root), _flocked(parent, fcntl.LOCK_EX) as here:
+        with disk_errors(self.root), flocked(parent, fcntl.LOCK_EX) as here:
             ours = (path for path in parent.iterdir() if _TEMPORARY.fullmatch(path.name))
             for path in ours if here else ():
-                with _flocked(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as abandoned:
+                with flocked(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as abandoned:
                     if abandoned:
                         shutil.rmtree(path, ignore_errors=True)
                         gone += 1
@@ -428,31 +390,3 @@ class Store:
         freed = sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
         self._discard(folder)
         return freed
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON file's object; None where it is missing, or no such thing can be read."""
-    try:
-        value = plain.json_of(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None  # cut off by a power failure, or damaged
-    return value if isinstance(value, dict) else None
-
-
-@contextmanager
-def _flocked(folder: Path, how: int) -> Iterator[bool]:
-    """Lock a folder itself; False where it is not there, or another process has it (LOCK_NB)."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(handle, how)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)

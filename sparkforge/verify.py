@@ -18,12 +18,12 @@ from sparkforge import bytediff, commands, options, pins, pipeline, signing
 from sparkforge.bytediff import Difference
 from sparkforge.context import Context, wheel_path
 from sparkforge.errors import ImageError, UsageError, VerifyError
+from sparkforge.hashing import sha256_file
 from sparkforge.log import log
 from sparkforge.pinbase import MACHINES, Platform
 from sparkforge.receipt import Line
 from sparkforge.run import call, have
 from sparkforge.stages import items
-from sparkforge.store import sha256_file
 
 # what a build reads of the checkout
 INPUTS = (

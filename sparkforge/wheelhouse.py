@@ -24,9 +24,10 @@ from packaging.version import InvalidVersion, Version
 from sparkforge import sizes
 from sparkforge.download import Fetches, fetch
 from sparkforge.errors import FetchError, PinsError
+from sparkforge.hashing import sha256_file
 from sparkforge.index import Index, torch_link
 from sparkforge.parallel import in_parallel
-from sparkforge.store import Store, sha256_file
+from sparkforge.store import Store
 
 if TYPE_CHECKING:
     from unearth.link import Link

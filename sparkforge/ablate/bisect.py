@@ -17,9 +17,10 @@ from sparkforge.ablate import reduced
 from sparkforge.ablate.checks import Check
 from sparkforge.ablate.job import Job
 from sparkforge.ablate.reduced import Place
+from sparkforge.disk import read_json
 from sparkforge.errors import AblationError, UsageError
+from sparkforge.hashing import key_of
 from sparkforge.log import log
-from sparkforge.store import key_of, read_json
 
 Answer = Literal["good", "bad", "skip"]
 NONE, ALL = "none", "all"

@@ -11,8 +11,8 @@ from sparkforge.compiling import builder
 from sparkforge.context import WHEELS, Context, Item, Results
 from sparkforge.engine import OLDEST_ENGINE, Engine
 from sparkforge.errors import CompileError, EngineError
+from sparkforge.hashing import code_digest, key_of
 from sparkforge.items.wheelhouse import wheelhouse_item
-from sparkforge.store import code_digest, key_of
 
 _HOUSE = "builder's wheelhouse"
 

@@ -17,6 +17,7 @@ from sparkforge.compiling.recipe import Recipe, arch_list, shown
 from sparkforge.context import Context, Item, Results, holds_wheel
 from sparkforge.engine import stated_digest
 from sparkforge.errors import EngineError
+from sparkforge.hashing import key_of
 from sparkforge.items.source import chosen
 from sparkforge.items.wheels import (
     common_inputs,
@@ -28,7 +29,6 @@ from sparkforge.items.wheels import (
 )
 from sparkforge.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
 from sparkforge.log import log
-from sparkforge.store import key_of
 
 
 def base_digest(context: Context) -> str:

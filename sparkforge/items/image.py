@@ -12,8 +12,8 @@ from sparkforge import image
 from sparkforge.codekey import code_of
 from sparkforge.context import WHEELS, Context, Item, Results, wheels_of
 from sparkforge.download import Fetches
+from sparkforge.hashing import key_of
 from sparkforge.receipt import SBOM
-from sparkforge.store import key_of
 
 
 def needs(context: Context) -> list[dict[str, str]]:

@@ -9,8 +9,9 @@ from typing import Any
 from sparkforge import interpreter, sizes
 from sparkforge.codekey import code_of
 from sparkforge.context import WHEELS, Context, Item, Results
+from sparkforge.hashing import sha256_file
 from sparkforge.log import log
-from sparkforge.store import Artefact, sha256_file
+from sparkforge.store import Artefact
 
 
 def wheelhouse_item(

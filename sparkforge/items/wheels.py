@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from sparkforge import sources
 from sparkforge.codekey import code_of
 from sparkforge.context import UNPATCHED, Context, Item, Results, holds_wheel, source_of
+from sparkforge.hashing import sha256_file
 from sparkforge.log import log
 from sparkforge.pins import ReleaseFile
 from sparkforge.series import Patched, Series
-from sparkforge.store import sha256_file
 
 if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer, Overlaid, Request

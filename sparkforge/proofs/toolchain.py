@@ -11,10 +11,11 @@ from typing import Any
 
 from sparkforge import interpreter
 from sparkforge.codekey import code_of
+from sparkforge.hashing import code_digest, sha256_file
 from sparkforge.proofs.sass import Kernel, read
 from sparkforge.run import call
 from sparkforge.sources import Access
-from sparkforge.store import Artefact, Store, code_digest, sha256_file
+from sparkforge.store import Artefact, Store
 
 LOCK = "requirements/proofs.txt"
 _HERE = Path(__file__).parent

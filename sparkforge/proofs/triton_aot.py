@@ -20,6 +20,7 @@ from sparkforge.codekey import code_of
 from sparkforge.context import Context
 from sparkforge.environment import python_path
 from sparkforge.errors import CommandError, ProofError
+from sparkforge.hashing import code_digest
 from sparkforge.items.wheels import release_wheel
 from sparkforge.pins import RELEASE_PLAN
 from sparkforge.proofs import checks
@@ -30,7 +31,6 @@ from sparkforge.proofs.units import Unit
 from sparkforge.run import call
 from sparkforge.series import Patched
 from sparkforge.stages import items
-from sparkforge.store import code_digest
 from sparkforge.wheels import overlay
 
 TARGET = "cpu"

@@ -23,12 +23,13 @@ from packaging.version import InvalidVersion, Version
 
 from sparkforge import download, git, sources
 from sparkforge.errors import CommandError, FetchError, IntegrityError, UsageError
+from sparkforge.hashing import sha256_file
 from sparkforge.index import sha256_of
 from sparkforge.log import log
 from sparkforge.pinbase import padded
 from sparkforge.pins import RELEASE_PLAN, Pins, ReleaseFile, SourcePlan, Upstream
 from sparkforge.sources import Access, Source
-from sparkforge.store import Store, sha256_file
+from sparkforge.store import Store
 
 if TYPE_CHECKING:
     from unearth.link import Link

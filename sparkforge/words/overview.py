@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from sparkforge import __version__, errors, pins
 from sparkforge.context import release_name
+from sparkforge.hashing import sha256_file
 from sparkforge.log import log
 from sparkforge.options import pins_path
-from sparkforge.store import sha256_file
 from sparkforge.words.parents import Parents, Parser, Subparsers
 
 GROUPS: Mapping[str, tuple[str, ...]] = {

@@ -22,8 +22,8 @@ import pytest
 import requests
 
 from sparkforge import composing, engine, image
+from sparkforge.hashing import sha256_file
 from sparkforge.servers import free_port
-from sparkforge.store import sha256_file
 from tests.support import PATIENCE_S, ROOT
 
 from .conftest import Build

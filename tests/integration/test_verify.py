@@ -18,11 +18,12 @@ import pytest
 from sparkforge import image, pins, sbom, stages
 from sparkforge.context import Context
 from sparkforge.errors import ImageError, UsageError, VerifyError
+from sparkforge.hashing import key_of
 from sparkforge.index import Index
 from sparkforge.receipt import SBOM
 from sparkforge.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources import Access
-from sparkforge.store import Store, key_of
+from sparkforge.store import Store
 from tests.images import layer, link, make_image
 from tests.project import PATCH, PATCHED, PLATFORM, Project
 from tests.support import record_line, sha256

@@ -10,7 +10,7 @@ import pytest
 
 from sparkforge import environment
 from sparkforge.errors import ImageError
-from sparkforge.store import sha256_file
+from sparkforge.hashing import sha256_file
 from tests.support import make_wheel
 
 VERSION = ".".join(platform.python_version_tuple()[:2])

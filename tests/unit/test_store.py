@@ -16,7 +16,8 @@ import pytest
 
 from sparkforge.disk import disk_errors
 from sparkforge.errors import IntegrityError, StoreError
-from sparkforge.store import Store, code_digest, key_of, sha256_file
+from sparkforge.hashing import code_digest, key_of, sha256_file
+from sparkforge.store import Store
 from tests.support import ROOT, sha256
 
 INPUTS = {"a": 1, "b": ["x"]}

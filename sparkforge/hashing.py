@@ -1,0 +1,47 @@
+"""What things are known by: the sha256 of inputs, of files, of code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+def key_of(inputs: Mapping[str, Any]) -> str:
+    """Return the sha256 of the inputs in canonical JSON."""
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def intact(path: Path, sha256: str) -> bool:
+    """Tell whether a file is there with the bytes that were recorded of it.
+
+    Within one run a file is read again only where the operating system says that it was written.
+    """
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return False
+    return _read_once(path, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns) == sha256
+
+
+@cache
+def _read_once(path: Path, *state: int) -> str:
+    return sha256_file(path)
+
+
+def code_digest(*files: Path) -> str:
+    """Return one digest of files that shape an artefact; of modules: ``codekey.code_of``."""
+    digest = hashlib.sha256()
+    for path in sorted(files, key=lambda p: p.name):
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
