@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from sparkforge import pins, pipeline
@@ -14,8 +16,11 @@ from sparkforge.environment import python_path
 from sparkforge.index import Index
 from sparkforge.sources import Access
 from sparkforge.stages import items
-from tests.patches import flashinfer_code
+from sparkforge.tiny import TinyCheckpoint, make_tiny_gpt_oss
+from tests.patches import dequant_probe, flashinfer_code
+from tests.patches import gpt_oss_reference as reference
 from tests.patches.checkout import CHECKOUT, store
+from tests.patches.probing import PROMPT
 from tests.patches.trees import tree
 
 # the probes import thousands of modules of vLLM and torch: the byte code that the first one
@@ -31,11 +36,12 @@ HERE = Path(__file__).resolve().parent
 # Files that share a fixture of the session; every other file is a group of its own.
 _GROUPS = {
     "test_flashinfer_python": "flashinfer", "test_flashinfer_moe_sources": "flashinfer",
-    "test_mxfp8_moe_sm12x": "flashinfer",
+    "test_mxfp8_moe_sm12x": "flashinfer", "test_bf16_dequant": "dequant",
+    "test_cpu_isa": "dequant",
 }  # fmt: skip
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
 # idle. A wrong order costs only time.
-_LONGEST = ("test_mxfp4_layers", "test_chat", "flashinfer", "test_serving", "test_bf16_dequant")
+_LONGEST = ("test_mxfp4_layers", "test_chat", "flashinfer", "test_serving", "dequant")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
@@ -108,3 +114,30 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def flashinfer_answers(stock_python: Path, trees: dict[str, Path]) -> dict[str, dict[str, Any]]:
     """What FlashInfer's Python says as released and with its series, by question."""
     return {name: flashinfer_code.ask(stock_python, path) for name, path in trees.items()}
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    """The tiny gpt-oss checkpoint."""
+    return make_tiny_gpt_oss(tmp_path_factory.mktemp("checkpoints") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def model(tiny: TinyCheckpoint) -> reference.Model:
+    """The tiny checkpoint in float32, apart from the engine."""
+    return reference.load(tiny.path)
+
+
+@pytest.fixture(scope="session")
+def expected(model: reference.Model) -> npt.NDArray[np.float32]:
+    """The model's logits for ``PROMPT``."""
+    return reference.logits(model, list(PROMPT))
+
+
+@pytest.fixture(scope="session")
+def dequantized(
+    tiny: TinyCheckpoint, patched_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """What all steps of the probe of ``bf16_dequant`` wrote, on the best instruction set here."""
+    run = dequant_probe.make(tiny, tmp_path_factory.mktemp("dequantized"))
+    return run(patched_python, dequant_probe.STEPS)

@@ -234,7 +234,7 @@ def isa(request: dict[str, Any], out: Path) -> Any:
         torch.cpu._is_amx_tile_supported, torch.cpu._init_amx = supported, init_amx
     (experts,) = engine.apply_model(experts_of)
     logits, _ = raw_logits(engine, request["prompt"], 1)
-    np.save(out / "logits.npy", logits)
+    np.save(out / "isa.npy", logits)
     del engine
     drop_engine()
     loaded = re.findall(r"/vllm/(_C\w*)\.abi3\.so", Path("/proc/self/maps").read_text())
@@ -473,14 +473,6 @@ def policies(request: dict[str, Any], out: Path) -> Any:
         policy: nodes(None if policy == "no NUMA" else f"5654f29a3000 {policy} {mapping}")
         for policy in request["policies"]
     }
-
-
-def cuda(request: dict[str, Any], out: Path) -> Any:
-    """The selector on a GB10 that is not there: only the platform's answers are made up."""
-    import fake_cuda  # type: ignore[import-not-found]  # beside this file when it runs
-
-    fake_cuda.install(fake_cuda.Capability(12, 1))
-    return {name: select(name) for name in ("auto", "marlin", KIND)}
 
 
 def main() -> None:

@@ -38,15 +38,14 @@ def runner(
     Args:
         probe: the script; it is given the steps, the request's path and the folder.
         request: what it reads, as JSON.
-        folder: for the request, a folder a run, and vLLM's cache.
+        folder: for the request, and a folder a run.
         timeout: of a run, in seconds.
         variables: further ones of the environment.
     """
     request_path = folder / "request.json"
     request_path.write_text(json.dumps(request), encoding="utf-8")
-    # One cache for both interpreters: the engine inspects each model class in a process of its
-    # own, once for the same source.
-    env = {**os.environ, "VLLM_CACHE_ROOT": str(folder / "cache")}
+    # no test of these is about what torch compiles: vLLM's sampler, anew in each process
+    env = {**os.environ, "TORCH_COMPILE_DISABLE": "1"}
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):  # an engine has as many threads as it takes
         env.pop(name, None)
     env |= variables or {}

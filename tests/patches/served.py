@@ -50,11 +50,12 @@ class Served:
             "SPARKFORGE_LISTEN_PORT": str(self.port), "SPARKFORGE_MODEL": str(model),
             "SPARKFORGE_MODEL_NAME": "tiny", "SPARKFORGE_PROFILE": str(folder / "profile.json"),
             "SPARKFORGE_API_KEY_PATH": str(folder / "key"),
-            "SPARKFORGE_HANG_SECONDS": str(HANG_S), **variables,
+            "SPARKFORGE_HANG_SECONDS": str(HANG_S),
         }  # fmt: skip
         self.env.pop("OMP_NUM_THREADS", None)  # as many as the image has
         for name in caches.VARIABLES:  # a user's own value would come before the keyed folder
             self.env.pop(name, None)
+        self.env |= variables
         self.python = python
         command: list[str | Path] = [
             python, ROOT / "scripts/entrypoint.py", "--host", "127.0.0.1",

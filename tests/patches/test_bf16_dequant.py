@@ -1,13 +1,11 @@
 """The patch that expands MXFP4 experts to BF16, tried in the interpreters it is for.
 
-Needs two session fixtures, `patched_python` and `stock_python`: the interpreters (pathlib.Path) of
-environments that have vLLM's CPU wheel with and without the patches. The engine never runs in the
-test process; `probe_logits.py` runs in theirs, three times in all.
+The engine never runs in the test process; `probe_logits.py` runs in theirs, once in each. What is
+refused on a GPU is in test_selection.py.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,90 +14,43 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge.tiny import TinyCheckpoint, make_tiny_gpt_oss
+from sparkforge.tiny import TinyCheckpoint
+from tests.patches import dequant_probe
 from tests.patches import gpt_oss_reference as reference
+from tests.patches.dequant_probe import (
+    GREEDY_COUNT,
+    GREEDY_PROMPT,
+    MARGIN,
+    POLICIES,
+    too_little,
+)
 from tests.patches.probing import (
     MEDIAN_TOLERANCE,
     PROMPT,
     assert_close,
     relative_distance,
     result_of,
-    runner,
 )
 
-PROBE = Path(__file__).with_name("probe_logits.py")
-TIMEOUT_S = 1200
 
-# Twelve tokens after this prompt the reference is never in doubt by less than MARGIN logits.
-GREEDY_PROMPT = b"flame and " * 10
-GREEDY_COUNT = 12
-MARGIN = 0.3
+@pytest.fixture(scope="module")
+def seen(dequantized: Path) -> dict[str, Any]:
+    return result_of(dequantized)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
-    return make_tiny_gpt_oss(tmp_path_factory.mktemp("checkpoints") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def model(tiny: TinyCheckpoint) -> reference.Model:
-    return reference.load(tiny.path)
-
-
-@pytest.fixture(scope="module")
-def expected(model: reference.Model) -> npt.NDArray[np.float32]:
-    return reference.logits(model, list(PROMPT))
-
-
-@pytest.fixture(scope="module")
-def probe(
-    tiny: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Path, str], Path]:
-    """Run steps of the probe in an interpreter; the folder with what it wrote."""
-    folder = tmp_path_factory.mktemp("probe")
-    request = {
-        "checkpoint": str(tiny.path),
-        "streamed": str(_split_experts(tiny.path, folder / "streamed")),
-        "damaged": {
-            "nan": str(_with_scale(tiny.path, folder / "nan", 0xFF)),
-            "overflow": str(_with_scale(tiny.path, folder / "overflow", 0xFE)),
-        },
-        "prompt": list(PROMPT),
-        "greedy_prompt": list(GREEDY_PROMPT),
-        "greedy_count": GREEDY_COUNT,
-        "available": _too_little(tiny),
-        "policies": list(POLICIES),
-    }
-    return runner(PROBE, request, folder, TIMEOUT_S)
-
-
-@pytest.fixture(scope="module")
-def patched(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
-    steps = "by_name,streamed,auto,starved,damaged,every_value,amx,shapes,memory,policies"
-    return probe(patched_python, steps)
-
-
-@pytest.fixture(scope="module")
-def seen(patched: Path) -> dict[str, Any]:
-    return result_of(patched)
-
-
-@pytest.fixture(scope="module")
-def stock(probe: Callable[[Path, str], Path], stock_python: Path) -> dict[str, Any]:
-    return result_of(probe(stock_python, "auto"))
-
-
-@pytest.fixture(scope="module")
-def on_cuda(probe: Callable[[Path, str], Path], patched_python: Path) -> dict[str, Any]:
-    answers: dict[str, Any] = result_of(probe(patched_python, "cuda"))["cuda"]
-    return answers
+def stock(
+    tiny: TinyCheckpoint, stock_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    run = dequant_probe.make(tiny, tmp_path_factory.mktemp("stock"))
+    return result_of(run(stock_python, "auto"))
 
 
 # -- numerics ------------------------------------------------------------------
 
 
-def test_every_value_is_exact(patched: Path) -> None:
-    bits = np.load(patched / "values.npy")
+def test_every_value_is_exact(dequantized: Path) -> None:
+    bits = np.load(dequantized / "values.npy")
     actual = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
 
     magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -117,8 +68,8 @@ def test_every_value_is_exact(patched: Path) -> None:
     assert np.isnan(actual[255]).all()
 
 
-def test_logits_equal_the_reference(patched: Path, expected: npt.NDArray[np.float32]) -> None:
-    assert_close(np.load(patched / "logits.npy"), expected)
+def test_logits_equal_the_reference(dequantized: Path, expected: npt.NDArray[np.float32]) -> None:
+    assert_close(np.load(dequantized / "logits.npy"), expected)
 
 
 WRONG_MODELS: dict[str, Callable[[reference.Model], reference.Model]] = {
@@ -152,9 +103,9 @@ def test_greedy_tokens_agree(seen: dict[str, Any], model: reference.Model) -> No
     assert seen["by_name"]["tokens"] == tokens
 
 
-def test_a_checkpoint_with_single_experts_gives_the_same_logits(patched: Path) -> None:
+def test_a_checkpoint_with_single_experts_gives_the_same_logits(dequantized: Path) -> None:
     np.testing.assert_array_equal(
-        np.load(patched / "streamed.npy"), np.load(patched / "logits.npy")
+        np.load(dequantized / "streamed.npy"), np.load(dequantized / "logits.npy")
     )
 
 
@@ -169,9 +120,9 @@ def test_scales_beyond_bf16_are_an_error(seen: dict[str, Any], damage: str) -> N
 # -- memory --------------------------------------------------------------------
 
 
-def test_one_warning_tells_the_cost(patched: Path, tiny: TinyCheckpoint) -> None:
-    lines = (patched / "log").read_text(encoding="utf-8").splitlines()
-    # One in the whole process, in which four engines got as far as loading.
+def test_one_warning_tells_the_cost(dequantized: Path, tiny: TinyCheckpoint) -> None:
+    lines = (dequantized / "log").read_text(encoding="utf-8").splitlines()
+    # One in the whole process, in which five engines got as far as loading.
     (warning,) = [line for line in lines if "expands the MXFP4 experts" in line]
     assert "WARNING" in warning
     assert f"({tiny.packed_expert_bytes} bytes)" in warning
@@ -191,7 +142,7 @@ def test_packed_weights_are_gone(seen: dict[str, Any], tiny: TinyCheckpoint) -> 
 def test_refused_before_loading_where_it_cannot_fit(
     seen: dict[str, Any], tiny: TinyCheckpoint
 ) -> None:
-    for available in _too_little(tiny):
+    for available in too_little(tiny):
         failure = seen["starved"][str(available)]
         assert failure["type"] == "ValueError"
         assert f"({available} bytes) are available" in failure["message"]
@@ -223,20 +174,6 @@ def test_ranks_share_the_memory_of_their_node(seen: dict[str, Any]) -> None:
         "unbound, two ranks, two nodes": 10,
         "unbound, cgroup wider than a node": 130,
     }
-
-
-# First lines of /proc/self/numa_maps show them so (mpol_to_str in the kernel's mm/mempolicy.c).
-POLICIES = {
-    "default": [0, 1, 2, 3],
-    "local": [0, 1, 2, 3],
-    "prefer:1": [0, 1, 2, 3],
-    "interleave:0-1": [0, 1, 2, 3],  # where a node is full, pages come from the others
-    "weighted interleave:0-1": [0, 1, 2, 3],
-    "bind:1": [1],
-    "bind:0,2-3": [0, 2, 3],
-    "bind=static:2": [2],
-    "no NUMA": [0, 1, 2, 3],
-}
 
 
 def test_only_a_binding_limits_the_nodes(seen: dict[str, Any]) -> None:
@@ -274,12 +211,6 @@ def test_taken_by_name_also_where_mxfp4_runs_as_it_is(seen: dict[str, Any]) -> N
     assert elsewhere.endswith("so do the bytes read for every token.")
 
 
-def test_refused_on_a_gpu(on_cuda: dict[str, Any]) -> None:
-    assert on_cuda["auto"]["backend"] == on_cuda["marlin"]["backend"] == "MARLIN"
-    assert on_cuda["bf16_dequant"]["type"] == "ValueError"
-    assert "available on CPU only" in on_cuda["bf16_dequant"]["message"]
-
-
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
@@ -302,11 +233,6 @@ def test_taken_by_name_only(seen: dict[str, Any]) -> None:
 # -- helpers -------------------------------------------------------------------
 
 
-def _too_little(tiny: TinyCheckpoint) -> list[int]:
-    """Bytes of memory: less than the experts, and one less than experts and KV cache together."""
-    return [tiny.bf16_expert_bytes - 1, tiny.bf16_expert_bytes + (1 << 30) - 1]
-
-
 def _change(
     model: reference.Model,
     suffix: str,
@@ -321,50 +247,3 @@ def _halves(tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Rows read as if gate and up came one after the other."""
     experts, rows, *rest = tensor.shape
     return tensor.reshape(experts, 2, rows // 2, *rest).swapaxes(1, 2).reshape(tensor.shape)
-
-
-def _read_raw(folder: Path) -> tuple[dict[str, Any], bytes]:
-    raw = (folder / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(raw[:8], "little")
-    return json.loads(raw[8:start]), raw[start:]
-
-
-def _write_raw(source: Path, dest: Path, header: dict[str, Any], data: bytes) -> Path:
-    """A copy of the checkpoint `source` with other weights."""
-    dest.mkdir()
-    for file in source.glob("*.json"):
-        (dest / file.name).write_bytes(file.read_bytes())
-    text = json.dumps(header).encode()
-    (dest / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-    return dest
-
-
-def _with_scale(source: Path, dest: Path, scale: int) -> Path:
-    """A copy in which one block of a down projection has another scale."""
-    header, data = _read_raw(source)
-    entry = header["model.layers.2.mlp.experts.down_proj_scales"]
-    start, end = entry["data_offsets"]
-    position = start + 5 * (end - start) // entry["shape"][0]  # the first scale of expert 5
-    return _write_raw(source, dest, header, data[:position] + bytes([scale]) + data[position + 1 :])
-
-
-def _split_experts(source: Path, dest: Path) -> Path:
-    """A copy with one tensor an expert, its number before the name of the projection."""
-    header, data = _read_raw(source)
-    split: dict[str, Any] = {}
-    for name, entry in header.items():
-        prefix, found, projection = name.partition(".mlp.experts.")
-        if not found:
-            split[name] = entry
-            continue
-        start, end = entry["data_offsets"]
-        count, *shape = entry["shape"]
-        size = (end - start) // count
-        for expert in range(count):
-            offset = start + expert * size
-            split[f"{prefix}.mlp.experts.{expert}.{projection}"] = {
-                "dtype": entry["dtype"],
-                "shape": shape,
-                "data_offsets": [offset, offset + size],
-            }
-    return _write_raw(source, dest, split, data)

@@ -20,8 +20,9 @@ import pytest
 import requests
 
 from sparkforge import pins
+from sparkforge.run import group_alive
 from sparkforge.serve import chat_model, in_environment
-from sparkforge.serving import steps
+from sparkforge.serving import backends, steps
 from sparkforge.tinychat import (
     ANSWER,
     ARGUMENTS,
@@ -32,7 +33,7 @@ from sparkforge.tinychat import (
 )
 from tests.patches.checkout import CHECKOUT
 from tests.patches.served import READY_S, Served, serving
-from tests.support import ROOT
+from tests.support import PATIENCE_S, ROOT
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -359,7 +360,13 @@ def test_the_tokenizer_is_the_vocabulary_s(server: Served, patched_python: Path)
     assert found == wanted
 
 
-def test_users_do_not_wait_for_a_compiler(server: Served) -> None:
+def test_another_kernel_for_quantised_layers_would_be_noticed(server: Served) -> None:
+    watch = backends.Watch({"linear": "MARLIN"})
+    said = [watch.feed(line) for line in server.output().splitlines()]
+    assert "vLLM chose the linear backend CPU; the profile says MARLIN" in said
+
+
+def test_users_do_not_wait_for_a_compiler_and_sigterm_stops_it_cleanly(server: Served) -> None:
     """The last one: what all tests above asked for was compiled before the server was ready."""
     cases: list[dict[str, Any]] = [
         {"logprobs": 5}, {"temperature": 1, "top_k": 3}, {"prompt_logprobs": 1},
@@ -369,5 +376,6 @@ def test_users_do_not_wait_for_a_compiler(server: Served) -> None:
     assert server.compiled
     assert compiled(server) == server.compiled
     server.process.terminate()
-    assert server.process.wait(30) == 0
+    assert server.process.wait(PATIENCE_S) == 0
+    assert not group_alive(server.group())
     assert "waited for a compiler" not in server.output()

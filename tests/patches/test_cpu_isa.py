@@ -1,6 +1,7 @@
 """The tiny model on each instruction set that this CPU can present, and the patch about AMX tiles.
 
-vLLM is shown a CPU without the better sets (sparkforge/isa.py), in a process of its own for each.
+vLLM is shown a CPU without the better sets (sparkforge/isa.py), in a process of its own for each;
+the best one is looked at where test_bf16_dequant.py looks, too.
 """
 
 from __future__ import annotations
@@ -15,49 +16,36 @@ import numpy.typing as npt
 import pytest
 
 from sparkforge import isa, smoke
-from sparkforge.tiny import make_tiny_gpt_oss
+from sparkforge.tiny import TinyCheckpoint
+from tests.patches import dequant_probe
 from tests.patches import gpt_oss_reference as reference
+from tests.patches.dequant_probe import TIMEOUT_S
 from tests.patches.probing import PROMPT, assert_close, result_of, runner
 
-PROBE = Path(__file__).with_name("probe_logits.py")
-TIMEOUT_S = 1200
 # The engine may be shown more than the CPU has only where nothing runs; so these are real ones.
 EXTENSION = {"amx": "_C", "avx512_bf16": "_C", "avx512": "_C_AVX512", "avx2": "_C_AVX2"}
 EXPERTS = {"amx": "X86CPUUnquantizedExperts"}
-Runs = Callable[[str, str], Path]
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_gpt_oss(tmp_path_factory.mktemp("checkpoints") / "tiny").path
-
-
-@pytest.fixture(scope="module")
-def model(model_folder: Path) -> reference.Model:
-    return reference.load(model_folder)
-
-
-@pytest.fixture(scope="module")
-def expected(model: reference.Model) -> npt.NDArray[np.float32]:
-    return reference.logits(model, list(PROMPT))
+Runs = Callable[[isa.InstructionSet, str], Path]
 
 
 @pytest.fixture(scope="module")
 def runs(
-    patched_python: Path, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tiny: TinyCheckpoint,
+    patched_python: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Runs:
     """What the probe wrote, by instruction set and MoE backend."""
 
     @cache
-    def run(shown: str, moe_backend: str) -> Path:
-        request = {
-            "checkpoint": str(model_folder),
-            "prompt": list(PROMPT),
-            "moe_backend": moe_backend,
-        }
+    def run(shown: isa.InstructionSet, moe_backend: str) -> Path:
+        if (shown, moe_backend) == (isa.here(), "bf16_dequant"):
+            found: Path = request.getfixturevalue("dequantized")
+            return found
+        asked = {"checkpoint": str(tiny.path), "prompt": list(PROMPT), "moe_backend": moe_backend}
         folder = tmp_path_factory.mktemp(shown)
-        probe = runner(PROBE, request, folder, TIMEOUT_S, isa.hiding(shown))  # type: ignore[arg-type]
-        return probe(patched_python, "isa,tiles_denied")
+        probe = runner(dequant_probe.PROBE, asked, folder, TIMEOUT_S, isa.hiding(shown))
+        return probe(patched_python, "isa")
 
     return run
 
@@ -108,7 +96,7 @@ def test_a_first_request_of_one_token_and_the_logits(
     assert seen["experts"] == [experts]
     tokens, _ = reference.greedy(model, [5], 1)
     assert seen["first"] == tokens
-    assert_close(np.load(out / "logits.npy"), expected)
+    assert_close(np.load(out / "isa.npy"), expected)
 
 
 @pytest.mark.parametrize("prompt", smoke.PROMPTS, ids=len)

@@ -8,8 +8,7 @@ quantised by `mx_reference.py`: neither shares anything with the engine.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,13 @@ import numpy.typing as npt
 import pytest
 
 from sparkforge import isa
-from sparkforge.tiny import VOCAB_SIZE, TinyCheckpoint, make_tiny_gpt_oss, to_bf16
+from sparkforge.tiny import VOCAB_SIZE, TinyCheckpoint, to_bf16
 from tests.patches import gpt_oss_reference as reference
 from tests.patches import mx_reference as mx
-from tests.patches.probing import relative_distance, result_of, runner
+from tests.patches.probing import PROMPT, relative_distance, result_of, runner
 
 PROBE = Path(__file__).with_name("probe_mxfp4_layers.py")
 TIMEOUT_S = 1800
-
-# Longer than the sliding window (32) and than the context that YaRN starts from (64).
-PROMPT = (b"sparkforge builds patched forks, and checks them. " * 4)[:160]
 
 # What is asked of the engine, and the formats that the reference gets for it.
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -62,16 +58,6 @@ MODULES = {"attn.qkv_proj": "qkv", "attn.o_proj": "o", "lm_head": "lm_head"}
 BYTES_PER_32 = {"mxfp4": 16, "mxfp8": 32}
 
 RANKS = [1, 2, 4, 8]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
-    return make_tiny_gpt_oss(tmp_path_factory.mktemp("checkpoints") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def model(tiny: TinyCheckpoint) -> reference.Model:
-    return reference.load(tiny.path)
 
 
 @pytest.fixture(scope="module")
@@ -136,27 +122,9 @@ def probe(
 
 
 @pytest.fixture(scope="module")
-def runs(
-    probe: Callable[[Path, str], Path], patched_python: Path, stock_python: Path
-) -> Iterator[dict[str, Future[Path]]]:
-    """What the probe writes, by name. An engine seldom keeps more than one core busy, so that two
-    of these are done in the time of one."""
-    todo = {
-        "patched": (
-            patched_python,
-            "logits,dummy,quantizers,linear,refusals,options,named,unasked,shards,selectors",
-        ),
-        "two ranks": (patched_python, "two_ranks"),
-        "stock": (stock_python, "plain,named,selectors"),
-        "cuda": (patched_python, "cuda"),
-    }
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        yield {name: pool.submit(probe, *arguments) for name, arguments in todo.items()}
-
-
-@pytest.fixture(scope="module")
-def patched(runs: dict[str, Future[Path]]) -> Path:
-    return runs["patched"].result()
+def patched(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
+    steps = "logits,dummy,quantizers,linear,refusals,options,named,unasked,shards,selectors"
+    return probe(patched_python, steps)
 
 
 @pytest.fixture(scope="module")
@@ -165,18 +133,18 @@ def seen(patched: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(runs: dict[str, Future[Path]]) -> Path:
-    return runs["two ranks"].result()
+def two_ranks(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
+    return probe(patched_python, "two_ranks")
 
 
 @pytest.fixture(scope="module")
-def stock(runs: dict[str, Future[Path]]) -> Path:
-    return runs["stock"].result()
+def stock(probe: Callable[[Path, str], Path], stock_python: Path) -> Path:
+    return probe(stock_python, "plain,named,selectors")
 
 
 @pytest.fixture(scope="module")
-def on_cuda(runs: dict[str, Future[Path]]) -> dict[str, Any]:
-    answers: dict[str, Any] = result_of(runs["cuda"].result())["cuda"]
+def on_cuda(probe: Callable[[Path, str], Path], patched_python: Path) -> dict[str, Any]:
+    answers: dict[str, Any] = result_of(probe(patched_python, "cuda"))["cuda"]
     return answers
 
 
