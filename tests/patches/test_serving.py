@@ -17,11 +17,13 @@ import requests
 
 from sparkforge.run import group_alive
 from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
+from sparkforge.tiny import make_tiny_gpt_oss
+from tests.hub import COMMIT, Hub
 from tests.patches.served import READY_S, serving
 
 # Nothing is compiled here, so what other tests made vLLM learn about the model's class will do.
 KNOWN = "VLLM_CACHE_ROOT"
-UNHEALTHY_S = 300  # the image's interval, time-out and retries give 45 on a quiet machine
+UNHEALTHY_S = 600  # the image's interval, time-out and retries give 45 on a quiet machine
 
 
 def known() -> dict[str, str]:
@@ -66,9 +68,23 @@ def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_
         assert not group_alive(one.group())
 
 
-def test_a_killed_engine_ends_the_server(patched_python: Path, tmp_path: Path) -> None:
-    with serving(patched_python, tmp_path, known()) as one:
+def test_vllm_asks_the_hub_nothing_and_ends_with_its_engine(
+    patched_python: Path, tmp_path: Path
+) -> None:
+    model = make_tiny_gpt_oss(tmp_path / "model").path
+    hub = Hub({path.name: path.read_bytes() for path in model.iterdir()}).start()
+    from_hub = {
+        "SPARKFORGE_MODEL": hub.model, "SPARKFORGE_MODEL_REVISION": COMMIT, "NO_PROXY": "*",
+        "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0",
+    }  # fmt: skip
+    with serving(patched_python, tmp_path, {**known(), **from_hub}, model=model) as one:
+        one.wait_for("some/model is complete in", READY_S)
+        asked = len(hub.requests)
         one.wait_for("first token", READY_S)
+        assert one.complete(3).json()["usage"]["completion_tokens"] == 3
+        # the list, and each file once, all by the entrypoint
+        assert asked == len(hub.requests) <= 1 + len(hub.files)
+        hub.close()
         os.kill(int(re.findall(r"EngineCore pid=(\d+)", one.output())[0]), signal.SIGKILL)
         assert one.process.wait(UNHEALTHY_S) == EX_TEMPFAIL  # vLLM itself ends with 0 then
         assert not group_alive(one.group())
