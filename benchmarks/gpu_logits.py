@@ -34,8 +34,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from decode import Case, measured, spec  # noqa: E402
 
-from sparkforge import tiny  # noqa: E402
-from tests.patches import gpt_oss_reference, mx_reference  # noqa: E402
+from sparkforge import gptoss, tiny  # noqa: E402
+from tests.patches import mx_reference  # noqa: E402
 
 HIDDEN = 320
 PROMPTS = (
@@ -117,9 +117,9 @@ def main() -> None:
         return
     wrong = False
     with tempfile.TemporaryDirectory() as name:
-        tiny.HIDDEN_SIZE = HIDDEN
-        checkpoint = tiny.make_tiny_gpt_oss(Path(name) / "checkpoint").path
-        model = gpt_oss_reference.load(checkpoint)
+        shape = tiny.Shape(hidden=HIDDEN)
+        checkpoint = tiny.make_tiny_gpt_oss(Path(name) / "checkpoint", shape=shape).path
+        model = gptoss.load(checkpoint)
         print(
             "| case | hidden size | KL from its reference, median | mean | from the other, median |"
         )
@@ -130,7 +130,7 @@ def main() -> None:
             other = mx_reference.quantize_layers(model, BOTH["none" if case.layers else "mxfp4"])
             kl = [
                 np.concatenate([
-                    divergence(log_softmax(gpt_oss_reference.logits(which, prompt))[:-1], rows)
+                    divergence(log_softmax(gptoss.logits(which, prompt))[:-1], rows)
                     for prompt, rows in zip(PROMPTS, found, strict=True)
                 ])
                 for which in (own, other)

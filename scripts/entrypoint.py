@@ -20,6 +20,8 @@ which is downloaded first.
     SPARKFORGE_WARM_UP          off, quick or full: requests before the server counts as healthy
     SPARKFORGE_WARM_UP_SECONDS  for all of them; 900
     SPARKFORGE_WARM_UP_FAILURE  fail or warn, where one of them fails
+    SPARKFORGE_PREFLIGHT        auto, off or always: a small model with known answers is served
+                                before the real one is fetched (docs/serving.md)
     SPARKFORGE_JIT_DIR          where compiled kernels are kept, a folder for each build and device
     SPARKFORGE_JIT_BUDGET_GIB   of all builds together; the longest unused go first; 20
     SPARKFORGE_HANG_SECONDS     within so many without progress a server is ended; 60; 0: never
@@ -27,6 +29,7 @@ which is downloaded first.
     SPARKFORGE_RESTART          Docker's restart policy for this container, which cannot see it;
                                 where that repeats without an end, the entrypoint waits in place of
                                 ending for what a restart does not change (docs/serving.md)
+    SPARKFORGE_SHARE            what the image has of the build; for trials outside of one
     MAX_JOBS                    compilers at once; without it: as many as free memory holds
     SPARKFORGE_LISTEN_PORT      port in the container
     SPARKFORGE_LISTEN_HOST      address in the container: 127.0.0.1 or 0.0.0.0; without it: all
@@ -59,6 +62,7 @@ from sparkforge.serving import (
     memory,
     moments,
     pagecache,
+    preflight,
     profile,
     refusal,
     settings,
@@ -72,7 +76,7 @@ from sparkforge.serving.errors import EX_CONFIG, EX_NOINPUT, StartError
 from sparkforge.serving.progress import Client
 from sparkforge.serving.supervise import say
 
-SHARE = Path("/opt/sparkforge/share")
+SHARE = Path(os.environ.get("SPARKFORGE_SHARE") or "/opt/sparkforge/share")
 PROFILE = SHARE / "profile.json"
 LOOK_S, EVERY_S = 6.0, 5.0
 # what our own looks ask for, every few seconds, would fill the log
@@ -196,6 +200,9 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
     held = jit_folder(variables)
     if held is not None:
         variables |= held.variables
+    tried = try_out(plan, [*options, *last], caller, variables, check, key, held)
+    if tried is not None:
+        return tried, None
 
     served = model
     say(moments.line("the start"))
@@ -244,6 +251,49 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         link=link, guard=watch,
     ))  # fmt: skip
     return end, counted
+
+
+def try_out(
+    plan: Mapping[str, Any], words: list[str], caller: list[str], variables: Mapping[str, str],
+    check: str, key: str, held: caches.Caches | None,
+) -> supervise.End | None:  # fmt: skip
+    """Serve a small model with known answers; returns how that ended, None where all is well.
+
+    Args:
+        words: options of the real server, ``caller`` those that the user gave.
+        check: how strictly backends are compared.
+    """
+    mode = settings.choice(os.environ, "SPARKFORGE_PREFLIGHT", "auto", preflight.MODES)
+    on_device = bool(plan.get("cuda_arch"))
+    if not preflight.wanted(mode, plan):
+        return None
+    if on_device and not devices.capabilities():  # told already, and the user wants to go on
+        say("no preflight: there is no device")
+        return None
+    driver = devices.driver() if on_device else ""
+    if driver:
+        say(f"driver {driver}")
+    folder = held.folder if held else None
+    trial = preflight.Trial.of(SHARE / "preflight", words, driver, folder, key, say)
+    if mode == "auto" and trial.passed():
+        say("preflight: passed before, with this build, device and driver")
+        return None
+    say("preflight: a small model with known answers is served first")
+    say(shlex.join(trial.command))
+    given = {**variables, "MAX_JOBS": str(max_jobs(plan, [*trial.command]))}
+    end = supervise.run(supervise.Plan(
+        command=trial.command, variables=given, client=trial.client, strict=check == "fail",
+        expected={} if check == "off" else profile.expectations(plan, trial.command, caller),
+        trial=trial.run,
+    ))  # fmt: skip
+    if end.told():
+        return end
+    if end.code:
+        say(f"error: the preflight failed (exit code {end.code}): the lines above say what differs;"
+            " to serve all the same: SPARKFORGE_PREFLIGHT=off")  # fmt: skip
+        return supervise.End(EX_CONFIG)
+    trial.note()
+    return None
 
 
 def at_first_token(served: str) -> None:

@@ -152,7 +152,7 @@ def bake(
 
     Args:
         wheels: ours, each with the sha256 that was recorded of it.
-        share: files for the image's share folder, by name.
+        share: files for the image's share folder, by their paths in it.
         folder: receives the image's archive of a cold build.
 
     Raises:
@@ -169,6 +169,7 @@ def bake(
         share = {**share, "profile.json": text.encode()}
     (ours / "share").mkdir()
     for name, data in share.items():
+        (ours / "share" / name).parent.mkdir(exist_ok=True)
         (ours / "share" / name).write_bytes(data)
     (ours / "needs.json").write_text(json.dumps(request.needs))
     if MACHINES.get(platform.machine()) != request.platform:

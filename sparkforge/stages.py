@@ -17,6 +17,7 @@ from sparkforge.items.environment import environment_item
 from sparkforge.items.patched import series_item
 from sparkforge.items.smoke import smoke_item
 from sparkforge.items.source import source_item
+from sparkforge.items.trial import trial_item
 from sparkforge.items.wheelhouse import wheelhouse_item
 from sparkforge.items.wheels import overlay_item
 
@@ -48,6 +49,7 @@ def items(context: Context, until: str) -> list[Item]:
     house = wheelhouse_item(context)
     result.append(house)
     if context.engine is not None:
+        result.append(trial_item())
         baked = image.image_item(context, wheels, house)
         extra: list[Item] = []
     else:

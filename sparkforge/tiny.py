@@ -8,6 +8,7 @@ biases) in about half a megabyte, with a tokenizer whose token ids are bytes.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -18,22 +19,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# The architecture. Every number is the smallest that still exercises the thing it stands for:
-# three MXFP4 blocks in the intermediate size do not divide by two ranks, the window and the
-# original YaRN context are shorter than a test prompt, and every expert is reached.
-NUM_LAYERS = 4
-HIDDEN_SIZE = 128
-INTERMEDIATE_SIZE = 96
-NUM_EXPERTS = 8
-EXPERTS_PER_TOKEN = 2
-NUM_HEADS = 4
-NUM_KV_HEADS = 2
-HEAD_DIM = 32
 SLIDING_WINDOW = 32
 ORIGINAL_CONTEXT = 64
 YARN_FACTOR = 8
 MAX_CONTEXT = ORIGINAL_CONTEXT * YARN_FACTOR
+"""Shorter than a test prompt are the window and the original context of YaRN."""
 
+
+@dataclass(frozen=True)
+class Shape:
+    """The architecture's numbers, in elements; layers alternate between window and full context.
+
+    By default each is the smallest that still exercises the thing it stands for: three MXFP4 blocks
+    in the intermediate size do not divide by two ranks, and every expert is reached.
+    """
+
+    layers: int = 4
+    hidden: int = 128
+    inter: int = 96
+    experts: int = 8
+    experts_per_token: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+
+
+TINY = Shape()
 MX_BLOCK = 32
 """Elements under one E8M0 scale."""
 
@@ -83,7 +94,7 @@ class TinyCheckpoint:
     total_bytes: int
 
 
-def make_tiny_gpt_oss(dest: Path, *, seed: int = 0) -> TinyCheckpoint:
+def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> TinyCheckpoint:
     """Write a tiny random gpt-oss checkpoint to the new folder `dest`.
 
     The same seed gives the same bytes on every machine. The folder appears complete or not at
@@ -92,6 +103,7 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0) -> TinyCheckpoint:
     Args:
         dest: Folder to make; its parents are made as needed.
         seed: Any integer from 0 to 2**32 - 1.
+        shape: Its architecture.
 
     Returns:
         The checkpoint, with its sizes in bytes.
@@ -103,19 +115,19 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0) -> TinyCheckpoint:
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must lie between 0 and 2**32 - 1, got {seed}")
-    tensors = _make_tensors(seed)
-    total = write_checkpoint(dest, tensors, json_files())
+    tensors = _make_tensors(seed, shape)
+    total = write_checkpoint(dest, tensors, json_files(shape))
 
     packed = sum(
         tensor.nbytes for name, tensor in tensors.items() if name.endswith(("_blocks", "_scales"))
     )
-    weights = NUM_LAYERS * NUM_EXPERTS * 3 * HIDDEN_SIZE * INTERMEDIATE_SIZE
+    weights = shape.layers * shape.experts * 3 * shape.hidden * shape.inter
     return TinyCheckpoint(
         path=dest,
-        num_layers=NUM_LAYERS,
-        num_experts=NUM_EXPERTS,
-        hidden_size=HIDDEN_SIZE,
-        intermediate_size=INTERMEDIATE_SIZE,
+        num_layers=shape.layers,
+        num_experts=shape.experts,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inter,
         vocab_size=VOCAB_SIZE,
         sliding_window=SLIDING_WINDOW,
         original_context=ORIGINAL_CONTEXT,
@@ -192,15 +204,18 @@ def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
-def _make_tensors(seed: int) -> dict[str, npt.NDArray[Any]]:
+def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
     """All tensors by their names in the checkpoint; BF16 as uint16 bits."""
     random = _Random(seed)
-    hidden, inter, experts = HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS
-    queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
+    hidden, inter, experts = shape.hidden, shape.inter, shape.experts
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    # deviations below are those for 128 inputs of a matrix, which a larger one divides
+    wide, mixed = math.sqrt(128 / hidden), math.sqrt(128 / queries)
+    down = math.ceil(math.log2(inter / 128))
     tensors: dict[str, npt.NDArray[Any]] = {
         "model.embed_tokens.weight": random.bf16(VOCAB_SIZE, hidden, scale=1.0),
     }
-    for layer in range(NUM_LAYERS):
+    for layer in range(shape.layers):
         base = f"model.layers.{layer}"
         attn = f"{base}.self_attn"
         mlp = f"{base}.mlp"
@@ -208,20 +223,20 @@ def _make_tensors(seed: int) -> dict[str, npt.NDArray[Any]]:
             f"{base}.input_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
             # Wide enough that attention prefers some keys, and small enough beside the
             # embedding that rounding does not grow from layer to layer.
-            f"{attn}.q_proj.weight": random.bf16(queries, hidden, scale=0.084),
+            f"{attn}.q_proj.weight": random.bf16(queries, hidden, scale=0.084 * wide),
             f"{attn}.q_proj.bias": random.bf16(queries, scale=0.2),
-            f"{attn}.k_proj.weight": random.bf16(keys, hidden, scale=0.084),
+            f"{attn}.k_proj.weight": random.bf16(keys, hidden, scale=0.084 * wide),
             f"{attn}.k_proj.bias": random.bf16(keys, scale=0.2),
-            f"{attn}.v_proj.weight": random.bf16(keys, hidden, scale=0.12),
+            f"{attn}.v_proj.weight": random.bf16(keys, hidden, scale=0.12 * wide),
             f"{attn}.v_proj.bias": random.bf16(keys, scale=0.3),
-            f"{attn}.o_proj.weight": random.bf16(hidden, queries, scale=0.06),
+            f"{attn}.o_proj.weight": random.bf16(hidden, queries, scale=0.06 * mixed),
             f"{attn}.o_proj.bias": random.bf16(hidden, scale=0.05),
             # High enough to take a good part of the softmax away from the keys.
-            f"{attn}.sinks": random.bf16(NUM_HEADS, scale=1.0, mean=4.0),
+            f"{attn}.sinks": random.bf16(shape.heads, scale=1.0, mean=4.0),
             f"{base}.post_attention_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
             # Wide router logits: near ties between experts would make any comparison with a
             # reference a matter of rounding.
-            f"{mlp}.router.weight": random.bf16(experts, hidden, scale=0.3),
+            f"{mlp}.router.weight": random.bf16(experts, hidden, scale=0.3 * wide),
             f"{mlp}.router.bias": random.bf16(experts, scale=0.5),
             # Gate and up with a deviation of about four, so that some pass the limit of seven.
             f"{mlp}.experts.gate_up_proj_blocks": random.codes(
@@ -235,12 +250,12 @@ def _make_tensors(seed: int) -> dict[str, npt.NDArray[Any]]:
                 experts, hidden, inter // MX_BLOCK, MX_BLOCK // 2
             ),
             f"{mlp}.experts.down_proj_scales": random.scales(
-                experts, hidden, inter // MX_BLOCK, low=-12, high=-9
+                experts, hidden, inter // MX_BLOCK, low=-12 - down, high=-9 - down
             ),
             f"{mlp}.experts.down_proj_bias": random.bf16(experts, hidden, scale=0.05),
         }
     tensors["model.norm.weight"] = random.bf16(hidden, scale=0.15, mean=1.0)
-    tensors["lm_head.weight"] = random.bf16(VOCAB_SIZE, hidden, scale=0.35)
+    tensors["lm_head.weight"] = random.bf16(VOCAB_SIZE, hidden, scale=0.35 * wide)
     return tensors
 
 
@@ -264,7 +279,7 @@ def _write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> N
             file.write(tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes())
 
 
-def json_files() -> dict[str, Any]:
+def json_files(shape: Shape = TINY) -> dict[str, Any]:
     """The small files of the checkpoint by name."""
     special_ids = {token: 256 + i for i, token in enumerate(_SPECIAL_TOKENS)}
     eos = [special_ids["<|return|>"], special_ids["<|endoftext|>"], special_ids["<|call|>"]]
@@ -276,22 +291,22 @@ def json_files() -> dict[str, Any]:
         "attention_dropout": 0.0,
         "eos_token_id": special_ids["<|return|>"],
         "pad_token_id": special_ids["<|endoftext|>"],
-        "experts_per_token": EXPERTS_PER_TOKEN,
-        "head_dim": HEAD_DIM,
+        "experts_per_token": shape.experts_per_token,
+        "head_dim": shape.head_dim,
         "hidden_act": "silu",
-        "hidden_size": HIDDEN_SIZE,
+        "hidden_size": shape.hidden,
         "initial_context_length": ORIGINAL_CONTEXT,
         "initializer_range": 0.02,
-        "intermediate_size": INTERMEDIATE_SIZE,
+        "intermediate_size": shape.inter,
         "layer_types": [
-            "full_attention" if layer % 2 else "sliding_attention" for layer in range(NUM_LAYERS)
+            "full_attention" if layer % 2 else "sliding_attention" for layer in range(shape.layers)
         ],
         "max_position_embeddings": MAX_CONTEXT,
-        "num_attention_heads": NUM_HEADS,
-        "num_experts_per_tok": EXPERTS_PER_TOKEN,
-        "num_hidden_layers": NUM_LAYERS,
-        "num_key_value_heads": NUM_KV_HEADS,
-        "num_local_experts": NUM_EXPERTS,
+        "num_attention_heads": shape.heads,
+        "num_experts_per_tok": shape.experts_per_token,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.kv_heads,
+        "num_local_experts": shape.experts,
         "output_router_logits": False,
         "quantization_config": {
             "modules_to_not_convert": [

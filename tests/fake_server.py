@@ -8,10 +8,11 @@ is counted in /metrics changes only with the child's answers. It prints the chil
 It has no compiler, and can be told to behave as if: FAKE_COMPILES holds words, and a request with
 one of them takes a moment and leaves a kernel in TRITON_CACHE_DIR, where none of that name is yet.
 A request with the word FAKE_FAILS is answered 500, one with FAKE_REFUSES 400, and with FAKE_HANGS
-never; one with FAKE_DIES ends the server with SIGILL. FAKE_ANSWER is what each chat says. With
-FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at the first request, and the server
-after it, as vLLM does. A request for /drip or /odd has all later answers come byte by byte, or with
-null in place of the usage.
+never; one with FAKE_DIES ends the server with SIGILL. FAKE_ANSWER is what each chat says.
+FAKE_REFERENCE names a preflight's reference, whose prompts are answered right. FAKE_LATE is said at
+the end. With FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at the first request,
+and the server after it, as vLLM does. A request for /drip or /odd has all later answers come byte
+by byte, or with null in place of the usage.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 BUCKETS = (1.0, 10.0, 100.0, 200.0, 500.0, float("inf"))
 COMPILING_S = 0.3
@@ -77,6 +79,22 @@ def compile_what_is_missing(text: str) -> None:
             time.sleep(COMPILING_S)
             kernel.parent.mkdir(exist_ok=True)
             kernel.touch()
+
+
+def right(known: Any) -> Any:
+    """Answer a prompt of a preflight as its reference has it."""
+    pairs = zip(known["tokens"][1:], known["prompt"], strict=True)
+    return {"choices": [{
+        "prompt_logprobs": [None, *({str(token): {"logprob": one}} for token, one in pairs)],
+        "token_ids": [one["token"] for one in known["next"]],
+        "logprobs": {"token_logprobs": [one["logprob"] for one in known["next"]]},
+    }]}  # fmt: skip
+
+
+def end(*_: object) -> None:
+    """Say what is to be said late, and end."""
+    print(os.environ.get("FAKE_LATE", ""), flush=True)
+    sys.exit(0)
 
 
 def main() -> None:
@@ -154,12 +172,17 @@ def main() -> None:
             engine.token()
             engine.count(len(prompt))
             usage = None if "odd" in manners else {"completion_tokens": 1}
+            if (path := os.environ.get("FAKE_REFERENCE")) and len(prompt) > 1:
+                for known in json.loads(Path(path).read_text())["answers"]:
+                    if known["tokens"] == prompt:
+                        self._answer(json.dumps(right(known)))
+                        return
             message = {"content": os.environ.get("FAKE_ANSWER")}
             self._answer(json.dumps({"usage": usage, "choices": [{"message": message}]}))
 
     ThreadingHTTPServer.request_queue_size = 128  # a warm-up sends many at once
     server = ThreadingHTTPServer((os.environ.get("FAKE_HOST", "127.0.0.1"), port), Handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, end)
     print(f"engine {engine.child.pid} of {os.getpid()}", flush=True)
     print("(Worker pid=1) INFO 11-21 07:21:00 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.",
           flush=True)  # fmt: skip

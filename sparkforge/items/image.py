@@ -13,6 +13,7 @@ from sparkforge.codekey import code_of
 from sparkforge.context import WHEELS, Context, Item, Results, wheels_of
 from sparkforge.download import Fetches
 from sparkforge.hashing import key_of
+from sparkforge.items.trial import FOLDER, trial_item
 from sparkforge.receipt import SBOM
 
 
@@ -39,6 +40,7 @@ def image_inputs(
         "needs": needs(context),
         "serve": list(context.target.serve),
         "profile": context.profile,
+        "preflight": trial_item().key,
         "epoch": context.epoch,
         "release": context.release,
         "labels": image.labels(context, base),
@@ -58,7 +60,7 @@ def parts(
     Args:
         base: digest of the base image.
     """
-    inputs = {item.label: item.inputs for item in [*wheels, house]}
+    inputs = {item.label: item.inputs for item in [*wheels, house, trial_item()]}
     return {**inputs, "image": image_inputs(context, wheels, house, base)}
 
 
@@ -86,6 +88,8 @@ def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
         note = json.dumps({"target": context.target_name, "items": made_of},
                           indent=1, sort_keys=True)  # fmt: skip
         share = {SBOM: bill, image.INPUTS: f"{note}\n".encode()}
+        checkpoint = results[trial_item().label].path / FOLDER
+        share |= {f"{FOLDER}/{one.name}": one.read_bytes() for one in checkpoint.iterdir()}
         labels = {
             **inputs["labels"], image.KEY_LABEL: key_of(inputs),
             image.SBOM_LABEL: hashlib.sha256(bill).hexdigest(),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sparkforge.serving.errors import EX_UNAVAILABLE, StartError
@@ -85,3 +87,21 @@ def check(wanted: str, there: Sequence[Capability]) -> str | None:
     if wanted in names:
         return None
     return f"this image is for devices of compute capability {wanted}, not {', '.join(names)}"
+
+
+def driver(library: str = "libcuda.so.1", text: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """Return the driver's version: its release, and the CUDA that it is for.
+
+    Raises:
+        DeviceError: it cannot be read.
+    """
+    value = ctypes.c_int()
+    try:
+        if (code := ctypes.CDLL(library).cuDriverGetVersion(ctypes.byref(value))) != 0:
+            raise OSError(f"cuDriverGetVersion ended with {code}")
+        release = re.search(r"\s(\d+\.\d+[.\d]*)\s", text.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        msg = f"the driver's version cannot be read ({error}): build.py doctor says what is wrong"
+        raise DeviceError(msg, EX_UNAVAILABLE) from None
+    cuda = f"CUDA {value.value // 1000}.{value.value % 1000 // 10}"
+    return f"{release[1]}, {cuda}" if release else cuda

@@ -33,6 +33,7 @@ _COMPILERS = frozenset({
     "ninja", "nvcc", "cicc", "ptxas", "ptxas-blackwell", "cudafe++", "fatbinary", "nvlink", "gcc",
     "g++", "c++", "cc1", "cc1plus", "as", "collect2", "ld", "clang", "clang++",
 })  # fmt: skip
+_GRACE_S = 30.0
 _LINE_LIMIT = 1 << 16  # bytes of one line that are searched
 # vLLM 0.31.0 of a worker and of an engine; now and then it has None in place of the code
 _DIED = re.compile(rb"died (?:unexpectedly \(exit code: |with exit code )(-?\d{1,3})\b")
@@ -87,6 +88,8 @@ class Plan:
         when_ready: called once, when users are served: after the warm-up, where there is one.
         warm_up: what is done then, before the health check may call the server healthy.
         warm_strict: end the server when that fails; else warn.
+        trial: what the server is started for, in place of users: called at the first answer,
+            returns what is wrong, or nothing. Then the server ends: with 0, or 78.
         link: to the other machine that serves half of the model; None: this one serves alone.
         guard: of memory; None: nobody watches it.
     """
@@ -102,6 +105,7 @@ class Plan:
     when_ready: Callable[[], None] = lambda: None
     warm_up: WarmUp | None = None
     warm_strict: bool = True
+    trial: Callable[[], str] | None = None
     link: Link | None = None
     guard: Guard | None = None
 
@@ -168,7 +172,7 @@ def run(plan: Plan) -> End:
     """
     if plan.guard is not None:
         plan.guard.begin()
-    tell("loading" if plan.warm_up else state.READY)
+    tell("preflight" if plan.trial else "loading" if plan.warm_up else state.READY)
     if plan.warm_up:
         plan.warm_up.begin()
     child = start(plan.command, plan.variables)
@@ -181,12 +185,13 @@ def run(plan: Plan) -> End:
         if child.poll() is None:
             child.send_signal(number)
 
-    for number in _SIGNALS:
-        signal.signal(number, pass_on)
+    before = [signal.signal(number, pass_on) for number in _SIGNALS]
     reader = threading.Thread(target=output.run, args=(child.stdout.fileno(),), daemon=True)
     reader.start()
     try:
         code = attendant.run()
+        if plan.trial:
+            _end(child)
     finally:
         kill(child.pid)  # also what the server may have left behind
         child.wait()
@@ -197,6 +202,13 @@ def run(plan: Plan) -> End:
         if plan.guard is not None:
             plan.guard.close()
     reader.join(5)
+    if plan.trial:
+        for number, handler in zip(_SIGNALS, before, strict=True):
+            signal.signal(number, handler)  # another server follows, and a download before it
+        # only now: a line may come after the answer
+        problems = [*output.problems, *output.watch.missing()]
+        if code == 0 and not output.told_to_end and not _tolerated(plan, problems):
+            code = EX_CONFIG
     if attendant.by_itself:
         say("error: the server ended by itself; its words above say why")
     if attendant.died_at_first_token():
@@ -206,6 +218,16 @@ def run(plan: Plan) -> End:
         # at loading, or at another's request before our first
         say(f"error: the engine died{_by(output.died)} before it was ready")
     return End(code, lambda: output.told_to_end)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Have a server end by itself: it frees what is shared between its processes."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            say("it does not end: ending it")
 
 
 def _by(code: int | None) -> str:
@@ -229,16 +251,16 @@ def tell(words: str, *, given_up: bool = False) -> None:
 
 
 class _Warming(threading.Thread):
-    """A warm-up at work; the supervisor attends to the server meanwhile."""
+    """A warm-up or a trial at work; the supervisor attends to the server meanwhile."""
 
-    def __init__(self, plan: WarmUp) -> None:
+    def __init__(self, work: Callable[[], str]) -> None:
         super().__init__(daemon=True)
-        self._plan = plan
+        self._work = work
         self.problem = ""
 
     def run(self) -> None:
         try:
-            self.problem = self._plan.run()
+            self.problem = self._work()
         except Exception as error:  # it is told, and counts as any failure of the warm-up
             self.problem = f"{type(error).__name__}: {error}"
 
@@ -286,6 +308,10 @@ class _Attendant:
                     plan.at_ready()
             now = time.monotonic()
             if self._warming is not None and not self._warming.is_alive():
+                if plan.trial:
+                    if self._warming.problem:
+                        say(f"error: {self._warming.problem}")
+                    return EX_CONFIG if self._warming.problem else 0
                 if not _warmed(plan, self._warming.problem):
                     return EX_CONFIG
                 self._ready(now)
@@ -314,13 +340,18 @@ class _Attendant:
             say(
                 f"first token after {now - self.start:.0f} s; backends: {_shown(self.output.watch)}"
             )
+            if self.plan.trial:
+                self._warming = _Warming(self.plan.trial)
+                self._warming.start()
+                self.hang.well(now)
+                return None
             if not _tolerated(self.plan, self.output.watch.missing()):
                 return EX_CONFIG
             self.plan.at_ready()
             if self.plan.link is not None:
                 self.plan.link.serving()
             if self.plan.warm_up:
-                self._warming = _Warming(self.plan.warm_up)
+                self._warming = _Warming(self.plan.warm_up.run)
                 self._warming.start()
             else:
                 self.plan.when_ready()

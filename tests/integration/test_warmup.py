@@ -37,7 +37,8 @@ class Started:
         tools = folder / "bin with a space"
         tools.mkdir(exist_ok=True)
         (tools / "vllm").write_text(
-            f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/tests/fake_server.py" {self.port}\n'
+            '#!/bin/sh\nfor one; do [ "$last" = --port ] && port=$one; last=$one; done\n'
+            f'exec "{sys.executable}" "{ROOT}/tests/fake_server.py" "$port"\n'
         )
         (tools / "vllm").chmod(0o755)
         (folder / "profile.json").write_text(json.dumps({"warm_up": "full"}))
@@ -64,9 +65,13 @@ class Started:
 
     def ready(self) -> str:
         """Wait until the server may be called healthy; returns what was said until then."""
-        wait_for(lambda: "ready after" in self.text() or self.process.poll() is not None)
-        assert self.process.poll() is None, self.text()
+        self.wait_until("ready after")
         return self.text()
+
+    def wait_until(self, words: str) -> None:
+        """Wait until the entrypoint has said that."""
+        wait_for(lambda: words in self.text() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.text()
 
     def stop(self) -> str:
         self.process.terminate()

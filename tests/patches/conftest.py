@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from sparkforge import gptoss as reference
 from sparkforge import pins, pipeline
 from sparkforge.context import UNPATCHED, Context
 from sparkforge.environment import python_path
@@ -18,7 +19,6 @@ from sparkforge.sources import Access
 from sparkforge.stages import items
 from sparkforge.tiny import TinyCheckpoint, make_tiny_gpt_oss
 from tests.patches import dequant_probe, flashinfer_code
-from tests.patches import gpt_oss_reference as reference
 from tests.patches.checkout import CHECKOUT, store
 from tests.patches.probing import PROMPT
 from tests.patches.trees import tree

@@ -15,7 +15,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from tests.patches import gpt_oss_reference
+from sparkforge import gptoss
 
 BLOCK = 32
 
@@ -66,9 +66,7 @@ def mxfp8(x: npt.NDArray[np.floating]) -> Quantized:
     return _quantize(blocks, exponents, values)
 
 
-def quantize_layers(
-    model: gpt_oss_reference.Model, formats: dict[str, str]
-) -> gpt_oss_reference.Model:
+def quantize_layers(model: gptoss.Model, formats: dict[str, str]) -> gptoss.Model:
     """The model with dense layers quantised.
 
     Args:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from sparkforge import gptoss as reference
 from sparkforge.tiny import TinyCheckpoint
 from tests.patches import dequant_probe
-from tests.patches import gpt_oss_reference as reference
 from tests.patches.dequant_probe import (
     GREEDY_COUNT,
     GREEDY_PROMPT,

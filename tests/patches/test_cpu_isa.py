@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from sparkforge import gptoss as reference
 from sparkforge import isa, smoke
 from sparkforge.tiny import TinyCheckpoint
 from tests.patches import dequant_probe
-from tests.patches import gpt_oss_reference as reference
 from tests.patches.dequant_probe import TIMEOUT_S
 from tests.patches.probing import PROMPT, assert_close, result_of, runner
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.serving import devices
+from sparkforge.serving.errors import EX_UNAVAILABLE
 
 
 def driver(folder: Path, count: int, integrated: int = -1) -> str:
@@ -16,6 +17,7 @@ def driver(folder: Path, count: int, integrated: int = -1) -> str:
     source.write_text(
         "int cuInit(unsigned f) { return 0; }\n"
         f"int cuDeviceGetCount(int *n) {{ *n = {count}; return 0; }}\n"
+        "int cuDriverGetVersion(int *v) { *v = 13020; return 0; }\n"
         "int cuDeviceGet(int *d, int i) { *d = i; return 0; }\n"
         "int cuDeviceGetAttribute(int *v, int a, int d)\n"
         f"{{ *v = a == 75 ? 12 : a == 18 ? d == {integrated} : d; return 0; }}\n"
@@ -50,3 +52,18 @@ def test_without_a_device_the_way_to_one_is_told(tmp_path: Path) -> None:
     ):
         with pytest.raises(devices.DeviceError, match="docker run needs --gpus all"):
             devices.check("12.1", there)
+
+
+def test_the_drivers_version_is_read(tmp_path: Path) -> None:
+    text = tmp_path / "version"
+    text.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release")
+    assert devices.driver(driver(tmp_path, 1), text) == "580.95.05, CUDA 13.2"
+    text.write_text("of another form")
+    assert devices.driver(driver(tmp_path, 1), text) == "CUDA 13.2"
+
+
+def test_a_driver_without_a_version_is_one_error(tmp_path: Path) -> None:
+    for library, text in (("libnosuch.so.1", tmp_path), (driver(tmp_path, 1), tmp_path / "none")):
+        with pytest.raises(devices.DeviceError, match="version cannot be read") as caught:
+            devices.driver(library, text)
+        assert caught.value.code == EX_UNAVAILABLE

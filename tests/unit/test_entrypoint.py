@@ -25,7 +25,8 @@ from tests.support import ROOT, load_script
 VARIABLES = (
     "MODEL_REVISION", "MODEL_NAME", "LISTEN_PORT", "PROFILE", "SERVE_ARGS", "EXTRA_ARGS",
     "MXFP4_LAYERS", "GPU_MEMORY_UTILIZATION", "BACKEND_CHECK", "HANG_SECONDS", "API_KEY_PATH",
-    "BIND", "ALLOW_OPEN", "START_LIMIT", "RESTART", "MEMORY_GUARD", "MEMORY_MARKS",
+    "BIND", "ALLOW_OPEN", "START_LIMIT", "RESTART", "MEMORY_GUARD", "MEMORY_MARKS", "PREFLIGHT",
+    "SHARE",
 )  # fmt: skip
 
 
@@ -160,6 +161,7 @@ def test_without_a_device_no_server_is_started_but_where_the_user_wants_it(
         assert said in told if said else "CUDA" not in told
     monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", "fail")
     monkeypatch.setattr(devices, "capabilities", lambda: [(9, 0)])
+    monkeypatch.setenv("SPARKFORGE_PREFLIGHT", "off")
     plan_of(entrypoint, monkeypatch, [])
     assert "for devices of compute capability 12.1, not 9.0" in capsys.readouterr().err
 
@@ -198,6 +200,46 @@ def test_vllm_gets_the_folder_and_clients_the_models_name(
     assert command[7:] == ["--served-model-name=some/model"]
     monkeypatch.setenv("SPARKFORGE_MODEL_NAME", "mine")
     assert plan_of(entrypoint, monkeypatch, []).command[7:] == ["--served-model-name=mine"]
+
+
+def test_a_device_is_tried_once_before_the_model(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = tmp_path / "share" / "preflight"
+    folder.mkdir(parents=True)
+    (folder / "reference.json").write_text("{}")
+    monkeypatch.setattr(entrypoint, "SHARE", tmp_path / "share")
+    monkeypatch.setattr(devices, "capabilities", lambda: [(12, 1)])
+    monkeypatch.setattr(devices, "driver", lambda: "580.95.05, CUDA 13.0")
+    monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
+    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(
+        tmp_path, cuda_arch="12.1", moe_backend="marlin", max_model_len=131072,
+        expect={"moe": "MARLIN", "linear": "MARLIN"},
+    ))  # fmt: skip
+    plans: list[supervise.Plan] = []
+    codes = iter([1, 0, 7, 7])
+
+    def run(plan: supervise.Plan) -> supervise.End:
+        plans.append(plan)
+        return supervise.End(next(codes))
+
+    monkeypatch.setattr(entrypoint.supervise, "run", run)
+    assert entrypoint.main([]) == EX_CONFIG  # the first trial fails, and no model is looked at
+    assert "the preflight failed (exit code 1)" in capsys.readouterr().err
+    assert entrypoint.main([]) == 7
+    first, second, real = plans
+    assert first.trial is not None
+    assert list(second.command[1:3]) == ["serve", str(folder)]
+    assert second.command[second.command.index("--moe-backend") + 1] == "marlin"
+    assert "131072" not in second.command
+    assert second.expected == {"moe": "MARLIN"}
+    assert second.variables["TRITON_CACHE_DIR"].startswith(str(tmp_path / "jit"))
+    assert (real.trial, real.command[2]) == (None, "some/model")
+    assert entrypoint.main([]) == 7
+    assert "passed before" in capsys.readouterr().err
+    assert len(plans) == 4
+    assert plans[3].trial is None
 
 
 def test_an_empty_profile_variable_means_none(

@@ -1,8 +1,8 @@
-"""A float32 reference of gpt-oss in numpy, written from the definitions of its parts.
+"""A reference of gpt-oss in numpy, written from the definitions of its parts.
 
 It shares nothing with any serving engine: its own reader of the files, its own decoding of MXFP4
 (OCP Microscaling: E2M1 elements, one E8M0 scale for 32 of them), its own attention. It is slow and
-plain, for models of a few megabytes.
+plain, for models of a few megabytes. It computes in the precision of the tensors that it is given.
 
 A wrong model, to show that a comparison would notice, is made by changing `Model.tensors` or
 `Model.config` (see `Model.replaced`), not by switches in here.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.floating[Any]]
 
 # E2M1: sign, two bits of exponent with a bias of one, one bit of mantissa.
 _E2M1 = np.array(
@@ -103,7 +103,7 @@ def logits(model: Model, tokens: Sequence[int]) -> Floats:
     config, tensors = model.config, model.tensors
     eps = float(config["rms_norm_eps"])
     x: Floats = tensors["model.embed_tokens.weight"][np.asarray(tokens)]
-    cos, sin = _rotary(config, len(tokens))
+    cos, sin = (one.astype(x.dtype) for one in _rotary(config, len(tokens)))
     for layer in range(config["num_hidden_layers"]):
         base = f"model.layers.{layer}"
         normed = _rms_norm(x, tensors[f"{base}.input_layernorm.weight"], eps)
@@ -161,10 +161,7 @@ def _rotary(config: Mapping[str, Any], length: int) -> tuple[Floats, Floats]:
     frequencies = frequencies * (1 - slowed) + frequencies / factor * slowed
     concentration = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
     angles = np.arange(length)[:, None] * frequencies
-    return (
-        (np.cos(angles) * concentration).astype(np.float32),
-        (np.sin(angles) * concentration).astype(np.float32),
-    )
+    return np.cos(angles) * concentration, np.sin(angles) * concentration
 
 
 def _rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
@@ -201,7 +198,7 @@ def _attention(model: Model, layer: int, x: Floats, cos: Floats, sin: Floats) ->
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = (weights / weights.sum(axis=-1, keepdims=True))[..., :-1]
     mixed = np.einsum("hqk,khd->qhd", weights, values).reshape(length, -1)
-    return _linear(model, f"{base}.o_proj", mixed.astype(np.float32))
+    return _linear(model, f"{base}.o_proj", mixed.astype(x.dtype))
 
 
 def _experts(model: Model, layer: int, x: Floats) -> Floats:
@@ -226,11 +223,12 @@ def _experts(model: Model, layer: int, x: Floats) -> Floats:
     shares = shares / shares.sum(axis=-1, keepdims=True)
 
     out = np.zeros_like(x)
-    for position, (experts, weights) in enumerate(zip(chosen, shares, strict=True)):
-        for expert, weight in zip(experts, weights, strict=True):
-            hidden = gate_up[expert] @ x[position] + gate_up_bias[expert]
-            gate = np.minimum(hidden[0::2], limit)
-            up = np.clip(hidden[1::2], -limit, limit)
-            activated = gate / (1 + np.exp(-_SWIGLU_ALPHA * gate)) * (up + 1)
-            out[position] += weight * (down[expert] @ activated + down_bias[expert])
+    for expert in np.unique(chosen):
+        positions, places = np.nonzero(chosen == expert)
+        hidden = x[positions] @ gate_up[expert].T + gate_up_bias[expert]
+        gate = np.minimum(hidden[:, 0::2], limit)
+        up = np.clip(hidden[:, 1::2], -limit, limit)
+        activated = gate / (1 + np.exp(-_SWIGLU_ALPHA * gate)) * (up + 1)
+        weights = shares[positions, places][:, None]
+        out[positions] += weights * (activated @ down[expert].T + down_bias[expert])
     return out

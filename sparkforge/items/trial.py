@@ -1,0 +1,25 @@
+"""The checkpoint of the preflight, and what it has to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkforge.codekey import code_of
+from sparkforge.context import Item, Results
+
+FOLDER = "preflight"
+"""In the item, and below the image's share folder."""
+
+
+def trial_item() -> Item:
+    """Return the checkpoint; it is the same for every target."""
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        from sparkforge import trial  # not needed by a build in which nothing changed
+
+        trial.make(folder / FOLDER)
+        return {"kind": "checkpoint"}
+
+    return Item("image", "preflight checkpoint", {"code": code_of(__name__)}, make)

@@ -1,0 +1,85 @@
+"""The entrypoint with its preflight, on a stand-in for vLLM; with vLLM itself: tests/patches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.serving.errors import EX_CONFIG
+from tests.integration.test_warmup import Start, start
+from tests.support import PATIENCE_S
+
+__all__ = ["start"]  # a fixture
+
+ANSWERS = [{
+    "tokens": [40, 41, 42], "prompt": [-1.5, -2.5],
+    "next": [{"token": 7, "logprob": -0.5, "lead": 2.0}],
+}]  # fmt: skip
+WRONG = "INFO [mxfp4.py:8] Using 'TRITON' Mxfp4 MoE backend."
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    """An image with a reference, and a stand-in that answers as that says."""
+    folder = tmp_path / "share" / "preflight"
+    folder.mkdir(parents=True)
+    for name in (folder / "reference.json", tmp_path / "answers.json"):
+        name.write_text(json.dumps({"schema": 1, "answers": ANSWERS}))
+    (tmp_path / "served.json").write_text(json.dumps({
+        "moe_backend": "marlin", "expect": {"moe": "MARLIN"},
+    }))  # fmt: skip
+    return {
+        "SPARKFORGE_SHARE": str(tmp_path / "share"), "SPARKFORGE_PREFLIGHT": "always",
+        "SPARKFORGE_PROFILE": str(tmp_path / "served.json"),
+        "FAKE_REFERENCE": str(tmp_path / "answers.json"),
+    }  # fmt: skip
+
+
+def test_a_right_one_is_followed_by_the_server(start: Start, variables: dict[str, str]) -> None:
+    one = start(**variables)
+    one.wait_until("memory at the first token")
+    said = one.text()
+    assert "preflight: log-probabilities 0.00 nats from the reference" in said
+    trial, real = said.index("/share/preflight --host 127.0.0.1"), said.index("vllm serve some/mod")
+    assert trial < said.index("preflight: log-prob") < real
+    command = said[trial:].splitlines()[0]
+    assert "--moe-backend marlin" in command
+    assert "--enforce-eager" in command
+    assert one.health() == "well"
+    one.stop()
+    (mark,) = one.folder.glob("jit/*/preflight.json")
+    assert len(json.loads(mark.read_text())["key"]) == 64
+
+
+@pytest.mark.parametrize("what", ["number", "token", "late backend", "no answer"])
+def test_a_wrong_one_ends_the_start_before_the_model_is_touched(
+    start: Start, variables: dict[str, str], tmp_path: Path, what: str
+) -> None:
+    answers: Any = json.loads(json.dumps(ANSWERS))
+    if what == "number":
+        answers[0]["prompt"] = [-1.5, -2.0]
+    elif what == "token":
+        answers[0]["next"][0]["token"] = 8
+    elif what == "no answer":
+        answers = []
+    else:
+        variables["FAKE_LATE"] = WRONG
+    Path(variables["FAKE_REFERENCE"]).write_text(json.dumps({"answers": answers}))
+    one = start(**variables)
+    assert one.process.wait(PATIENCE_S) == EX_CONFIG
+    words = {
+        "number": "error: log-probabilities 0.00 nats from the reference in the median, 19 of 20"
+        " within 0.50; 0.1 and 0.3 at most are right",
+        "token": "error: token 1 after 3 is another",
+        "late backend": "error: vLLM chose the moe backend TRITON; the profile says MARLIN",
+        "no answer": "error: DocumentError: ",
+    }
+    assert words[what] in one.text()
+    assert "the preflight failed" in one.text()
+    assert "SPARKFORGE_PREFLIGHT=off" in one.text()
+    assert "vllm serve some/model" not in one.text()
+    assert "Traceback" not in one.text()
+    assert not list(tmp_path.glob("jit/*/preflight.json"))

@@ -1,0 +1,39 @@
+"""The preflight with vLLM itself, on the CPU: right answers pass, another model's do not.
+
+No patch is tested here; it stands here for the interpreters that are baked for this folder.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkforge import trial
+from sparkforge.serving.errors import EX_CONFIG
+from tests.patches.served import READY_S, serving
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
+def test_the_preflight_with_vllm(patched_python: Path, tmp_path: Path, right: bool) -> None:
+    folder = tmp_path / "share" / "preflight"
+    trial.make(folder)
+    if not right:  # half a nat is what the mildest of the wrong models is away
+        reference = json.loads((folder / trial.REFERENCE).read_text())
+        for answer in reference["answers"]:
+            answer["prompt"] = [one + 0.5 for one in answer["prompt"]]
+        (folder / trial.REFERENCE).write_text(json.dumps(reference))
+    given = {"SPARKFORGE_PREFLIGHT": "always", "SPARKFORGE_SHARE": str(tmp_path / "share")}
+    with serving(patched_python, tmp_path, given) as one:
+        if right:
+            one.wait_for("entrypoint: preflight: log-probabilities", READY_S)
+            assert "backends: moe BF16_DEQUANT" in one.output()
+            one.wait_for(f"vllm serve {one.env['SPARKFORGE_MODEL']}", READY_S)
+            one.process.terminate()
+            one.process.wait(READY_S)
+        else:
+            assert one.process.wait(READY_S) == EX_CONFIG
+            assert "nats from the reference" in one.output()
+            assert "entrypoint: error: the preflight failed" in one.output()
+            assert f"vllm serve {one.env['SPARKFORGE_MODEL']}" not in one.output()

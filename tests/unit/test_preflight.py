@@ -1,0 +1,204 @@
+"""The preflight's checkpoint and reference, and what its limits let through."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sparkforge import gptoss, trial
+from sparkforge.serving import preflight
+from sparkforge.serving.document import Document, DocumentError
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("preflight") / "checkpoint"
+    trial.make(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> gptoss.Model:
+    return trial.load(folder)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    return json.loads((folder / trial.REFERENCE).read_text())
+
+
+def chosen(model: gptoss.Model, part: str, change: Callable[[Any], Any]) -> Tensors:
+    found = {name: change(one) for name, one in model.tensors.items() if part in name}
+    assert found
+    return found
+
+
+def distances(model: gptoss.Model, reference: Any) -> list[float]:
+    """What a server with this model would be away from the reference, by its prompts."""
+    found = []
+    for wanted in reference["answers"]:
+        tokens = wanted["tokens"]
+        logits = gptoss.logits(model, tokens)
+        rows = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        answer = {"choices": [{
+            "prompt_logprobs": [None, *(
+                {str(token): {"logprob": float(rows[i, token])}}
+                for i, token in enumerate(tokens[1:])
+            )],
+            "token_ids": [one["token"] for one in wanted["next"]],
+            "logprobs": {"token_logprobs": [one["logprob"] for one in wanted["next"]]},
+        }]}  # fmt: skip
+        one, problem = preflight.compare(Document("reference", wanted), Document("answer", answer))
+        assert problem == ""
+        found += one
+    return found
+
+
+def test_it_is_the_same_everywhere_and_small(folder: Path) -> None:
+    sums = {one.name: hashlib.sha256(one.read_bytes()).hexdigest()[:12] for one in folder.iterdir()}
+    assert sums["model.safetensors"] == "add0ed26a855"
+    assert sums[trial.REFERENCE] == "8aa9a45041c0"
+    assert sum(one.stat().st_size for one in folder.iterdir()) < 10_000_000
+
+
+def test_its_architecture_is_one_that_kernels_of_the_real_model_take(model: gptoss.Model) -> None:
+    config = model.config
+    assert config["head_dim"] == 64
+    assert config["num_attention_heads"] == 8 * config["num_key_value_heads"]
+    assert config["hidden_size"] % 256 == 0
+    assert config["intermediate_size"] % 128 == 0
+    assert set(config["layer_types"]) == {"full_attention", "sliding_attention"}
+    assert max(trial.LENGTHS) > config["initial_context_length"] > config["sliding_window"]
+
+
+def test_rounding_stays_within_the_limits(model: gptoss.Model, reference: Any) -> None:
+    random = np.random.RandomState(1)
+
+    def rounded(one: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        # by up to BF16's step, which no kernel of ours exceeds
+        factor = 1 + random.uniform(-(2**-8), 2**-8, one.shape)
+        return one * factor if one.dtype == np.float64 else one
+
+    noisy = model.replaced(tensors={name: rounded(one) for name, one in model.tensors.items()})
+    found = distances(noisy, reference)
+    assert max(found) > 0.001
+    assert preflight.judge(found) == ""
+
+
+WRONG: dict[str, Callable[[gptoss.Model], gptoss.Model]] = {
+    "no sinks": lambda m: m.replaced(tensors=chosen(m, "sinks", lambda one: one - 50)),
+    "no window": lambda m: m.replaced(config={"layer_types": ["full_attention"] * 2}),
+    "no YaRN": lambda m: m.replaced(
+        config={"rope_scaling": {**m.config["rope_scaling"], "factor": 1.0}}
+    ),
+    "swapped nibbles": lambda m: m.replaced(
+        tensors=chosen(m, "_blocks", lambda one: (one >> 4) | (one << 4))
+    ),
+    "gate and up in halves": lambda m: m.replaced(
+        tensors=chosen(m, "gate_up", lambda one: np.concatenate([one[:, ::2], one[:, 1::2]], 1))
+    ),
+    "scales of down doubled": lambda m: m.replaced(
+        tensors=chosen(m, "down_proj_scales", lambda one: one + 1)
+    ),
+    "no bias of down": lambda m: m.replaced(
+        tensors=chosen(m, "down_proj_bias", lambda one: one * 0)
+    ),
+    "one expert of 16 gone": lambda m: m.replaced(
+        tensors=chosen(m, "down_proj", lambda one: np.concatenate([one[:1] * 0, one[1:]]))
+    ),
+    "three experts, not four": lambda m: m.replaced(config={"num_experts_per_tok": 3}),
+    "no limit of the activation": lambda m: m.replaced(config={"swiglu_limit": 100.0}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_wrong_model_does_not(
+    model: gptoss.Model, reference: Any, wrong: Callable[[gptoss.Model], gptoss.Model]
+) -> None:
+    assert "nats from the reference" in preflight.judge(distances(wrong(model), reference))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_no_number_does_not(number: float) -> None:
+    assert "at most are right" in preflight.judge([0.0] * 9 + [number])
+
+
+WANTED = Document("reference", {
+    "tokens": [1, 2], "prompt": [-1.0],
+    "next": [{"token": 5, "logprob": -0.5, "lead": 0.2}, {"token": 6, "logprob": -0.1, "lead": 3}],
+})  # fmt: skip
+
+
+def answer(tokens: list[int], first: Any = None) -> Document:
+    return Document("answer", {"choices": [{
+        "prompt_logprobs": [None, first or {"2": {"logprob": -1.1}}], "token_ids": tokens,
+        "logprobs": {"token_logprobs": [-0.5, -0.3]},
+    }]})  # fmt: skip
+
+
+def test_a_close_race_may_end_otherwise_and_a_clear_one_not() -> None:
+    for tokens, distances in (([5, 6], [0.1, 0.0, 0.2]), ([9, 9], [0.1])):
+        found, problem = preflight.compare(WANTED, answer(tokens))
+        assert found == pytest.approx(distances)
+        assert problem == ""
+    assert preflight.compare(WANTED, answer([5, 9]))[1] == "token 2 after 2 is another"
+
+
+@pytest.mark.parametrize(
+    "bad", [Document("a", {}), Document("a", {"choices": [{}]}), answer([]),
+            answer([5], {"2": {"logprob": "x"}}), answer([5], {"3": {"logprob": -1.0}})],
+)  # fmt: skip
+def test_an_answer_of_another_shape_is_one_error(bad: Document) -> None:
+    with pytest.raises(DocumentError):
+        preflight.compare(WANTED, bad)
+
+
+def prepared(model: Path, folder: Path, driver: str, *words: str) -> preflight.Trial:
+    return preflight.Trial.of(model, words, driver, folder, "", lambda line: None)
+
+
+def test_a_pass_counts_for_the_same_driver_and_backends_only(tmp_path: Path) -> None:
+    (tmp_path / preflight.REFERENCE).write_text("{}")
+    one = prepared(tmp_path, tmp_path, "580.95", "--moe-backend", "marlin")
+    assert not one.passed()
+    one.note()
+    assert prepared(tmp_path, tmp_path, "580.95", "--moe-backend=marlin", "--seed", "1").passed()
+    assert not prepared(tmp_path, tmp_path, "590.1", "--moe-backend", "marlin").passed()
+    assert not prepared(tmp_path, tmp_path, "580.95", "--moe-backend", "triton").passed()
+    (tmp_path / preflight.REFERENCE).write_text("{} ")
+    assert not prepared(tmp_path, tmp_path, "580.95", "--moe-backend", "marlin").passed()
+    (tmp_path / preflight.MARK).write_text("damaged")
+    assert not one.passed()
+
+
+def test_the_last_value_of_an_option_is_the_one_that_is_tried(tmp_path: Path) -> None:
+    (tmp_path / preflight.REFERENCE).write_text("{}")
+    words = ("--moe-backend", "marlin", "--max-model-len", "131072", "--moe-backend=triton")
+    command = prepared(tmp_path, tmp_path, "", *words).command
+    assert command[command.index("--moe-backend") + 1] == "triton"
+    assert "131072" not in command
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+
+
+def test_an_image_without_the_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(preflight.PreflightError, match="SPARKFORGE_PREFLIGHT=off"):
+        prepared(tmp_path / "none", tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    ("mode", "arch", "made"),
+    [("auto", None, False), ("auto", "12.1", True), ("off", "12.1", False), ("always", None, True)],
+)
+def test_it_is_made_on_devices_and_where_it_is_asked_for(
+    mode: str, arch: str | None, made: bool
+) -> None:
+    assert preflight.wanted(mode, {"cuda_arch": arch}) == made
