@@ -366,7 +366,7 @@ def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
     guardian.communicate(b"x")  # ignores a guardian that is gone
 
 
-def group_alive(pid: int, wait_s: float = 5.0) -> bool:
+def group_alive(pid: int, wait_s: float = 60.0) -> bool:
     """Tell whether anything of a child's process group is still there after ``wait_s``."""
     deadline = time.monotonic() + wait_s
     while True:

@@ -14,7 +14,10 @@ FOLDER = "preflight"
 
 
 def trial_item() -> Item:
-    """Return the checkpoint; it is the same for every target."""
+    """Return the checkpoint; it is the same for every target.
+
+    Of the stage that gathers what an image is made of: the stage after it has one item, the image.
+    """
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         from sparkforge import trial  # not needed by a build in which nothing changed
@@ -22,4 +25,4 @@ def trial_item() -> Item:
         trial.make(folder / FOLDER)
         return {"kind": "checkpoint"}
 
-    return Item("image", "preflight checkpoint", {"code": code_of(__name__)}, make)
+    return Item("wheelhouse", "preflight checkpoint", {"code": code_of(__name__)}, make)

@@ -139,6 +139,7 @@ def test_the_entrypoint_makes_the_spark_profiles_command(
     fake.chmod(0o755)
     said = run(baked["tag"], "--gpu-memory-utilization", "0.5", options=(
         "--volume", f"{fake}:/opt/sparkforge/venv/bin/vllm:ro", "--env", "SPARKFORGE_ALLOW_OPEN=1",
+        "--volume", f"{fake}:/opt/sparkforge/venv/bin/c++:ro",  # a GPU's server wants a compiler
         "--env", "SPARKFORGE_MODEL=openai/gpt-oss-120b",
         "--env", "SPARKFORGE_DOWNLOAD=vllm", "--env", "SPARKFORGE_BACKEND_CHECK=warn",
     ))  # fmt: skip
