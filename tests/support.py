@@ -81,7 +81,13 @@ def finished(child: subprocess.Popen[str], seconds: float = 30.0) -> str:
 
 def health(port: int, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the image's health check on a server; ``folder`` keeps its mark between two runs."""
-    env = {"SPARKFORGE_LISTEN_PORT": str(port), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    return health_check(
+        {"SPARKFORGE_LISTEN_PORT": str(port), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    )
+
+
+def health_check(env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the image's health check in an environment."""
     return subprocess.run(
         [sys.executable, ROOT / "scripts" / "healthcheck.py"], env=env, capture_output=True,
         text=True, check=False,

@@ -21,7 +21,7 @@ from sparkforge.serving import hubfiles, pagecache
 from sparkforge.serving.errors import EX_CONFIG
 from tests.hub import COMMIT, Hub
 from tests.integration.test_supervise import end_group
-from tests.support import PATIENCE_S, ROOT, sha256, wait_for
+from tests.support import PATIENCE_S, ROOT, health_check, sha256, wait_for
 
 SIZE = 8 << 20
 FILES = {
@@ -79,10 +79,7 @@ class Started:
         return self.process.wait(PATIENCE_S)
 
     def health(self) -> str:
-        done = subprocess.run(
-            [sys.executable, ROOT / "scripts/healthcheck.py"], env=self.env, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+        done = health_check(self.env)
         return "well" if done.returncode == 0 else done.stderr
 
     def downloads(self) -> list[int]:

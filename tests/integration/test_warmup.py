@@ -22,7 +22,7 @@ import requests
 from sparkforge.servers import free_port
 from sparkforge.serving.errors import EX_CONFIG
 from tests.integration.test_supervise import end_group
-from tests.support import PATIENCE_S, ROOT, wait_for
+from tests.support import PATIENCE_S, ROOT, health_check, wait_for
 
 RARE = "a_rare_option"
 COMPILED = f"prompt_logprobs {RARE}"
@@ -83,10 +83,7 @@ class Started:
         return json.loads(path.read_text())
 
     def health(self) -> str:
-        done = subprocess.run(
-            [sys.executable, ROOT / "scripts/healthcheck.py"], env=self.env, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+        done = health_check(self.env)
         return "well" if done.returncode == 0 else done.stderr
 
     def ask(self, **body: Any) -> None:
