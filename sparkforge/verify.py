@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sparkforge import bytediff, commands, options, pins, pipeline, signing
+from sparkforge import bytediff, options, pins, pipeline, setup, signing
 from sparkforge.bytediff import Difference
 from sparkforge.context import Context, wheel_path
 from sparkforge.errors import ImageError, UsageError, VerifyError
@@ -82,12 +82,12 @@ def _signatures(opts: argparse.Namespace, trust: signing.Trust) -> bool:
 def _build_again(opts: argparse.Namespace) -> int:
     """Build a target a second time, cold, and compare it with what the store holds."""
     target = pins.load(options.pins_path(opts)).target(opts.target)
-    commands.follow_last_build(opts)
+    setup.follow_last_build(opts)
     if MACHINES.get(platform.machine()) != options.platform_of(target):
         until = "wheels"  # what follows needs a machine of its own kind
     else:
         until = opts.until
-    context = commands.context_of(opts, until)
+    context = setup.context_of(opts, until)
     if context.engine is None:
         until = "wheels"  # an environment names its own folder: it never repeats to the byte
     elif until != "wheels" and not context.engine.containerd_store:

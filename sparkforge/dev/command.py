@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sparkforge import commands, environment, pipeline, series, sources, stages
+from sparkforge import environment, pipeline, series, setup, sources, stages
 from sparkforge.authoring.worktree import WorkTree
 from sparkforge.context import Context
 from sparkforge.dev import editable, trees
@@ -75,8 +75,8 @@ class Place:
 
 def run(options: argparse.Namespace) -> int:
     """Make or update the work trees of a target, and become a command that imports from them."""
-    commands.follow_last_build(options)
-    context = commands.context_of(options, "image")
+    setup.follow_last_build(options)
+    context = setup.context_of(options, "image")
     folder = (options.dir or context.root / "dev" / context.target_name).absolute()
     place = Place(context, folder, _trees(context, folder, options.upstream))
     words = list(options.serve_arguments)
