@@ -72,7 +72,7 @@ def make_environment(venv: Path, lock: Path, wanted: str) -> None:
 
 def fail(what: str, remedy: str) -> NoReturn:
     """Print one clear error and end."""
-    print(f"error: {what}\n  how to mend: {remedy}", file=sys.stderr)
+    print(f"error: {what}\n  hint: {remedy}", file=sys.stderr)
     sys.exit(MACHINE_ERROR)
 
 

@@ -1,6 +1,6 @@
 """Every failure that a user can meet, each with its own exit code.
 
-A message answers three questions: what is wrong, where, and how to mend it.
+A message answers three questions: what is wrong, where, and how to fix it.
 ``cli.main`` prints it and exits with ``exit_code``; a traceback is shown only for
 errors that are not one of these, because those are bugs in sparkforge itself.
 """
@@ -28,7 +28,7 @@ class SparkforgeError(Exception):
         return {"exit_code": self.exit_code, "what": self.what, "remedy": self.remedy}
 
     def __str__(self) -> str:
-        return f"{self.what}\n  how to mend: {self.remedy}" if self.remedy else self.what
+        return f"{self.what}\n  hint: {self.remedy}" if self.remedy else self.what
 
 
 class UsageError(SparkforgeError):

@@ -68,7 +68,7 @@ class PathRule(Model):
     wheel: Place | None
     """Prefix in the wheel; null: files that no wheel ships and none needs (tests, docs)."""
     build: bool = False
-    """Rules of compiling: a compile heeds a change of them, an overlay has no use for it."""
+    """Build rules: a change of them affects a compile only, never an overlay."""
 
 
 def rule_of(rules: Iterable[PathRule], path: str) -> PathRule | None:
@@ -312,7 +312,7 @@ def load(path: Path) -> Pins:
 
     Raises:
         PinsError: the file is missing, is no YAML, or a value is wrong; every problem is
-            reported as ``pins.yaml:LINE: key: what is wrong: how to mend``.
+            reported as ``pins.yaml:LINE: key: what is wrong: hint``.
     """
     try:
         text = path.read_text(encoding="utf-8")

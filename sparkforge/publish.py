@@ -65,7 +65,7 @@ def publish(
         files: dict[str, str] = {}
         if wheels:  # a run that stopped before has nothing to say about them
             files = _publish_wheels(context, folder, lines)
-        (folder / "server.log").unlink(missing_ok=True)  # of a failure that is mended
+        (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
         if context.target.smoke is not None:
             tiny_model(folder)
         complete = {**document, "files": files}

@@ -216,6 +216,7 @@ class Bisection:
 
     def _conclude(self, first: Answer, low: int, high: int, *, as_json: bool) -> int:
         what = "breaks" if first == "good" else "mends"
+        verb = "breaks" if first == "good" else "fixes"
         candidates = self.patches[low:high]
         if as_json:
             log.json({"bisect": {
@@ -224,11 +225,11 @@ class Bisection:
             }})  # fmt: skip
         if len(candidates) == 1:
             ((upstream, name),) = candidates
-            log.heading(f"{upstream}: {name} {what} {self.check.label}")
+            log.heading(f"{upstream}: {name} {verb} {self.check.label}")
             return 0
         names = ", ".join(name for _, name in candidates)
-        msg = f"one of {len(candidates)} patches {what} {self.check.label}: {names}"
-        remedy = "what lies between them could not be judged: see the steps that say skip"
+        msg = f"one of {len(candidates)} patches {verb} {self.check.label}: {names}"
+        remedy = "no step between them gave a result: see the steps that say skip"
         log.error(str(AblationError(msg, remedy)))
         return AblationError.exit_code
 

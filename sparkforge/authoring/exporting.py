@@ -120,7 +120,7 @@ def export(
     with _staged(checkout, source.upstream, files) as fresh, _said_of(folder, fresh.folder):
         rules = checkout.pins.upstream(source.upstream).paths
         if problems := patchlint.lint(fresh, checkout.root, rules):
-            raise SeriesError("\n".join(problems), "nothing was written: mend the commits, then"
+            raise SeriesError("\n".join(problems), "nothing was written; fix the commits, then"
                                                    " export again")  # fmt: skip
         recorded = _record(checkout, chain, fresh)
         wanted = _wanted(checkout, source.provider, old, fresh, recorded)

@@ -44,7 +44,7 @@ class Request:
 
 def packages(python: str) -> tuple[str, ...]:
     """Return the distribution packages that a compile needs; CMake and ninja are locked wheels."""
-    # patch: vLLM's CMake mends one header of torch with it. libnuma-dev: its CPU kernels
+    # patch: vLLM's CMake patches one header of torch with it. libnuma-dev: its CPU kernels
     return (
         "ccache",
         "g++",

@@ -1,1 +1,1 @@
-"""``build.py doctor``: will this machine build and serve a target, and if not, what mends it?"""
+"""``build.py doctor``: will this machine build and serve a target, and if not, what fixes it?"""

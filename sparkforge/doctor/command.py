@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     names = ", ".join(one.name for one in stops)
     error = DoctorError(f"target {want.target} would not be built or served here: {names}",
-                        "the remedies stand beside the findings")  # fmt: skip
+                        "run the hint of each finding, then doctor again")  # fmt: skip
     log.error(str(error))
     return error.exit_code
 
@@ -147,7 +147,7 @@ def document(target: str, findings: Iterable[Finding]) -> dict[str, object]:
 
 
 def show(target: str, findings: Iterable[Finding]) -> None:
-    """Print findings by theme, gravest remedies beside what was seen."""
+    """Print findings by theme, each with what was seen and its hint."""
     theme = ""
     for one in findings:
         check = CHECKS[one.name]
@@ -159,7 +159,7 @@ def show(target: str, findings: Iterable[Finding]) -> None:
         if one.state in ("warn", "fail"):
             log.info(f"          why   {check.why}")
         if one.remedy:
-            log.info(f"          mend  {one.remedy}")
+            log.info(f"          hint  {one.remedy}")
 
 
 def markdown() -> str:

@@ -137,8 +137,8 @@ def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
         elif load is not None and load >= BUSY_PERCENT and now < STUCK_MHZ:
             yield Finding(
                 "clocks", "fail", f"{said}: stuck",
-                "shut down, pull the power plug for a minute, start   # a full power cycle was"
-                " reported to mend it",
+                "shut down, unplug for a minute, start again   # reports say that a full power"
+                " cycle fixes it",
             )  # fmt: skip
         elif slowed:
             yield Finding("clocks", "warn", said, look)

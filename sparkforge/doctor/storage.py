@@ -216,8 +216,8 @@ def _room(seen: Readings, name: str) -> Iterator[Finding]:
         return
     said = f"{disk['path']}: {int(disk['free']) / 1e9:.0f} GB free, {name} takes {need / 1e9:.0f}"
     if int(disk["free"]) < need:
-        mend = "echo SPARKFORGE_HF_CACHE=/larger/disk/huggingface >>.env   # of user 10001"
-        yield Finding("model-disk", "fail", said, mend)
+        hint = "echo SPARKFORGE_HF_CACHE=/larger/disk/huggingface >>.env   # of user 10001"
+        yield Finding("model-disk", "fail", said, hint)
     else:
         yield Finding("model-disk", "ok", said)
 

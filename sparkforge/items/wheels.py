@@ -92,7 +92,7 @@ def outputs_of(made: Overlaid) -> dict[str, Any]:
     log.info(f"{made.path.name}: {counts}")
     if made.compile_only:
         paths = ", ".join(made.compile_only)
-        log.info(f"left out, since only a compile heeds it: {paths}")
+        log.info(f"skipped (build rules only affect --wheels compile): {paths}")
     log.info(f"sha256 {sha256}")
     return {
         "file": made.path.name, "sha256": sha256, "version": made.version,

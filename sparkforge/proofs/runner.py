@@ -193,7 +193,7 @@ def prove(
                 )
             except CommandError as error:
                 msg = f"{job.label}: nvcc refuses it:\n{error}"
-                raise ProofError(msg, "mend the source or the patch that made it so") from error
+                raise ProofError(msg, "fix the source, or the patch that changed it") from error
             return {"label": job.label}
 
         cubin = toolchain.keep(store, "proof-cubins", f"cubin {job.label}", compiled, build)

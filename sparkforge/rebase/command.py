@@ -270,7 +270,7 @@ def _table(moves: list[Move]) -> None:
 
 def _say(found: list[Companion] | tuple[Companion, ...]) -> None:
     for one in found:
-        log.warning(f"{one.what}\n    mend: {one.mend}")
+        log.warning(f"{one.what}\n    hint: {one.mend}")
 
 
 def _document(now: State, found: tuple[Companion, ...]) -> dict[str, Any]:

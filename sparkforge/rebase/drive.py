@@ -98,7 +98,7 @@ class Rebase:
         one = self.series_of(name)
         upstream = loaded.upstreams[name]
         if problems := patchlint.lint(one, self.root, upstream.paths):
-            raise SeriesError("\n".join(problems), "mend the series before you move it")
+            raise SeriesError("\n".join(problems), "fix the series, then rebase it")
         series.apply_recorded(self.store, one, old, upstream)
         return one
 
@@ -253,7 +253,7 @@ class Rebase:
         problems += [f"{name}: new: git add it, or remove it" for name in untracked if name]
         if problems:
             msg = f"{work.path}: not resolved:\n  " + "\n  ".join(problems)
-            raise UsageError(msg, f"mend that, then build.py rebase {self.upstream} --continue")
+            raise UsageError(msg, f"fix these, then build.py rebase {self.upstream} --continue")
 
     def skip(self, state: State, leg: Leg, reason: str) -> None:
         """Leave the stopped patch out of the series."""

@@ -30,7 +30,7 @@ class Landed:
     Attributes:
         report: the page about it.
         changed: files of the checkout that were written or removed.
-        companions: what no longer agrees, and how to mend it.
+        companions: what no longer agrees, and how to fix it.
     """
 
     report: Path
@@ -106,7 +106,7 @@ def _series(rebase: Rebase, leg: Leg, files: dict[Path, bytes | None]) -> Series
     (aside / "series").write_text("".join(f"{name}\n" for name in exported))
     fresh = series.read(aside)
     if problems := patchlint.lint(fresh, rebase.root, leg.goal.paths):
-        raise SeriesError("\n".join(problems), "mend the message of that patch")
+        raise SeriesError("\n".join(problems), "fix the message of that patch")
     return fresh
 
 

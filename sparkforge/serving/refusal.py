@@ -17,7 +17,7 @@ OPTIONS = ("--middleware", f"{__name__}.Refusal")
 PROBE = "X-Sparkforge-Probe"
 """Header of our own looks. A server that is to be well has to make a token for them."""
 RETRY_S = 30
-"""What a client is told to wait. OpenAI's heeds up to 60."""
+"""Seconds that a client should wait. OpenAI's client honours up to 60."""
 # asked by machines, or gives memory back
 _OPEN = frozenset({"/ping", "/abort_requests", "/pause", "/sleep"})
 

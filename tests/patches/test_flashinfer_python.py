@@ -51,7 +51,7 @@ def test_inputs_left_out_are_tuned_past(flashinfer_answers: dict[str, dict[str, 
 
 
 def test_the_release_ends_in_an_index_error(flashinfer_answers: dict[str, dict[str, Any]]) -> None:
-    """The control: each place that the patch mends."""
+    """The control: each place that the patch fixes."""
     stock = flashinfer_answers["stock"]["autotuner"]
     assert stock["first linked input is None"]["profiles"] == "IndexError"  # generation
     assert stock["first linked input is None"]["nearest"] == "IndexError"  # matching

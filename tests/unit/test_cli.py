@@ -66,7 +66,7 @@ def test_words_that_make_no_sense_are_refused_with_a_way_out(
     err = told(capsys, 2, *with_store)
     assert err.startswith("error: ")
     assert fragment in err
-    assert "how to mend: " in err
+    assert "hint: " in err
     assert not (tmp_path / "store").exists()
 
 

@@ -242,5 +242,5 @@ def test_every_exit_code_stands_for_one_thing() -> None:
 
 
 def test_an_error_says_what_and_how_to_mend() -> None:
-    assert str(errors.FetchError("gone", "look")) == "gone\n  how to mend: look"
+    assert str(errors.FetchError("gone", "look")) == "gone\n  hint: look"
     assert str(errors.FetchError("gone")) == "gone"
