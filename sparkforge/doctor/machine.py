@@ -156,14 +156,8 @@ def proxies(seen: Readings, want: Wanted) -> Iterator[Finding]:
 # -- memory ----------------------------------------------------------------------
 
 
-def meminfo(text: str) -> dict[str, int]:
-    """Return /proc/meminfo in bytes by name; {} where the text is none."""
-    found = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
-    return {name: int(kib) * 1024 for name, kib in found}
-
-
 def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    have = meminfo(seen.text("/proc/meminfo"))
+    have = memory.meminfo(seen.text("/proc/meminfo"))
     if not {"MemTotal", "MemAvailable"} <= have.keys() or not have["MemTotal"]:
         yield Finding("memory", "note", "/proc/meminfo says nothing of memory")
         return
@@ -201,7 +195,7 @@ def _page_cache(have: dict[str, int], want: Wanted) -> Iterator[Finding]:
 
 
 def swap(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    have = meminfo(seen.text("/proc/meminfo"))
+    have = memory.meminfo(seen.text("/proc/meminfo"))
     total, free = have.get("SwapTotal", 0), have.get("SwapFree", 0)
     if not total:
         yield Finding("swap", "ok", "none")

@@ -7,6 +7,7 @@ available; a share that just fits leaves nothing to the host.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ ten of 0.46, measured with nvcc 13.0 for 12.1) and Compose's two folders in memo
 and 2 of /tmp, which are hardly full at the same time. No Spark has confirmed it.
 """
 LIMIT = "SPARKFORGE_MEMORY_LIMIT"
+_GROUP = "sys/fs/cgroup"
 
 
 class MemoryShortError(StartError):
@@ -63,18 +65,37 @@ def read(root: Path = Path("/")) -> Reading:
     Raises:
         OSError, ValueError, LookupError: no such file or line; not a Linux of the last ten years.
     """
-    lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
-    kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
-    total, available = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
-    group = root / "sys/fs/cgroup"
-    limit = group / "memory.max"
-    if not limit.is_file() or (text := limit.read_text(encoding="ascii").strip()) == "max":
+    have = meminfo((root / "proc/meminfo").read_text(encoding="ascii", errors="replace"))
+    total, available = have["MemTotal"], have["MemAvailable"]
+    figures = group(root)
+    if "max" not in figures:
         return Reading(total, available)
-    stat = dict(ln.split() for ln in (group / "memory.stat").read_text().splitlines())
+    stat = dict(ln.split() for ln in (root / _GROUP / "memory.stat").read_text().splitlines())
     # these two lists hold files alone: what lies in /tmp and /dev/shm is in others
     cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    used = int((group / "memory.current").read_text()) - cache
-    return Reading(total, available, int(text), max(used, 0))
+    return Reading(total, available, figures["max"], max(figures["current"] - cache, 0))
+
+
+def meminfo(text: str) -> dict[str, int]:
+    """Return /proc/meminfo in bytes by name; {} where the text is none."""
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in found}
+
+
+def group(root: Path) -> dict[str, int]:
+    """Return ``current``, ``peak`` and ``max`` of this container in bytes; without those not there.
+
+    ``max`` is not there where no limit is set.
+
+    Raises:
+        OSError, ValueError: a file is there and cannot be read, or holds no number.
+    """
+    files = {name: root / _GROUP / f"memory.{name}" for name in ("current", "peak", "max")}
+    texts = {
+        name: file.read_text(encoding="ascii").strip()
+        for name, file in files.items() if file.is_file()
+    }  # fmt: skip
+    return {name: int(text) for name, text in texts.items() if text != "max"}
 
 
 def utilisation(plan: Mapping[str, Any], reading: Reading, cuda_total: int | None = None) -> float:

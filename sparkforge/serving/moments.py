@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sparkforge.serving import memory
+
 PREFIX = "memory at "
-_GIB = 1 << 30
 _FIELDS = {"MemTotal": "total", "MemAvailable": "available", "MemFree": "free",
            "Cached": "cached", "Dirty": "dirty", "Shmem": "shared"}  # fmt: skip
+_GROUP = {"current": "container", "peak": "container's peak", "max": "limit"}
 
 
 def line(moment: str, root: Path = Path("/")) -> str:
@@ -23,29 +25,12 @@ def line(moment: str, root: Path = Path("/")) -> str:
     """
     try:
         text = (root / "proc/meminfo").read_text(encoding="ascii", errors="replace")
-        kib = {name: int(rest.split()[0]) for name, rest in _rows(text) if rest.split()}
+        have, group = memory.meminfo(text), memory.group(root)
     except (OSError, ValueError) as error:
         return f"{PREFIX}{moment}: cannot be read: {error}"
-    parts = [
-        f"{name} {kib[field] / (1 << 20):.2f}" for field, name in _FIELDS.items() if field in kib
-    ]
-    if "SwapTotal" in kib and "SwapFree" in kib:
-        parts.append(f"swapped {(kib['SwapTotal'] - kib['SwapFree']) / (1 << 20):.2f}")
-    group = root / "sys/fs/cgroup"
-    for name, word in (("current", "container"), ("peak", "container's peak"), ("max", "limit")):
-        value = _bytes(group / f"memory.{name}")
-        if value is not None:
-            parts.append(f"{word} {value / _GIB:.2f}")
+    found = {word: have[name] for name, word in _FIELDS.items() if name in have}
+    if "SwapTotal" in have and "SwapFree" in have:
+        found["swapped"] = have["SwapTotal"] - have["SwapFree"]
+    found |= {word: group[name] for name, word in _GROUP.items() if name in group}
+    parts = [f"{word} {size / memory.GIB:.2f}" for word, size in found.items()]
     return f"{PREFIX}{moment}, GiB: {', '.join(parts)}"
-
-
-def _rows(text: str) -> list[tuple[str, str]]:
-    return [(name, rest) for name, _, rest in (row.partition(":") for row in text.splitlines())]
-
-
-def _bytes(file: Path) -> int | None:
-    """Return a control group's figure; None where there is none ("max" is no figure)."""
-    try:
-        return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None

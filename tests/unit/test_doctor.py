@@ -267,7 +267,6 @@ def test_ports_of_listeners_only() -> None:
         "   1: 0100007F:1F41 0100007F:C350 01 00000000:00000000 00:00000000\n"
     )
     assert storage.listening(table) == {8000}
-    assert machine.meminfo("MemTotal: 12 kB\nHugePages_Total: 0\n") == {"MemTotal": 12288}
 
 
 # -- a checkpoint on the disk ----------------------------------------------------

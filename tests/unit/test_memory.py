@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkforge import pins
-from sparkforge.serving import memory
+from sparkforge.serving import memory, moments
 from sparkforge.serving.memory import GIB, MemoryShortError, Reading
 from tests.support import ROOT
 
@@ -50,6 +50,28 @@ def test_page_cache_does_not_count_as_used(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (reading.limit, reading.used, reading.room) == (100 * GIB, 3 * GIB, 97 * GIB)
     assert reading.available == 114 * GIB
+
+
+def test_lines_that_are_no_bytes_do_not_count() -> None:
+    assert memory.meminfo("MemTotal: 12 kB\nHugePages_Total: 0\n") == {"MemTotal": 12288}
+    assert memory.meminfo("what is this") == {}
+
+
+def test_a_moment_has_the_reading_s_limit(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path, available_gib=114, memory_max=f"{100 * GIB}\n", memory_current=str(9 * GIB),
+        memory_peak=str(10 * GIB), memory_stat="",
+    )  # fmt: skip
+    reading = memory.read(root)
+    assert (reading.limit, reading.used) == (100 * GIB, 9 * GIB)
+    assert moments.line("start", root) == (
+        "memory at start, GiB: total 119.70, available 114.00, free 0.00, container 9.00,"
+        " container's peak 10.00, limit 100.00"
+    )
+    (root / "sys/fs/cgroup/memory.max").write_text("plenty\n")
+    assert "cannot be read" in moments.line("start", root)
+    with pytest.raises(ValueError, match="plenty"):
+        memory.read(root)
 
 
 def test_this_machines_memory_can_be_read() -> None:
