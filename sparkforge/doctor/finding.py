@@ -126,7 +126,7 @@ CHECKS: Mapping[str, Check] = {
     }),
     **_checks("memory", {
         "memory": (
-            "MemTotal and MemAvailable", "fail: less than the profile's least",
+            "MemTotal, MemAvailable and what CUDA counts", "fail: less than the profile's least",
             "the server does not start with less: docs/serving.md, share of memory",
         ),
         "page-cache": (

@@ -162,12 +162,14 @@ def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("memory", "note", "/proc/meminfo says nothing of memory")
         return
     reading = memory.Reading(have["MemTotal"], have["MemAvailable"])
-    said = f"{reading.available / _GIB:.1f} of {reading.total / _GIB:.1f} GiB available"
+    # the entrypoint asks CUDA, too; a driver that is silent here is a finding of its own
+    cuda_total = int(seen.facts.get("cuda_total") or 0) or None
+    said = memory.described(reading, cuda_total)
     if not want.memory:
         yield Finding("memory", "ok", said)
         return
     try:
-        share = memory.utilisation(want.memory, reading)
+        share = memory.utilisation(want.memory, reading, cuda_total)
     except memory.MemoryShortError:
         keep, least = want.memory["keep_free_gib"], want.memory["least_gib"]
         yield Finding(

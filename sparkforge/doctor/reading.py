@@ -18,6 +18,7 @@ from typing import Any
 
 from sparkforge import envfile, plain
 from sparkforge.run import Glimpse, glimpse
+from sparkforge.serving import devices
 
 FILES = (
     "/proc/cpuinfo",
@@ -49,7 +50,8 @@ class Readings:
     Attributes:
         files: text by path; None where there is no such file, or it could not be read.
         programs: what each of ``PROGRAMS`` said.
-        facts: what Python itself tells: machine, kernel, page size, ….
+        facts: what Python itself tells: machine, kernel, page size, …; as ``cuda_total`` the bytes
+            of an integrated GPU, "" where there is none.
         paths: of each path that matters, whether it exists and may be read and written.
         disks: free and total bytes by purpose (``store``, ``model``), and as ``checkpoint`` what
             there is of the model.
@@ -155,6 +157,7 @@ def take(
         works["disk rights"] = rights
     works["variables"] = lambda: variables(env_file)
     works["python"] = lambda: _pythons(timeout_s)
+    works["cuda"] = devices.unified_bytes
     done = bounded(works, timeout_s + 2)
 
     def of(kind: str) -> dict[str, Any]:
@@ -164,6 +167,7 @@ def take(
         "machine": platform.machine(), "kernel": platform.release(),
         "page_size": str(os.sysconf("SC_PAGESIZE")), "python": platform.python_version(),
         "user": str(os.getuid()), "docker_socket": socket, "pythons": done.get("python", ""),
+        "cuda_total": str(done.get("cuda") or ""),
     }  # fmt: skip
     late = tuple(sorted(name for name in works if name not in done and _hangs(name)))
     return Readings(

@@ -18,6 +18,8 @@ from sparkforge.doctor.finding import CHECKS, Finding
 from sparkforge.doctor.reading import Readings
 from sparkforge.doctor.wanted import Wanted, wanted
 from sparkforge.run import Glimpse, glimpse
+from sparkforge.serving import devices, memory
+from sparkforge.serving.memory import Reading
 from tests.support import PATIENCE_S, ROOT
 
 GIB_KIB = 1 << 20
@@ -254,6 +256,29 @@ def test_a_probe_that_fails_takes_no_other_with_it(want: Wanted) -> None:
     findings = found(broken, want)
     assert "page_size could not judge: ValueError" in findings["doctor"].seen
     assert {"git", "clocks", "port"} <= set(findings)
+
+
+def test_the_share_of_memory_is_the_entrypoint_s(want: Wanted) -> None:
+    """vLLM multiplies what CUDA counts, which need not be MemTotal."""
+    seen = Reading(119 << 30, 98 << 30)
+    shares = set()
+    for counted in (None, 122 << 30):
+        facts = {**FACTS, "cuda_total": str(counted or "")}
+        (finding, *_) = machine.memory_free(spark(mem=meminfo(available=98), facts=facts), want)
+        share = memory.utilisation(want.memory, seen, counted)
+        assert f"vLLM would be given {share:.2f} of all" in finding.seen
+        assert ("CUDA counts 122.0" in finding.seen) == (counted is not None)
+        shares.add(share)
+    assert len(shares) == 2
+
+
+def test_cuda_is_asked_for_an_integrated_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for counted, text in ((122 << 30, str(122 << 30)), (None, "")):
+        monkeypatch.setattr(devices, "unified_bytes", lambda found=counted: found)
+        seen = reading.take(store=tmp_path, model=tmp_path, env_file=tmp_path / ".env")
+        assert seen.facts["cuda_total"] == text
 
 
 def test_readings_come_back_from_a_file() -> None:
