@@ -274,7 +274,7 @@ def try_out(
     if driver:
         say(f"driver {driver}")
     folder = held.folder if held else None
-    trial = preflight.Trial.of(SHARE / "preflight", words, driver, folder, key, say)
+    trial = preflight.Trial.of(SHARE / preflight.NAME, words, driver, folder, key, say)
     if mode == "auto" and trial.passed():
         say("preflight: passed before, with this build, device and driver")
         return None

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from sparkforge import gptoss
+from sparkforge.serving.preflight import REFERENCE
 from sparkforge.tiny import Shape, make_tiny_gpt_oss
 
-REFERENCE = "reference.json"
 SHAPE = Shape(
     layers=2, hidden=256, inter=256, experts=16, experts_per_token=4, heads=16, kv_heads=2,
     head_dim=64,

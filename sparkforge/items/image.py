@@ -13,7 +13,7 @@ from sparkforge.codekey import code_of
 from sparkforge.context import WHEELS, Context, Item, Results, wheels_of
 from sparkforge.download import Fetches
 from sparkforge.hashing import key_of
-from sparkforge.items.trial import FOLDER, trial_item
+from sparkforge.items.trial import trial_item
 from sparkforge.receipt import SBOM
 
 
@@ -79,7 +79,9 @@ def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
     inputs = image_inputs(context, wheels, house, base)
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        # not needed by a build in which nothing changed
         from sparkforge import sbom
+        from sparkforge.serving.preflight import NAME
 
         third_party = results[house.label].path / WHEELS
         outputs = {name: results[f"wheel {name}"].outputs for name in context.target.wheels}
@@ -88,8 +90,8 @@ def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
         note = json.dumps({"target": context.target_name, "items": made_of},
                           indent=1, sort_keys=True)  # fmt: skip
         share = {SBOM: bill, image.INPUTS: f"{note}\n".encode()}
-        checkpoint = results[trial_item().label].path / FOLDER
-        share |= {f"{FOLDER}/{one.name}": one.read_bytes() for one in checkpoint.iterdir()}
+        checkpoint = results[trial_item().label].path / NAME
+        share |= {f"{NAME}/{one.name}": one.read_bytes() for one in checkpoint.iterdir()}
         labels = {
             **inputs["labels"], image.KEY_LABEL: key_of(inputs),
             image.SBOM_LABEL: hashlib.sha256(bill).hexdigest(),

@@ -9,9 +9,6 @@ from typing import Any
 from sparkforge.codekey import code_of
 from sparkforge.context import Item, Results
 
-FOLDER = "preflight"
-"""In the item, and below the image's share folder."""
-
 
 def trial_item() -> Item:
     """Return the checkpoint; it is the same for every target.
@@ -20,9 +17,11 @@ def trial_item() -> Item:
     """
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        from sparkforge import trial  # not needed by a build in which nothing changed
+        # not needed by a build in which nothing changed
+        from sparkforge import trial
+        from sparkforge.serving import preflight
 
-        trial.make(folder / FOLDER)
+        trial.make(folder / preflight.NAME)
         return {"kind": "checkpoint"}
 
     return Item("wheelhouse", "preflight checkpoint", {"code": code_of(__name__)}, make)

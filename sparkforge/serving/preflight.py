@@ -28,6 +28,7 @@ MODES = ("auto", "off", "always")
 REFERENCE = "reference.json"
 MARK = "preflight.json"
 NAME = "preflight"
+"""The model's, and its folder's: in the image's share, and in the item that makes it."""
 
 MEDIAN, MOST = 0.1, 0.3
 """Limits of the distance between a server's log-probabilities and the reference's, in nats: of the

@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 
 from sparkforge import trial
+from sparkforge.serving import preflight
 from sparkforge.serving.errors import EX_CONFIG
 from tests.patches.served import READY_S, serving
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 def test_the_preflight_with_vllm(patched_python: Path, tmp_path: Path, right: bool) -> None:
-    folder = tmp_path / "share" / "preflight"
+    folder = tmp_path / "share" / preflight.NAME
     trial.make(folder)
     if not right:  # half a nat is what the mildest of the wrong models is away
-        reference = json.loads((folder / trial.REFERENCE).read_text())
+        reference = json.loads((folder / preflight.REFERENCE).read_text())
         for answer in reference["answers"]:
             answer["prompt"] = [one + 0.5 for one in answer["prompt"]]
-        (folder / trial.REFERENCE).write_text(json.dumps(reference))
+        (folder / preflight.REFERENCE).write_text(json.dumps(reference))
     given = {"SPARKFORGE_PREFLIGHT": "always", "SPARKFORGE_SHARE": str(tmp_path / "share")}
     with serving(patched_python, tmp_path, given) as one:
         if right:

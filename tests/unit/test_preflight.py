@@ -33,7 +33,7 @@ def model(folder: Path) -> gptoss.Model:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Any:
-    return json.loads((folder / trial.REFERENCE).read_text())
+    return json.loads((folder / preflight.REFERENCE).read_text())
 
 
 def chosen(model: gptoss.Model, part: str, change: Callable[[Any], Any]) -> Tensors:
@@ -66,7 +66,7 @@ def distances(model: gptoss.Model, reference: Any) -> list[float]:
 def test_it_is_the_same_everywhere_and_small(folder: Path) -> None:
     sums = {one.name: hashlib.sha256(one.read_bytes()).hexdigest()[:12] for one in folder.iterdir()}
     assert sums["model.safetensors"] == "add0ed26a855"
-    assert sums[trial.REFERENCE] == "8aa9a45041c0"
+    assert sums[preflight.REFERENCE] == "8aa9a45041c0"
     assert sum(one.stat().st_size for one in folder.iterdir()) < 10_000_000
 
 
