@@ -1,4 +1,4 @@
-"""Words on the command line → one call."""
+"""The command line: from arguments to one call."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ _STARTS_A_SERVER = ("smoke", "serve", "bench")
 _TAKES_A_COMMAND = ("ablate", "dev")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # the operating system's answers that are about the user's files, and no bug of ours
-_ACCESS, _ROOM = "give the user access to it", "make room"
+_ACCESS, _ROOM = "give the user access to it", "free some space"
 _REFUSED = {
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
     errno.EROFS: _ACCESS,
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
-    errno.EISDIR: "name a file",
-    errno.ENOTDIR: "name a folder",
-    errno.ENAMETOOLONG: "name a shorter place",
-    errno.ELOOP: "remove the link that leads to itself",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or use another file system",
-    errno.EIO: "check the disk: the kernel's log has more",
+    errno.EISDIR: "give a file",
+    errno.ENOTDIR: "give a folder",
+    errno.ENAMETOOLONG: "use a shorter path",
+    errno.ELOOP: "remove the link that points to itself",
+    errno.EFBIG: "raise the file size limit (ulimit -f), or use another file system",
+    errno.EIO: "check the disk; see the kernel log",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
+    errno.ENFILE: "raise the system limit of open files (fs.file-max)",
 }
 
 
@@ -82,7 +82,7 @@ def _parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (see ``errors``)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    behind: list[str] | None = None  # what stands behind -- goes to `vllm serve`, or is a command
+    behind: list[str] | None = None  # after --: for `vllm serve`, or a command
     if "--" in words:
         at = words.index("--")
         words, behind = words[:at], words[at + 1 :]
@@ -108,17 +108,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(words)
         options.serve_arguments = tuple(behind or ())
         if behind == [] and options.command in _TAKES_A_COMMAND:
-            raise UsageError("no command behind --", "name one, or leave out --")
+            raise UsageError("no command after --", "give a command, or omit --")
         if behind and options.command not in (*_STARTS_A_SERVER, *_TAKES_A_COMMAND):
-            msg = f"{options.command} starts no server that could take {behind[0]}"
-            raise UsageError(msg, f"only these do: {', '.join(_STARTS_A_SERVER)}")
+            msg = f"{options.command} takes no arguments after --: {behind[0]}"
+            raise UsageError(msg, f"{', '.join(_STARTS_A_SERVER)} pass them to vllm serve")
         log.configure(to_stderr=options.json, verbose=options.verbose)
         code: int = options.run(options)
     except SparkforgeError as error:
         return _fail(error, words)
     except KeyboardInterrupt:
         what = f"interrupted after {time.monotonic() - start:.0f} s"
-        log.error(f"{what}; the next run goes on")
+        log.error(f"{what}; the next run continues from here")
         _answer(words, SparkforgeError(what, "run it again"), errors.INTERRUPTED_EXIT_CODE)
         return errors.INTERRUPTED_EXIT_CODE
     except Exception as error:

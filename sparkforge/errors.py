@@ -1,6 +1,6 @@
-"""Every failure that a user can meet, each with its own exit code.
+"""All expected errors, each with its own exit code.
 
-A message answers three questions: what is wrong, where, and how to fix it.
+A message says what is wrong, where, and how to fix it.
 ``cli.main`` prints it and exits with ``exit_code``; a traceback is shown only for
 errors that are not one of these, because those are bugs in sparkforge itself.
 """
@@ -24,7 +24,7 @@ class SparkforgeError(Exception):
         self.remedy = remedy
 
     def as_json(self) -> dict[str, str | int]:
-        """Return what ``--json`` prints of it."""
+        """Return the document that ``--json`` prints."""
         return {"exit_code": self.exit_code, "what": self.what, "remedy": self.remedy}
 
     def __str__(self) -> str:
@@ -32,145 +32,145 @@ class SparkforgeError(Exception):
 
 
 class UsageError(SparkforgeError):
-    """The words on the command line make no sense together."""
+    """Invalid or conflicting command-line options."""
 
     exit_code = 2
 
 
 class PinsError(SparkforgeError):
-    """pins.yaml (or a file it names) is wrong."""
+    """pins.yaml, or a file that it names, is invalid."""
 
     exit_code = 3
 
 
 class FetchError(SparkforgeError):
-    """An input could not be had: no network, offline, not in the index, wrong mirror."""
+    """An input is not available: no network, offline, not in the index, wrong mirror."""
 
     exit_code = 4
 
 
 class IntegrityError(SparkforgeError):
-    """Something was fetched or made, and it is not what the pins promise."""
+    """A download or result differs from its pin."""
 
     exit_code = 5
 
 
 class SeriesError(SparkforgeError):
-    """A patch is malformed, does not apply exactly, or files and series disagree."""
+    """A patch is malformed, does not apply exactly, or is missing from its series."""
 
     exit_code = 6
 
 
 class WheelError(SparkforgeError):
-    """A wheel can't be made from these inputs."""
+    """A wheel cannot be built from these inputs."""
 
     exit_code = 7
 
 
 class EngineError(SparkforgeError):
-    """The container engine is absent, too old, or refuses."""
+    """The container engine is missing, too old, or reports an error."""
 
     exit_code = 8
 
 
 class ImageError(SparkforgeError):
-    """The image or the plain environment could not be made."""
+    """The image or the virtual environment could not be built."""
 
     exit_code = 9
 
 
 class SmokeError(SparkforgeError):
-    """What was built does not serve as promised."""
+    """The build fails its smoke test."""
 
     exit_code = 10
 
 
 class StoreError(SparkforgeError):
-    """The store, or another file, can't be read or written (disk full, permissions)."""
+    """The store or another file cannot be read or written (disk full, permissions)."""
 
     exit_code = 11
 
 
 class CommandError(SparkforgeError):
-    """A program that sparkforge runs ended with an error nobody foresaw."""
+    """A program that sparkforge runs failed unexpectedly."""
 
     exit_code = 12
 
 
 class MachineError(SparkforgeError):
-    """The machine lacks something that sparkforge itself needs (python, git)."""
+    """The machine lacks a program that sparkforge needs (Python, git)."""
 
     exit_code = 13
 
 
 class StaleError(SparkforgeError):
-    """A generated file of the checkout is not what it would be now."""
+    """A generated file of the checkout is out of date."""
 
     exit_code = 14
 
 
 class QualityError(SparkforgeError):
-    """What was measured lies beyond the limits that were asked for."""
+    """A measurement is beyond its limit."""
 
     exit_code = 15
 
 
 class AblationError(SparkforgeError):
-    """A test does not notice that its patch is left out, or no patch makes a difference."""
+    """A test passes without its patch, or no patch makes a difference."""
 
     exit_code = 16
 
 
 class ProofError(SparkforgeError):
-    """Machine code is not what a proof promises."""
+    """The machine code differs from what a proof requires."""
 
     exit_code = 17
 
 
 class DoctorError(SparkforgeError):
-    """This machine would not build or serve the target; the findings say why."""
+    """This machine cannot build or serve the target; see the findings."""
 
     exit_code = 18
 
 
 class RebaseStopped(SparkforgeError):
-    """A patch does not move to the new release by itself: a person is needed."""
+    """A patch does not apply to the new release; resolve it by hand."""
 
     exit_code = 19
 
 
 class VerifyError(SparkforgeError):
-    """Two builds differ, or an image is not what this checkout makes."""
+    """Two builds differ, or an image was not built from this checkout."""
 
     exit_code = 20
 
 
 class SignError(SparkforgeError):
-    """cosign is not there, or refuses to sign or to check."""
+    """cosign is missing, or fails to sign or to verify."""
 
     exit_code = 21
 
 
 class WatchNews(SparkforgeError):
-    """watch: an upstream has a newer release, and every series carries over by itself."""
+    """watch: an upstream has a newer release, and every series applies to it."""
 
     exit_code = 22
 
 
 class WatchConflict(SparkforgeError):
-    """watch: an upstream has a newer release, and a person must carry a patch over."""
+    """watch: an upstream has a newer release, and a patch needs work."""
 
     exit_code = 24
 
 
 class CompileError(SparkforgeError):
-    """A wheel can't be compiled, or its compile failed."""
+    """A wheel cannot be compiled, or its compile failed."""
 
     exit_code = 23
 
 
 class PortError(SparkforgeError):
-    """The port that a server should listen on is taken."""
+    """The server's port is in use."""
 
     exit_code = 25
 
@@ -184,8 +184,8 @@ def exit_codes() -> list[tuple[int, str]]:
     kinds: list[type[SparkforgeError]] = [SparkforgeError, *SparkforgeError.__subclasses__()]
     rows = [(kind.exit_code, (kind.__doc__ or "").strip().splitlines()[0]) for kind in kinds[1:]]
     rows += [
-        (0, "All well."),
-        (1, "A bug in sparkforge: a traceback is shown, please report it."),
-        (INTERRUPTED_EXIT_CODE, "Interrupted; the next run goes on where this one stopped."),
+        (0, "Success."),
+        (1, "A bug in sparkforge; please report the traceback."),
+        (INTERRUPTED_EXIT_CODE, "Interrupted; the next run continues from here."),
     ]
     return sorted(rows)

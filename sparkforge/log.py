@@ -214,7 +214,7 @@ def _write(stream: IO[str], text: str) -> None:
         if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
             log.answered = True  # no document can follow
             msg = f"standard output: {error.strerror}"
-            raise StoreError(msg, "make room where it is written to") from error
+            raise StoreError(msg, "free space where it is written") from error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

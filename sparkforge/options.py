@@ -1,4 +1,4 @@
-"""What the words on the command line name: store, pins, sources, platform, series."""
+"""Resolve options: store, pins, sources, platform, series."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def store_of(options: argparse.Namespace) -> Store:
             cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
             if not cache.is_absolute():
                 if not Path(os.environ.get("HOME", "/")).is_absolute():
-                    msg = "HOME is no absolute path"
+                    msg = "HOME is not an absolute path"
                     raise RuntimeError(msg)  # as Path.home() does without one
                 cache = Path.home() / ".cache"
             chosen = cache / "sparkforge"
         root = Path(chosen).expanduser().resolve()
     except RuntimeError as error:  # no HOME, and the user is in no list of users
-        raise UsageError(f"no place for the store: {error}", "name one with --store DIR") from None
+        raise UsageError(f"no folder for the store: {error}", "give one with --store DIR") from None
     gitsafe.check_owner(root)  # what is in it is installed and served
     return Store(root)
 
@@ -89,8 +89,8 @@ def source_plan(options: argparse.Namespace, default: SourcePlan) -> SourcePlan:
     mirrored = [name for name, _, _ in (text.partition("=") for text in options.mirror)
                 if "/" not in name]  # fmt: skip
     if options.source == "release" and mirrored:
-        msg = f"--source release reads no git repository, --mirror names one of {mirrored[0]}"
-        raise UsageError(msg, "leave one of them out")
+        msg = f"--source release uses no git repository, but --mirror gives one for {mirrored[0]}"
+        raise UsageError(msg, "omit one of them")
     return SOURCES[options.source] if options.source else default
 
 
@@ -108,8 +108,8 @@ def host_platform() -> Platform:
     """
     here = MACHINES.get(platform.machine())
     if here is None:
-        msg = f"nothing is built on {platform.machine()}"
-        raise UsageError(msg, f"use a machine of {', '.join(sorted(set(MACHINES.values())))}")
+        msg = f"builds do not run on {platform.machine()}"
+        raise UsageError(msg, f"use a machine with {', '.join(sorted(set(MACHINES.values())))}")
     return here
 
 
@@ -125,21 +125,21 @@ def chosen_series(options: argparse.Namespace, root: Path, all_pins: Pins) -> li
     unknown -= set(all_pins.upstreams)
     if unknown:
         msg = f"patches/{sorted(unknown)[0]}: pins.yaml has no upstream of that name"
-        raise SeriesError(msg, "rename the folder, or pin the upstream")
+        raise SeriesError(msg, "rename the folder, or add the upstream to pins.yaml")
     for name in names:
         all_pins.upstream(name)
     return [series.read(root / "patches" / name) for name in names]
 
 
 def settle(options: argparse.Namespace, wanted: Mapping[Path, str], command: str) -> int:
-    """Write generated files, or with --check hold them against what they should be; say so.
+    """Write generated files, or with --check compare them with the files; report.
 
     Raises:
         StaleError: with --check, one differs.
     """
     changed = generated.settle(wanted, command, check=options.check)
     for path in wanted:
-        log.info(f"{path}: {'written' if path in changed else 'as it should be'}")
+        log.info(f"{path}: {'written' if path in changed else 'up to date'}")
     if options.json:
         log.json({"written": [str(path) for path in changed]})
     return 0

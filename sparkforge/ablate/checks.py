@@ -74,7 +74,7 @@ class Builder:
         )  # fmt: skip
         if until == "smoke" and target.smoke is None:
             msg = f"target {self.target} has no smoke test"
-            raise UsageError(msg, "give a command behind --, or another target")
+            raise UsageError(msg, "give a command after --, or another target")
         return pipeline.run(context, items(context, until))
 
 

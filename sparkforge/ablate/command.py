@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 def _command(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the words of the command to run; a text behind --bisect is the shell's."""
     if options.bisect and options.serve_arguments:
-        msg = f"--bisect {options.bisect!r} and a command behind --"
+        msg = f"--bisect {options.bisect!r} and a command after --"
         raise UsageError(msg, "give one of the two")
     if options.bisect:
         return ("sh", "-c", options.bisect)

@@ -1,1 +1,1 @@
-"""The words of each command: its options, and the function that they call."""
+"""The arguments of each command: its options, and the function that they call."""

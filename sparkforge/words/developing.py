@@ -12,11 +12,13 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command for working on the patches of a target."""
     dev = subparsers.add_parser(
         "dev", parents=[groups.shared, groups.sources, groups.target],
-        help="a shell, or -- COMMAND, in which edits of patched work trees act at once",
+        help="run a shell, or -- COMMAND, against editable patched work trees",
     )  # fmt: skip
-    dev.add_argument("upstream", nargs="*", help="only these work trees (default: the target's)")
+    dev.add_argument(
+        "upstream", nargs="*", help="upstreams whose work trees to use (default: the target's)"
+    )
     dev.add_argument("--dir", type=Path, metavar="DIR",
-                     help="where the work trees lie (default: dev/TARGET)")  # fmt: skip
+                     help="folder of the work trees (default: dev/TARGET)")  # fmt: skip
     dev.set_defaults(run=_dev)
 
 

@@ -13,29 +13,34 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     doctor = subparsers.add_parser(
         "doctor",
         parents=[groups.shared],
-        help="will this machine build and serve a target, and if not, what to do",
+        help="check that this machine can build and serve a target",
     )
-    doctor.add_argument("--target", metavar="NAME",
-                        help="for which (default: what this machine looks like)")  # fmt: skip
+    doctor.add_argument(
+        "--target", metavar="NAME", help="target to check for (default: guessed from the hardware)"
+    )
     doctor.add_argument("--model", type=Path, metavar="DIR",
-                        help="look at this checkpoint, not at the hub's cache")  # fmt: skip
+                        help="check this checkpoint instead of the hub's cache")  # fmt: skip
     doctor.add_argument("--cluster", action="store_true",
-                        help="the pair of which this is one, too; run it on both")  # fmt: skip
-    doctor.add_argument("--wait", type=positive, metavar="SECONDS",
-                        help="--cluster: for the other side (default: 30)")  # fmt: skip
+                        help="also check the two-machine setup; run on both machines")  # fmt: skip
+    doctor.add_argument(
+        "--wait",
+        type=positive,
+        metavar="SECONDS",
+        help="with --cluster: how long to wait for the other machine (default: 30)",
+    )
     record = doctor.add_mutually_exclusive_group()
     record.add_argument("--save", type=Path, metavar="FILE",
-                        help="write what was read, too: for a report")  # fmt: skip
+                        help="also store the readings, to judge them elsewhere")  # fmt: skip
     record.add_argument("--readings", type=Path, metavar="FILE",
-                        help="judge what --save wrote on another machine")  # fmt: skip
+                        help="judge readings that --save stored on another machine")  # fmt: skip
     record.add_argument("--report", type=Path, nargs="?", default=False, metavar="FILE",
-                        help="pack all that a first run tells into an archive: readings, logs,"
-                        " chats (default: sparkforge-report-TIME.tar.gz)")  # fmt: skip
+                        help="pack readings, logs and test chats into an archive for a bug report"
+                        " (default: sparkforge-report-TIME.tar.gz)")  # fmt: skip
     doctor.add_argument("--no-chats", action="store_true",
-                        help="--report: ask the server nothing")  # fmt: skip
+                        help="with --report: send no test chats to the server")  # fmt: skip
     how = doctor.add_mutually_exclusive_group()
     how.add_argument("--docs", action="store_true", help="write the table in docs/doctor.md")
-    how.add_argument("--check", action="store_true", help="fail where that table is stale")
+    how.add_argument("--check", action="store_true", help="fail if that table is stale")
     doctor.set_defaults(run=_doctor)
 
 

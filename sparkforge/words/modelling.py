@@ -9,15 +9,19 @@ from sparkforge.words.parents import Parents, Parser, Subparsers
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the commands about the model that a target serves."""
-    model = subparsers.add_parser("model", help="download a target's model beforehand")
+    model = subparsers.add_parser("model", help="download a target's model in advance")
     actions = model.add_subparsers(dest="action", required=True, metavar="ACTION",
                                    parser_class=Parser)  # fmt: skip
     fetch = actions.add_parser(
         "fetch", parents=[groups.shared],
-        help="download it to where Compose looks, with the target's image",
+        help="download the model to where Compose looks for it",
     )  # fmt: skip
-    fetch.add_argument("--target", required=True, metavar="NAME", help="whose model")
-    fetch.add_argument("--dry-run", action="store_true", help="say what and where, do nothing")
+    fetch.add_argument(
+        "--target", required=True, metavar="NAME", help="target whose model to download"
+    )
+    fetch.add_argument(
+        "--dry-run", action="store_true", help="print the model and the folder, and exit"
+    )
     fetch.set_defaults(run=_fetch)
 
 

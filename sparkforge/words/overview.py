@@ -32,13 +32,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 QUESTIONS: Mapping[str, str] = {"--version": "version", "--exit-codes": "exit-codes"}
 """Options that stand in place of a command, and the command that answers them."""
 _EXAMPLES = (
-    ("doctor --target spark", "is this machine fit, and what to do if not"),
-    ("--target cpu", "fetch, patch, build, bake and test; no GPU needed"),
-    ("serve --target cpu", "an OpenAI server of what was built"),
+    ("doctor --target spark", "check this machine, print a hint for each problem"),
+    ("--target cpu", "fetch, patch, build and test; needs no GPU"),
+    ("serve --target cpu", "start an OpenAI server from that build"),
 )
 _MORE = """\
-`build.py COMMAND --help` lists a command's options. `build.py --target NAME` builds.
-Arguments after -- are passed to `vllm serve` (smoke, serve, bench):
+`build.py COMMAND --help` lists a command's options. `build.py --target NAME` is short for
+`build.py build --target NAME`. smoke, serve and bench pass arguments after -- to `vllm serve`:
   build.py serve --target cpu -- --mxfp4-layers qkv,o,lm_head
 """
 
@@ -70,9 +70,9 @@ def long(commands: Mapping[str, str]) -> str:
         blocks.append(f"{group}:\n{rows}")
     blocks.append(
         "options:\n"
-        "  -h, --help    this text\n"
-        "  --version     versions of sparkforge and of what it builds\n"
-        "  --exit-codes  what each exit code means\n"
+        "  -h, --help    print this help\n"
+        "  --version     print the versions of sparkforge and of its targets\n"
+        "  --exit-codes  explain the exit codes\n"
     )
     blocks.append(_MORE)
     return "\n".join(blocks)

@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**more, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"{self.prog} --help shows what is possible")
+        raise UsageError(message, f"see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, but an unknown option is an error of the command that it follows.
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
             guess = next(
                 filter(None, (_near(one, self._option_string_actions) for one in options)), ""
             )
-            remedy = f"{guess}{self.prog} --help shows what is possible"
+            remedy = f"{guess}see {self.prog} --help"
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", remedy)
         return found, unknown
 
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         what = f"argument {'/'.join(action.option_strings) or action.metavar or action.dest}"
         listed = f"use one of {', '.join(names)}"
         if isinstance(action, argparse._SubParsersAction):
-            listed = f"{self.prog} --help lists all"
+            listed = f"{self.prog} --help lists all commands"
         raise UsageError(f"{what}: invalid choice: {value!r}", _near(str(value), names) + listed)
 
 
@@ -83,23 +83,27 @@ def _shared_options() -> Parser:
         type=Path,
         default=None,
         metavar="DIR",
-        help="cache folder (SPARKFORGE_STORE, else ~/.cache/sparkforge)",
+        help="cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)",
     )
-    group.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    group.add_argument("-v", "--verbose", action="store_true", help="echo every command")
+    group.add_argument(
+        "--json", action="store_true", help="print one JSON document to stdout, even on failure"
+    )
+    group.add_argument(
+        "-v", "--verbose", action="store_true", help="print every command that is run"
+    )
     return shared
 
 
 def _sources_options() -> Parser:
     sources = Parser(add_help=False)
     group = sources.add_argument_group("network")
-    group.add_argument("--offline", action="store_true", help="use only what the store holds")
+    group.add_argument("--offline", action="store_true", help="use no network, only the store")
     group.add_argument(
         "--mirror",
         action="append",
         default=[],
         metavar="UPSTREAM=URL-or-path",
-        help="take an upstream's git commit from here",
+        help="fetch this upstream's commit from here; may be repeated",
     )
     return sources
 
@@ -114,8 +118,12 @@ def target_options(*, required: bool = True, serves: bool = True) -> Parser:
     """
     target = Parser(add_help=False)
     group = target.add_argument_group("target")
-    group.add_argument("--target", required=required, metavar="NAME", help="what to build for whom")
-    source_option(target, "targets.NAME.source in pins.yaml; smoke, serve …: as built last")
+    group.add_argument(
+        "--target", required=required, metavar="NAME", help="target to build, from pins.yaml"
+    )
+    source_option(
+        target, "targets.NAME.source in pins.yaml; smoke, serve …: that of the last build"
+    )
     _image_options(target)
     _wheel_options(target)
     _server_options(target, hidden=not serves)
@@ -128,8 +136,8 @@ def source_option(parser: argparse.ArgumentParser, default: str) -> None:
         "--source",
         choices=("release", "git", "auto"),
         default=None,
-        help="release: the release files; git: the commits of the pinned tags; auto: git, and the"
-        f" release file where git is out of reach (default: {default})",
+        help="release: release files; git: commits of the pinned tags; auto: git, or the release"
+        f" file if git is unreachable (default: {default})",
     )
 
 
@@ -139,18 +147,18 @@ def _image_options(target: Parser) -> None:
         "--engine",
         choices=("auto", "docker", "none"),
         default="auto",
-        help="container engine; none: a plain environment (default: auto)",
+        help="container engine; none: a virtual environment (default: auto)",
     )
-    group.add_argument("--base", metavar="IMAGE", help="base image: NAME@sha256:… or a local one")
+    group.add_argument("--base", metavar="IMAGE", help="base image: NAME@sha256:… or a local image")
     group.add_argument(
-        "--builder", metavar="NAME", help="buildx builder of the image (default: the engine's own)"
+        "--builder", metavar="NAME", help="buildx builder (default: the engine's own)"
     )
     group.add_argument(
         "--ca-bundle",
         type=Path,
         metavar="FILE",
         default=None,
-        help="certificates of a company proxy, for the image's build steps",
+        help="CA certificates for the image's build steps, for example of a proxy",
     )
 
 
@@ -160,21 +168,21 @@ def _wheel_options(target: Parser) -> None:
         "--wheels",
         choices=("overlay", "compile"),
         default=None,
-        help="overlay: the release wheel with the patched files put in place; compile: built from"
-        " the patched tree, in a container (default: overlay; smoke, serve …: as built last)",
+        help="overlay: replace the patched files in the release wheel; compile: build from the"
+        " patched tree in a container (default: overlay; smoke, serve …: that of the last build)",
     )
     group.add_argument(
         "--native",
         choices=("patched", "all"),
         default=None,
-        help="with --wheels compile: native files that a patch touches, or all (default: patched)",
+        help="with --wheels compile: compile patched native files only, or all (default: patched)",
     )
     group.add_argument(
         "--jobs",
         type=count,
         default=None,
         metavar="N",
-        help="with --wheels compile: compilers at once (default: as many as memory holds)",
+        help="with --wheels compile: parallel compilers (default: as many as fit in memory)",
     )
 
 
@@ -185,7 +193,7 @@ def _server_options(target: Parser, *, hidden: bool) -> None:
         type=port,
         default=0,
         metavar="N",
-        help=argparse.SUPPRESS if hidden else "loopback port (default: a free one; serve: 8000)",
+        help=argparse.SUPPRESS if hidden else "loopback port (default: a free port; serve: 8000)",
     )
     group.add_argument(
         "--ready-timeout",
@@ -194,7 +202,7 @@ def _server_options(target: Parser, *, hidden: bool) -> None:
         metavar="SECONDS",
         help=argparse.SUPPRESS
         if hidden
-        else "how long a server may load (default: 300; serve: without a limit)",
+        else "time limit of the server's start (default: 300; serve: none)",
     )
 
 
@@ -202,7 +210,7 @@ def port(text: str) -> int:
     """A TCP port, 0 for a free one."""
     port = int(text) if text.isdecimal() else -1
     if not 0 <= port <= 65535:
-        msg = f"{text!r} is no port: use 0 to 65535"
+        msg = f"{text!r} is not a port: use 0 to 65535"
         raise argparse.ArgumentTypeError(msg)
     return port
 
@@ -219,7 +227,7 @@ def share(text: str) -> float:
     """A finite number from 0."""
     number = _number(text)
     if not 0 <= number < float("inf"):
-        msg = f"{text!r} is no number from 0"
+        msg = f"{text!r} is not a number of at least 0"
         raise argparse.ArgumentTypeError(msg)
     return number
 
@@ -228,7 +236,7 @@ def count(text: str) -> int:
     """A whole number from 1."""
     number = int(text) if text.isdecimal() else 0
     if not 0 < number <= 10**9:
-        msg = f"{text!r} is no number from 1 to 10^9"
+        msg = f"{text!r} is not a whole number from 1 to 10^9"
         raise argparse.ArgumentTypeError(msg)
     return number
 
@@ -237,7 +245,7 @@ def positive(text: str) -> float:
     """A number that can be divided by."""
     number = _number(text)
     if not 1e-6 <= number <= 1e9:  # what is beyond divides to nothing, or to infinity
-        msg = f"{text!r} is no number from 10^-6 to 10^9"
+        msg = f"{text!r} is not a number from 10^-6 to 10^9"
         raise argparse.ArgumentTypeError(msg)
     return number
 
@@ -246,4 +254,4 @@ def generated(parser: argparse.ArgumentParser, what: str) -> None:
     """The options of a command that writes a generated page."""
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--docs", action="store_true", help=f"write {what}")
-    how.add_argument("--check", action="store_true", help=f"fail where {what} are stale")
+    how.add_argument("--check", action="store_true", help=f"fail if {what} are stale")

@@ -14,35 +14,41 @@ from sparkforge.words.parents import Parents, Parser, Subparsers, source_option
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the commands about pins and series."""
     shared, sources, _ = groups
-    pins = subparsers.add_parser("pins", help="check pins.yaml, record patched trees")
+    pins = subparsers.add_parser("pins", help="check pins.yaml and record the patched trees")
     pins_commands = pins.add_subparsers(dest="action", required=True, metavar="ACTION",
                                         parser_class=Parser)  # fmt: skip
-    check = pins_commands.add_parser("check", parents=[shared], help="is pins.yaml well formed?")
+    check = pins_commands.add_parser("check", parents=[shared], help="check pins.yaml")
     check.set_defaults(run=patchcommands.pins_check)
     record = pins_commands.add_parser(
         "record",
         parents=[shared, sources],
-        help="write what the series give into pins.yaml",
+        help="record the patched trees in pins.yaml",
     )
     source_option(record, "release")
     record.set_defaults(run=patchcommands.pins_record)
     resolve = pins_commands.add_parser(
         "resolve", parents=[shared, sources],
-        help="ask the repositories for commits that pins.yaml leaves out, and write them",
+        help="look up the commits that pins.yaml leaves out, and record them",
     )  # fmt: skip
-    resolve.add_argument("upstream", nargs="*", help="only these, whether or not it has theirs")
+    resolve.add_argument(
+        "upstream",
+        nargs="*",
+        help="upstreams to look up, even if recorded (default: those without a commit)",
+    )
     resolve.set_defaults(run=patchcommands.pins_resolve)
 
-    patches = subparsers.add_parser("patches", help="list, check, apply or document the series")
+    patches = subparsers.add_parser("patches", help="list, check, apply, edit or document patches")
     patches_commands = patches.add_subparsers(dest="action", required=True, metavar="ACTION",
                                               parser_class=Parser)  # fmt: skip
-    listing = patches_commands.add_parser("list", parents=[shared], help="every patch, in order")
+    listing = patches_commands.add_parser(
+        "list", parents=[shared], help="list all patches in order"
+    )
     listing.add_argument("upstream", nargs="?", help="only this upstream's series")
     listing.set_defaults(run=patchcommands.patches_list)
     check = patches_commands.add_parser(
         "check",
         parents=[shared, sources],
-        help="lint, and apply in memory against the record",
+        help="lint the patches and check that they apply and give the recorded trees",
     )
     check.add_argument("upstream", nargs="?", help="only this upstream's series")
     source_option(check, "release")
@@ -50,48 +56,61 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     apply = patches_commands.add_parser(
         "apply",
         parents=[shared, sources],
-        help="give a folder with the patched tree",
+        help="create a git work tree with the patches as commits",
     )
     apply.add_argument("upstream")
-    apply.add_argument("folder", type=Path, help="where; must not exist yet")
+    apply.add_argument("folder", type=Path, help="folder to create; must not exist")
     apply.set_defaults(run=patchcommands.patches_apply)
     export = patches_commands.add_parser(
-        "export", parents=[shared, sources], help="write a work tree's commits back as the series"
+        "export", parents=[shared, sources], help="write the commits of a work tree back as patches"
     )
     export.add_argument("folder", type=Path, nargs="?", default=Path(),
-                        help="what `patches apply` made (default: the present folder)")  # fmt: skip
-    export.add_argument("--check", action="store_true", help="fail where it would change something")
-    export.add_argument("--drop", action="append", default=[], metavar="NAME",
-                        help="a patch whose commit is gone on purpose")  # fmt: skip
+                        help="work tree (default: the current folder)")  # fmt: skip
+    export.add_argument(
+        "--check", action="store_true", help="fail if it would change a file; write nothing"
+    )
+    export.add_argument(
+        "--drop",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="patch whose commit was removed on purpose; may be repeated",
+    )
     export.set_defaults(run=commands.patches_export)
     import_ = patches_commands.add_parser(
         "import", parents=[shared, sources, _trailers()],
-        help="take patches from outside (mbox, .patch, diff) into a series",
+        help="import patches (mbox, .patch, diff) into a series",
     )  # fmt: skip
     import_.add_argument("upstream")
     import_.add_argument("file", type=Path, nargs="+")
-    import_.add_argument("--before", metavar="NAME", help="the patch to put them in front of")
-    import_.add_argument("--subject", metavar="TEXT", help="in place of the patch's own")
-    import_.add_argument("--why", metavar="TEXT", help="goes before the patch's own message")
+    import_.add_argument(
+        "--before", metavar="NAME", help="insert before this patch (default: at the end)"
+    )
+    import_.add_argument(
+        "--subject", metavar="TEXT", help="subject to use instead of the patch's own"
+    )
+    import_.add_argument("--why", metavar="TEXT", help="text to put before the patch's message")
     import_.set_defaults(run=commands.patches_import)
     new = patches_commands.add_parser(
         "new", parents=[shared, _trailers()],
-        help="commit what is staged in a work tree, under a message to be filled in",
+        help="commit the staged changes of a work tree with a message template",
     )  # fmt: skip
-    new.add_argument("folder", type=Path, help="what `patches apply` made")
-    new.add_argument("subject", help="one line, what the patch does")
+    new.add_argument("folder", type=Path, help="work tree from `patches apply`")
+    new.add_argument("subject", help="one line that says what the patch does")
     new.set_defaults(run=commands.patches_new)
 
-    stats = patches_commands.add_parser("stats", parents=[shared], help="how much each changes")
+    stats = patches_commands.add_parser(
+        "stats", parents=[shared], help="show the size of each patch"
+    )
     stats.add_argument("upstream", nargs="?", help="only this upstream's series")
     stats.set_defaults(run=patchcommands.patches_stats)
     page = patches_commands.add_parser("docs", parents=[shared], help="write docs/patches.md")
-    page.add_argument("--check", action="store_true", help="fail where it is stale, write nothing")
+    page.add_argument("--check", action="store_true", help="fail if it is stale; write nothing")
     page.set_defaults(run=patchcommands.patches_docs, upstream=None)
 
 
 def _trailers() -> Parser:
     parser = Parser(add_help=False)
     for key in (*TRAILERS, NATIVE):
-        parser.add_argument(f"--{key.lower()}", metavar="TEXT", help=f"the trailer {key}")
+        parser.add_argument(f"--{key.lower()}", metavar="TEXT", help=f"value of the trailer {key}")
     return parser

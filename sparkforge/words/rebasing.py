@@ -17,23 +17,32 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command."""
     rebase = subparsers.add_parser(
         "rebase", parents=[groups.shared, groups.sources],
-        help="move a series to another release; without more words: how far it is",
+        help="move a series to another release; without options: show progress",
     )  # fmt: skip
-    rebase.add_argument("upstream", nargs="?", help="whose series")
-    rebase.add_argument("--all", action="store_true", help="try every upstream; changes nothing")
+    rebase.add_argument("upstream", nargs="?", help="upstream whose series to move")
+    rebase.add_argument("--all", action="store_true", help="try every upstream; change nothing")
     rebase.add_argument(
         "--onto", metavar="WHERE",
-        help="TAG, full commit SHA, release:VERSION, release:FILE, or latest;"
-        " with --all also latest:N, the N newest",
+        help="new base: TAG, full commit SHA, release:VERSION, release:FILE or latest;"
+        " with --all also latest:N for the N newest",
     )  # fmt: skip
-    rebase.add_argument("--dry-run", action="store_true", help="say what would become of it")
+    rebase.add_argument(
+        "--dry-run", action="store_true", help="show the result without changing files"
+    )
     rebase.add_argument("--table", action="store_true", help="with --all: write docs/carry.md")
-    rebase.add_argument("--commit", metavar="SHA", help="the commit that the release was made from")
-    rebase.add_argument("--test", action="store_true",
-                        help="once it has landed, run the tests that its patches name")  # fmt: skip
+    rebase.add_argument("--commit", metavar="SHA", help="commit that the release was built from")
+    rebase.add_argument(
+        "--test",
+        action="store_true",
+        help="run the tests that the patches name when the rebase is done",
+    )
     answer = rebase.add_mutually_exclusive_group()
     answer.add_argument("--continue", action="store_true", dest="go_on",
-                        help="go on where it stopped or was killed")  # fmt: skip
-    answer.add_argument("--skip", metavar="REASON", help="leave the stopped patch out")
-    answer.add_argument("--abort", action="store_true", help="forget it; nothing was changed")
+                        help="continue a stopped or killed rebase")  # fmt: skip
+    answer.add_argument("--skip", metavar="REASON", help="drop the patch that stopped the rebase")
+    answer.add_argument(
+        "--abort",
+        action="store_true",
+        help="cancel the rebase; patches/ and pins.yaml stay as they are",
+    )
     rebase.set_defaults(run=_rebase)

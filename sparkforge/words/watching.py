@@ -12,14 +12,14 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command that looks for newer releases."""
     watch = subparsers.add_parser(
         "watch", parents=[groups.shared, groups.sources],
-        help="has an upstream a newer release, and would the series carry over?",
+        help="look for newer upstream releases and try the series on them",
     )  # fmt: skip
-    watch.add_argument("upstream", nargs="*", help="only these (default: all)")
-    watch.add_argument("--pre", action="store_true", help="count pre-releases, too")
+    watch.add_argument("upstream", nargs="*", help="upstreams to check (default: all)")
+    watch.add_argument("--pre", action="store_true", help="include pre-releases")
     watch.add_argument("--known", action="append", default=[], metavar="[UPSTREAM=]VERSION",
-                       help="a release that is no news any more; nor are older ones")  # fmt: skip
+                       help="ignore this release and older ones; may be repeated")  # fmt: skip
     watch.add_argument("--markdown", type=Path, metavar="FILE",
-                       help="write the result as the text of an issue")  # fmt: skip
+                       help="write the result to this file as issue text")  # fmt: skip
     watch.set_defaults(run=_watch)
 
 

@@ -232,6 +232,4 @@ def test_an_old_python_is_told_what_is_needed(made: Path) -> None:
         [sys.executable, "-c", code, made / "build.py"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 13
-    assert done.stderr == (
-        "error: Python 3.10.4 is too old\n  hint: use Python 3.11 or newer\n"
-    )
+    assert done.stderr == ("error: Python 3.10.4 is too old\n  hint: use Python 3.11 or newer\n")

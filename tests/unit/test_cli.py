@@ -42,8 +42,8 @@ def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
         ),
         (["--target", "cpu", "--until", "never"], "invalid choice: 'never'"),
         (["--target", "cpu", "--engine", "podman"], "invalid choice: 'podman'"),
-        (["--target", "cpu", "--port", "70000"], "'70000' is no port"),
-        (["--target", "cpu", "--port", "http"], "'http' is no port: use 0 to 65535"),
+        (["--target", "cpu", "--port", "70000"], "'70000' is not a port"),
+        (["--target", "cpu", "--port", "http"], "'http' is not a port: use 0 to 65535"),
         (["build"], "required: --target"),
         (["pins"], "required: ACTION"),
         (["patches", "apply", "vllm"], "required: folder"),
@@ -51,9 +51,15 @@ def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
         (["patches", "list", "vlm"], "'vlm': no such upstream"),
         (["bench", "--quality", "--target", "cpu", "--layers", "qv"], "qv"),
         (["bench", "--target", "cpu"], "required: --quality"),
-        (["bench", "--quality", "--target", "cpu", "--max-kl", "x"], "'x' is no number from 0"),
-        (["bench", "--quality", "--target", "cpu", "--top", "0"], "'0' is no number from 1"),
-        (["--target", "cpu", "--", "--mxfp4-layers", "o"], "build starts no server"),
+        (
+            ["bench", "--quality", "--target", "cpu", "--max-kl", "x"],
+            "'x' is not a number of at least 0",
+        ),
+        (
+            ["bench", "--quality", "--target", "cpu", "--top", "0"],
+            "'0' is not a whole number from 1",
+        ),
+        (["--target", "cpu", "--", "--mxfp4-layers", "o"], "build takes no arguments after --"),
         (["explain", "--target", "cpu", "--off"], "unrecognized arguments: --off"),
         (["--target", "cpu", "--until", "wheels", "--mirror", "vllm"], "not UPSTREAM=URL-or-path"),
         (["--target", "cpu", "--until", "wheels", "--mirror", "vlm=/x"], "'vlm': no such upstream"),
@@ -318,7 +324,7 @@ def test_a_server_is_waited_for_as_long_as_a_number_says(
     capsys: pytest.CaptureFixture[str], seconds: str
 ) -> None:
     assert main(["--target", "cpu", "--dry-run", "--ready-timeout", seconds]) == 2
-    assert f"'{seconds}' is no number" in capsys.readouterr().err
+    assert f"'{seconds}' is not a number" in capsys.readouterr().err
 
 
 def test_an_interrupt_exits_with_130(
@@ -328,7 +334,7 @@ def test_an_interrupt_exits_with_130(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sparkforge.pins.load", interrupted)
-    assert "the next run goes on" in told(capsys, 130, "pins", "check")
+    assert "the next run continues" in told(capsys, 130, "pins", "check")
 
 
 def test_the_store_is_named_by_option_variable_or_cache_folder(

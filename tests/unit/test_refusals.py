@@ -71,7 +71,7 @@ def test_an_empty_home_is_no_place_for_the_store(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "")
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
-    assert "no place for the store" in refused(capsys, 2, "clean")
+    assert "no folder for the store" in refused(capsys, 2, "clean")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -232,10 +232,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["cpu"], "target cpu has no model"),
         (["cpu", "--model", "gpt-oss-20b"], "no memory_gb_s"),
         (["spark", "--model", "llama"], "'llama': no shape"),
-        (["spark", "--context", "0"], "'0' is no number from 1"),
-        (["spark", "--bandwidth", "inf"], "'inf' is no number from 10^-6"),
+        (["spark", "--context", "0"], "'0' is not a whole number from 1"),
+        (["spark", "--bandwidth", "inf"], "'inf' is not a number from 10^-6"),
         # JSON has no word for an infinite ceiling
-        (["spark", "--bandwidth", "1e308", "--json"], "'1e308' is no number from 10^-6"),
+        (["spark", "--bandwidth", "1e308", "--json"], "'1e308' is not a number from 10^-6"),
         (["spark", "--docs", "--batch", "2"], "about the target's own model and the defaults"),
         (["spark", "--check", "--layers", "o"], "about the target's own model and the defaults"),
         (["spark", "--layers", "all"], "'all' is no layer kind"),
