@@ -20,13 +20,12 @@ from typing import IO, Any
 
 from sparkforge import plain
 from sparkforge.errors import StoreError
+from sparkforge.serving.access import IN_URL
 
 _PROGRESS_EVERY_S = 0.1
 _PROGRESS_EVERY_S_PLAIN = 5.0  # without a terminal each report is a line of its own
 _WIDTH = 78
 _COLOUR = re.compile(r"(\033\[[0-9;]*m)")
-# user name and password of an address; a password may hold a slash, which a port's number ends at
-_SECRET = re.compile(r"(?<=://)(?:[^/@\s]+|[^/@:\s\"']+:(?!\d{1,5}/)[^\s\"'<>]*)@")
 
 
 class Log:
@@ -230,7 +229,7 @@ def _tame(text: str) -> str:
 
 def _without_secrets(text: str) -> str:
     """Return a text without the user names and passwords of the addresses in it."""
-    return _SECRET.sub("", text)
+    return IN_URL.sub("", text)
 
 
 def _clean(value: Any) -> Any:

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkforge.serving.access import IN_URL, SECRET_NAME
+
 INSTEAD = "***"
 _LEAST = 6  # characters of a secret: "true" as one would cut every text to pieces
-_SECRET_NAME = re.compile(r"api_?key|token(?!iz|s)|secret|passw|credential|authorization", re.I)
 _PATTERNS = (
-    # user and password of an address
-    (re.compile(r"(?<=://)[^/\s\"'@]*@"), f"{INSTEAD}@"),
+    (IN_URL, f"{INSTEAD}@"),
     (re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[A-Za-z0-9_-]{16,}"), rf"\1{INSTEAD}"),
     (re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}"), rf"\1 {INSTEAD}"),
     # NAME=value and "name": "value", of names that tell
     (
         re.compile(
-            r"(?i)([A-Z0-9_-]*(?:api_?key|token(?!iz|s)|secret|passw(?:or)?d)[A-Z0-9_-]*"
+            rf"(?i)([A-Z0-9_-]*{SECRET_NAME}[A-Z0-9_-]*"
             r"(?:\"\s*:\s*\"|=))[^\s\"',}\]]+"
         ),
         rf"\1{INSTEAD}",
@@ -32,7 +32,7 @@ _PATTERNS = (
 
 def is_secret_name(name: str) -> bool:
     """Tell whether a variable of that name holds a secret."""
-    return _SECRET_NAME.search(name) is not None
+    return re.search(SECRET_NAME, name, re.I) is not None
 
 
 @dataclass(frozen=True)

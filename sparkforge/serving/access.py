@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +11,15 @@ from sparkforge.serving.errors import StartError
 
 KEY_FILE = Path("/run/secrets/api_key")
 _SECRET_OPTIONS = ("--api-key", "--hf-token")
-_SECRET_NAME = r"(?:api[-_]?key|token(?!iz)|secret|passw|credential|authorization)"
+SECRET_NAME = r"(?:api[-_]?key|token(?!iz|s)|secret|passw|credential|authorization)"
+"""Pattern, in lower case, of what names of secrets hold; ``max_tokens`` is none."""
+IN_URL = re.compile(r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)@")
+"""User name and password of an address; a password may hold a slash, which a port's number ends
+at."""
 _IN_JSON = re.compile(
-    rf'("[^"]*{_SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?', re.IGNORECASE | re.DOTALL
+    rf'("[^"]*{SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?', re.IGNORECASE | re.DOTALL
 )
-_IN_DOTTED = re.compile(rf"--[^.]+\..*{_SECRET_NAME}", re.IGNORECASE)
-_IN_URL = re.compile(r"(?<=://)[^\s/]*@")
+_IN_DOTTED = re.compile(rf"--[^.]+\..*{SECRET_NAME}", re.IGNORECASE)
 _INSTEAD = {
     # vLLM then takes these keys alone, whatever else we gave it; and options show to everybody
     "--api-key": "name a file with the key in SPARKFORGE_API_KEY_FILE",
@@ -113,6 +115,8 @@ def check_open(variables: Mapping[str, str], key: str) -> None:
     Raises:
         AccessError: that would happen, and SPARKFORGE_ALLOW_OPEN is not 1.
     """
+    import ipaddress  # every command imports this module, for its patterns
+
     bind = variables.get("SPARKFORGE_BIND", "127.0.0.1")
     try:
         local = ipaddress.ip_address(bind.strip("[]")).is_loopback
@@ -129,7 +133,7 @@ def check_open(variables: Mapping[str, str], key: str) -> None:
 
 def shown(text: object) -> str:
     """Return what another program said, in one line, without passwords of URLs and tokens."""
-    line = _IN_URL.sub("***@", " ".join(str(text).split()))
+    line = IN_URL.sub("***@", " ".join(str(text).split()))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if len(secret := os.environ.get(name, "").strip()) > 3:
             line = line.replace(secret, "***")
@@ -153,5 +157,5 @@ def redacted(words: Sequence[str]) -> list[str]:
             shown.append("***")
         else:
             secret = False
-            shown.append(_IN_URL.sub("***@", _IN_JSON.sub(r'\1"***"', word)))
+            shown.append(IN_URL.sub("***@", _IN_JSON.sub(r'\1"***"', word)))
     return shown

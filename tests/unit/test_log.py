@@ -208,6 +208,8 @@ def test_a_table_is_as_wide_as_its_cells(log: Log, capsys: pytest.CaptureFixture
         ("https://token@host", "https://host"),
         ("see ssh://git@host/a and http://a:b@c", "see ssh://host/a and http://c"),
         ("https://host/a@b", "https://host/a@b"),
+        ("https://me:hu@sh@host/x", "https://host/x"),
+        ('{"a":"http://host:80","mail":"me@host"}', '{"a":"http://host:80","mail":"me@host"}'),
         ("mail me@host", "mail me@host"),
     ],
 )

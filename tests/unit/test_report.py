@@ -220,6 +220,8 @@ def test_readings_survive_the_archive(tmp_path: Path) -> None:
         ("http://bob:pw@proxy:80/x", "http://***@proxy:80/x"),
         ("Authorization: Bearer abcdef.123", "Authorization: Bearer ***"),
         ("--hf-token=abc VLLM_API_KEY=zzz x=1", "--hf-token=*** VLLM_API_KEY=*** x=1"),
+        ("http://bob:p/w@proxy:80/x", "http://***@proxy:80/x"),
+        ("MY_CREDENTIAL=abc api-key=abc", "MY_CREDENTIAL=*** api-key=***"),
         ('{"api_key": "abc", "tokens": 5}', '{"api_key": "***", "tokens": 5}'),
         ("GPU-01234567-89ab-cdef-0123-456789abcdef", "GPU-***"),
         ("<uuid>x</uuid><serial>1</serial>", "<uuid>***</uuid><serial>***</serial>"),

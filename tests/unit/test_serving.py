@@ -227,6 +227,7 @@ def test_no_secret_is_shown() -> None:
         ["--kv-transfer-config.extra.hf_token", "hidden", "--seed", "1"],
         ["--kv-transfer-config.extra.token=hidden"],
         ["--x", "https://user:hidden@host/y"],
+        ["--x", "https://user:hidden/hidden@host/y"],
     ],
 )
 def test_no_secret_in_json_or_a_url_is_shown(words: list[str]) -> None:
