@@ -34,7 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from decode import Case, measured, spec  # noqa: E402
 
-from sparkforge import gptoss, tiny  # noqa: E402
+from sparkforge.checkpoints import gptoss, tiny  # noqa: E402
 from tests.patches import mx_reference  # noqa: E402
 
 HIDDEN = 320

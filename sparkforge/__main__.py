@@ -1,5 +1,5 @@
 """``python -m sparkforge``: what build.py hands over to."""
 
-from sparkforge.cli import main
+from sparkforge.cli.main import main
 
 raise SystemExit(main())

@@ -10,9 +10,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from sparkforge import index
-from sparkforge.log import log
-from sparkforge.store import Store
+from sparkforge.core import index
+from sparkforge.core.log import log
+from sparkforge.store.store import Store
 
 from .support import Server, pip_variables
 

@@ -19,8 +19,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge import cli, index, log
-from sparkforge import run as processes
+from sparkforge.cli import main
+from sparkforge.core import index, log
+from sparkforge.core import run as processes
 from tests.support import PATIENCE_S, ROOT, pip_variables
 
 if TYPE_CHECKING:
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
 
 
 # with what a build imports late: a second of CPU time for each
-_IMPORTED = ("sparkforge.cli", "sparkforge.sbom", "cyclonedx.output.json", "requests", "unearth")
+_IMPORTED = (
+    "sparkforge.cli.main",
+    "sparkforge.build.sbom",
+    "cyclonedx.output.json",
+    "requests",
+    "unearth",
+)
 
 
 @functools.cache
@@ -80,7 +87,7 @@ def _child(words: list[str], cwd: Path, env: dict[str, str], out: Path, err: Pat
         index.pip_config = pip_variables
     log.log._started = time.monotonic()
     try:
-        code = cli.main()
+        code = main.main()
     finally:
         processes._end_all()  # as at the end of Python
     sys.exit(code)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge import series
+from sparkforge.series import series
 from tests import forked
 from tests.support import (
     BODY,

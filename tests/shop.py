@@ -6,7 +6,8 @@ import json
 import sys
 from typing import Any
 
-from sparkforge import git, series
+from sparkforge.core import git
+from sparkforge.series import series
 from tests.project import FILES, Project
 from tests.support import BODY
 
@@ -75,7 +76,7 @@ def test_elsewhere():
 
 def test_that_builds(module):
     if "line_29 = 9" not in module:
-        from sparkforge.errors import FetchError
+        from sparkforge.core.errors import FetchError
         raise FetchError("no network")
 """
 

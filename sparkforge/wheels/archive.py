@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from sparkforge import plain
-from sparkforge.errors import WheelError
+from sparkforge.core import plain
+from sparkforge.core.errors import WheelError
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")

@@ -20,10 +20,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from sparkforge import plain
-from sparkforge.codekey import code_of
-from sparkforge.errors import WheelError
-from sparkforge.store import Store
+from sparkforge.core import plain
+from sparkforge.core.errors import WheelError
+from sparkforge.store.codekey import code_of
+from sparkforge.store.store import Store
 from sparkforge.wheels import archive
 
 _INFO, _DATA = ".dist-info", ".data"

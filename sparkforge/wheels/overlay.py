@@ -15,12 +15,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkforge import git
-from sparkforge.errors import WheelError
-from sparkforge.git import Change
-from sparkforge.pins import PathRule, rule_of
-from sparkforge.series import Patched
-from sparkforge.sources import RELEASE_INSTEAD, Source
+from sparkforge.core import git
+from sparkforge.core.errors import WheelError
+from sparkforge.core.git import Change
+from sparkforge.pins.pins import PathRule, rule_of
+from sparkforge.series.series import Patched
+from sparkforge.sources.sources import RELEASE_INSTEAD, Source
 from sparkforge.wheels import archive, intake
 from sparkforge.wheels.intake import Wheel
 

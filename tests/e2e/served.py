@@ -10,7 +10,7 @@ from pathlib import Path
 
 import requests
 
-from sparkforge.servers import free_port
+from sparkforge.runtime.servers import free_port
 from tests.support import wait_for
 
 PROMPT = "The forge is hot, the spark is small, and every byte is counted once."

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from sparkforge import image, pins
-from sparkforge.wheelhouse import read_lock
+from sparkforge.build import image
+from sparkforge.pins import pins
+from sparkforge.sources.wheelhouse import read_lock
 from tests.support import ROOT
 
 from .conftest import Build, on_base

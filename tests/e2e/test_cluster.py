@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.servers import free_port
+from sparkforge.runtime.servers import free_port
 from tests.support import ROOT
 
 from . import served

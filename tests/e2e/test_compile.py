@@ -25,7 +25,10 @@ from uuid import uuid4
 
 import pytest
 
-from sparkforge import engine, git, makers, series
+from sparkforge.core import git
+from sparkforge.runtime import containers as makers
+from sparkforge.runtime import engine
+from sparkforge.series import series
 from tests.support import BODY, alive, wait_for
 
 from .conftest import clone as clone_of

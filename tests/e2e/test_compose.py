@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 import requests
 
-from sparkforge import composing, engine, image
-from sparkforge.hashing import sha256_file
-from sparkforge.servers import free_port
+from sparkforge.build import composing, image
+from sparkforge.core.hashing import sha256_file
+from sparkforge.runtime import engine
+from sparkforge.runtime.servers import free_port
 from tests.support import PATIENCE_S, ROOT
 
 from .conftest import Build

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from wheel.wheelfile import WheelFile
 
-from sparkforge import isa
+from sparkforge.runtime import isa
 
 from .conftest import Build
 

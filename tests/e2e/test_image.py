@@ -9,8 +9,8 @@ from typing import Any
 
 import requests
 
-from sparkforge.servers import free_port
-from sparkforge.tinychat import ANSWER, REASONING
+from sparkforge.checkpoints.chat import ANSWER, REASONING
+from sparkforge.runtime.servers import free_port
 
 from . import served
 from .conftest import Build, on_base

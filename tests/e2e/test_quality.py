@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sparkforge.errors import QualityError
+from sparkforge.core.errors import QualityError
 
 
 def test_the_gate_lets_mxfp8_pass_and_stops_mxfp4(checkout: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from sparkforge.servers import free_port
+from sparkforge.runtime.servers import free_port
 from tests.project import Project, new_project
 from tests.support import Server
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import index
+from sparkforge.core import index
 from tests.integration.moving import Upstream
 from tests.integration.worktrees import Tree, work_tree
 from tests.project import FILES, Project, new_project

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge import cli, series
-from sparkforge.pins import load
+from sparkforge.cli import main
+from sparkforge.pins.pins import load
+from sparkforge.series import series
 from tests.project import Project
 from tests.support import BODY, add_project, make_sdist, make_wheel, sha256
 
@@ -99,7 +100,7 @@ class Upstream:
         places = ["--pins", str(self.root / "pins.yaml"), "--store", str(self.project.store)]
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            found = cli.main(["rebase", *words, "--json", *places])
+            found = main.main(["rebase", *words, "--json", *places])
         text = out.getvalue()
         assert found == code, text
         return json.loads(text) if text else None

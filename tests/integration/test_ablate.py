@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from sparkforge.ablate.outcome import Outcome, _gist, judge
+from sparkforge.maintain.ablate.outcome import Outcome, _gist, judge
 from tests.project import Project
 from tests.shop import Shop, leftovers
 from tests.support import ROOT

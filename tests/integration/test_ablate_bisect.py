@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.ablate.bisect import Answer, search
+from sparkforge.maintain.ablate.bisect import Answer, search
 from tests.project import Project
 from tests.shop import Shop, leftovers
 from tests.support import PATIENCE_S, wait_for

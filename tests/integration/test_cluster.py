@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.servers import free_port
+from sparkforge.runtime.servers import free_port
 from sparkforge.serving import cluster
 from sparkforge.serving.errors import EX_CONFIG, EX_PROTOCOL, EX_TEMPFAIL, EX_UNAVAILABLE
 from tests.support import PATIENCE_S, ROOT, wait_for

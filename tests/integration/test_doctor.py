@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.servers import free_port
+from sparkforge.runtime.servers import free_port
 from tests import forked
 from tests.support import PATIENCE_S, ROOT
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.servers import free_port
+from sparkforge.runtime.servers import free_port
 from sparkforge.serving import hubfiles, pagecache
 from sparkforge.serving.errors import EX_CONFIG
 from tests.hub import COMMIT, Hub

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge import cli
+from sparkforge.cli import main
 from tests.forked import killed
 from tests.integration.worktrees import Tree, contents, snapshot
 from tests.project import PATCH, PATCHED, Project
@@ -265,7 +265,7 @@ def test_odd_subjects_come_back_or_are_refused(tree: Tree) -> None:
     ):  # fmt: skip
         tree.commit({"demo/new.py": b"y = 1\n"}, subject)
         before = snapshot(tree.project.root)
-        codes.append(cli.main(tree.project.command("patches", "export", str(tree.path))[3:]))
+        codes.append(main.main(tree.project.command("patches", "export", str(tree.path))[3:]))
         tree.git("reset", "--quiet", "--hard", "HEAD~1")
         if codes[-1] == 0:
             tree.run("patches", "check")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.commands import mention_fallback
-from sparkforge.compiling import externals
-from sparkforge.errors import FetchError, IntegrityError
-from sparkforge.index import Index
-from sparkforge.pins import External
-from sparkforge.receipt import Line
-from sparkforge.sources import Access
-from sparkforge.store import Artefact, Store
+from sparkforge.build.compile import externals
+from sparkforge.build.receipt import Line
+from sparkforge.cli.commands import mention_fallback
+from sparkforge.core.errors import FetchError, IntegrityError
+from sparkforge.core.index import Index
+from sparkforge.pins.pins import External
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Artefact, Store
 from tests.support import Repo
 
 

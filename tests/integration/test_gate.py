@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import jobs
+from sparkforge.build import jobs
 from tests.support import PATIENCE_S, ROOT, alive, wait_for
 
 GATE = ROOT / "sparkforge" / "compiling" / "gate.py"

@@ -15,14 +15,17 @@ from typing import Any
 
 import pytest
 
-from sparkforge import cli, pins, series, sources
-from sparkforge.errors import SeriesError, WheelError
-from sparkforge.index import Index
-from sparkforge.options import SOURCES
-from sparkforge.pins import Upstream, member_of
-from sparkforge.series import Patched, Series
-from sparkforge.sources import Access
-from sparkforge.store import Store
+from sparkforge.build.options import SOURCES
+from sparkforge.cli import main
+from sparkforge.core.errors import SeriesError, WheelError
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.pins.pins import Upstream, member_of
+from sparkforge.series import series
+from sparkforge.series.series import Patched, Series
+from sparkforge.sources import sources
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Store
 from sparkforge.wheels import overlay
 from tests.project import Project
 from tests.support import BODY, EPOCH, ROOT, Repo, make_sdist, make_wheel, sha256
@@ -214,7 +217,7 @@ class Words:
     def __call__(self, *words: str, code: int = 0) -> str:
         """Run one command; returns all that it says."""
         self.told.readouterr()
-        assert cli.main(self.project.command(*words)[3:]) == code, self.told.readouterr()
+        assert main.main(self.project.command(*words)[3:]) == code, self.told.readouterr()
         out, err = self.told.readouterr()
         return out + err
 

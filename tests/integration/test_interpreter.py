@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import interpreter
-from sparkforge.cli import main
-from sparkforge.errors import FetchError, ImageError, IntegrityError
-from sparkforge.run import call
-from sparkforge.store import INTERPRETERS, Store
+from sparkforge.cli.main import main
+from sparkforge.core.errors import FetchError, ImageError, IntegrityError
+from sparkforge.core.run import call
+from sparkforge.runtime import interpreter
+from sparkforge.store.store import INTERPRETERS, Store
 from tests.support import Page, Server
 
 # uv corrects the paths in this file, and wants its first line

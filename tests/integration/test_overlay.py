@@ -18,12 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import git, series
-from sparkforge.errors import WheelError
-from sparkforge.pins import PathRule
-from sparkforge.series import Patched
-from sparkforge.sources import Source
-from sparkforge.store import Store
+from sparkforge.core import git
+from sparkforge.core.errors import WheelError
+from sparkforge.pins.pins import PathRule
+from sparkforge.series import series
+from sparkforge.series.series import Patched
+from sparkforge.sources.sources import Source
+from sparkforge.store.store import Store
 from sparkforge.wheels import overlay
 from tests.support import BODY, EPOCH, PATIENCE_S, Repo, make_wheel, python, sha256
 from tests.unit.test_archive import packed

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from sparkforge.log import human_bytes
-from sparkforge.receipt import PROVENANCE, SBOM
+from sparkforge.build.receipt import PROVENANCE, SBOM
+from sparkforge.core.log import human_bytes
 from tests.project import FILES, PATCH, PATCHED, PLATFORM, Project, slow_down
 from tests.support import PATIENCE_S, alive, sha256, wait_for
 

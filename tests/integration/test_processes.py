@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.download import fetch
-from sparkforge.store import Store
+from sparkforge.sources.download import fetch
+from sparkforge.store.store import Store
 from tests.support import Page, Server, alive, finished, python, sha256, wait_for
 
 DATA = random.Random(3).randbytes(3_000_000)
@@ -19,15 +19,15 @@ INPUTS = {"a": 1}
 FETCH = """
 import sys
 from pathlib import Path
-from sparkforge.download import fetch
-from sparkforge.store import Store
+from sparkforge.sources.download import fetch
+from sparkforge.store.store import Store
 fetch(Store(Path(sys.argv[1])), name="x.whl", sha256=sys.argv[2], locate=lambda: sys.argv[3])
 """
 
 BUILD = """
 import sys, time
 from pathlib import Path
-from sparkforge.store import Store
+from sparkforge.store.store import Store
 note = Path(sys.argv[2])
 def make(folder):
     for i in range(50):
@@ -118,7 +118,7 @@ def test_a_waiting_process_makes_it_when_the_first_is_killed(store: Store, tmp_p
 SERVE = """
 import sys, time
 from pathlib import Path
-from sparkforge.run import background
+from sparkforge.core.run import background
 with background(sys.executable, "-c", sys.argv[1], sys.argv[2], output=Path(sys.argv[3])):
     time.sleep(60)
 """

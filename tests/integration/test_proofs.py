@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.errors import MachineError, ProofError
+from sparkforge.core.errors import MachineError, ProofError
 from tests.support import ROOT
 
 NAMES = ("block-scaled-mma", "block-scaled-mma-plain")

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from sparkforge import disk, run, series, transaction
-from sparkforge.pins import load
-from sparkforge.rebase import state, testing
+from sparkforge.core import disk, run, transaction
+from sparkforge.maintain.rebase import state, testing
+from sparkforge.pins.pins import load
+from sparkforge.series import series
 from tests.forked import killed
 from tests.integration.moving import COMMIT, NEW, STOPPED, Upstream, files_of, with_line
 from tests.project import FILES

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.rebase.verdicts import Verdict
+from sparkforge.maintain.rebase.verdicts import Verdict
 from tests.integration.moving import NEW, STOPPED, Upstream, files_of, lines, with_line
 from tests.project import FILES, Project
 from tests.support import Repo

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.interpreter import uv_program
+from sparkforge.runtime.interpreter import uv_program
 from tests.support import ROOT, make_wheel
 
 

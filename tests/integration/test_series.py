@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import git, gitsafe, patchlint, pins, series
-from sparkforge.errors import IntegrityError, SeriesError, StoreError, UsageError
-from sparkforge.pins import Recorded
-from sparkforge.series import Series
-from sparkforge.sources import Source
-from sparkforge.store import Store
+from sparkforge.core import git, gitsafe
+from sparkforge.core.errors import IntegrityError, SeriesError, StoreError, UsageError
+from sparkforge.pins import pins
+from sparkforge.pins.pins import Recorded
+from sparkforge.series import lint, series
+from sparkforge.series.series import Series
+from sparkforge.sources.sources import Source
+from sparkforge.store.store import Store
 from tests.support import BODY, ROOT, Repo
 
 TEXT = "".join(f"line {i}\n" for i in range(1, 41)).encode()
@@ -279,9 +281,9 @@ def test_two_patches_in_one_file_are_refused(shop: Workshop) -> None:
 APPLY = """
 import sys
 from pathlib import Path
-from sparkforge import git, gitsafe, series
-from sparkforge.sources import Source
-from sparkforge.store import Store
+from sparkforge.core import git, gitsafe; from sparkforge.series import series
+from sparkforge.sources.sources import Source
+from sparkforge.store.store import Store
 store, patches, repo, base = sys.argv[1:]
 gitsafe.unbind()
 store = Store(Path(store))
@@ -534,7 +536,7 @@ def test_the_real_series_is_read_and_clean() -> None:
     for folder in (ROOT / "patches").iterdir():
         if folder.is_dir():
             read = series.read(folder)
-            assert patchlint.lint(read, ROOT, upstreams[folder.name].paths) == []
+            assert lint.lint(read, ROOT, upstreams[folder.name].paths) == []
 
 
 def test_a_clone_of_the_patched_tree_has_a_commit_a_patch(shop: Workshop, tmp_path: Path) -> None:

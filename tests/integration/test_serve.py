@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import requests
 
-from sparkforge import serve
-from sparkforge.context import Context
-from sparkforge.errors import PortError, SmokeError
-from sparkforge.index import Index
-from sparkforge.pins import load
-from sparkforge.servers import free_port
-from sparkforge.sources import Access
-from sparkforge.store import Artefact, Store
+from sparkforge.build import serve
+from sparkforge.build.context import Context
+from sparkforge.core.errors import PortError, SmokeError
+from sparkforge.core.index import Index
+from sparkforge.pins.pins import load
+from sparkforge.runtime.servers import free_port
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Artefact, Store
 from tests.support import ROOT
 
 _WAIT_S = 120.0

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import git, index, sources
-from sparkforge.errors import FetchError, IntegrityError, PinsError
-from sparkforge.index import Index
-from sparkforge.pins import SourcePlan, Upstream
-from sparkforge.sources import Access, Source
-from sparkforge.store import Store
+from sparkforge.core import git, index
+from sparkforge.core.errors import FetchError, IntegrityError, PinsError
+from sparkforge.core.index import Index
+from sparkforge.pins.pins import SourcePlan, Upstream
+from sparkforge.sources import sources
+from sparkforge.sources.sources import Access, Source
+from sparkforge.store.store import Store
 from tests.support import Repo, make_sdist, make_tar, make_wheel, sha256, tar_member
 
 GIT = SourcePlan(provider="git")

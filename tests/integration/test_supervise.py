@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import requests
 
-from sparkforge.servers import free_port
+from sparkforge.runtime.servers import free_port
 from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
 from sparkforge.serving.progress import Client, NoProgressError
 from sparkforge.serving.session import session

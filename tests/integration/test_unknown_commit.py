@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.pins import load
+from sparkforge.pins.pins import load
 from tests.integration.moving import NEW, Upstream, with_line
 from tests.project import FILES, Project
 

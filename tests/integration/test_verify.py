@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
-from sparkforge import image, pins, sbom, stages
-from sparkforge.context import Context
-from sparkforge.errors import ImageError, UsageError, VerifyError
-from sparkforge.hashing import key_of
-from sparkforge.index import Index
-from sparkforge.receipt import SBOM
-from sparkforge.servers import SITE_PACKAGES_LABEL
-from sparkforge.sources import Access
-from sparkforge.store import Store
+from sparkforge.build import graph, image, sbom
+from sparkforge.build.context import Context
+from sparkforge.build.receipt import SBOM
+from sparkforge.core.errors import ImageError, UsageError, VerifyError
+from sparkforge.core.hashing import key_of
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Store
 from tests.images import layer, link, make_image
 from tests.project import PATCH, PATCHED, PLATFORM, Project
 from tests.support import record_line, sha256
@@ -156,7 +157,7 @@ def baked(project: Project) -> Baked:
         (project.root / name).parent.mkdir(exist_ok=True)
         (project.root / name).write_text("recipe\n")
     bill = sbom.document(context, {"demo": made}, base=BASE)
-    items = stages.made_of(context, BASE)
+    items = graph.made_of(context, BASE)
     labels = {
         **items["image"]["labels"], image.KEY_LABEL: key_of(items["image"]),
         image.SBOM_LABEL: sha256(bill), SITE_PACKAGES_LABEL: f"/{SITE}",

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import requests
 
-from sparkforge.servers import free_port
+from sparkforge.runtime.servers import free_port
 from sparkforge.serving.errors import EX_CONFIG
 from tests.integration.test_supervise import end_group
 from tests.support import PATIENCE_S, ROOT, health_check, wait_for

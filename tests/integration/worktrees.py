@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge import cli
+from sparkforge.cli import main
 from tests.project import Project
 from tests.support import BODY, EPOCH, write_files
 
@@ -57,7 +57,7 @@ class Tree:
     def run(self, *words: str, code: int = 0) -> tuple[str, str]:
         """Run one command in this process, which is faster than in one of its own."""
         self.told.readouterr()
-        assert cli.main(self.project.command(*words)[3:]) == code, self.told.readouterr()
+        assert main.main(self.project.command(*words)[3:]) == code, self.told.readouterr()
         return self.told.readouterr()
 
     def export(self, *words: str) -> Any:
@@ -88,7 +88,7 @@ def contents(root: Path) -> dict[str, bytes]:
 def work_tree(project: Project, folder: Path, told: pytest.CaptureFixture[str]) -> Iterator[Tree]:
     """Make a work tree of the project's series, which is recorded."""
     made = Tree(project, folder, told)
-    before = {number: signal.getsignal(number) for number in cli._ENDING}
+    before = {number: signal.getsignal(number) for number in main._ENDING}
     made.run("pins", "record")
     made.run("patches", "apply", "demo", str(made.path))
     yield made

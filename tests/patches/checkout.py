@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sparkforge.ablate.reduced import CHECKOUT as _VARIABLE
-from sparkforge.store import Store
+from sparkforge.maintain.ablate.reduced import CHECKOUT as _VARIABLE
+from sparkforge.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = Path(os.environ.get(_VARIABLE, ROOT))

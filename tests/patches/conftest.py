@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge import gptoss as reference
-from sparkforge import pins, pipeline
-from sparkforge.context import UNPATCHED, Context
-from sparkforge.environment import python_path
-from sparkforge.index import Index
-from sparkforge.sources import Access
-from sparkforge.stages import items
-from sparkforge.tiny import TinyCheckpoint, make_tiny_gpt_oss
+from sparkforge.build import executor
+from sparkforge.build.context import UNPATCHED, Context
+from sparkforge.build.graph import items
+from sparkforge.checkpoints import gptoss as reference
+from sparkforge.checkpoints.tiny import TinyCheckpoint, make_tiny_gpt_oss
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.runtime.environment import python_path
+from sparkforge.sources.sources import Access
 from tests.patches import dequant_probe, flashinfer_code
 from tests.patches.checkout import CHECKOUT, store
 from tests.patches.probing import PROMPT
@@ -85,7 +86,7 @@ def baked(cpu_context: Context) -> dict[str, Path]:
     """Folders of the patched and the unpatched environment, by label; made where missing."""
     context = cpu_context
     todo = [item for item in items(context, "smoke") if item.label != "smoke"]
-    return {line.label: line.artefact.path for line in pipeline.run(context, todo)}
+    return {line.label: line.artefact.path for line in executor.run(context, todo)}
 
 
 @pytest.fixture(scope="session")

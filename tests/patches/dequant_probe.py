@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sparkforge.tiny import TinyCheckpoint
+from sparkforge.checkpoints.tiny import TinyCheckpoint
 from tests.patches.probing import PROMPT, runner
 
 PROBE = Path(__file__).with_name("probe_logits.py")

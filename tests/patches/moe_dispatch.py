@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.proofs.toolchain import INCLUDES
+from sparkforge.inspect.proofs.toolchain import INCLUDES
 from tests.patches.checkout import ROOT
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from sparkforge import gptoss
+from sparkforge.checkpoints import gptoss
 
 BLOCK = 32
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sparkforge.proofs.probe_scatter import compile_instead_of_launching
+from sparkforge.inspect.proofs.probe_scatter import compile_instead_of_launching
 from tests.patches import fake_cuda
 
 # Experts share nothing that matters here, so a few stand for 128; tokens are then multiplied.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from sparkforge import pins, sources
-from sparkforge.index import Index
-from sparkforge.sources import Access
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.sources import sources
+from sparkforge.sources.sources import Access
 from tests.patches.checkout import CHECKOUT, store
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import requests
 
-from sparkforge import pins
-from sparkforge.environment import server_env
-from sparkforge.servers import free_port
+from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
+from sparkforge.pins import pins
+from sparkforge.runtime.environment import server_env
+from sparkforge.runtime.servers import free_port
 from sparkforge.serving import caches
-from sparkforge.tiny import make_tiny_gpt_oss
 from tests.patches.checkout import CHECKOUT
 from tests.support import ROOT
 

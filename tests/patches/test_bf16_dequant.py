@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge import gptoss as reference
-from sparkforge.tiny import TinyCheckpoint
+from sparkforge.checkpoints import gptoss as reference
+from sparkforge.checkpoints.tiny import TinyCheckpoint
 from tests.patches import dequant_probe
 from tests.patches.dequant_probe import (
     GREEDY_COUNT,

@@ -1,9 +1,9 @@
 """Chats, reasoning, tools and the warm-up with vLLM itself, over HTTP and with no network.
 
-The checkpoint's words are built in (sparkforge/tinychat.py), so nothing is learnt here about a
-model. Vocabulary, templates, parsers, grammars and endpoints are those that gpt-oss has. All tests
-share one server, started as a Spark's is: parsers of its profile, the whole warm-up, compiled
-kernels, a kept folder.
+The checkpoint's words are built in (sparkforge/checkpoints/chat.py), so nothing is learnt
+here about a model. Vocabulary, templates, parsers, grammars and endpoints are those that gpt-oss
+has. All tests share one server, started as a Spark's is: parsers of its profile, the whole warm-up,
+compiled kernels, a kept folder.
 """
 
 from __future__ import annotations
@@ -19,18 +19,11 @@ from typing import Any
 import pytest
 import requests
 
-from sparkforge import pins
-from sparkforge.run import group_alive
-from sparkforge.serve import chat_model, in_environment
+from sparkforge.build.serve import chat_model, in_environment
+from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
+from sparkforge.core.run import group_alive
+from sparkforge.pins import pins
 from sparkforge.serving import backends, steps
-from sparkforge.tinychat import (
-    ANSWER,
-    ARGUMENTS,
-    JSON_ANSWER,
-    REASONING,
-    TOOL,
-    TOOL_ANSWER,
-)
 from tests.patches.checkout import CHECKOUT
 from tests.patches.served import READY_S, Served, serving
 from tests.support import PATIENCE_S, ROOT

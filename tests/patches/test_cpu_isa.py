@@ -1,7 +1,7 @@
 """The tiny model on each instruction set that this CPU can present, and the patch about AMX tiles.
 
-vLLM is shown a CPU without the better sets (sparkforge/isa.py), in a process of its own for each;
-the best one is looked at where test_bf16_dequant.py looks, too.
+vLLM is shown a CPU without the better sets (sparkforge/runtime/isa.py), in a process of its own
+for each; the best one is looked at where test_bf16_dequant.py looks, too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge import gptoss as reference
-from sparkforge import isa, smoke
-from sparkforge.tiny import TinyCheckpoint
+from sparkforge.build import smoke
+from sparkforge.checkpoints import gptoss as reference
+from sparkforge.checkpoints.tiny import TinyCheckpoint
+from sparkforge.runtime import isa
 from tests.patches import dequant_probe
 from tests.patches.dequant_probe import TIMEOUT_S
 from tests.patches.probing import PROMPT, assert_close, result_of, runner

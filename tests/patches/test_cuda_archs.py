@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from sparkforge.index import Index
-from sparkforge.proofs import toolchain
-from sparkforge.sources import Access
+from sparkforge.core.index import Index
+from sparkforge.inspect.proofs import toolchain
+from sparkforge.sources.sources import Access
 from tests.patches import cuda_archs
 from tests.patches.checkout import ROOT, store
 from tests.patches.cuda_archs import MARLIN_HELPERS, Configured, Tree, loads_on

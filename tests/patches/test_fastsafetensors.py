@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from sparkforge import pins, sources
-from sparkforge.index import Index
-from sparkforge.sources import Access
-from sparkforge.tiny import make_tiny_gpt_oss
+from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.sources import sources
+from sparkforge.sources.sources import Access
 from tests.patches.checkout import CHECKOUT, store
 from tests.patches.probing import runner
 from tests.patches.releases import unpack

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from sparkforge import series
-from sparkforge.roofline import Moe, padded_dense, padded_experts
-from sparkforge.shapes import SHAPES
+from sparkforge.inspect.perf.roofline import Moe, padded_dense, padded_experts
+from sparkforge.inspect.perf.shapes import SHAPES
+from sparkforge.series import series
 from tests.patches.checkout import CHECKOUT as ROOT
 from tests.patches.releases import release_file
 

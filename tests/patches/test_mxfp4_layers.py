@@ -1,8 +1,8 @@
 """The patches that quantise dense layers to MX formats, tried in the interpreters they are for.
 
 The engine never runs in the test process; `probe_mxfp4_layers.py` runs in the baked interpreters,
-four times in all. What it computes is compared with `sparkforge/gptoss.py`, whose weights are
-quantised by `mx_reference.py`: neither shares anything with the engine.
+four times in all. What it computes is compared with `sparkforge/checkpoints/gptoss.py`,
+whose weights are quantised by `mx_reference.py`: neither shares anything with the engine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge import gptoss as reference
-from sparkforge import isa
-from sparkforge.tiny import VOCAB_SIZE, TinyCheckpoint, to_bf16
+from sparkforge.checkpoints import gptoss as reference
+from sparkforge.checkpoints.tiny import VOCAB_SIZE, TinyCheckpoint, to_bf16
+from sparkforge.runtime import isa
 from tests.patches import mx_reference as mx
 from tests.patches.probing import PROMPT, relative_distance, result_of, runner
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import pins
-from sparkforge.pincompile import Native
+from sparkforge.pins import pins
+from sparkforge.pins.compiling import Native
 from tests.patches import trees
 from tests.patches.checkout import ROOT
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import pins, series, sources
-from sparkforge.index import Index
-from sparkforge.pins import RELEASE_PLAN
-from sparkforge.sources import Access
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.series import series
+from sparkforge.sources import sources
+from sparkforge.sources.sources import Access
 from sparkforge.wheels import overlay
 from tests.patches.checkout import CHECKOUT, store
 from tests.patches.releases import release_file

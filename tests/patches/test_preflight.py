@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import trial
+from sparkforge.checkpoints import trial
 from sparkforge.serving import preflight
 from sparkforge.serving.errors import EX_CONFIG
 from tests.patches.served import READY_S, serving

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge import pins
+from sparkforge.pins import pins
 from sparkforge.serving import backends, profile
 from tests.patches.checkout import CHECKOUT
 from tests.support import ROOT, load_script

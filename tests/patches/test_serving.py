@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from sparkforge.run import group_alive
+from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
+from sparkforge.core.run import group_alive
 from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
-from sparkforge.tiny import make_tiny_gpt_oss
 from tests.hub import COMMIT, Hub
 from tests.patches.served import READY_S, serving
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.context import Context
-from sparkforge.proofs import checks, toolchain, triton_aot
-from sparkforge.proofs.triton_aot import Built
+from sparkforge.build.context import Context
+from sparkforge.inspect.proofs import checks, toolchain, triton_aot
+from sparkforge.inspect.proofs.triton_aot import Built
 
 Build = Callable[[str, bool, bool], Sequence[Built]]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge import pins
+from sparkforge.pins import pins
 from sparkforge.serving import memory
 from sparkforge.serving.memory import Reading
 from tests.patches.checkout import CHECKOUT, ROOT

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import pins
+from sparkforge.pins import pins
 from tests.patches.checkout import CHECKOUT, ROOT
 
 UPSTREAMS = sorted(pins.load(CHECKOUT / "pins.yaml").upstreams)

@@ -8,10 +8,13 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkforge import git, pins, series, sources
-from sparkforge.index import Index
-from sparkforge.pins import RELEASE_PLAN
-from sparkforge.sources import Access
+from sparkforge.core import git
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.series import series
+from sparkforge.sources import sources
+from sparkforge.sources.sources import Access
 from tests.patches.checkout import CHECKOUT, store
 
 

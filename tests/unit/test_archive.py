@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkforge import plain
-from sparkforge.errors import WheelError
+from sparkforge.core import plain
+from sparkforge.core.errors import WheelError
 from sparkforge.wheels import archive
 from tests.support import EPOCH, make_wheel
 

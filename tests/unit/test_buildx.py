@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import buildx, pins
-from sparkforge.context import Context
-from sparkforge.dev import command as dev
-from sparkforge.engine import Engine
-from sparkforge.errors import EngineError
-from sparkforge.index import Index
-from sparkforge.sources import Access
-from sparkforge.store import Store
+from sparkforge.build.context import Context
+from sparkforge.core.errors import EngineError
+from sparkforge.core.index import Index
+from sparkforge.maintain.dev import command as dev
+from sparkforge.pins import pins
+from sparkforge.runtime import buildx
+from sparkforge.runtime.engine import Engine
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Store
 from tests.support import ROOT
 
 OWN = """\

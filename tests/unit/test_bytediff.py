@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkforge import bytediff
+from sparkforge.inspect.verify import bytediff
 from tests.support import make_wheel
 
 FILES = {"demo/__init__.py": b"x = 1\n", "demo/big.bin": bytes(range(256)) * 8192}

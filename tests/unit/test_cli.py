@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import __version__, errors
-from sparkforge.cli import _parser, main
-from sparkforge.errors import StoreError
-from sparkforge.log import Log, human_bytes, log
-from sparkforge.options import store_of
-from sparkforge.words import overview
+from sparkforge import __version__
+from sparkforge.build.options import store_of
+from sparkforge.cli import overview
+from sparkforge.cli.main import _parser, main
+from sparkforge.core import errors
+from sparkforge.core.errors import StoreError
+from sparkforge.core.log import Log, human_bytes, log
 from tests.support import ROOT
 
 
@@ -211,7 +212,7 @@ def test_files_that_the_system_refuses_are_no_bug(
     def refused(*args: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/some/file")
 
-    monkeypatch.setattr("sparkforge.pins.load", refused)
+    monkeypatch.setattr("sparkforge.pins.pins.load", refused)
     assert main(["pins", "check", "--json"]) == 11
     seen = capsys.readouterr()
     assert "Traceback" not in seen.err
@@ -296,7 +297,7 @@ def test_a_bug_shows_its_traceback_and_exits_with_1(
     def bug(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("sparkforge.pins.load", bug)
+    monkeypatch.setattr("sparkforge.pins.pins.load", bug)
     assert main(["pins", "check", "--json"]) == 1
     out, err = capsys.readouterr()
     assert "a bug in sparkforge" in err
@@ -333,7 +334,7 @@ def test_an_interrupt_exits_with_130(
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sparkforge.pins.load", interrupted)
+    monkeypatch.setattr("sparkforge.pins.pins.load", interrupted)
     assert "the next run continues" in told(capsys, 130, "pins", "check")
 
 

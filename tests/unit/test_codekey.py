@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import codekey, pins, stages
-from sparkforge.codekey import PASSED_OVER, closure, code_of
-from sparkforge.compiling.builderitem import builder_items
-from sparkforge.compiling.externalitem import external_item
-from sparkforge.compiling.items import compile_item
-from sparkforge.context import Context, Item
-from sparkforge.index import Index
-from sparkforge.items import image
-from sparkforge.items.environment import environment_item
-from sparkforge.items.smoke import smoke_item
-from sparkforge.sources import Access
-from sparkforge.store import Store
+from sparkforge.build import graph
+from sparkforge.build.compile.builderitem import builder_items
+from sparkforge.build.compile.externalitem import external_item
+from sparkforge.build.compile.items import compile_item
+from sparkforge.build.context import Context, Item
+from sparkforge.build.stages import image
+from sparkforge.build.stages.environment import environment_item
+from sparkforge.build.stages.smoke import smoke_item
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.sources.sources import Access
+from sparkforge.store import codekey
+from sparkforge.store.codekey import PASSED_OVER, closure, code_of
+from sparkforge.store.store import Store
 from tests.support import ROOT
 from tests.unit.test_architecture import MODULES, imports
 
@@ -38,7 +40,7 @@ def context() -> Context:
 
 def makers(context: Context) -> dict[str, str]:
     """Return of each kind of item the module that makes it, whose code is in its key."""
-    made: dict[str, Item] = {item.stage: item for item in stages.items(context, "wheelhouse")}
+    made: dict[str, Item] = {item.stage: item for item in graph.items(context, "wheelhouse")}
     wheel, house = made["wheels"], made["wheelhouse"]
     made["environment"] = environment_item(context, [wheel], house, "environment")
     made["smoke"] = smoke_item(context, made["environment"], [])
@@ -59,11 +61,11 @@ def wanted(module: str) -> set[str]:
     waiting = [tuple(module.split("."))]
     while waiting:
         name = waiting.pop()
-        if name not in found and not (len(name) == 2 and name[1] in PASSED_OVER):
+        packages = {(*name[:end], "__init__") for end in range(2, len(name))} & set(MODULES)
+        found |= packages
+        if name not in found and ".".join(name[1:]) not in PASSED_OVER:
             found.add(name)
             waiting += imports(MODULES[name]) if name in MODULES else []
-            package = (*name[:-1], "__init__")
-            waiting += [package] if len(name) > 2 and package in MODULES else []
     return {"/".join(name[1:]) + ".py" for name in found if len(name) > 1}
 
 
@@ -84,7 +86,7 @@ def forget() -> None:
 
 
 # read as files by the module of a kind, or one that it imports
-BESIDE = {"compiled": {"compiling/gate.py"}, "smoke": {"isamask/sitecustomize.py"}}
+BESIDE = {"compiled": {"build/compile/gate.py"}, "smoke": {"runtime/isamask/sitecustomize.py"}}
 
 
 def test_a_line_in_any_module_that_makes_an_item_changes_its_key(
@@ -112,29 +114,32 @@ def test_each_kind_holds_what_decides_its_bytes_and_nothing_of_later_stages() ->
     files = {
         kind: {path.relative_to(ROOT / "sparkforge").as_posix() for path in closure(module)}
         for kind, module in {
-            "wheels": "sparkforge.items.wheels", "compiled": "sparkforge.compiling.items",
-            "image": "sparkforge.items.image", "smoke": "sparkforge.items.smoke",
+            "wheels": "sparkforge.build.stages.wheels",
+            "compiled": "sparkforge.build.compile.items",
+            "image": "sparkforge.build.stages.image", "smoke": "sparkforge.build.stages.smoke",
         }.items()
     }  # fmt: skip
     # which files a wheel gets, and where they go
-    assert {"git.py", "pins.py", "items/wheels.py", "wheels/overlay.py"} <= files["wheels"]
-    assert "compiling/gate.py" in files["compiled"]  # copied into a container, not imported
+    assert {"core/git.py", "pins/pins.py", "build/stages/wheels.py", "wheels/overlay.py"} <= files[
+        "wheels"
+    ]
+    assert "build/compile/gate.py" in files["compiled"]  # copied into a container, not imported
     for kind in ("wheels", "compiled"):
-        assert not files[kind] & {"image.py", "smoke.py", "serving/steps.py"}, kind
-    assert "smoke.py" not in files["image"]
-    assert {"smoke.py", "launcher.py", "tiny.py"} <= files["smoke"]
+        assert not files[kind] & {"build/image.py", "build/smoke.py", "serving/steps.py"}, kind
+    assert "build/smoke.py" not in files["image"]
+    assert {"build/smoke.py", "build/launcher.py", "checkpoints/tiny.py"} <= files["smoke"]
 
 
 def test_a_module_that_moves_is_found_where_it_is(copy: Path) -> None:
-    before = code_of("sparkforge.items.wheels")
+    before = code_of("sparkforge.build.stages.wheels")
     (copy / "wheels" / "newname.py").write_bytes((copy / "wheels" / "overlay.py").read_bytes())
     (copy / "wheels" / "overlay.py").unlink()
     for path in copy.rglob("*.py"):
         text = path.read_text().replace("wheels import overlay", "wheels import newname as overlay")
         path.write_text(text)
     forget()
-    assert copy / "wheels" / "newname.py" in closure("sparkforge.items.wheels")
-    assert code_of("sparkforge.items.wheels") != before
+    assert copy / "wheels" / "newname.py" in closure("sparkforge.build.stages.wheels")
+    assert code_of("sparkforge.build.stages.wheels") != before
 
 
 @pytest.mark.parametrize("module", sorted(".".join(name) for name in MODULES))
@@ -151,5 +156,7 @@ def test_imports_are_read_as_the_syntax_tree_has_them(module: str) -> None:
 
 
 def test_what_is_passed_over_is_there_and_has_a_reason() -> None:
-    assert all((ROOT / "sparkforge" / f"{name}.py").is_file() for name in PASSED_OVER)
+    assert all(
+        (ROOT / "sparkforge" / f"{name.replace('.', '/')}.py").is_file() for name in PASSED_OVER
+    )
     assert all(PASSED_OVER.values())

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from sparkforge import pins
-from sparkforge.compiling import natives
-from sparkforge.compiling.recipe import arch_list
-from sparkforge.compiling.running import Progress, cost, excerpt
-from sparkforge.errors import CompileError
+from sparkforge.build.compile import natives
+from sparkforge.build.compile.recipe import arch_list
+from sparkforge.build.compile.running import Progress, cost, excerpt
+from sparkforge.core.errors import CompileError
+from sparkforge.pins import pins
 from tests import forked
 from tests.support import ROOT
 

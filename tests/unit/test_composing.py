@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from sparkforge import cli, composing, envfile, pins
-from sparkforge.errors import ImageError
+from sparkforge.build import composing
+from sparkforge.cli import main
+from sparkforge.core.errors import ImageError
+from sparkforge.pins import pins
+from sparkforge.runtime import envfile
 from tests.support import ROOT
 
 OLD, MID, NEW = (f"sparkforge/spark:1-{digit * 12}" for digit in "abc")
@@ -61,7 +64,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "pins.yaml").write_bytes((ROOT / "pins.yaml").read_bytes())
     (tmp_path / "requirements").symlink_to(ROOT / "requirements")
-    return lambda *words: cli.main([*words, "--pins", str(tmp_path / "pins.yaml")])
+    return lambda *words: main.main([*words, "--pins", str(tmp_path / "pins.yaml")])
 
 
 def test_rollback_goes_back_one_by_one_and_keeps_the_users_lines(
@@ -178,5 +181,7 @@ def test_nothing_of_sparkforge_removes_an_image() -> None:
         path.relative_to(ROOT).as_posix(): len(removes.findall(path.read_text()))
         for path in (ROOT / "sparkforge").rglob("*.py")
     }
-    assert {name: count for name, count in found.items() if count} == {"sparkforge/image.py": 1}
-    assert "images.remove(passing)" in (ROOT / "sparkforge/image.py").read_text()
+    assert {name: count for name, count in found.items() if count} == {
+        "sparkforge/build/image.py": 1
+    }
+    assert "images.remove(passing)" in (ROOT / "sparkforge/build/image.py").read_text()

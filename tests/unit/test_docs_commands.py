@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import cli
+from sparkforge.cli import main
 from tests.support import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,7 +47,7 @@ def takes(words: list[str]) -> None:
     words = words[: words.index("--")] if "--" in words else words
     if words and words[0].startswith("-"):
         words = ["build", *words]
-    cli._parser().parse_args(words)
+    main._parser().parse_args(words)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

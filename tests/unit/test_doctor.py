@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from sparkforge import pins
-from sparkforge.doctor import checkpoint, command, machine, reading, storage
-from sparkforge.doctor.finding import CHECKS, Finding
-from sparkforge.doctor.reading import Readings
-from sparkforge.doctor.wanted import Wanted, wanted
-from sparkforge.run import Glimpse, glimpse
+from sparkforge.core.run import Glimpse, glimpse
+from sparkforge.inspect.doctor import checkpoint, command, machine, reading, storage
+from sparkforge.inspect.doctor.finding import CHECKS, Finding
+from sparkforge.inspect.doctor.reading import Readings
+from sparkforge.inspect.doctor.wanted import Wanted, wanted
+from sparkforge.pins import pins
 from sparkforge.serving import devices, memory
 from sparkforge.serving.memory import Reading
 from tests.support import PATIENCE_S, ROOT

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sparkforge.doctor import pair, pairreading
-from sparkforge.doctor.exchange import Peer
-from sparkforge.doctor.finding import CHECKS, Finding
-from sparkforge.doctor.pair import Gid, Interface, Pair
-from sparkforge.doctor.reading import Readings
+from sparkforge.inspect.doctor import pair, pairreading
+from sparkforge.inspect.doctor.exchange import Peer
+from sparkforge.inspect.doctor.finding import CHECKS, Finding
+from sparkforge.inspect.doctor.pair import Gid, Interface, Pair
+from sparkforge.inspect.doctor.reading import Readings
 from sparkforge.serving.cluster import Settings
 
 NAME, HEAD, WORKER = "enp1s0f0np0", "192.168.100.1", "192.168.100.2"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import download
-from sparkforge.download import fetch
-from sparkforge.errors import FetchError, IntegrityError
-from sparkforge.store import Store
+from sparkforge.core.errors import FetchError, IntegrityError
+from sparkforge.sources import download
+from sparkforge.sources.download import fetch
+from sparkforge.store.store import Store
 from tests.support import Page, Server, sha256
 
 DATA = random.Random(7).randbytes(300_000)
@@ -221,7 +221,7 @@ def test_threads_that_want_the_same_file_fetch_it_once(store: Store, server: Ser
 def test_a_password_in_an_address_is_not_shown(
     store: Store, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sparkforge.log import log
+    from sparkforge.core.log import log
 
     url = server.add("/f", Page(DATA, statuses=[500, 404])).replace("//", "//me:hush@")
     with pytest.raises(FetchError) as caught:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
-from sparkforge.dev import editable
-from sparkforge.dev.editable import TreeOf
-from sparkforge.pins import PathRule
+from sparkforge.maintain.dev import editable
+from sparkforge.maintain.dev.editable import TreeOf
+from sparkforge.pins.pins import PathRule
 
 SITE = PurePosixPath("/site")
 RULES = (PathRule(repo="demo/", wheel="demo/"), PathRule(repo="csrc/", wheel="demo/data/csrc/"),

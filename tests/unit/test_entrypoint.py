@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparkforge import jobs, pins
+from sparkforge.build import jobs
+from sparkforge.pins import pins
 from sparkforge.serving import compilers, devices, memory, supervise
 from sparkforge.serving.errors import (
     EX_CANTCREAT,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import environment
-from sparkforge.errors import ImageError
-from sparkforge.hashing import sha256_file
+from sparkforge.core.errors import ImageError
+from sparkforge.core.hashing import sha256_file
+from sparkforge.runtime import environment
 from tests.support import make_wheel
 
 VERSION = ".".join(platform.python_version_tuple()[:2])

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkforge import pins, plain
-from sparkforge.errors import PinsError
+from sparkforge.core import plain
+from sparkforge.core.errors import PinsError
+from sparkforge.pins import pins
 from tests.support import ROOT
 
 REAL = (ROOT / "pins.yaml").read_text()

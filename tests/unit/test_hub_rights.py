@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sparkforge import pins
-from sparkforge.doctor import rights, storage
-from sparkforge.doctor.finding import Finding
-from sparkforge.doctor.reading import Readings
-from sparkforge.doctor.wanted import wanted
+from sparkforge.inspect.doctor import rights, storage
+from sparkforge.inspect.doctor.finding import Finding
+from sparkforge.inspect.doctor.reading import Readings
+from sparkforge.inspect.doctor.wanted import wanted
+from sparkforge.pins import pins
 from tests.support import ROOT
 
 REPOSITORY = "openai/gpt-oss-120b"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import index
-from sparkforge.errors import FetchError
-from sparkforge.index import Index, PipSettings, first_wheel, pip_settings
+from sparkforge.core import index
+from sparkforge.core.errors import FetchError
+from sparkforge.core.index import Index, PipSettings, first_wheel, pip_settings
 from tests.support import Page, Server, add_project, make_wheel, sha256
 
 _pip_config = index.pip_config

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import installed
-from sparkforge.ociarchive import Entry
-from sparkforge.store import Store
-from sparkforge.wheelhouse import Locked
+from sparkforge.inspect.verify import installed
+from sparkforge.inspect.verify.ociarchive import Entry
+from sparkforge.sources.wheelhouse import Locked
+from sparkforge.store.store import Store
 from tests.support import make_wheel, record_line, sha256
 
 SITE = "venv/site-packages/"

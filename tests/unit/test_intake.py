@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkforge import plain
-from sparkforge.errors import WheelError
-from sparkforge.store import Store
+from sparkforge.core import plain
+from sparkforge.core.errors import WheelError
+from sparkforge.store.store import Store
 from sparkforge.wheels import archive, intake, overlay
 from tests.support import EPOCH, make_wheel, record_line, sha256
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import isa
-from sparkforge.launcher import mask_files
+from sparkforge.build.launcher import mask_files
+from sparkforge.runtime import isa
 
 FLAGS = {
     "amx": "fpu sse4_2 avx2 avx512f avx512bw avx512_bf16 amx_bf16 amx_tile amx_int8",

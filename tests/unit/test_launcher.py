@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sparkforge import git, pins
-from sparkforge.context import Context
-from sparkforge.index import Index
-from sparkforge.launcher import Launcher
-from sparkforge.sources import Access
-from sparkforge.store import Artefact, Store
+from sparkforge.build.context import Context
+from sparkforge.build.launcher import Launcher
+from sparkforge.core import git
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Artefact, Store
 from tests.support import ROOT
 
 

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkforge import git, patchlint, plain, series
-from sparkforge.errors import SeriesError
-from sparkforge.patchfile import read_patch, slug
-from sparkforge.pins import PathRule
+from sparkforge.core import git, plain
+from sparkforge.core.errors import SeriesError
+from sparkforge.pins.pins import PathRule
+from sparkforge.series import lint as patchlint
+from sparkforge.series import series
+from sparkforge.series.patchfile import read_patch, slug
 from tests.support import BODY
 
 GOOD = f"""\
@@ -371,7 +373,7 @@ def test_every_subject_gives_a_plain_short_name(subject: str) -> None:
     )
 )  # fmt: skip
 def testtrailers_of_are_read_back(trailers: dict[str, str]) -> None:
-    from sparkforge.patchfile import trailers_of
+    from sparkforge.series.patchfile import trailers_of
 
     body = "\n".join(f"{key}: {value}" for key, value in trailers.items())
     assert trailers_of(f"Prose: of the body\nand more.\n\n{body}\n") == trailers

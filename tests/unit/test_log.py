@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import errors
-from sparkforge import log as log_module
-from sparkforge.log import Log, human_bytes
+from sparkforge.core import errors
+from sparkforge.core import log as log_module
+from sparkforge.core.log import Log, human_bytes
 from tests.support import ROOT
 
 SHOW = """
 import time
-from sparkforge.log import log
+from sparkforge.core.log import log
 log.configure(to_stderr=False, verbose=True)
 with log.step("work"):
     for done in range(0, 101, 10):
@@ -100,7 +100,7 @@ def test_a_locale_without_our_signs_is_no_error() -> None:
 
 
 def test_a_name_that_is_no_text_is_no_error() -> None:
-    code = "from sparkforge.log import log\nlog.configure(to_stderr=False, verbose=False)\n"
+    code = "from sparkforge.core.log import log\nlog.configure(to_stderr=False, verbose=False)\n"
     done = in_pipe(code + "log.info('a' + chr(0xdcff) + 'b')")
     assert (done.returncode, done.stdout) == (0, b"  a?b\n")
 
@@ -108,7 +108,7 @@ def test_a_name_that_is_no_text_is_no_error() -> None:
 def test_a_reader_that_goes_away_does_not_end_the_work(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from sparkforge.log import log
+from sparkforge.core.log import log
 for i in range(20000):
     log.info(f"line {{i}}")
 log.json({{"a": 1}})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkforge import pins
+from sparkforge.pins import pins
 from sparkforge.serving import memory, moments
 from sparkforge.serving.memory import GIB, MemoryShortError, Reading
 from tests.support import ROOT

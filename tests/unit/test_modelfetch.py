@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from sparkforge import cli, composing, modelfetch, pins
-from sparkforge.errors import (
+from sparkforge.build import composing, modelfetch
+from sparkforge.cli import main
+from sparkforge.core.errors import (
     EngineError,
     FetchError,
     ImageError,
@@ -22,6 +23,7 @@ from sparkforge.errors import (
     StoreError,
     UsageError,
 )
+from sparkforge.pins import pins
 from tests.support import ROOT
 
 IMAGE = "sparkforge/spark:1-aaaaaaaaaaaa"
@@ -63,7 +65,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: list[str]) -> R
         )
         (tools / "docker").chmod(0o755)
         (tools / "words").unlink(missing_ok=True)
-        return cli.main(["model", "fetch", "--target", target, *words,
+        return main.main(["model", "fetch", "--target", target, *words,
                          "--pins", str(tmp_path / "pins.yaml")])  # fmt: skip
 
     return start

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from sparkforge import image, pins
-from sparkforge.errors import CommandError, ImageError
+from sparkforge.build import image
+from sparkforge.core.errors import CommandError, ImageError
+from sparkforge.pins import pins
 from sparkforge.serving import needs
 from tests.support import ROOT
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sparkforge import ociarchive
-from sparkforge.errors import ImageError
+from sparkforge.core.errors import ImageError
+from sparkforge.inspect.verify import ociarchive
 from tests.images import layer, link, make_image
 from tests.support import sha256
 

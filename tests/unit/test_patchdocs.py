@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import patchdocs, pins, series
-from sparkforge.cli import main
-from sparkforge.patchfile import Patch
+from sparkforge.cli.main import main
+from sparkforge.pins import pins
+from sparkforge.series import docs, series
+from sparkforge.series.patchfile import Patch
 from tests.support import ROOT
 
 
@@ -30,7 +31,7 @@ def test_the_page_is_current() -> None:
 
 
 def test_every_patch_has_its_row_in_order(ours: list[series.Series]) -> None:
-    text = patchdocs.page(ours, pins.load(ROOT / "pins.yaml").upstreams)
+    text = docs.page(ours, pins.load(ROOT / "pins.yaml").upstreams)
     lines = text.splitlines()
     rows = [line for line in lines if line.startswith("| [")]
     patches = [(one.upstream, patch) for one in ours for patch in one.patches]
@@ -57,7 +58,7 @@ def test_every_patch_has_its_row_in_order(ours: list[series.Series]) -> None:
     ],
 )  # fmt: skip
 def test_why_is_the_beginning_of_the_message(patch: Patch, body: str, why: str) -> None:
-    assert patchdocs.why(replace(patch, body=body)) == why
+    assert docs.why(replace(patch, body=body)) == why
 
 
 def test_what_means_something_to_markdown_is_escaped(
@@ -65,7 +66,7 @@ def test_what_means_something_to_markdown_is_escaped(
 ) -> None:
     odd = replace(patch, subject="Take a|b, `c_d|e` and <f> [g]_h*", body="Why not.")
     one = replace(ours[0], patches=(odd,))
-    text = patchdocs.page([one], pins.load(ROOT / "pins.yaml").upstreams)
+    text = docs.page([one], pins.load(ROOT / "pins.yaml").upstreams)
     assert r"[Take a\|b, `c_d\|e` and \<f\> \[g\]\_h\*](" in text
 
 
@@ -94,7 +95,7 @@ def test_a_stale_page_is_refused_and_mended(
 
 
 def test_sizes_count_all_files_also_inside_of_a_repository(patch: Patch) -> None:
-    its = patchdocs.size(patch)
+    its = docs.size(patch)
     assert its.files == len(patch.entries)
     diff = patch.path.read_text().partition("\ndiff --git ")[2].splitlines()
     heads = sum(line.startswith(("+++ ", "--- ")) for line in diff)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import pinedit, pins
-from sparkforge.errors import PinsError, UsageError
-from sparkforge.pins import Pins, Recorded
+from sparkforge.core.errors import PinsError, UsageError
+from sparkforge.pins import edit, pins
+from sparkforge.pins.pins import Pins, Recorded
 from tests.support import ROOT
 
 COMMIT = "a" * 40
@@ -349,7 +349,7 @@ AGAIN = Recorded(commit="3" * 40, tree="4" * 40)
 def test_a_record_adds_its_lines_and_nothing_else(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     path.chmod(0o640)
-    pinedit.record(path, "demo", "release", RECORDED)
+    edit.record(path, "demo", "release", RECORDED)
     assert path.read_text() == changed(
         "    source_file: sdist\n",
         "    source_file: sdist\n    patched:\n"
@@ -366,7 +366,7 @@ def test_a_file_of_another_upstream_stands_in(tmp_path: Path) -> None:
     ))  # fmt: skip
     loaded = pins.load(path)
     assert loaded.upstream("other").files == {"wheel": loaded.upstream("demo").files["wheel"]}
-    pinedit.record(path, "other", "release", RECORDED)
+    edit.record(path, "other", "release", RECORDED)
     assert pins.load(path).upstream("other").patched == {"release": RECORDED}
 
 
@@ -380,31 +380,31 @@ def test_a_wheel_carries_known_upstreams_only(tmp_path: Path) -> None:
 
 def test_a_record_written_twice_is_the_same(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    pinedit.record(path, "demo", "release", RECORDED)
+    edit.record(path, "demo", "release", RECORDED)
     once = path.read_bytes()
-    pinedit.record(path, "demo", "release", RECORDED)
+    edit.record(path, "demo", "release", RECORDED)
     assert path.read_bytes() == once
 
 
 def test_what_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    pinedit.forget(path, "demo")  # nothing is recorded
+    edit.forget(path, "demo")  # nothing is recorded
     assert path.read_text() == GOOD
-    pinedit.record(path, "demo", "release", RECORDED)
-    pinedit.record(path, "demo", "git", AGAIN)
-    pinedit.record(path, "other", "git", AGAIN)
-    pinedit.forget(path, "demo")
+    edit.record(path, "demo", "release", RECORDED)
+    edit.record(path, "demo", "git", AGAIN)
+    edit.record(path, "other", "git", AGAIN)
+    edit.forget(path, "demo")
     assert pins.load(path).upstream("demo").patched == {}
-    pinedit.forget(path, "other")
+    edit.forget(path, "other")
     assert path.read_text() == GOOD
 
 
 def test_a_second_provider_and_a_change_leave_the_rest(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    pinedit.record(path, "demo", "release", RECORDED)
-    pinedit.record(path, "demo", "git", RECORDED)
-    pinedit.record(path, "demo", "release", AGAIN)
-    pinedit.record(path, "other", "git", AGAIN)
+    edit.record(path, "demo", "release", RECORDED)
+    edit.record(path, "demo", "git", RECORDED)
+    edit.record(path, "demo", "release", AGAIN)
+    edit.record(path, "other", "git", AGAIN)
     loaded = pins.load(path)
     assert loaded.upstream("demo").patched == {"git": RECORDED, "release": AGAIN}
     assert loaded.upstream("other").patched == {"git": AGAIN}
@@ -432,7 +432,7 @@ def test_a_second_provider_and_a_change_leave_the_rest(tmp_path: Path) -> None:
 )
 def test_a_record_copes_with_other_ways_of_writing(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
-    pinedit.record(path, "demo", "release", RECORDED)
+    edit.record(path, "demo", "release", RECORDED)
     assert pins.load(path).upstream("demo").patched == {"release": RECORDED}
     left = path.read_bytes().decode().splitlines(keepends=True)
     wanted = text.splitlines(keepends=True)
@@ -445,7 +445,7 @@ def test_a_record_copes_with_other_ways_of_writing(tmp_path: Path, text: str) ->
 def test_a_record_for_an_unknown_upstream_changes_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     with pytest.raises(UsageError, match="no such upstream"):
-        pinedit.record(path, "nobody", "git", RECORDED)
+        edit.record(path, "nobody", "git", RECORDED)
     assert path.read_text() == GOOD
 
 
@@ -459,7 +459,7 @@ def test_a_record_is_refused_where_the_upstream_stands_on_one_line(tmp_path: Pat
     path = write(tmp_path, GOOD[:start] + line + GOOD[end:])
     before = path.read_bytes()
     with pytest.raises(PinsError, match="one key a line"):
-        pinedit.record(path, "other", "git", RECORDED)
+        edit.record(path, "other", "git", RECORDED)
     assert path.read_bytes() == before
 
 

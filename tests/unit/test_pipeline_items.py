@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sparkforge import pipeline
-from sparkforge.context import Item, Results
-from sparkforge.errors import StoreError
-from sparkforge.gitsafe import DamagedRepository
-from sparkforge.store import Store
+from sparkforge.build import executor
+from sparkforge.build.context import Item, Results
+from sparkforge.core.errors import StoreError
+from sparkforge.core.gitsafe import DamagedRepository
+from sparkforge.store.store import Store
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Bench:
         """Run both; returns what was done since."""
         context: Any = SimpleNamespace(store=self.store, force=frozenset(force), target_name="tiny")
         self.done.clear()
-        pipeline.run(context, [self.item("house", "wheelhouse"), self.item("image", "image")])
+        executor.run(context, [self.item("house", "wheelhouse"), self.item("image", "image")])
         return list(self.done)
 
     def item(self, label: str, stage: str) -> Item:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge import gptoss, trial
+from sparkforge.checkpoints import gptoss, trial
 from sparkforge.serving import preflight
 from sparkforge.serving.document import Document, DocumentError
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.errors import ProofError, UsageError
-from sparkforge.proofs import checks, report, runner, sass, toolchain, units
-from sparkforge.proofs.checks import Promise
-from sparkforge.proofs.runner import Job, Verdict
-from sparkforge.proofs.sass import Kernel
-from sparkforge.proofs.units import UNITS
+from sparkforge.core.errors import ProofError, UsageError
+from sparkforge.inspect.proofs import checks, report, runner, sass, toolchain, units
+from sparkforge.inspect.proofs.checks import Promise
+from sparkforge.inspect.proofs.runner import Job, Verdict
+from sparkforge.inspect.proofs.sass import Kernel
+from sparkforge.inspect.proofs.units import UNITS
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "proofs"
 QMMA = "QMMA.SF.16832.F32.E4M3.E4M3.E8"
@@ -215,7 +215,7 @@ def test_generated_files_are_told_apart_by_their_operands() -> None:
 def test_compilers_are_as_many_as_memory_holds(
     free_gib: int, cpus: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkforge.jobs.available_gib", lambda: free_gib)
+    monkeypatch.setattr("sparkforge.build.jobs.available_gib", lambda: free_gib)
     monkeypatch.setattr("os.cpu_count", lambda: cpus)
     assert runner.width(None) == width
     assert runner.width(3) == 3

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from sparkforge import pins, publish
-from sparkforge.receipt import Line
-from sparkforge.store import Artefact
+from sparkforge.build import publish
+from sparkforge.build.receipt import Line
+from sparkforge.pins import pins
+from sparkforge.store.store import Artefact
 from tests.support import ROOT
 
 

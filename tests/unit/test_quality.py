@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkforge import commands, quality
-from sparkforge.errors import QualityError, SmokeError, UsageError
-from sparkforge.quality import Limits, Material, Plan, Seen, Text
+from sparkforge.cli import commands
+from sparkforge.core.errors import QualityError, SmokeError, UsageError
+from sparkforge.inspect.perf import quality
+from sparkforge.inspect.perf.quality import Limits, Material, Plan, Seen, Text
 
 
 def logs(*probabilities: float) -> dict[int, float]:

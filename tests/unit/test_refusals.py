@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.cli import main
-from sparkforge.errors import MachineError
-from sparkforge.log import log
-from sparkforge.run import call
+from sparkforge.cli.main import main
+from sparkforge.core.errors import MachineError
+from sparkforge.core.log import log
+from sparkforge.core.run import call
 from tests.support import PATIENCE_S, ROOT
 
 
@@ -37,7 +37,7 @@ def test_what_the_system_refuses_is_told_with_a_remedy(
     def refuse(*args: object) -> None:
         raise OSError(number, os.strerror(number), file)
 
-    monkeypatch.setattr("sparkforge.pins.load", refuse)
+    monkeypatch.setattr("sparkforge.pins.pins.load", refuse)
     prefix = f"{file}: " if file else ""
     assert refused(capsys, 11, "pins", "check") == f"{prefix}{os.strerror(number)}"
 

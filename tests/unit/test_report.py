@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from sparkforge import cli
-from sparkforge.doctor import chats, reporting
-from sparkforge.doctor.masking import mask_of
-from sparkforge.doctor.parts import Part
-from sparkforge.doctor.reading import Readings
+from sparkforge.cli import main
+from sparkforge.inspect.doctor import chats, reporting
+from sparkforge.inspect.doctor.masking import mask_of
+from sparkforge.inspect.doctor.parts import Part
+from sparkforge.inspect.doctor.reading import Readings
 from sparkforge.serving import moments
 from tests.support import ROOT
 
@@ -125,7 +125,7 @@ def contents(path: Path) -> dict[str, str]:
 
 def report(project: Path, *words: str) -> int:
     where = ("--pins", str(project / "pins.yaml"), "--store", str(project / "store"))
-    return cli.main(["doctor", "--target", "cpu", *where, *words])
+    return main.main(["doctor", "--target", "cpu", *where, *words])
 
 
 def test_an_archive_holds_what_a_first_run_tells(

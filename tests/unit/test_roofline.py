@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkforge import pins, rooflinetable
-from sparkforge.cli import main
-from sparkforge.errors import UsageError
-from sparkforge.roofline import (
+from sparkforge.cli.main import main
+from sparkforge.core.errors import UsageError
+from sparkforge.inspect.perf import rooflinetable
+from sparkforge.inspect.perf.roofline import (
     GB,
     MOE_MULTIPLES,
     Moe,
@@ -28,7 +28,8 @@ from sparkforge.roofline import (
     step_bytes,
     weight_bytes,
 )
-from sparkforge.shapes import SHAPES
+from sparkforge.inspect.perf.shapes import SHAPES
+from sparkforge.pins import pins
 from tests.support import ROOT
 
 BIG, SMALL = SHAPES["gpt-oss-120b"], SHAPES["gpt-oss-20b"]

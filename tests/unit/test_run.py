@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import run
-from sparkforge.errors import CommandError, MachineError, StoreError
-from sparkforge.log import log
-from sparkforge.run import background, call, piped
+from sparkforge.core import run
+from sparkforge.core.errors import CommandError, MachineError, StoreError
+from sparkforge.core.log import log
+from sparkforge.core.run import background, call, piped
 from tests.support import alive, finished, python, wait_for
 
 # a child that starts a child of its own, writes both ids and stays
@@ -169,7 +169,7 @@ def test_a_second_interrupt_while_a_server_stops_still_ends_it(tmp_path: Path) -
     code = """
 import signal, sys, threading, os, time
 from pathlib import Path
-from sparkforge.run import background
+from sparkforge.core.run import background
 sink, stubborn = Path(sys.argv[1]), sys.argv[2]
 def press():
     while sink.read_bytes() != b"1\\n":
@@ -215,7 +215,7 @@ def test_sigkill_of_sparkforge_closes_the_pipes_of_its_children(tmp_path: Path) 
     note = tmp_path / "note"
     code = """
 import sys
-from sparkforge.run import call
+from sparkforge.core.run import call
 call("sh", "-c", f"echo $$ > {sys.argv[1]}; while sleep 0.01; do echo tick; done", stream=True)
 """
     parent = python(code, note)
@@ -228,7 +228,7 @@ call("sh", "-c", f"echo $$ > {sys.argv[1]}; while sleep 0.01; do echo tick; done
 def test_replacing_the_process_keeps_its_id() -> None:
     code = """
 import os
-from sparkforge.run import replace_process
+from sparkforge.core.run import replace_process
 print(os.getpid(), flush=True)
 replace_process("sh", "-c", "echo $$")
 """

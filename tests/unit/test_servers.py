@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkforge import serverlog
-from sparkforge.errors import PortError, SmokeError
-from sparkforge.servers import LOOPBACK, free_port
+from sparkforge.core.errors import PortError, SmokeError
+from sparkforge.runtime import serverlog
+from sparkforge.runtime.servers import LOOPBACK, free_port
 
 
 def test_a_taken_port_has_an_exit_code_of_its_own() -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import log as log_module
-from sparkforge import pins, sizes
-from sparkforge.download import Fetches
-from sparkforge.errors import PinsError
-from sparkforge.store import Store
-from sparkforge.wheelhouse import Wanted, applying, read_lock, recorded, to_fetch
+from sparkforge.core import log as log_module
+from sparkforge.core.errors import PinsError
+from sparkforge.pins import pins
+from sparkforge.sources import sizes
+from sparkforge.sources.download import Fetches
+from sparkforge.sources.wheelhouse import Wanted, applying, read_lock, recorded, to_fetch
+from sparkforge.store.store import Store
 from tests.support import ROOT
 
 A, B = "a" * 64, "b" * 64
@@ -61,7 +62,7 @@ def test_many_files_are_one_line_in_bytes_with_the_time_left(
     monkeypatch.setattr(log_module, "_PROGRESS_EVERY_S_PLAIN", 0.0)
     monkeypatch.setattr(log_module.log, "_progress_at", 0.0)  # the clock below starts at 100
     clock = iter([100.0, *[104.0] * 100])
-    monkeypatch.setattr("sparkforge.sizes.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("sparkforge.sources.sizes.time.monotonic", lambda: next(clock))
     progress = sizes.Progress("wheels", ("a", "b", "c"), {"a": 4 << 20, "b": 12 << 20})
 
     def line() -> str:

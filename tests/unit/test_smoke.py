@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from sparkforge import smoke
-from sparkforge.errors import SmokeError
-from sparkforge.servers import LOOPBACK, MODEL_NAME, Stopped
+from sparkforge.build import smoke
+from sparkforge.core.errors import SmokeError
+from sparkforge.runtime.servers import LOOPBACK, MODEL_NAME, Stopped
 
 TIMEOUT_S = 300.0
 TRACEBACK = "Traceback (most recent call last):\n"

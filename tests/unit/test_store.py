@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from sparkforge.disk import disk_errors
-from sparkforge.errors import IntegrityError, StoreError
-from sparkforge.hashing import code_digest, key_of, sha256_file
-from sparkforge.store import Store
+from sparkforge.core.disk import disk_errors
+from sparkforge.core.errors import IntegrityError, StoreError
+from sparkforge.core.hashing import code_digest, key_of, sha256_file
+from sparkforge.store.store import Store
 from tests.support import ROOT, sha256
 
 INPUTS = {"a": 1, "b": ["x"]}
@@ -119,7 +119,7 @@ def test_sweep_takes_what_nobody_holds_and_leaves_what_somebody_does(store: Stor
 def test_sweep_leaves_the_folder_of_another_process_whatever_its_number(store: Store) -> None:
     code = """
 import sys, pathlib
-from sparkforge.store import Store
+from sparkforge.store.store import Store
 with Store(pathlib.Path(sys.argv[1])).temporary("theirs") as path:
     print(path, flush=True)
     sys.stdin.read()

@@ -17,14 +17,16 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from sparkforge import image, pins, provenance, sbom, verify
-from sparkforge.context import Context
-from sparkforge.errors import WheelError
-from sparkforge.index import Index
-from sparkforge.receipt import Line
-from sparkforge.sbom import SystemPackage
-from sparkforge.sources import Access
-from sparkforge.store import Artefact, Store
+from sparkforge.build import image, provenance, sbom
+from sparkforge.build.context import Context
+from sparkforge.build.receipt import Line
+from sparkforge.build.sbom import SystemPackage
+from sparkforge.core.errors import WheelError
+from sparkforge.core.index import Index
+from sparkforge.inspect.verify import command
+from sparkforge.pins import pins
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Artefact, Store
 from tests.support import ROOT, make_wheel, sha256
 
 BASE = f"sha256:{'5' * 64}"
@@ -246,4 +248,4 @@ def test_the_checkouts_commit_is_named_only_where_it_is_one(tmp_path: Path) -> N
 
 def test_a_second_build_gets_all_that_an_image_is_made_from() -> None:
     for name in (*image.RECIPE, ".dockerignore"):
-        assert any(Path(name).is_relative_to(one) for one in verify.INPUTS), name
+        assert any(Path(name).is_relative_to(one) for one in command.INPUTS), name

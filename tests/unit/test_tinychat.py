@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import publish, tiny, tinychat
-from sparkforge.tinychat import Rule
+from sparkforge.build import publish
+from sparkforge.checkpoints import chat, tiny
+from sparkforge.checkpoints.chat import Rule
 
 
 def test_no_context_has_two_words_next() -> None:
     found: dict[bytes | str, list[Rule]] = defaultdict(list)
-    for rule in tinychat.rules():
+    for rule in chat.rules():
         found[rule.word].append(rule)
     assert len(found) > 40
     for word, rules in found.items():
@@ -32,7 +33,7 @@ def test_no_context_has_two_words_next() -> None:
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not o200k_base: it has no token b'"):
-        tinychat.make_chat_gpt_oss(tmp_path / "model", [b"a", b"b"])
+        chat.make_chat_gpt_oss(tmp_path / "model", [b"a", b"b"])
     assert not (tmp_path / "model").exists()
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge import transaction
-from sparkforge.errors import StoreError
+from sparkforge.core import transaction
+from sparkforge.core.errors import StoreError
 
 
 def test_a_folder_in_a_files_place_is_refused_before_anything_changes(tmp_path: Path) -> None:

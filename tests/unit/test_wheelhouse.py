@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.tags import Tag
 
-from sparkforge import download, index, wheelhouse
-from sparkforge.errors import FetchError, PinsError
-from sparkforge.index import Index
-from sparkforge.store import Store
-from sparkforge.wheelhouse import Locked, Wanted, fill, platform_tags, read_lock
+from sparkforge.core import index
+from sparkforge.core.errors import FetchError, PinsError
+from sparkforge.core.index import Index
+from sparkforge.sources import download, wheelhouse
+from sparkforge.sources.wheelhouse import Locked, Wanted, fill, platform_tags, read_lock
+from sparkforge.store.store import Store
 from tests.support import (
     PATIENCE_S,
     Page,
@@ -277,7 +278,7 @@ def test_a_program_of_a_thread_ends_with_sparkforge(tmp_path: Path) -> None:
     code = """
 import sys, threading, time
 from pathlib import Path
-from sparkforge.run import call
+from sparkforge.core.run import call
 note = Path(sys.argv[1])
 job = ("sh", "-c", f"echo $$ > {note}.new; mv {note}.new {note}; sleep 60")
 threading.Thread(target=call, args=job, daemon=True).start()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sparkforge import cli, pins
+from sparkforge.cli import main
+from sparkforge.pins import pins
 from tests.support import ROOT
 
 WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/git-sources.yml").read_text())
@@ -32,7 +33,7 @@ def commands(target: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("target", INPUTS["target"]["options"])
 def test_the_commands_are_ones_that_build_py_takes(target: str) -> None:
     loaded = pins.load(ROOT / "pins.yaml")
-    found = [cli._parser().parse_args(words) for words in commands(target)]
+    found = [main._parser().parse_args(words) for words in commands(target)]
     assert [one.command for one in found] == ["build", "pins", "build", "pins"]
     assert {one.target for one in found if one.command == "build"} == {target}
     assert [one.source for one in found if hasattr(one, "source")] == ["git"] * 3

@@ -1,1 +1,0 @@
-"""Writing patches: work trees of commits, and the way back into the series."""

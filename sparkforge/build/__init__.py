@@ -1,0 +1,1 @@
+"""The build: its graph, stages, image and what is published."""

@@ -1,0 +1,124 @@
+"""The builder: an image with compilers and what builds require, for ``--wheels compile``.
+
+Its base is the target's own (the CUDA devel image of pins.yaml, or ``--base``).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core.errors import CommandError, ImageError
+from sparkforge.core.log import log
+from sparkforge.core.run import call
+from sparkforge.runtime.engine import Engine
+
+PYTHON = "/opt/sparkforge/venv/bin/python"
+_KEY_LABEL = "org.sparkforge.builder"
+_USER = 10001
+"""Of the Dockerfile's builder; where sparkforge runs as root, a compile does not."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A builder to be made.
+
+    Attributes:
+        base: reference of the base image.
+        python: e.g. ``3.12``.
+        lock: hash-locked requirements, which the wheelhouse satisfies.
+        key: of all that determines it; a label of the image.
+    """
+
+    root: Path
+    base: str
+    python: str
+    platform: str
+    epoch: int
+    ca_bundle: Path | None
+    lock: Path
+    key: str
+
+
+def packages(python: str) -> tuple[str, ...]:
+    """Return the distribution packages that a compile needs; CMake and ninja are locked wheels."""
+    # patch: vLLM's CMake patches one header of torch with it. libnuma-dev: its CPU kernels
+    return (
+        "ccache",
+        "g++",
+        "gcc",
+        "git",
+        "libc6-dev",
+        "libnuma-dev",
+        "patch",
+        f"python{python}-dev",
+    )
+
+
+def user() -> tuple[int, int]:
+    """Return the user and group that compiles: the caller; in place of root, the builder's own."""
+    uid, gid = os.getuid(), os.getgid()
+    return (uid, gid) if uid else (_USER, _USER)
+
+
+def tag(target: str, key: str) -> str:
+    """Return the name of the image of a key."""
+    return f"sparkforge/builder-{target}:{key[:12]}"
+
+
+def bake(
+    engine: Engine, request: Request, wheelhouse: Path, name: str, folder: Path
+) -> dict[str, Any]:
+    """Build the image in the engine; returns its id, name, and the packages in it.
+
+    Raises:
+        ImageError: the build failed.
+    """
+    ours = folder / "wheels"
+    ours.mkdir()
+    (ours / "requirements.txt").write_bytes(request.lock.read_bytes())
+    arguments = {
+        "BASE": request.base,
+        "PYTHON_VERSION": request.python,
+        "SOURCE_DATE_EPOCH": str(request.epoch),
+        "SYSTEM_PACKAGES": " ".join(packages(request.python)),
+    }
+    command: list[str | Path] = [
+        "docker", "buildx", "build", "--builder", engine.context, "--progress=plain",
+        "--provenance=false",
+        *engine.kept_as(name),
+        "--file", request.root / "Dockerfile", "--target", "builder",
+        "--platform", request.platform, "--label", f"{_KEY_LABEL}={request.key}",
+        "--build-context", f"wheels={ours}", "--build-context", f"wheelhouse={wheelhouse}",
+    ]  # fmt: skip
+    for key, value in arguments.items():
+        command += ["--build-arg", f"{key}={value}"]
+    if request.ca_bundle is not None:
+        command += ["--secret", f"id=ca,src={request.ca_bundle}"]
+    try:
+        call(*command, request.root, stream=True)
+    except CommandError as error:
+        msg = f"the builder image could not be made:\n{error}"
+        raise ImageError(msg, "the engine's words are above") from error
+    return _outputs(engine, name)
+
+
+def standing(engine: Engine, name: str, key: str) -> dict[str, Any] | None:
+    """Return what ``bake`` does where the engine holds the image of this key, else None."""
+    from docker.errors import ImageNotFound
+
+    try:
+        labels = engine.client.images.get(name).labels
+    except ImageNotFound:
+        return None
+    return _outputs(engine, name) if labels.get(_KEY_LABEL) == key else None
+
+
+def _outputs(engine: Engine, name: str) -> dict[str, Any]:
+    from sparkforge.build import sbom  # not needed by a build in which nothing changed
+
+    image_id = str(engine.client.images.get(name).id)
+    log.info(f"builder {name} ({image_id})")
+    return {"image_id": image_id, "tag": name, "system": sbom.system(engine, image_id)}

@@ -1,0 +1,88 @@
+"""The image that wheels are compiled in, and the wheelhouse that it is installed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build.compile import builder
+from sparkforge.build.context import WHEELS, Context, Item, Results
+from sparkforge.build.stages.wheelhouse import wheelhouse_item
+from sparkforge.core.errors import CompileError, EngineError
+from sparkforge.core.hashing import code_digest, key_of
+from sparkforge.runtime.engine import OLDEST_ENGINE, Engine
+from sparkforge.store.codekey import code_of
+
+_HOUSE = "builder's wheelhouse"
+
+
+def builder_items(context: Context, base: str, wheels: Sequence[Item] | None = None) -> list[Item]:
+    """Return the builder image, and the wheelhouse that it is installed from.
+
+    Args:
+        base: digest of its base image.
+        wheels: what it is for. Where all of them stand, an engine may have lost the image.
+
+    Raises:
+        CompileError: the target names no requirements for a builder.
+    """
+    lock = context.target.builder.get(context.platform)
+    if lock is None:
+        msg = f"targets.{context.target_name}: names no builder for {context.platform}"
+        raise CompileError(msg, "name a lock of what its upstreams' builds require (builder:)")
+    path = context.root / lock
+    house = wheelhouse_item(context, path, _HOUSE, "builder")
+    inputs = {
+        "base": base,
+        "wheelhouse": house.key,
+        "python": context.target.python,
+        "platform": context.platform,
+        "packages": list(builder.packages(context.target.python)),
+        "epoch": context.epoch,
+        "recipe": code_digest(context.root / "Dockerfile"),
+        "code": code_of(__name__),
+    }
+    name = builder.tag(context.target_name, key_of(inputs))
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        assert context.base is not None
+        engine, key = engine_of(context), key_of(inputs)
+        # another store of this machine may have made it: transferring its wheelhouse takes longest
+        found = None if "builder" in context.force else builder.standing(engine, name, key)
+        if found is not None:
+            return found
+        request = builder.Request(
+            root=context.root, base=context.base, python=context.target.python,
+            platform=context.platform, epoch=context.epoch, ca_bundle=context.ca_bundle, lock=path,
+            key=key,
+        )  # fmt: skip
+        wheelhouse = results[house.label].path / WHEELS
+        return builder.bake(engine, request, wheelhouse, name, folder)
+
+    return [house, Item(
+        "builder", "builder", inputs, make,
+        valid=lambda artefact: context.engine is None
+        or context.engine.has_image(str(artefact.outputs["image_id"]))
+        or _stand(context, wheels),
+    )]  # fmt: skip
+
+
+def _stand(context: Context, wheels: Sequence[Item] | None) -> bool:
+    again = not wheels or "wheels" in context.force
+    return not again and all(context.store.find(one.stage, one.inputs) for one in wheels or ())
+
+
+def engine_of(context: Context) -> Engine:
+    """Return the engine that compiles.
+
+    Raises:
+        EngineError: none is used here.
+    """
+    if context.engine is None:
+        msg = "wheels are compiled in a container, and no container engine is used here"
+        remedy = (
+            f"start Docker Engine {OLDEST_ENGINE} or newer (DOCKER_HOST), or take --wheels overlay"
+        )
+        raise EngineError(msg, remedy)
+    return context.engine

@@ -1,0 +1,33 @@
+"""What an upstream's build would fetch: commits in the store's repositories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build.compile import externals
+from sparkforge.build.context import Context, Item, Results
+from sparkforge.core import git
+from sparkforge.sources.download import Fetches
+from sparkforge.store.codekey import code_of
+
+
+def external_item(context: Context, upstream: str, external: str) -> Item:
+    """Return a repository that an upstream's build would fetch, at its pinned commit."""
+    pin = context.pins.upstream(upstream).externals[external]
+    inputs = {"commit": pin.commit, "code": code_of(__name__)}
+    full = f"{upstream}/{external}"
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        fetched = externals.ensure(context.store, full, pin, context.access)
+        return {"commit": fetched.commit, "repository": fetched.repo.name,
+                "submodules": fetched.named()}  # fmt: skip
+
+    return Item(
+        "sources", f"external {full}", inputs, make,
+        valid=lambda artefact: git.has_commit(
+            context.store.git_path(artefact.outputs["repository"].removesuffix(".git")), pin.commit
+        ),
+        fetches=lambda: Fetches(unknown=(f"{full} by git",)),
+    )  # fmt: skip

@@ -1,0 +1,178 @@
+"""Compiled wheels: pins and options → items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build.compile import builder, externals, natives
+from sparkforge.build.compile.builderitem import builder_items, engine_of
+from sparkforge.build.compile.externalitem import external_item
+from sparkforge.build.compile.natives import Decision
+from sparkforge.build.compile.recipe import Recipe, arch_list, shown
+from sparkforge.build.context import Context, Item, Results, holds_wheel
+from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
+from sparkforge.build.stages.source import chosen
+from sparkforge.build.stages.wheels import (
+    common_inputs,
+    layer_of,
+    outputs_of,
+    release_wheel,
+    request_of,
+    series_of,
+)
+from sparkforge.core.errors import EngineError
+from sparkforge.core.hashing import key_of
+from sparkforge.core.log import log
+from sparkforge.runtime.engine import stated_digest
+from sparkforge.sources import sources
+from sparkforge.store.codekey import code_of
+
+
+def base_digest(context: Context) -> str:
+    """Return what the base image of the builder stands for; that of the target's image, too.
+
+    Raises:
+        EngineError: no base is named, or it is a local name and there is no engine to ask.
+    """
+    if context.base is None:
+        msg = f"pins.yaml has no base image for target {context.target_name}, and wheels are"
+        raise EngineError(f"{msg} compiled in one", "name one: --base IMAGE (with Python and apt)")
+    if context.engine is not None:
+        return context.engine.identity(context.base)
+    digest = stated_digest(context.base)
+    if digest is None:
+        msg = f"--base {context.base}: without an engine nobody knows what this is"
+        raise EngineError(msg, "give NAME@sha256:…, or start an engine")
+    return digest
+
+
+def external_items(context: Context, name: str) -> list[Item]:
+    """Return what the upstream's build would fetch, where this compile needs it."""
+    if context.pins.upstream(name).compile.blocked or not _decision(context, name).fetches:
+        return []
+    upstream = context.pins.upstream(name)
+    return [external_item(context, name, external) for external in upstream.externals]
+
+
+def _decision(context: Context, name: str) -> Decision:
+    patches = context.series_of(name).patches
+    touched = {entry.path: patch.name for patch in patches for entry in patch.entries}
+    named = {target: patch.name for patch in patches for target in patch.natives}
+    device = "cuda" if context.target.cuda_arch is not None else "cpu"
+    return natives.decide(name, context.pins.upstream(name), touched, context.native, device, named)
+
+
+def _redirects(context: Context, name: str) -> dict[str, str]:
+    """Return the variables that point a build at its externals, and at carried upstreams."""
+    found = {pin.redirect: key for key, pin in context.pins.upstream(name).externals.items()}
+    for layer in context.target.wheels[name].carries:
+        if redirect := context.pins.upstream(layer).compile.redirect:
+            found[redirect] = layer
+    return found
+
+
+def compile_item(context: Context, name: str, base: str | None) -> Item:
+    """Return the compiled wheel of an upstream.
+
+    Args:
+        base: digest of the builder's base; None: as the context names it.
+
+    Raises:
+        CompileError: the series changes what can't be compiled.
+    """
+    plan, upstream = context.target.wheels[name], context.pins.upstream(name)
+    file = upstream.files[plan.files[context.platform]]
+    layers = series_of(context, name)
+    decision = _decision(context, name)
+    image = builder_items(context, base or base_digest(context))[1]
+    device = arch_list(context.target.cuda_arch)
+    # a build without natives compiles nothing, whatever the target's architecture
+    compiles = decision.everything or bool(decision.compiled)
+    recipe = Recipe(
+        upstream=upstream, decision=decision, arch=device if compiles else None,
+        epoch=context.epoch, redirects=_redirects(context, name),
+        jobs=width(context.jobs, NVCC_GIB if device and compiles else CXX_GIB, KEEP_GIB),
+    )  # fmt: skip
+    fixed = replace(recipe, jobs=0)
+    inputs = {
+        **common_inputs(context, name, layers),
+        "native": context.native,
+        # an overlay takes from them what patches change, a compile all there is
+        "sources": {layer: chosen(context, layer) for layer in context.layers(name)},
+        "builder": image.key,
+        "environment": fixed.environment(),
+        "steps": [step.words for step in fixed.steps()],
+        "externals": {key: pin.commit for key, pin in upstream.externals.items()}
+        if decision.fetches else {},
+        "code": code_of(__name__),
+    }  # fmt: skip
+    key = key_of(inputs)
+    tag = builder.tag(context.target_name, image.key)
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        from sparkforge.build.compile import assembling, running
+
+        engine = engine_of(context)
+        wheel = release_wheel(context, file)
+        own = layer_of(context, name, results).patched
+        place = running.Place(
+            engine, tag, context.store.cache_path("compile") / f"{name}-{key[:16]}",
+            context.store.cache_path("ccache"),
+        )  # fmt: skip
+        what = ", ".join(one.file for one in decision.compiled) or (
+            "all native files" if decision.everything else "no native file"
+        )
+        log.info(f"{name}: the patched tree {own.tree[:12]}, and {what}; {recipe.jobs} at once")
+        made = running.run(recipe, _sources(context, name, results, decision), place)
+        # with everything compiled, carried upstreams were read by the build itself
+        carried = [] if decision.everything else [
+            layer_of(context, layer, results) for layer in layers if layer != name
+        ]  # fmt: skip
+        request = request_of(context, name, wheel, inputs["local"])
+        done = assembling.assemble(request, recipe, made, own, carried, folder)
+        running.finished(place)
+        released = sum(one["from"] == "release" for one in done.natives.values())
+        log.info(
+            f"native files: {len(done.natives) - released} compiled, {released} of the release"
+        )
+        return {
+            **outputs_of(done.wheel), "compiled": True, "natives": done.natives,
+            "differs": list(done.differs),
+        }  # fmt: skip
+
+    uid, gid = builder.user()
+    commands = shown(recipe, tag, context.store.root / "compile" / f"{name}-{key[:16]}",
+                     context.store.root / "ccache", f"{uid}:{gid}")  # fmt: skip
+    return Item(
+        "wheels", f"wheel {name}", inputs, make, valid=holds_wheel, download=(file,),
+        commands=tuple(commands),
+    )  # fmt: skip
+
+
+def _sources(context: Context, name: str, results: Results, decision: Decision) -> Any:
+    """Return what is unpacked for the compile."""
+    from sparkforge.build.compile.running import Sources
+
+    upstream = context.pins.upstream(name)
+    own = layer_of(context, name, results).patched
+    supplement: tuple[tuple[str, str], ...] = ()
+    if own.source.provider == "git" and upstream.compile.supplement:
+        whole = sources.release(context.store, name, upstream, context.access)
+        supplement = tuple((whole.commit, path) for path in upstream.compile.supplement)
+    if not decision.fetches:
+        return Sources(own.source.repo, own.commit, supplement)
+    fetched = {
+        key: externals.ensure(context.store, f"{name}/{key}", pin, context.access)
+        for key, pin in upstream.externals.items()
+    }
+    carried = {}
+    for layer in context.target.wheels[name].carries:
+        pin_of = context.pins.upstream(layer)
+        if pin_of.compile.redirect is not None:
+            tree = layer_of(context, layer, results).patched
+            folder = pin_of.paths[0].repo.rstrip("/")
+            carried[layer] = (tree.source.repo, f"{tree.commit}:{folder}")
+    return Sources(own.source.repo, own.commit, supplement, fetched, carried)

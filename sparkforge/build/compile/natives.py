@@ -1,0 +1,110 @@
+"""Which native files a series changes: those are compiled, the others come from the release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from sparkforge.core.errors import CompileError
+from sparkforge.pins.compiling import Native, below
+from sparkforge.pins.pins import Upstream, rule_of
+
+PATCHED, ALL = "patched", "all"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a compile makes.
+
+    Attributes:
+        everything: natives and all, in one build of the wheel (``--native all``).
+        compiled: the natives that are built one by one, since a patch touches their sources.
+    """
+
+    everything: bool
+    compiled: tuple[Native, ...] = ()
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the configuration reads the upstream's externals."""
+        return self.everything or any(native.device != "empty" for native in self.compiled)
+
+
+def decide(
+    name: str, upstream: Upstream, touched: Mapping[str, str], native: str, device: str,
+    named: Mapping[str, str] = MappingProxyType({}),
+) -> Decision:  # fmt: skip
+    """Decide from pins.yaml alone.
+
+    Args:
+        touched: paths that the series changes, each with its patch's name.
+        native: ``patched`` or ``all``.
+        device: ``cuda`` or ``cpu``: the target's own.
+        named: CMake targets that rules of compiling change, each with its patch's name (its
+            trailer ``Native``).
+
+    Raises:
+        CompileError: a patch changes what no rule of pins.yaml names, or what can't be compiled.
+    """
+    plan = upstream.compile
+    ours = [one for one in plan.natives if one.device in ("empty", device)]
+    if native == ALL:
+        blocked = [(one.file, one.blocked) for one in ours if one.blocked]
+        if plan.blocked:
+            blocked = [(f"{name} {upstream.version}", plan.blocked)]
+        if blocked:
+            file, why = blocked[0]
+            msg = f"{file} can't be compiled: {why}"
+            raise CompileError(msg, f"take the release's natives: --native {PATCHED}")
+        return Decision(everything=bool(plan.natives))
+    compiled: dict[str, Native] = {}
+    for path, patch in touched.items():
+        made = [one for one in ours if one.made_from(path)]
+        for one in made:
+            _refuse_blocked(one, f"{patch} changes {path}, of which {one.file} is made")
+            compiled[one.file] = one
+        if not made and not _known(path, upstream):
+            msg = f"{patch} changes {path}, and pins.yaml does not say what is made of it"
+            remedy = f"name it in upstreams.{name}.compile.natives, or in paths; or --native {ALL}"
+            raise CompileError(msg, remedy)
+    for target, patch in named.items():
+        if target not in {one.target for one in plan.natives}:
+            msg = f"{patch}: its trailer Native names {target}, and pins.yaml has no such native"
+            raise CompileError(msg, f"name it in upstreams.{name}.compile.natives")
+        for one in ours:
+            if one.target == target:
+                _refuse_blocked(one, f"{patch} changes how {one.file} is compiled")
+                compiled[one.file] = one
+    return Decision(everything=False, compiled=tuple(compiled[file] for file in sorted(compiled)))
+
+
+def _refuse_blocked(native: Native, why: str) -> None:
+    if native.blocked:
+        msg = f"{why}: {native.blocked}"
+        raise CompileError(msg, "leave that patch out, or pin what the compile needs")
+
+
+def _known(path: str, upstream: Upstream) -> bool:
+    """Tell whether a file is no native source, or one of natives for other devices."""
+    elsewhere = any(native.made_from(path) for native in upstream.compile.natives)
+    return elsewhere or rule_of(upstream.paths, path) is not None
+
+
+def missing(
+    upstream: Upstream, released: Iterable[str], made: Iterable[str], *, everything: bool
+) -> tuple[list[str], list[str]]:
+    """Sort the release's files that a compile did not make.
+
+    Returns:
+        Those that are taken from the release, and those that nothing explains.
+    """
+    plan = upstream.compile
+    places = plan.always_release
+    if not everything:
+        places += plan.from_release + tuple(native.file for native in plan.natives)
+    lacking = sorted(set(released) - set(made))
+    taken = [member for member in lacking if below(member, places)]
+    # a whole compile leaves out what its architectures do not need
+    lost = [] if everything else [member for member in lacking if member not in taken]
+    return taken, lost

@@ -1,0 +1,191 @@
+"""The command lines of a compile: one container each, without a network, at fixed paths."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from sparkforge.build.compile.builder import PYTHON
+from sparkforge.build.compile.natives import Decision
+from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB
+from sparkforge.pins.pins import Upstream
+
+BUILD = "/build"
+TREE, OUT, CMAKE, EXTERNALS = (f"{BUILD}/{name}" for name in ("tree", "out", "cmake", "externals"))
+NATIVE = f"{OUT}/native"
+# Without these, nvcc puts temporary names and random symbols into its objects (measured)
+NVCC_FLAGS = "-objtemp --frandom-seed=1"
+_UMASK = 'umask 022 && exec "$@"'
+
+
+class Step(NamedTuple):
+    """What runs in one container.
+
+    Attributes:
+        once: what it leaves is good for a build that goes on, which leaves it out. vLLM's CMake
+            writes a header of torch's anew each time, and ninja would make all that includes it.
+    """
+
+    title: str
+    words: list[str]
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is compiled, and how; all of it but ``jobs`` determines the result.
+
+    Attributes:
+        arch: value of TORCH_CUDA_ARCH_LIST; None compiles nothing for a GPU.
+        redirects: variables that point at sources which the build would fetch, with the folder
+            below ``/build/externals``.
+        jobs: compilers at once.
+    """
+
+    upstream: Upstream
+    decision: Decision
+    arch: str | None
+    epoch: int
+    redirects: Mapping[str, str]
+    jobs: int
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of the build, without those that say how much runs at once."""
+        plan = self.upstream.compile
+        more = plan.variables_all if self.decision.everything else {}
+        variables = {
+            "SOURCE_DATE_EPOCH": str(self.epoch),
+            "SETUPTOOLS_SCM_PRETEND_VERSION": self.upstream.version,
+            "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
+            "HOME": f"{BUILD}/tmp", "TMPDIR": f"{BUILD}/tmp",
+            "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_CACHE_DIR": "1",
+            **plan.variables, **more,
+        }  # fmt: skip
+        if self.upstream.commit is not None:
+            # the commit's name in git's way, as upstream's release job has it
+            node = f'{{node="g{self.upstream.commit[:9]}"}}'
+            variables["SETUPTOOLS_SCM_PRETEND_METADATA"] = node
+        if self.arch is not None:
+            variables |= {"TORCH_CUDA_ARCH_LIST": self.arch, "NVCC_APPEND_FLAGS": NVCC_FLAGS}
+        if self.decision.fetches:
+            variables |= {name: f"{EXTERNALS}/{path}" for name, path in self.redirects.items()}
+        return variables
+
+    def limits(self) -> dict[str, str]:
+        """Return the variables that say how much runs at once, and ccache's."""
+        gib = NVCC_GIB if self.arch is not None else CXX_GIB
+        return {
+            "MAX_JOBS": str(self.jobs), "NVCC_THREADS": "1",
+            "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs),
+            "CCACHE_DIR": f"{BUILD}/ccache", "CCACHE_COMPILERCHECK": "content",
+            "CCACHE_MAXSIZE": "20G",
+            # only what the cache lacks waits for memory
+            "CCACHE_PREFIX": f"{BUILD}/gate/gate.py",
+            "SPARKFORGE_SLOTS": f"{BUILD}/gate/slots", "SPARKFORGE_JOBS": str(self.jobs),
+            "SPARKFORGE_JOB_MIB": str(int(gib * 1024)),
+            "SPARKFORGE_RESERVE_MIB": str(int(KEEP_GIB * 1024)),
+        }  # fmt: skip
+
+    def steps(self) -> list[Step]:
+        """Return what runs inside of the container, in order."""
+        pip = [PYTHON, "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation",
+               "--no-index", "--wheel-dir", OUT, TREE]  # fmt: skip
+        result: list[Step] = []  # natives first: they are what fails
+        for device in dict.fromkeys(native.device for native in self.decision.compiled):
+            targets = [one.target for one in self.decision.compiled if one.device == device]
+            folder = f"{CMAKE}/{device}"
+            configure = ["cmake", "-S", TREE, "-B", folder, *self._cmake(device)]
+            result.append(Step(f"configure for {device}", configure, once=True))
+            result.append(Step(f"compile {', '.join(targets)}", [
+                "cmake", "--build", folder, "--parallel", str(self.jobs), "--target", *targets,
+            ]))  # fmt: skip
+            result += [
+                Step(f"install {target}", ["cmake", "--install", folder, "--strip", "--component",
+                                           target, "--prefix", NATIVE])
+                for target in targets
+            ]  # fmt: skip
+        return [*result, Step("wheel", pip)]
+
+    def _cmake(self, device: str) -> list[str]:
+        """Return the words that upstream's own setup.py gives CMake, and the launchers."""
+        ours = [word.replace("{device}", device) for word in self.upstream.compile.configure]
+        words = [
+            "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", *ours,
+            f"-DVLLM_PYTHON_EXECUTABLE={PYTHON}", f"-DFETCHCONTENT_BASE_DIR={CMAKE}/fetched",
+            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",
+        ]  # fmt: skip
+        if device == "cuda":
+            words += ["-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc",
+                      "-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache", "-DNVCC_THREADS=1"]  # fmt: skip
+        return words
+
+
+def arch_list(cuda_arch: str | None) -> str | None:
+    """Return TORCH_CUDA_ARCH_LIST for a target's architecture.
+
+    From 10.0 on with the family's ``f``: kernels for plain 12.1 (and 12.0) that use block-scaled
+    MMA compile without a warning and hold a trap (docs/proofs.md); ``a`` of 12.0 does not load on
+    12.1. vLLM's CMake reads 12.1f as 12.0 where a file needs no more, and builds 12.0f where it
+    needs the family's instructions (every file's flags: tests/patches/golden/cuda-archs.json).
+    """
+    if cuda_arch is None:
+        return None
+    return f"{cuda_arch}f" if int(cuda_arch.partition(".")[0]) >= 10 else cuda_arch
+
+
+def container(
+    image: str, name: str, work: str, ccache: str, user: str, environment: Mapping[str, str],
+    words: Sequence[str], labels: Mapping[str, str],
+) -> list[str]:  # fmt: skip
+    """Return the ``docker run`` of one step.
+
+    Args:
+        work: folder of the machine that is ``/build`` inside.
+        ccache: folder of the machine for ccache, which builds share.
+        user: ``UID:GID`` that owns both.
+    """
+    mounts = [(work, BUILD), (ccache, f"{BUILD}/ccache"), (f"{work}/tmp", "/tmp")]
+    command = [
+        # never: a builder that is gone must not be looked for in a public registry
+        "docker", "run", "--pull", "never", "--rm", "--init", "--name", name,
+        "--network", "none", "--read-only",
+        "--user", user, "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+        "--workdir", TREE,
+    ]  # fmt: skip
+    for key, value in labels.items():
+        command += ["--label", f"{key}={value}"]
+    for source, target in mounts:
+        command += ["--mount", _fields("type=bind", f"source={source}", f"target={target}")]
+    for key, value in environment.items():
+        command += ["--env", f"{key}={value}"]
+    return [*command, image, "sh", "-c", _UMASK, "sh", *words]
+
+
+def container_name(work: Path) -> str:
+    """Return the name of the container that works on a folder; one folder has one at a time."""
+    # the whole path: two stores may compile the same wheel in one engine
+    return f"sparkforge-{work.name}-{sha256(os.fspath(work).encode()).hexdigest()[:8]}"
+
+
+def _fields(*fields: str) -> str:
+    """Return the fields of a --mount, which docker reads as a line of CSV."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(fields)
+    return out.getvalue()
+
+
+def shown(recipe: Recipe, image: str, work: Path, ccache: Path, user: str) -> list[str]:
+    """Return the command lines as a user would type them (``--dry-run``)."""
+    variables = {**recipe.environment(), **recipe.limits()}
+    return [
+        "$ " + shlex.join(container(image, container_name(work), str(work), str(ccache), user,
+                                    variables, words, {}))
+        for _, words, _ in recipe.steps()
+    ]  # fmt: skip

@@ -1,0 +1,247 @@
+"""The steps of a compile: each in a container of the builder, without a network.
+
+What was begun stays in the store's work area until it is finished: a killed build goes on where it
+stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparkforge.build.compile.builder import PYTHON, user
+from sparkforge.build.compile.externals import Fetched
+from sparkforge.build.compile.recipe import Recipe, container, container_name
+from sparkforge.core import git
+from sparkforge.core.disk import disk_errors
+from sparkforge.core.errors import CommandError, CompileError
+from sparkforge.core.log import log
+from sparkforge.core.run import call
+from sparkforge.runtime import containers
+from sparkforge.runtime.engine import Engine
+
+_GATE = Path(__file__).with_name("gate.py")
+_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
+_SHOWN_LINES = 40
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is unpacked for a compile.
+
+    Attributes:
+        tree: commit of the patched tree, in ``repo``.
+        supplement: (commit, path) of what the tree lacks and the source file has.
+        externals: by folder below ``/build/externals``.
+        carried: (repository, COMMIT:FOLDER) of carried upstreams, by folder there.
+    """
+
+    repo: Path
+    tree: str
+    supplement: tuple[tuple[str, str], ...] = ()
+    externals: Mapping[str, Fetched] = field(default_factory=dict)
+    carried: Mapping[str, tuple[Path, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a compile happens: the builder image, and folders of this machine."""
+
+    engine: Engine
+    image: str
+    work: Path
+    ccache: Path
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a compile left: the wheel, and natives by their path in it."""
+
+    wheel: Path
+    natives: Mapping[str, Path]
+
+
+def run(recipe: Recipe, sources: Sources, place: Place) -> Made:
+    """Unpack the sources, and run every step in its container.
+
+    Raises:
+        CompileError: a step failed; its own words are shown, all of them are in a file.
+    """
+    containers.sweep(place.engine)
+    _prepare(sources, place)
+    variables = {**recipe.environment(), **recipe.limits()}
+    owner = ":".join(map(str, user()))
+    name = container_name(place.work)
+    _remove(place.engine, name)
+    _empty(place.work / "out")
+    _own([place.work / "out"])
+    try:
+        for title, words, once in recipe.steps():
+            done = place.work / f"done-{title.replace(' ', '-')}"
+            if once and done.exists():
+                continue
+            log.info(title)
+            command = container(
+                place.image, name, str(place.work), str(place.ccache), owner, variables, words,
+                {containers.LABEL: containers.mark()},
+            )  # fmt: skip
+            _step(title, command, place.work / "log.txt")
+            if once:
+                done.touch()
+    finally:
+        _remove(place.engine, name)
+    if (took := cost(place.work / "gate" / "slots" / "units.tsv")) is not None:
+        log.info(took)
+    wheels = list((place.work / "out").glob("*.whl"))
+    if len(wheels) != 1:
+        msg = f"the build left {len(wheels)} wheels in {place.work / 'out'}, not one"
+        raise CompileError(msg, f"all that it said is in {place.work / 'log.txt'}")
+    made = {}
+    for native in recipe.decision.compiled:
+        path = place.work / "out" / "native" / native.file
+        if not path.is_file():
+            msg = f"CMake's target {native.target} installed no {native.file}"
+            raise CompileError(msg, "correct compile.natives in pins.yaml")
+        made[native.file] = path
+    return Made(wheels[0], made)
+
+
+def finished(place: Place) -> None:
+    """Remove the work area of a wheel that stands."""
+    shutil.rmtree(place.work, ignore_errors=True)
+
+
+def _prepare(sources: Sources, place: Place) -> None:
+    """Unpack everything, once: a build that goes on must find the same files and dates."""
+    work = place.work
+    ready = work / "unpacked"
+    with disk_errors(work):
+        if ready.exists():
+            log.info(f"going on with what stands in {work}")
+        else:
+            _empty(work)
+            for name in ("tree", "out", "cmake", "tmp", "externals", "gate/slots", "ccache"):
+                (work / name).mkdir(parents=True)
+            git.unpack(sources.repo, sources.tree, [], work / "tree")
+            for commit, path in sources.supplement:
+                git.unpack(sources.repo, commit, [path], work / "tree")
+            for name, fetched in sources.externals.items():
+                fetched.unpack(work / "externals" / name)
+            for name, (repo, folder) in sources.carried.items():
+                (work / "externals" / name).mkdir()
+                git.unpack(repo, folder, [], work / "externals" / name)
+            ready.touch()
+        # this checkout's, which may be another than the one that began
+        (work / "gate" / "gate.py").write_text(f"#!{PYTHON} -IS\n{_GATE.read_text()}")
+        (work / "gate" / "gate.py").chmod(0o755)
+        _own([work, place.ccache])
+
+
+def _own(folders: Iterable[Path]) -> None:
+    """Give folders to the user that compiles; only root has to."""
+    if os.getuid() != 0:
+        return
+    uid, gid = user()
+    for folder in folders:
+        for where, _, files in os.walk(folder):
+            os.chown(where, uid, gid)
+            for name in files:
+                os.chown(Path(where, name), uid, gid, follow_symlinks=False)
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _remove(engine: Engine, name: str) -> None:
+    """Remove a container of this name: one that a killed run left goes on compiling otherwise."""
+    from docker.errors import NotFound
+
+    try:
+        container = engine.client.containers.get(name)
+    except NotFound:
+        return
+    containers.end(container)
+
+
+# -- one step ---------------------------------------------------------------------
+
+
+def _step(title: str, command: Sequence[str], log_file: Path) -> None:
+    progress = Progress(title)
+    said: list[str] = []
+    with log_file.open("a", encoding="utf-8") as file:
+        file.write(f"== {title}\n")
+
+        def line(text: str) -> None:
+            file.write(f"{text}\n")
+            file.flush()
+            said.append(text)
+            progress.see(text)
+
+        try:
+            call(*command, stream=line)
+        except CommandError as error:
+            code = str(error).partition("\n")[0].rpartition(" ")[2]
+            msg = f"{title} ended with exit code {code}:\n{excerpt(said)}"
+            raise CompileError(msg, f"all that it said is in {log_file}") from error
+
+
+class Progress:
+    """Reads ninja's ``[n/m]`` lines and says how long the rest will take, at the pace so far."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._start: tuple[float, int] | None = None
+
+    def see(self, text: str) -> None:
+        """Look at one line of a build's output."""
+        match = _STEP.match(text.strip())
+        if match is None:
+            log.detail(text)
+            return
+        done, total = int(match[1]), int(match[2])
+        now = time.monotonic()
+        if self._start is None:
+            self._start = now, done
+        log.progress(f"{self._title}{self.left(now, done, total)}", done, total, "steps")
+
+    def left(self, now: float, done: int, total: int) -> str:
+        """Return the time left, in words; empty where nothing is known of the pace yet."""
+        if self._start is None or done <= self._start[1]:
+            return ""
+        seconds = (now - self._start[0]) / (done - self._start[1]) * (total - done)
+        return f", about {seconds:.0f} s left" if seconds < 90 else (
+            f", about {seconds / 60:.0f} min left")  # fmt: skip
+
+
+def excerpt(said: Sequence[str]) -> str:
+    """Return the words of the command that failed: ninja's FAILED block, or the end of it all."""
+    starts = [i for i, text in enumerate(said) if text.strip().startswith("FAILED: ")]
+    if starts:
+        block = list(said[starts[-1] :])
+        end = next((i for i, text in enumerate(block) if i and _STEP.match(text.strip())), None)
+        kept = [ln for ln in block[:end] if not ln.strip().startswith("ninja: build stopped")]
+        # the first lines say which file, the errors themselves may stand far below
+        wrong = [ln for ln in kept[2:] if re.search(r"\berror\b|fatal", ln, re.IGNORECASE)]
+        kept = kept if len(kept) <= _SHOWN_LINES else [kept[0], *(wrong or kept)[:_SHOWN_LINES]]
+    else:
+        kept = list(said[-_SHOWN_LINES:])
+    return "\n".join(f"    {ln[:400]}" for ln in kept)
+
+
+def cost(units: Path) -> str | None:
+    """Return what compilers took, as the gate noted it; None where ccache had everything."""
+    if not units.exists():
+        return None
+    rows = [line.split("\t") for line in units.read_text(encoding="utf-8").splitlines()]
+    mib, source = max((int(row[0]), Path(row[-1]).name) for row in rows)
+    seconds = sum(float(row[1]) for row in rows)
+    return (f"{len(rows)} file(s) compiled in {seconds:.0f} s of CPU time; the largest took"
+            f" {mib / 1024:.1f} GiB: {source}")  # fmt: skip

@@ -1,0 +1,168 @@
+"""What docker-compose.yml uses: which image of a target, and the volume of the models.
+
+Every baked image keeps a tag of its own, so that an older one can be chosen again. None is ever
+removed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from sparkforge.build import image
+from sparkforge.build.options import pins_path, platform_of
+from sparkforge.core.errors import ImageError
+from sparkforge.core.log import human_bytes, log
+from sparkforge.pins import pins
+from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import envfile
+from sparkforge.runtime.engine import Engine, connect
+
+MODELS_VOLUME = "sparkforge-models"
+"""Of the models; docker-compose.yml names it. It is none of the Compose project's own, so that
+``docker compose down --volumes`` keeps it."""
+
+
+@dataclass(frozen=True)
+class Baked:
+    """An image of a target that the engine holds.
+
+    Attributes:
+        image: its name, which no other image ever gets.
+        made: when it was baked, or loaded from elsewhere.
+        key: of what it was made from.
+        size: bytes of all its layers; images share some.
+        used: Compose uses it.
+    """
+
+    target: str
+    image: str
+    image_id: str
+    release: str
+    key: str
+    made: str
+    size: int
+    used: bool
+
+
+def variable(target: str) -> str:
+    """Return the name of the variable by which Compose knows a target's image."""
+    return f"SPARKFORGE_IMAGE_{target.upper()}"
+
+
+def in_use(variables: Mapping[str, str], target: str) -> str:
+    """Return the image that Compose uses for a target, or ""."""
+    return variables.get(variable(target)) or variables.get("SPARKFORGE_IMAGE") or ""
+
+
+def keep_models(engine: Engine, target: pins.Target, image_platform: str) -> None:
+    """Make the volume of the models, where Compose will want it and it is not there."""
+    served_here = MACHINES.get(platform.machine()) == image_platform
+    if target.model is not None and served_here:
+        engine.client.volumes.create(MODELS_VOLUME)
+
+
+def on_engine(
+    engine: Engine, targets: Sequence[str], variables: Mapping[str, str]
+) -> list[Baked]:  # fmt: skip
+    """Return the images of targets, by target, the newest first."""
+    found = []
+    for one in engine.client.images.list(filters={"label": image.TARGET_LABEL}):
+        target = one.labels[image.TARGET_LABEL]
+        if target not in targets:
+            continue
+        for name in one.tags:
+            if name.startswith(f"{image.repository(target)}:"):  # and not one made on top of it
+                found.append(Baked(
+                    target, name, str(one.id),
+                    one.labels.get("org.opencontainers.image.version", ""),
+                    one.labels.get(image.KEY_LABEL, ""),
+                    str(one.attrs.get("Metadata", {}).get("LastTagTime", "")),
+                    int(one.attrs.get("Size", 0)), in_use(variables, target) in (name, one.id),
+                ))  # fmt: skip
+    return sorted(
+        sorted(found, key=lambda baked: baked.made, reverse=True), key=lambda baked: baked.target
+    )
+
+
+def images(options: argparse.Namespace) -> int:
+    """List what was baked, and say which one Compose uses."""
+    path = pins_path(options)
+    all_pins = pins.load(path)
+    targets = [options.target] if options.target else sorted(all_pins.targets)
+    for target in targets:
+        all_pins.target(target)
+    variables = envfile.seen(path.parent / ".env")
+    found = on_engine(connect(), targets, variables)
+    missing = {
+        target: name for target in targets
+        if (name := in_use(variables, target)) and not any(
+            one.used for one in found if one.target == target
+        )
+    }  # fmt: skip
+    if options.json:
+        log.json({"images": [asdict(one) for one in found], "missing": missing})
+        return 0
+    if not found:
+        log.info(f"the engine holds no image of {', '.join(targets)}")
+    rows: list[tuple[str, ...]] = [
+        ("*" if one.used else "", one.image, one.made[:16].replace("T", " "),
+         human_bytes(one.size), f"key {one.key[:12]}")
+        for one in found
+    ]  # fmt: skip
+    if rows:
+        log.table(rows)
+        log.info("*: Compose uses it; another one: build.py rollback --target NAME [IMAGE];"
+                 " remove one: docker image rm IMAGE")  # fmt: skip
+    for target, name in missing.items():
+        log.warning(f"{variable(target)} is {name}, which the engine does not hold")
+    return 0
+
+
+def rollback(options: argparse.Namespace) -> int:
+    """Have Compose use the image before the one that it uses, or the one that is named.
+
+    Raises:
+        ImageError: there is none.
+    """
+    path = pins_path(options)
+    target = options.target
+    pinned = pins.load(path).target(target)
+    env_file = path.parent / ".env"
+    variables, engine = envfile.seen(env_file), connect()
+    found = on_engine(engine, [target], variables)
+    chosen = _chosen(found, target, options.image, in_use(variables, target))
+    here = envfile.read(env_file)
+    before = here.get(variable(target), "")
+    served = {} if "COMPOSE_PROFILES" in here else {"COMPOSE_PROFILES": target}
+    envfile.put(env_file, {**served, variable(target): chosen.image})
+    keep_models(engine, pinned, platform_of(pinned))  # the image may come from another machine
+    if options.json:
+        log.json({"target": target, "image": chosen.image, "before": before})
+    log.info(f"Compose uses {chosen.image}{f', and no longer {before}' if before else ''}")
+    if (outside := os.environ.get(variable(target))) and outside != chosen.image:
+        log.warning(f"{variable(target)} of the environment counts before .env: unset it")
+    log.info("next     docker compose up -d")
+    return 0
+
+
+def _chosen(found: Sequence[Baked], target: str, wanted: str | None, used: str) -> Baked:
+    listing = f"python3 build.py images --target {target}"
+    if wanted is not None:
+        for one in found:
+            if wanted in (one.image, one.image.partition(":")[2], one.image_id):
+                return one
+        msg = f"the engine holds no image {wanted} of target {target}"
+        raise ImageError(msg, f"{listing} lists those that are there")
+    at = next((at for at, one in enumerate(found) if one.used), None)
+    if at is None:
+        what = f"{used}, which Compose uses, is gone" if used else "Compose uses none yet"
+        msg = f"no image of {target} is known as the one before: {what}"
+        raise ImageError(msg, f"name one: build.py rollback --target {target} IMAGE; {listing}")
+    if at + 1 == len(found):
+        msg = f"{found[at].image} is the oldest image of target {target}"
+        raise ImageError(msg, f"{listing} lists those that are there")
+    return found[at + 1]

@@ -1,0 +1,176 @@
+"""Runs the items of a target in their order, and tells beforehand what would run and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build.context import Context, Item
+from sparkforge.build.receipt import Line, differences
+from sparkforge.core.gitsafe import DamagedRepository
+from sparkforge.core.log import human_bytes, log
+from sparkforge.sources.download import Fetches
+from sparkforge.store.store import Artefact
+
+_NEW = ("never made for this target",)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One item of a plan.
+
+    Attributes:
+        state: ``in the store``, ``to make`` or ``to make again`` (asked for with --force).
+        why: what differs from the newest build of this target; empty for what stands.
+        download: bytes that it has to fetch at most, as far as sizes are known; of a file that
+            several items need, the first has them.
+        unknown: what else it fetches, in words.
+        commands: the command lines that making it would run, where they are worth reading.
+    """
+
+    stage: str
+    label: str
+    key: str
+    state: str
+    why: tuple[str, ...]
+    download: int
+    commands: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def made(self) -> bool:
+        """Whether a build would make it."""
+        return self.state != "in the store"
+
+
+def plan(context: Context, items: Sequence[Item]) -> list[Step]:
+    """Return what a build would do, without doing any of it."""
+    counted: set[str] = set()  # sha256 of files: two items may need one, which is fetched once
+    return [_step(context, item, counted) for item in items]
+
+
+def _step(context: Context, item: Item, counted: set[str]) -> Step:
+    found = None if item.stage in context.force else _standing(context, item)
+    if found:
+        return Step(item.stage, item.label, item.key, "in the store", (), 0)
+    state = "to make again" if item.stage in context.force else "to make"
+    absent = {
+        file.sha256: file.size
+        for file in item.download
+        if not context.store.download_path(file.sha256, file.file).exists()
+    }
+    missing = sum(size for sha256, size in absent.items() if sha256 not in counted)
+    counted.update(absent)
+    fetches = item.fetches()
+    return Step(
+        item.stage, item.label, item.key, state, tuple(_why(context, item)),
+        missing + fetches.known, item.commands, fetches.unknown,
+    )  # fmt: skip
+
+
+def _standing(context: Context, item: Item) -> Artefact | None:
+    found = context.store.find(item.stage, item.inputs)
+    return found if found is not None and item.valid(found) else None
+
+
+def _why(context: Context, item: Item) -> list[str]:
+    """Say in what an item differs from the newest one of its name in the store."""
+    last = context.store.last(context.target_name, item.label)
+    if last is None:
+        return list(_NEW)
+    changed = differences(last["inputs"], item.inputs)
+    if changed:
+        return changed
+    return (
+        ["asked for"]
+        if item.stage in context.force
+        else ["its result is gone from the store, or damaged there"]
+    )
+
+
+def run(context: Context, items: Sequence[Item]) -> list[Line]:
+    """Make what the store lacks, in order; returns every item with its artefact.
+
+    A failure stops the build; what is finished by then stays and is not made again.
+    """
+    made: set[str] = set()
+    renewed: set[Path] = set()
+    while True:
+        try:
+            return _run(context, items, made)
+        except DamagedRepository as error:
+            if error.repository in renewed:
+                raise
+            renewed.add(error.repository)
+            log.warning(f"{error.what}: fetching it again")
+            context.store.drop_repository(error.repository)
+
+
+def _run(context: Context, items: Sequence[Item], made: set[str]) -> list[Line]:
+    """As ``run``; notes in ``made`` what it has made, and stops at a damaged repository."""
+    results: dict[str, Artefact] = {}
+    lines: list[Line] = []
+    makes = [item.stage in context.force or _standing(context, item) is None for item in items]
+    for at, item in enumerate(items):
+        again = item.stage in context.force
+        kept = context.store.find(item.stage, item.inputs)
+        if kept is not None and not again:
+            # what something is made of is read whole before: a damaged one is not passed on
+            again = not item.valid(kept) or (any(makes[at + 1 :]) and not item.sound(kept))
+            if again:
+                log.warning(
+                    f"{item.label}: gone, damaged or outdated in the store: making it again"
+                )
+        if kept is None or again:
+            with log.step(item.label):
+                kept = context.store.build(
+                    item.stage, item.inputs, _maker(item, results), again=again
+                )
+            made.add(item.label)
+        lines.append(Line(item.label, kept, made_now=item.label in made))
+        results[item.label] = kept
+        context.store.remember(context.target_name, item.label, kept)
+    return lines
+
+
+def _maker(item: Item, results: Mapping[str, Artefact]) -> Callable[[Path], Mapping[str, Any]]:
+    return lambda folder: item.make(folder, results)
+
+
+def total(steps: Sequence[Step]) -> Fetches:
+    """Return what a plan fetches, over all its stages."""
+    fetched = (Fetches(step.download, step.unknown) for step in steps)
+    return sum(fetched, Fetches())
+
+
+def words(fetches: Fetches) -> str:
+    """Return what is fetched in words; "nothing" where it is nothing."""
+    size = [human_bytes(fetches.known)] if fetches.known else []
+    return ", ".join([*size, *fetches.unknown]) or "nothing"
+
+
+def show(context: Context, steps: Sequence[Step]) -> None:
+    """Print a plan as a table, with the reasons below each item that would be made."""
+    plan = context.target.source
+    provider = "release files" if plan.provider == "release" else "git"
+    mirrored = [name for name in context.access.mirrors if "/" not in name]
+    log.info(f"sources: {provider}{', else release files' if plan.fallback else ''}"
+             f"{', with --mirror git: ' + ', '.join(mirrored) if mirrored else ''}")  # fmt: skip
+    new = 0
+    for step in steps:
+        fetches = total([step])
+        size = f"  (fetches {words(fetches)})" if fetches != Fetches() else ""
+        log.info(f"{step.label:28} {step.key[:12]}  {step.state}{size}")
+        if step.why == _NEW:
+            new += 1
+        else:
+            for reason in step.why:
+                log.info(f"    {reason}")
+        for command in step.commands:
+            log.info(f"    {command}")
+    if new:
+        log.info(f"{new} of {len(steps)} were never made for this target")
+    unsized = "; sizes of what git and engine fetch are not known" if total(steps).unknown else ""
+    log.info(f"to fetch: {words(total(steps))}{unsized}")

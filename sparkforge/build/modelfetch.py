@@ -1,0 +1,162 @@
+"""`build.py model fetch`: a target's model on this machine before its first start.
+
+The image downloads, as its first start would (``serving/fetching.py``): into the same volume or
+folder, as the same user, with the same checks. So nothing here knows the hub.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sparkforge.build import composing
+from sparkforge.build.options import pins_path
+from sparkforge.core.errors import (
+    EngineError,
+    FetchError,
+    ImageError,
+    IntegrityError,
+    SparkforgeError,
+    StoreError,
+    UsageError,
+)
+from sparkforge.core.log import log
+from sparkforge.core.run import call
+from sparkforge.pins import pins
+from sparkforge.runtime import envfile
+from sparkforge.runtime.engine import Engine, connect
+from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
+from sparkforge.serving.hub import Progress
+
+_CACHE = "/var/cache/sparkforge/huggingface"
+_PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/fetching.py"
+_PASSED = (
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy",
+    "all_proxy", "HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_TOKEN",
+)  # fmt: skip
+_KINDS: Mapping[int, type[SparkforgeError]] = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
+_AGAIN = "the next run continues where this one stopped"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is downloaded, where to, and by what.
+
+    Attributes:
+        place: a volume of the engine, or a folder of this machine: where Compose looks.
+    """
+
+    target: str
+    model: str
+    revision: str
+    place: str
+    image: str
+
+    @property
+    def mount(self) -> str:
+        """What `docker run --mount` takes."""
+        kind = "bind" if self.place.startswith("/") else "volume"
+        return f"type={kind},source={self.place},target={_CACHE}"
+
+    def command(self, name: str, variables: Mapping[str, str]) -> list[str]:
+        """Return the program that downloads; values of variables are not in it.
+
+        Args:
+            name: of the container.
+        """
+        passed = [f"--env={one}" for one in _PASSED if variables.get(one)]
+        return [
+            "docker", "run", "--rm", "--pull=never", f"--name={name}", "--read-only",
+            "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges",
+            f"--mount={self.mount}", *passed, "--env=HF_HUB_DISABLE_PROGRESS_BARS=1",
+            "--env=HF_HUB_DISABLE_TELEMETRY=1", "--env=HF_HUB_VERBOSITY=error",
+            "--env=HF_TOKEN_PATH=/dev/null", "--entrypoint=/usr/bin/tini", self.image, "--",
+            "/opt/sparkforge/venv/bin/python", "-I", _PROGRAM, f"{_CACHE}/hub", self.model,
+            self.revision,
+        ]  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """Download, or say what would be downloaded; returns the exit code.
+
+    Raises:
+        UsageError: the target has no model of the hub, or the folder is not there.
+        ImageError: no image of the target is here.
+        FetchError, IntegrityError, StoreError: the download failed.
+    """
+    path = pins_path(options)
+    variables = envfile.seen(path.parent / ".env")
+    engine = connect()
+    wanted = _wanted(pins.load(path), options.target, variables, path.parent, engine)
+    name = f"sparkforge-model-fetch-{os.getpid()}"
+    command = wanted.command(name, variables)
+    log.info(f"model    {wanted.model} at {wanted.revision}")
+    log.info(f"to       {wanted.place}")
+    log.info(f"with     {wanted.image}")
+    if options.dry_run:
+        log.info(f"command  {shlex.join(command)}")
+    else:
+        _download(engine, name, command, variables)
+    if options.json:
+        log.json({**asdict(wanted), "complete": not options.dry_run})
+    return 0
+
+
+def _wanted(
+    all_pins: pins.Pins, name: str, variables: Mapping[str, str], root: Path, engine: Engine
+) -> Wanted:
+    target = all_pins.target(name)
+    if target.model is None:
+        msg = f"target {name} serves no model of the hub"
+        raise UsageError(msg, "name the folder of a checkpoint: build.py serve --model DIR")
+    model = all_pins.models[target.model]
+    place = variables.get("SPARKFORGE_HF_CACHE") or composing.MODELS_VOLUME
+    if place.startswith(("/", "~", ".")):
+        folder = (root / Path(place).expanduser()).resolve()
+        if not folder.is_dir():
+            msg = f"SPARKFORGE_HF_CACHE is {place}, and there is no folder {folder}"
+            raise UsageError(msg, f"mkdir -p {shlex.quote(str(folder))}; docs/serving.md has the"
+                             " rights that the container needs")  # fmt: skip
+        place = str(folder)
+    image = composing.in_use(variables, name)
+    if not image or not engine.has_image(image):
+        baked = composing.on_engine(engine, [name], variables)
+        if not baked:
+            msg = f"no image of target {name} is on this machine, and the image downloads"
+            raise ImageError(msg, f"python3 build.py --target {name} makes one")
+        image = baked[0].image
+    return Wanted(name, model.repository, model.revision, place, image)
+
+
+def _download(
+    engine: Engine, name: str, command: list[str], variables: Mapping[str, str]
+) -> None:  # fmt: skip
+    progress = Progress(log.info, lambda words: None)
+    given = {one: variables[one] for one in _PASSED if variables.get(one)}
+    try:
+        ended = call(
+            *command, env=given, check=False, stream=lambda line: progress.feed(line.encode())
+        ).returncode
+    except BaseException:
+        _remove(engine, name)  # docker's own program may end before its container
+        raise
+    if progress.commit:
+        log.info("complete; the first start of the server downloads nothing")
+        return
+    if progress.error:
+        raise _KINDS.get(progress.code, FetchError)(progress.error, _AGAIN)
+    msg = f"the download ended with exit code {ended}: {progress.last or 'it said nothing'}"
+    raise EngineError(msg, "an image of an older checkout cannot download: build it again")
+
+
+def _remove(engine: Engine, name: str) -> None:
+    from docker.errors import NotFound
+
+    try:
+        engine.client.containers.get(name).remove(force=True)
+    except NotFound:
+        log.detail(f"container {name} has ended")

@@ -1,0 +1,157 @@
+"""How a build came about: a SLSA v1 provenance predicate in an in-toto statement.
+
+A statement is not signed when it is made: ``build.py sign`` does that (docs/supply-chain.md). It
+holds no time of day: what depends on the run stands in the receipt, under ``run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sparkforge import __version__
+from sparkforge.build.context import Context
+from sparkforge.build.receipt import Line
+from sparkforge.core import git
+from sparkforge.core.errors import CommandError
+from sparkforge.core.hashing import sha256_file
+from sparkforge.pins.pins import Provider, Upstream
+from sparkforge.pins.types import UNKNOWN
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+# names, not places: nothing is fetched from there
+BUILD_TYPE = "https://sparkforge.example/build/v1"
+BUILDER = "https://sparkforge.example/build.py"
+
+
+def statement(
+    context: Context, lines: Sequence[Line], subjects: Mapping[str, str],
+    third_party: Iterable[Path] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Return the statement as JSON values.
+
+    Args:
+        lines: the build's items with their results.
+        subjects: sha256 of each thing that was made, by its name.
+        third_party: the verified wheels that went in beside ours.
+    """
+    artefacts = [line.artefact for line in lines]
+    baked = next((one for one in artefacts if one.stage == "image"), None)
+    external: dict[str, Any] = {
+        "target": context.target_name, "platform": context.platform,
+        "pins": {"sha256": sha256_file(context.pins_path)},
+    }  # fmt: skip
+    if context.wheels == "compile":
+        external |= {"wheels": context.wheels, "native": context.native}
+    if baked is not None:
+        external["bakes"] = baked.outputs["kind"]
+        if context.base is not None:
+            external["base"] = context.base
+    dependencies = [
+        *_checkout(context.root),
+        *_upstreams(context, lines),
+        *_builders(context, lines),
+        *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
+    ]
+    if baked is not None and "base" in baked.inputs:
+        digest = str(baked.inputs["base"]).removeprefix("sha256:")
+        dependencies.append({"name": "base image", "digest": {"sha256": digest}})
+    return {
+        "_type": STATEMENT,
+        "subject": [
+            {"name": name, "digest": {"sha256": value}} for name, value in sorted(subjects.items())
+        ],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": external,
+                "internalParameters": {line.label: line.artefact.key for line in lines},
+                "resolvedDependencies": dependencies,
+            },
+            "runDetails": {
+                "builder": {"id": BUILDER, "version": {"sparkforge": __version__}},
+            },
+        },
+    }  # fmt: skip
+
+
+def _checkout(root: Path) -> list[dict[str, Any]]:
+    """Return the commit of this checkout, and whether files differ from it; [] outside git."""
+    try:
+        top = git.git(root, "rev-parse", "--show-toplevel")
+        if Path(top).resolve() != root.resolve():
+            return []  # unpacked inside a repository of something else
+        commit = git.git(root, "rev-parse", "HEAD")
+        changed = git.git(root, "status", "--porcelain", "--untracked-files=normal")
+    except CommandError:
+        return []  # an unpacked archive: pins, series and recipe are named by their hashes
+    return [{
+        "name": "sparkforge", "digest": {"gitCommit": commit},
+        "annotations": {"clean": not changed},
+    }]  # fmt: skip
+
+
+def _upstreams(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
+    found = {line.label: line.artefact for line in lines}
+    result: list[dict[str, Any]] = []
+    for wheel, plan in context.target.wheels.items():
+        release = context.pins.upstream(wheel).files[plan.files[context.platform]]
+        result.append(_file(release.file, release.sha256))
+        for name in context.layers(wheel):
+            upstream = context.pins.upstream(name)
+            source, series = found.get(f"source {name}"), found.get(f"series {name}")
+            if source is not None and series is not None:
+                tree = {"patchedTree": series.outputs["tree"]}
+                result.append(_source(context, name, source.outputs["provider"], upstream, tree))
+            result += [
+                {"name": f"patches/{name}/{patch.name}", "digest": {"sha256": patch.sha256}}
+                for patch in context.series_of(name).patches
+            ]
+    return result
+
+
+def _builders(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return what compiled wheels were made with, and the sources that their builds read."""
+    if context.wheels != "compile":
+        return []
+    lock = context.target.builder[context.platform]
+    result: list[dict[str, Any]] = [
+        {"name": lock, "digest": {"sha256": sha256_file(context.root / lock)}}
+    ]
+    for line in lines:
+        name, out = line.label.removeprefix("external "), line.artefact.outputs
+        if name != line.label:
+            upstream, _, key = name.partition("/")
+            url = context.pins.upstream(upstream).externals[key].git
+            result.append({
+                "name": name, "uri": f"git+{url}", "digest": {"gitCommit": out["commit"]},
+                "annotations": {"submodules": dict(out["submodules"])},
+            })  # fmt: skip
+    return result
+
+
+def _source(
+    context: Context, name: str, provider: Provider, upstream: Upstream, notes: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what was really read: the commit, or the release file in its place."""
+    if provider == "git" or upstream.source_file is None:
+        return {
+            "name": name, "uri": f"git+{upstream.git}@refs/tags/{upstream.tag}",
+            "digest": {"gitCommit": upstream.commit}, "annotations": dict(notes),
+        }  # fmt: skip
+    file = context.pins.upstream(upstream.source_in or name).files[upstream.source_file]
+    if upstream.commit is None:
+        said = {"standsFor": f"git+{upstream.git}@refs/tags/{upstream.tag}", "commit": UNKNOWN}
+    else:
+        said = {"standsFor": f"git+{upstream.git}@{upstream.commit}"}
+    return {**_file(file.file, file.sha256), "annotations": {**said, **notes}}
+
+
+def _file(name: str, sha256: str) -> dict[str, Any]:
+    """A file of the package index, by what it is and not by where this machine had it from."""
+    return {"name": name, "uri": f"pkg:generic/{quote(name)}?checksum=sha256:{sha256}",
+            "digest": {"sha256": sha256}}  # fmt: skip

@@ -1,0 +1,274 @@
+"""What a build gives to the user: dist/<target>/ with wheels, bill of materials, provenance,
+checksums and receipt, and .env.
+
+Everything in dist/ is a link to or a copy of the store's; deleting it loses nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build import composing
+from sparkforge.build.context import WHEELS, Context, wheel_path
+from sparkforge.build.options import SOURCES
+from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line, is_receipt
+from sparkforge.core import plain
+from sparkforge.core.disk import disk_errors, write_file
+from sparkforge.core.hashing import intact
+from sparkforge.core.log import human_bytes, log
+from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import envfile
+from sparkforge.store.store import Artefact
+
+# what the smoke test saw of the unpatched release, by ``smoke.ReleaseProof.done``
+_RELEASE = {
+    "refused": "unpatched, it refuses the same checkpoint on this CPU",
+    "compared": "unpatched, it serves the same checkpoint on a backend of its own (AMX), with the"
+    " same answers, and refuses it with AMX hidden",
+}
+
+
+def publish(
+    context: Context, lines: Sequence[Line], document: Mapping[str, Any]
+) -> tuple[Path, dict[str, Any]]:
+    """Put wheels, bill of materials, provenance, SHA256SUMS and receipt.json into dist/<target>/.
+
+    Untouched where it already holds the result of the same items.
+
+    Returns:
+        The folder, and the receipt with the sha256 of each published file under ``files``.
+    """
+    folder = context.root / "dist" / context.target_name
+    receipt_path = folder / "receipt.json"
+    wheels = [
+        wheel_path(line.artefact) for line in lines
+        if line.artefact.stage == "wheels"
+    ]  # fmt: skip
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    baked = next((ln.artefact for ln in lines if ln.artefact.stage == "image"), None)
+    if baked is not None and baked.outputs["kind"] == "image":
+        for_compose(context, baked, folder)  # also after a rollback: a build means the newest
+    before = _receipt(receipt_path)
+    if before.get("items") == document["items"] and _complete(folder, before, wheels):
+        return folder, {**document, "files": before.get("files", {})}
+    from filelock import FileLock  # not needed by a build in which nothing changed
+
+    with disk_errors(folder), FileLock(folder / ".lock"):
+        for old in folder.glob(f"*{SUFFIX}"):
+            old.unlink()  # it signed what was there before
+        files: dict[str, str] = {}
+        if wheels:  # a run that stopped before has nothing to say about them
+            files = _publish_wheels(context, folder, lines)
+        (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
+        if context.target.smoke is not None:
+            tiny_model(folder)
+        complete = {**document, "files": files}
+        text = json.dumps(complete, indent=2, sort_keys=True) + "\n"
+        _write(receipt_path, text.encode())
+    return folder, complete
+
+
+def _complete(folder: Path, before: Mapping[str, Any], wheels: Sequence[Path]) -> bool:
+    """Tell whether a folder has what its receipt names, with the recorded bytes."""
+    if not wheels:
+        return True
+    files: Mapping[str, str] = before.get("files", {})
+    names = {*(wheel.name for wheel in wheels), SBOM, PROVENANCE}
+    sums = folder / SUMS
+    return (
+        names == set(files)
+        and sums.is_file()
+        and sums.read_bytes() == _sums(files)
+        # a wheel that is linked to the store's is one that was read just now
+        and all(intact(folder / name, sha256) for name, sha256 in files.items())
+    )
+
+
+def _publish_wheels(context: Context, folder: Path, lines: Sequence[Line]) -> dict[str, str]:
+    """Publish wheels, their bill and provenance; returns the sha256 of each file by its name."""
+    from sparkforge.build import provenance, sbom  # not needed by a build in which nothing changed
+
+    for old in folder.glob("*.whl"):
+        old.unlink()
+    files = {}
+    for line in lines:
+        if line.artefact.stage == "wheels":
+            wheel = wheel_path(line.artefact)
+            _link(wheel, folder / wheel.name)
+            files[wheel.name] = str(line.artefact.outputs["sha256"])
+    found = {line.label: line.artefact for line in lines}
+    house = found.get("wheelhouse")
+    third_party = house.path / WHEELS if house is not None else None
+    image = found.get("image")
+    system = image.outputs["system"] if image is not None else []
+    bill = sbom.document(
+        context, {name: found[f"wheel {name}"].outputs for name in context.target.wheels},
+        third_party=third_party, base=str(image.inputs["base"]) if image is not None else None,
+        system=[sbom.SystemPackage(*package.split(" ")) for package in system],
+    )  # fmt: skip
+    files[SBOM] = _write(folder / SBOM, bill)
+    subjects = dict(files)
+    if image is not None:
+        name = f"{image.outputs['tag']}@{context.platform}"
+        digest = image.outputs["digest"] or image.outputs["image_id"]
+        subjects[name] = str(digest).removeprefix("sha256:")
+    statement = provenance.statement(
+        context, lines, subjects, third_party.glob("*.whl") if third_party is not None else ()
+    )
+    text = json.dumps(statement, indent=1, sort_keys=True) + "\n"
+    files[PROVENANCE] = _write(folder / PROVENANCE, text.encode())
+    _write(folder / SUMS, _sums(files))
+    return files
+
+
+def _sums(files: Mapping[str, str]) -> bytes:
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items())).encode()
+
+
+def _write(path: Path, data: bytes) -> str:
+    """Write a file for everybody to read, whatever the umask; returns its sha256."""
+    write_file(path, data)
+    path.chmod(0o644)
+    return hashlib.sha256(data).hexdigest()
+
+
+def last_base(context_root: Path, target: str) -> str | None:
+    """Return the base of the image that was built last; None after a plain environment."""
+    items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
+    outputs = [item["outputs"] for item in items if item["stage"] == "image"]
+    base = outputs[0].get("base") if outputs and outputs[0].get("kind") == "image" else None
+    return base if isinstance(base, str) else None
+
+
+def last_native(context_root: Path, target: str) -> str | None:
+    """Return what --native was when wheels were compiled last; None after an overlay."""
+    items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
+    found = [item["inputs"]["native"] for item in items if "native" in item["inputs"]]
+    return str(found[0]) if found else None
+
+
+def last_source(context_root: Path, target: str) -> str | None:
+    """Return what --source would say as the last build had it; None where upstreams differ."""
+    items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
+    found = {
+        (item["inputs"].get("provider"), item["inputs"].get("fallback"))
+        for item in items if item["stage"] == "sources" and "provider" in item["inputs"]
+    }  # fmt: skip
+    words = [word for word, plan in SOURCES.items() if {(plan.provider, plan.fallback)} == found]
+    return words[0] if words else None
+
+
+def _receipt(path: Path) -> dict[str, Any]:
+    """Return the receipt that is there; {} where none can be read."""
+    try:
+        found: dict[str, Any] = plain.json_of(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if is_receipt(found) else {}
+
+
+def tiny_model(folder: Path) -> Path:
+    """Return the tiny checkpoint below a folder, making it where it is missing."""
+    from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
+
+    return made(folder / "tiny-model", make_tiny_gpt_oss)
+
+
+def made(model: Path, make: Callable[[Path], object]) -> Path:
+    """Return a checkpoint's folder, making it where it is missing.
+
+    Another command of the same checkout may be quicker: its bytes are the same.
+    """
+    if not model.exists():
+        try:
+            make(model)
+        except OSError:
+            if not model.is_dir():
+                raise
+    return model
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)
+
+
+def for_compose(context: Context, image: Artefact, folder: Path) -> None:
+    """Have `docker compose up` serve an image: by .env, and the volume of the models.
+
+    Lines that the user added to .env under other names are kept, to the byte.
+    """
+    tag = str(image.outputs["tag"])
+    env_file = context.root / ".env"
+    name = composing.variable(context.target_name)
+    if (before := envfile.read(env_file).get(name, tag)) != tag:
+        log.info(f"Compose uses {tag}, and no longer {before}; back to it:"
+                 f" build.py rollback --target {context.target_name}")  # fmt: skip
+    envfile.put(env_file, {
+        "COMPOSE_PROFILES": context.target_name,
+        name: tag,
+        "SPARKFORGE_MODEL_DIR": str(tiny_model(folder)) if context.target.smoke else "",
+    })  # fmt: skip
+    if context.engine is not None:
+        composing.keep_models(context.engine, context.target, context.platform)
+
+
+def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: float) -> None:
+    """Print what there is now, how long each stage took, and what to do next."""
+    made = sum(line.made_now for line in lines)
+    log.heading(f"done in {seconds:.1f} s: {made} made, {len(lines) - made} as they were")
+    for line in lines:
+        if line.artefact.stage == "wheels":
+            path = wheel_path(line.artefact)
+            log.info(f"wheel    {path.name}  {human_bytes(path.stat().st_size)}")
+    baked = next((line.artefact for line in lines if line.artefact.stage == "image"), None)
+    if baked is not None and baked.outputs["kind"] == "image":
+        log.info(f"image    {baked.outputs['tag']}")
+    report = lines[-1].artefact if lines and lines[-1].label == "smoke" else None
+    if report is not None:
+        out = report.outputs
+        log.info(f"smoke    ready in {out['ready_s']} s, {out['tokens']} tokens in"
+                 f" {out['completion_s']} s, stopped in {out['stop_s']} s")  # fmt: skip
+        log.info(f"release  {_RELEASE[out['release']['done']]}")
+    log.info(f"receipt  {os.path.relpath(folder / 'receipt.json')}")
+    if made:
+        log.info(f"time     {', '.join(times(lines))}")
+    log.info(f"next     {next_step(context, baked)}")
+
+
+def times(lines: Sequence[Line]) -> list[str]:
+    """Return how long each stage of which this run made something took, in order."""
+    seconds: dict[str, float] = {}
+    for line in lines:
+        if line.made_now:
+            stage = line.artefact.stage
+            seconds[stage] = seconds.get(stage, 0.0) + line.artefact.seconds
+    return [f"{stage} {took:.1f} s" for stage, took in seconds.items()]
+
+
+def next_step(context: Context, baked: Artefact | None) -> str:
+    """Return what to do after a build, as a command.
+
+    Args:
+        baked: the image or environment; None where the build stopped before it.
+    """
+    name = context.target_name
+    here = MACHINES.get(platform.machine()) == context.platform
+    where = "" if here else f"on a machine of {context.platform}: "
+    if baked is None:
+        return f"{where}python3 build.py --target {name}"
+    if context.target.smoke is not None:
+        return f"{where}python3 build.py serve --target {name}"
+    model = context.pins.models[context.target.model].repository if context.target.model else ""
+    fetches = f"   # the first start fetches {model}" if model else ""
+    return f"{where}docker compose up -d{fetches}; `docker compose ps` until it is healthy"

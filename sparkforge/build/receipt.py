@@ -1,0 +1,97 @@
+"""The receipt: what went in, what came out, how long it took. Written last."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkforge import __version__
+from sparkforge.core.hashing import sha256_file
+from sparkforge.store.store import Artefact
+
+SCHEMA = 1
+# what lies beside the receipt, and is named in it by its sha256
+SBOM = "sbom.cdx.json"
+PROVENANCE = "provenance.intoto.json"
+SUMS = "SHA256SUMS"
+SUFFIX = ".sigstore.json"
+"""Behind the name of a file: cosign's bundle with its signature."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One item of the build: its artefact, and whether this run made it."""
+
+    label: str
+    artefact: Artefact
+    made_now: bool
+
+
+def receipt(
+    *, target: str, target_platform: str, pins: Path, lines: Sequence[Line], seconds: float
+) -> dict[str, Any]:
+    """Return the receipt as JSON values.
+
+    What depends on this run (times, whether an item was made now) stands under ``run``, so that
+    two builds of the same inputs agree in everything else.
+    """
+    return {
+        "schema": SCHEMA,
+        "sparkforge": __version__,
+        "target": target,
+        "platform": target_platform,
+        "pins_sha256": sha256_file(pins),
+        "items": [
+            {
+                "stage": line.artefact.stage,
+                "label": line.label,
+                "key": line.artefact.key,
+                "inputs": line.artefact.inputs,
+                "outputs": line.artefact.outputs,
+            }
+            for line in lines
+        ],
+        "run": {
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            "seconds": round(seconds, 2),
+            "items": {
+                line.label: {
+                    "state": "made" if line.made_now else "in the store",
+                    "seconds": line.artefact.seconds,
+                }
+                for line in lines
+            },
+        },
+    }
+
+
+def is_receipt(document: Any) -> bool:
+    """Tell whether a document has a receipt's shape; anybody may have written the file."""
+    items = document.get("items") if isinstance(document, dict) else None
+    return isinstance(items, list) and all(
+        isinstance(item, dict) and isinstance(item.get("stage"), str)
+        and all(isinstance(item.get(name), dict) for name in ("inputs", "outputs"))
+        for item in items
+    )  # fmt: skip
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
+    """Return each input that differs, one line each: ``name: old → new``."""
+    result = []
+    for key in sorted(old.keys() | new.keys()):
+        name = f"{where}.{key}" if where else str(key)
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            result += differences(before, after, name)
+        elif before != after:
+            result.append(f"{name}: {_short(before)} → {_short(after)}")
+    return result
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 48 else f"{text[:20]}…{text[-12:]}"

@@ -1,0 +1,315 @@
+"""The bill of materials: what a build consists of, in CycloneDX 1.6 JSON.
+
+Each of our wheels carries its pedigree: the release wheel and the upstream commit that it descends
+from, and every patch in full. The same inputs give the same bytes on every machine: the time is
+the release's, the serial number is made from the content, and lists are sorted.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.parser import BytesHeaderParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from zipfile import BadZipFile, ZipFile
+
+from cyclonedx.model import (
+    AttachedText,
+    ExternalReference,
+    ExternalReferenceType,
+    HashAlgorithm,
+    HashType,
+    Property,
+    XsUri,
+)
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import (
+    Commit,
+    Component,
+    ComponentType,
+    Diff,
+    Patch,
+    PatchClassification,
+    Pedigree,
+)
+from cyclonedx.model.license import LicenseExpression
+from cyclonedx.model.tool import ToolRepository
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from sparkforge import __version__
+from sparkforge.build.context import Context
+from sparkforge.core.errors import WheelError
+from sparkforge.core.hashing import sha256_file
+from sparkforge.pins.pins import Upstream
+from sparkforge.pins.types import UNKNOWN
+from sparkforge.series.series import Series
+from sparkforge.sources.wheelhouse import read_lock
+
+if TYPE_CHECKING:
+    from sparkforge.runtime.engine import Engine
+
+_NAMESPACE = uuid.UUID("6f0f3f1e-6a0c-5f0e-9d5b-0b2f3e0c7a11")  # any fixed one: ours
+
+
+@dataclass(frozen=True)
+class SystemPackage:
+    """One package of the image's distribution, as its own database names it."""
+
+    distribution: str
+    name: str
+    version: str
+    architecture: str
+
+
+def system(engine: Engine, image_id: str) -> list[str]:
+    """Return the distribution's packages in an image, each as its fields in one line."""
+    status = engine.read_file(image_id, "/var/lib/dpkg/status").decode(errors="replace")
+    release = engine.read_file(image_id, "/usr/lib/os-release").decode(errors="replace")
+    return [
+        f"{one.distribution} {one.name} {one.version} {one.architecture}"
+        for one in dpkg_packages(status, release)
+    ]
+
+
+def document(
+    context: Context, wheels: Mapping[str, Mapping[str, Any]], *, third_party: Path | None = None,
+    base: str | None = None, system: Sequence[SystemPackage] = (),
+) -> bytes:  # fmt: skip
+    """Return the bill of what was built, as the bytes of its file.
+
+    Args:
+        wheels: outputs of the ``wheel`` items, by the upstream's name.
+        third_party: folder of the verified wheels beside ours, or None where none were fetched.
+        base: digest of the base image; None describes no image.
+        system: the distribution's packages in the image, where they are known.
+
+    Raises:
+        WheelError: a third-party wheel can't be read.
+    """
+    parts = [_own(context, name, outputs) for name, outputs in wheels.items()]
+    if third_party is not None:
+        wanted = {item.name for item in read_lock(context.lock)}  # tools beside it stay out
+        parts += [
+            _wheel(path) for path in sorted(third_party.glob("*.whl"))
+            if canonicalize_name(parse_wheel_filename(path.name)[0]) in wanted
+        ]  # fmt: skip
+    if base is not None:
+        parts.append(_base(context, base))
+    parts += [_system(package) for package in system]
+    root = Component(
+        type=ComponentType.CONTAINER if base is not None else ComponentType.APPLICATION,
+        name=f"sparkforge-{context.target_name}", version=context.release,
+        bom_ref=f"sparkforge-{context.target_name}", description=context.target.summary,
+        properties=[Property(name="sparkforge:platform", value=context.platform)],
+    )  # fmt: skip
+    tool = Component(
+        type=ComponentType.APPLICATION, name="sparkforge", version=__version__,
+        bom_ref="tool-sparkforge",
+    )  # fmt: skip
+    moment = datetime.fromtimestamp(context.epoch, UTC)
+    bom = Bom(
+        components=parts,
+        metadata=BomMetaData(
+            component=root, timestamp=moment, tools=ToolRepository(components=[tool])
+        ),
+        serial_number=uuid.UUID(int=0),
+    )
+    bom.register_dependency(root, parts)
+    for part in parts:
+        bom.register_dependency(part, part.components)
+    content = JsonV1Dot6(bom).output_as_string(indent=1)
+    bom.serial_number = uuid.uuid5(_NAMESPACE, content)
+    return (JsonV1Dot6(bom).output_as_string(indent=1) + "\n").encode()
+
+
+def dpkg_packages(status: str, os_release: str) -> list[SystemPackage]:
+    """Return what ``/var/lib/dpkg/status`` lists as installed.
+
+    Args:
+        os_release: text of ``/etc/os-release``, which names the distribution.
+    """
+    lines = (line.partition("=") for line in os_release.splitlines())
+    system = {key: value.strip("\"'") for key, _, value in lines}.get("ID", "linux")
+    result = []
+    for paragraph in status.split("\n\n"):
+        fields = dict(
+            line.split(": ", 1) for line in paragraph.splitlines()
+            if ": " in line and not line.startswith(" ")
+        )  # fmt: skip
+        if fields.get("Status", "").endswith(" installed"):
+            result.append(
+                SystemPackage(system, fields["Package"], fields["Version"], fields["Architecture"])
+            )
+    return sorted(result, key=lambda package: (package.name, package.architecture))
+
+
+# -- our wheels -------------------------------------------------------------------
+
+
+def _own(context: Context, name: str, outputs: Mapping[str, Any]) -> Component:
+    upstream = context.pins.upstream(name)
+    plan = context.target.wheels[name]
+    release = upstream.files[plan.files[context.platform]]
+    distribution, version, _, _ = parse_wheel_filename(str(outputs["file"]))
+    purl = PackageURL("pypi", None, distribution, str(version))
+    return Component(
+        type=ComponentType.LIBRARY, name=distribution, version=str(version), purl=purl,
+        bom_ref=f"own-{name}",
+        hashes=[_sha256(str(outputs["sha256"]))],
+        properties=[
+            Property(name="sparkforge:file", value=str(outputs["file"])), *_how_made(outputs),
+        ],
+        pedigree=_pedigree(name, upstream, context.series_of(name), [
+            _release_wheel(release.file, release.sha256, f"release-{name}")
+        ]),
+        components=[
+            _carried(name, carried, context.pins.upstream(carried), context.series_of(carried))
+            for carried in plan.carries
+        ],
+    )  # fmt: skip
+
+
+def _how_made(outputs: Mapping[str, Any]) -> list[Property]:
+    """Say of a compiled wheel that it is one, and where each native file in it is from."""
+    if not outputs.get("compiled"):
+        return []
+    return [
+        Property(name="sparkforge:wheel", value="compiled"),
+        *(
+            Property(name=f"sparkforge:native:{file}", value=f"{one['from']} {one['sha256']}")
+            for file, one in outputs["natives"].items()
+        ),
+    ]  # fmt: skip
+
+
+def _carried(wheel: str, name: str, upstream: Upstream, patches: Series) -> Component:
+    """A package that has no wheel of its own: it lies in another's."""
+    return Component(
+        type=ComponentType.LIBRARY, name=name, version=upstream.version,
+        bom_ref=f"own-{wheel}-{name}", purl=_source_purl(upstream),
+        pedigree=_pedigree(f"{wheel}-{name}", upstream, patches, []),
+    )  # fmt: skip
+
+
+def _pedigree(
+    ref: str, upstream: Upstream, patches: Series, ancestors: Iterable[Component]
+) -> Pedigree:
+    source = Component(
+        type=ComponentType.LIBRARY, name=_repository(upstream)[1], version=upstream.tag,
+        bom_ref=f"source-{ref}", purl=_source_purl(upstream),
+        external_references=[
+            ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(upstream.git))
+        ],
+        properties=[
+            # the library sorts patches; the order that they apply in stands here
+            *(Property(name=f"sparkforge:patch:{number:03}", value=f"{patch.name} sha256:"
+                       f"{patch.sha256} {patch.trailers.get('Risk', '')}".rstrip())
+              for number, patch in enumerate(patches.patches, 1)),
+            *(Property(name=f"sparkforge:patched-tree:{kind}", value=record.tree)
+              for kind, record in upstream.patched.items()),
+            Property(name="sparkforge:series", value=f"sha256:{patches.sha256}"),
+            *([] if upstream.commit else [Property(name="sparkforge:commit", value=UNKNOWN)]),
+        ],
+    )  # fmt: skip
+    return Pedigree(
+        ancestors=[*ancestors, source],
+        commits=[] if upstream.commit is None else [Commit(uid=upstream.commit, url=XsUri(
+            f"{upstream.git.removesuffix('.git')}/commit/{upstream.commit}"))],
+        patches=[
+            Patch(
+                type=PatchClassification.BACKPORT
+                if patch.trailers.get("Upstream-Status", "").startswith("Backport")
+                else PatchClassification.UNOFFICIAL,
+                diff=Diff(text=AttachedText(
+                    content=patch.path.read_text(encoding="utf-8"), content_type="text/x-diff"
+                )),
+            )
+            for patch in patches.patches
+        ],
+        notes=f"{len(patches.patches)} patch(es) on {upstream.tag}",
+    )  # fmt: skip
+
+
+def _repository(upstream: Upstream) -> tuple[str, str]:
+    """Return owner and name of an upstream's repository."""
+    owner, _, name = urlsplit(upstream.git).path.strip("/").removesuffix(".git").rpartition("/")
+    return owner, name
+
+
+def _source_purl(upstream: Upstream) -> PackageURL:
+    owner, name = _repository(upstream)
+    subpath = upstream.subdirectory or None
+    if urlsplit(upstream.git).hostname == "github.com":
+        return PackageURL("github", owner, name, upstream.commit or upstream.tag, None, subpath)
+    where = {"vcs_url": f"git+{upstream.git}@{upstream.commit or upstream.tag}"}
+    return PackageURL("generic", owner or None, name, upstream.version, where, subpath)
+
+
+# -- what is not ours -----------------------------------------------------------------
+
+
+def _release_wheel(file: str, sha256: str, ref: str) -> Component:
+    name, version, _, _ = parse_wheel_filename(file)
+    return Component(
+        type=ComponentType.LIBRARY, name=name, version=str(version), bom_ref=ref,
+        purl=PackageURL("pypi", None, name, str(version)), hashes=[_sha256(sha256)],
+        properties=[Property(name="sparkforge:file", value=file)],
+    )  # fmt: skip
+
+
+def _wheel(path: Path) -> Component:
+    name, version, _, _ = parse_wheel_filename(path.name)
+    expression = _license(path)
+    return Component(
+        type=ComponentType.LIBRARY, name=name, version=str(version), bom_ref=f"wheel-{name}",
+        purl=PackageURL("pypi", None, name, str(version)), hashes=[_sha256(sha256_file(path))],
+        licenses=[LicenseExpression(expression)] if expression else [],
+        properties=[Property(name="sparkforge:file", value=path.name)],
+    )  # fmt: skip
+
+
+def _license(wheel: Path) -> str | None:
+    """Return the SPDX expression that a wheel states; older free text is not guessed at."""
+    try:
+        with ZipFile(wheel) as archive:
+            member = next(
+                name for name in archive.namelist()
+                if name.count("/") == 1 and name.endswith(".dist-info/METADATA")
+            )  # fmt: skip
+            stated = BytesHeaderParser().parsebytes(archive.read(member))["License-Expression"]
+    except (BadZipFile, StopIteration):
+        msg = f"{wheel.name}: no wheel that can be read"
+        raise WheelError(msg, "run build.py clean, then build again") from None
+    return None if stated is None else str(stated).strip()
+
+
+def _base(context: Context, digest: str) -> Component:
+    pinned = context.pins.images.get(context.target.base or "")
+    known = pinned is not None and digest in (pinned.index, *pinned.platforms.values())
+    repository = pinned.repository if pinned is not None and known else None
+    name = repository.rpartition("/")[2] if repository else "base-image"
+    where = {"repository_url": repository} if repository else None
+    return Component(
+        type=ComponentType.CONTAINER, name=repository or name, version=digest, bom_ref="base",
+        purl=PackageURL("oci", None, name, digest, where),
+        hashes=[_sha256(digest.removeprefix("sha256:"))],
+    )  # fmt: skip
+
+
+def _system(package: SystemPackage) -> Component:
+    purl = PackageURL("deb", package.distribution, package.name, package.version,
+                      {"arch": package.architecture})  # fmt: skip
+    return Component(
+        type=ComponentType.LIBRARY, name=package.name, version=package.version,
+        bom_ref=f"deb-{package.name}-{package.architecture}", purl=purl,
+    )  # fmt: skip
+
+
+def _sha256(value: str) -> HashType:
+    return HashType(alg=HashAlgorithm.SHA_256, content=value)

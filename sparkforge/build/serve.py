@@ -1,0 +1,298 @@
+"""`build.py serve`: serves what was built until Ctrl-C, with a checkpoint that the user chose.
+
+It says when the server answers, and at what address; what the server prints goes to a file, and
+from then on to the terminal, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import requests
+
+from sparkforge.build import image
+from sparkforge.build.context import Context
+from sparkforge.build.publish import for_compose, made, tiny_model
+from sparkforge.core.errors import SmokeError, UsageError
+from sparkforge.core.log import log
+from sparkforge.core.run import background, call
+from sparkforge.runtime import envfile, servers
+from sparkforge.runtime.environment import python_path
+from sparkforge.runtime.serverlog import ending
+from sparkforge.runtime.servers import LOOPBACK, Launch, ProcessServer
+from sparkforge.store.store import Artefact
+
+_COMPOSE_GRACE_S = 60.0  # more than the container's own (docker-compose.yml: 30 s)
+_ANSWER_S = 600.0  # for the first token: it may compile kernels
+_END_S = 5.0
+CHAT_NAME = "tiny-chat-gpt-oss"
+"""Of the tiny checkpoint that takes chats, for its users."""
+_READ_VOCABULARY = (
+    "import sys; from sparkforge.serving import vocabulary;"
+    " sys.stdout.buffer.write(vocabulary.text())"
+)
+
+
+def checkpoint(model: Path) -> Path:
+    """Return the folder of a checkpoint in full.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not (model / "config.json").is_file():
+        what = "holds no config.json" if model.is_dir() else "no such folder"
+        msg = f"--model {model}: {what}"
+        raise UsageError(msg, "name the folder of a checkpoint")
+    return model.resolve()
+
+
+def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
+    """Return the tiny checkpoint that speaks Harmony below a folder, making it where it is missing.
+
+    Args:
+        run: what Python code writes where the target's packages are, which have the vocabulary.
+
+    Raises:
+        SparkforgeError: they do not.
+    """
+    from sparkforge.checkpoints.chat import make_chat_gpt_oss
+
+    def make(model: Path) -> None:
+        lines = run(_READ_VOCABULARY).splitlines()
+        make_chat_gpt_oss(model, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
+
+    return made(folder / "tiny-chat-model", make)
+
+
+def in_environment(python: Path) -> Callable[[str], bytes]:
+    """Return what runs code in a plain environment, with this checkout's package beside its own."""
+    ours = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    return lambda code: call(python, "-P", "-c", code, env=ours).stdout
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A server that answers, as its user needs to know it.
+
+    Attributes:
+        url: with ``/v1`` at its end.
+        model: the id that requests name.
+        chat: the model takes chats.
+        key: requests must carry an API key.
+    """
+
+    url: str
+    model: str
+    chat: bool
+    key: bool = False
+
+    @property
+    def curl(self) -> str:
+        """A request to paste."""
+        message = {"messages": [{"role": "user", "content": "Hello"}]}
+        body = {
+            "model": self.model,
+            **(message if self.chat else {"prompt": "Hello"}),
+            "max_tokens": 200 if self.chat else 16,
+        }
+        words = [
+            "curl",
+            f"{self.url}/{'chat/completions' if self.chat else 'completions'}",
+            "-H",
+            "Content-Type: application/json",
+        ]
+        if self.key:
+            words += ["-H", "Authorization: Bearer YOUR-API-KEY"]
+        return shlex.join([*words, "-d", json.dumps(body)])
+
+
+@dataclass
+class _Follower:
+    """Passes on what a server prints. State: how far it has read."""
+
+    path: Path
+    _read: int = field(default=0)
+
+    def skip(self) -> None:
+        """Leave out what was printed up to now."""
+        self._read = self.path.stat().st_size
+
+    def show(self) -> None:
+        """Print the complete lines that are new."""
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            log.raw(line)
+
+
+def serve(
+    context: Context,
+    baked: Artefact,
+    model: Path | None = None,
+    *,
+    chat: bool = False,
+    limit_s: float = float("inf"),
+    as_json: bool = False,
+) -> int:
+    """Serve until Ctrl-C: by Compose for an image, by vllm itself for a plain environment.
+
+    Args:
+        model: folder of a checkpoint; None: the tiny one.
+        chat: the tiny one that speaks Harmony, with the parsers that it takes.
+        limit_s: how long it may load.
+        as_json: print address and model as a JSON document as soon as it answers.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SmokeError: the server ended by itself, or was not ready in time.
+        PortError: its port is taken.
+    """
+    is_image = baked.outputs["kind"] == "image"
+    start = _image_server if is_image else _environment_server
+    with (
+        start(context, baked, model, chat=chat) as (server, name),
+        servers.kept_log(server, server.output_path),
+    ):
+        follower = _Follower(server.output_path)
+        # a container says how far it is; of a plain environment it is vLLM's own log
+        aloud = is_image or log.verbose
+        log.info(f"loading {name or 'the model'}; the server's log: {server.output_path}")
+        tell: Callable[[float], None] | None = (lambda _: follower.show()) if aloud else None
+        took = servers.wait_ready(server, limit_s, tell)
+        ready = _first_answer(
+            server, name, chat=chat or (is_image and context.target.smoke is None)
+        )
+        log.info(f"ready after {took:.0f} s; Ctrl-C ends it")
+        log.info(f"URL    {ready.url}")
+        log.info(f"model  {ready.model}")
+        log.info(f"try    {ready.curl}")
+        if as_json:
+            log.json({"url": ready.url, "model": ready.model, "curl": ready.curl})
+        if not aloud:
+            follower.skip()
+        return _until_it_ends(server, follower)
+
+
+def _first_answer(server: ProcessServer, name: str | None, *, chat: bool) -> Ready:
+    """Ask for the model's name and one token.
+
+    Args:
+        name: what the model is called; None: ask.
+
+    Raises:
+        SmokeError: the server ended over it.
+    """
+    url = f"{server.url}/v1"
+    try:
+        reply = requests.get(f"{url}/models", timeout=_ANSWER_S)
+        key = reply.status_code == requests.codes.unauthorized
+        if key:  # it is up; what it serves is for those who have the key
+            return Ready(url, name or "MODEL", chat, key=True)
+        reply.raise_for_status()
+        model = name or str(reply.json()["data"][0]["id"])
+        body = {"model": model, "prompt": "Hello", "max_tokens": 1}
+        log.info("asking for the first token")
+        said = requests.post(f"{url}/completions", json=body, timeout=_ANSWER_S)
+        if said.status_code >= requests.codes.internal_server_error:
+            msg = f"the first token was refused: {said.status_code} {said.text[:200]}"
+            raise SmokeError(f"{msg}\n{servers.tail(server)}")
+    except (requests.RequestException, LookupError, TypeError, ValueError) as error:
+        deadline = time.monotonic() + _END_S  # a connection closes before its process is gone
+        while (code := server.exited()) is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        what = f"did not answer its first request: {type(error).__name__}"
+        if code is not None:
+            what = f"{ending(code)} while answering its first request"
+        raise SmokeError(f"the server {what}\n{servers.tail(server)}") from error
+    return Ready(url, model, chat)
+
+
+def _until_it_ends(server: ProcessServer, follower: _Follower) -> int:
+    """Pass on what the server prints until Ctrl-C or its end.
+
+    Raises:
+        SmokeError: it ended by itself.
+    """
+    try:
+        while (code := server.exited()) is None:
+            follower.show()
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        log.info("stopping")
+        stopped = server.stop()
+        log.info(f"stopped in {stopped.seconds:.1f} s")
+        return 0
+    follower.show()
+    raise SmokeError(f"the server {ending(code)}:\n{servers.tail(server)}")
+
+
+@contextmanager
+def _image_server(
+    context: Context, baked: Artefact, model: Path | None, *, chat: bool
+) -> Iterator[tuple[ProcessServer, str | None]]:
+    from sparkforge.build.launcher import CHAT_OPTIONS
+
+    folder = context.root / "dist" / context.target_name
+    for_compose(context, baked, folder)
+    environment: dict[str, str | None] = {}
+    if context.port:
+        environment["SPARKFORGE_PORT"] = str(context.port)
+    if chat:
+        engine, baked_id = context.engine, str(baked.outputs["image_id"])
+        assert engine is not None  # an image came of one
+        ours = f"/{image.PROGRAMS}"
+        model = chat_model(folder, lambda code: engine.run_python(baked_id, code, ours))
+        environment["SPARKFORGE_MODEL_NAME"] = os.environ.get("SPARKFORGE_MODEL_NAME", CHAT_NAME)
+    if model is not None:
+        environment["SPARKFORGE_MODEL_DIR"] = str(checkpoint(model))
+    if arguments := (*(CHAT_OPTIONS if chat else ()), *context.arguments):
+        environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(arguments)
+    seen = {**envfile.seen(context.root / ".env"), **environment}
+    if not seen.get("SPARKFORGE_RESTART"):
+        environment["SPARKFORGE_RESTART"] = "no"  # somebody looks on: show the first failure
+    address = f"http://{LOOPBACK}:{seen.get('SPARKFORGE_PORT') or 8000}"
+    command = ("docker", "compose", "--project-directory", str(context.root), "up")
+    log.info("docker compose up")
+    with background(
+        *command, output=context.server_log, env=environment, grace_s=_COMPOSE_GRACE_S
+    ) as child:
+        yield ProcessServer(address, child, context.server_log, _COMPOSE_GRACE_S), None
+
+
+@contextmanager
+def _environment_server(
+    context: Context, baked: Artefact, model: Path | None, *, chat: bool
+) -> Iterator[tuple[ProcessServer, str | None]]:
+    from sparkforge.build.launcher import CHAT_OPTIONS, SMOKE_VARIABLES
+
+    folder = context.root / "dist" / context.target_name
+    folder.mkdir(parents=True, exist_ok=True)
+    if chat:
+        chosen = chat_model(folder, in_environment(python_path(baked.path)))
+    else:
+        chosen = checkpoint(model) if model is not None else tiny_model(folder)
+    name = chosen.name if model is not None else CHAT_NAME if chat else servers.MODEL_NAME
+    launch = Launch(
+        chosen,
+        context.serve,
+        (*(CHAT_OPTIONS if chat else ()), *context.arguments),
+        SMOKE_VARIABLES if model is None else {},
+        context.port or 8000,
+        name=name,
+    )
+    cache = context.store.cache_path("serve")
+    with servers.from_environment(baked.path, launch, folder, cache, Path.cwd()) as server:
+        yield server, name

@@ -1,0 +1,154 @@
+"""The build that a command line names: target, store, sources and engine, checked together."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparkforge.build import publish
+from sparkforge.build.context import STAGES, Context
+from sparkforge.build.options import access_of, pins_path, platform_of, source_plan, store_of
+from sparkforge.core.errors import EngineError, UsageError
+from sparkforge.core.log import log
+from sparkforge.pins import pins
+from sparkforge.pins.types import MACHINES, Platform
+from sparkforge.runtime import buildx, engine
+
+
+def context_of(
+    options: argparse.Namespace, until: str, force: Sequence[str] = (), *, plan_only: bool = False
+) -> Context:
+    """Return the build that the words ask for.
+
+    Args:
+        plan_only: nothing will be made, so neither an engine nor the right machine is needed.
+
+    Raises:
+        UsageError: another machine is needed, or options contradict each other.
+        EngineError: an engine was asked for, or is needed, and can't be had.
+    """
+    path = pins_path(options)
+    all_pins = pins.load(path)
+    target = all_pins.target(options.target)
+    target = target.model_copy(update={"source": source_plan(options, target.source)})
+    wanted = platform_of(target)
+    if options.wheels != "compile" and (options.native is not None or options.jobs is not None):
+        msg = "--native and --jobs are about compiling"
+        raise UsageError(msg, "give --wheels compile, or leave them out")
+    baker = _baker(options, all_pins, until, plan_only=plan_only)
+    context = Context(
+        root=path.parent, pins=all_pins, pins_path=path, store=store_of(options),
+        target_name=options.target, target=target, platform=wanted,
+        access=access_of(options, all_pins), engine=baker.engine, base=baker.base,
+        builder=baker.builder, ca_bundle=options.ca_bundle,
+        port=options.port, force=frozenset(force),
+        ready_timeout_s=options.ready_timeout or Context.ready_timeout_s,
+        arguments=options.serve_arguments, wheels=options.wheels or "overlay",
+        native=options.native or "patched", jobs=options.jobs,
+    )  # fmt: skip
+    if not plan_only:  # a plan changes nothing
+        context.store.sweep()
+    return context
+
+
+@dataclass(frozen=True)
+class _Baker:
+    """What bakes images, and what they stand on; no engine where a plain environment is made."""
+
+    engine: engine.Engine | None = None
+    base: str | None = None
+    builder: str = "default"
+
+
+def _baker(
+    options: argparse.Namespace, all_pins: pins.Pins, until: str, *, plan_only: bool
+) -> _Baker:
+    """Choose engine, base and builder for what the words ask for; raises what `context_of` does."""
+    bakes = STAGES.index(until) >= STAGES.index("image")
+    compiles = options.wheels == "compile"
+    if not (bakes or compiles):
+        return _Baker()
+    target = all_pins.target(options.target)
+    wanted = platform_of(target)
+    elsewhere = MACHINES.get(platform.machine()) != wanted
+    if elsewhere and compiles and (bakes or not plan_only):
+        msg = f"target {options.target} is for {wanted}, this machine is {platform.machine()}"
+        remedy = "compile there; here: --wheels overlay, or --dry-run --until wheelhouse"
+        raise UsageError(msg, remedy)
+    reference = _pinned_base(all_pins, target, wanted)
+    base = options.base or reference
+    chosen, builder = None, "default"
+    if not (elsewhere and compiles):
+        chosen, why = _engine_for(options, reference, compiles=compiles, plan_only=plan_only)
+        log.info(f"bakes {why}" if bakes else f"compiles with {why}")
+    if chosen is None and not plan_only and (options.builder or options.ca_bundle):
+        msg = "--builder and --ca-bundle are for what an engine bakes, and none is at work here"
+        raise UsageError(msg, "--engine docker, or leave them out")
+    if options.ca_bundle is not None and not options.ca_bundle.is_file():
+        msg = f"--ca-bundle {options.ca_bundle}: no such file"
+        raise UsageError(msg, "name a file of certificates in PEM")
+    if chosen is not None and base is not None:
+        chosen.identity(base)
+        chosen_builder = buildx.choose(chosen, options.builder)
+        buildx.check(chosen_builder, chosen, base, wanted)
+        builder = chosen_builder.name
+    if elsewhere and bakes:
+        _check_foreign(target, wanted, until, chosen, options.command)
+    return _Baker(chosen, base, builder)
+
+
+def _pinned_base(all_pins: pins.Pins, target: pins.Target, wanted: Platform) -> str | None:
+    """Return the target's base for a platform with its digest, or None where it pins none."""
+    if target.base is None:
+        return None
+    pinned = all_pins.images[target.base]
+    return f"{pinned.repository}@{pinned.digest(wanted)}"
+
+
+def _check_foreign(
+    target: pins.Target, wanted: str, until: str, chosen: engine.Engine | None, command: str
+) -> None:
+    """Refuse what can't be done with another platform's programs.
+
+    Raises:
+        UsageError: a plain environment is this machine's own, and a server under emulation is too
+            slow for the smoke test, whose times are about a real machine.
+    """
+    here = platform.machine()
+    if chosen is None:
+        msg = f"this target is for {wanted}, and this machine is {here}"
+        remedy = "bake an image (with an engine: --base), or stop earlier: --until wheelhouse"
+        if command != "build":
+            remedy = f"run it on {wanted}; here: build.py --target NAME --until wheelhouse"
+        raise UsageError(msg, remedy)
+    if target.smoke is not None and until == STAGES[-1]:
+        msg = f"this target's smoke test runs on {wanted}, and this machine is {here}"
+        raise UsageError(msg, "bake the image here (--until image), test it there")
+
+
+def _engine_for(
+    options: argparse.Namespace, reference: str | None, *, compiles: bool, plan_only: bool
+) -> tuple[engine.Engine | None, str]:
+    """Choose what bakes and compiles; a compile that is more than a plan needs an engine."""
+    chosen, why = engine.choose(options.engine, options.base, reference)
+    if compiles and chosen is None and not plan_only:
+        msg = f"wheels are compiled in a container, and this would be {why}"
+        remedy = (
+            f"start Docker Engine {engine.OLDEST_ENGINE} or newer and name a base (--base IMAGE)"
+            " where none is pinned; or take --wheels overlay, which needs neither"
+        )
+        raise EngineError(msg, remedy)
+    return chosen, why
+
+
+def follow_last_build(options: argparse.Namespace) -> None:
+    """Mean the image that was built last, where neither engine nor base is named."""
+    root = pins_path(options).parent
+    if options.engine == "auto" and options.base is None:
+        options.base = publish.last_base(root, options.target)
+    if options.wheels is None and (native := publish.last_native(root, options.target)):
+        options.wheels, options.native = "compile", options.native or native
+    if options.source is None and not options.mirror:
+        options.source = publish.last_source(root, options.target)

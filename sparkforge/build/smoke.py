@@ -1,0 +1,300 @@
+"""Does what was baked serve? And does the unpatched release not, or the same?
+
+The same checks for a plain environment and an image: they only see a ``Server``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import requests
+
+from sparkforge.core import plain
+from sparkforge.core.errors import SmokeError
+from sparkforge.core.log import log
+from sparkforge.runtime.servers import MODEL_NAME, Server, tail, wait_ready
+
+READY_TIMEOUT_S = 300.0
+_REQUEST_TIMEOUT_S = 120.0
+_PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
+_TOKENS = 24
+_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+STOCK_ERROR = "NotImplementedError: No MXFP4 MoE backend supports the deployment configuration"
+# Token ids; the first is the first forward of a server. After each of them the tiny model's next
+# token leads by 1.5 logits or more in float32, so rounding decides nothing.
+PROMPTS: tuple[tuple[int, ...], ...] = (
+    (5,),
+    (33,),
+    tuple(b"hammer"),
+    tuple(b"every byte counts"),
+    tuple(_PROMPT.encode()),
+)
+TOLERANCE = 0.1
+"""Between log-probabilities of one token from two servers that compute in BF16. Measured: with AVX2
+those of ``PROMPTS`` are within 0.0043 of the float32 reference; in that reference, weights that are
+moved at random by up to 2**-8 of themselves (BF16's step) move them by at most 0.04 in 12 draws."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A server's first token after one of ``PROMPTS``, and its natural log-probability."""
+
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class ReleaseProof:
+    """What the unpatched release did with the same checkpoint.
+
+    Attributes:
+        done: ``refused``: it cannot serve it on this machine. ``compared``: it can, on a backend of
+            its own, and answers ``PROMPTS`` as the patched server does.
+        refusal: the line that it refuses with; where it was compared, with ``hidden`` hidden from
+            that one process.
+        hidden: the instruction set that was hidden for the refusal, or "".
+        difference: of log-probabilities, the largest; 0 where it refused.
+    """
+
+    done: Literal["refused", "compared"]
+    refusal: str
+    hidden: str = ""
+    difference: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the smoke test saw; times in seconds.
+
+    Attributes:
+        ready_s: from start to the first 200 of ``/health``.
+        completion_s: one completion of ``tokens`` tokens, not streamed.
+        tokens: completion tokens that the server counted.
+        text: what the model said, escaped (a random model says random bytes).
+        stop_s: from SIGTERM to the end of the process.
+        answers: to ``PROMPTS``.
+        release: what the unpatched release did; None where not tried.
+    """
+
+    ready_s: float
+    completion_s: float
+    tokens: int
+    text: str
+    stop_s: float
+    answers: tuple[Answer, ...]
+    release: ReleaseProof | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def exercise(
+    start: Callable[[], AbstractContextManager[Server]], timeout_s: float = READY_TIMEOUT_S
+) -> Report:
+    """Start the patched server, hold it against the OpenAI API's promises, stop it.
+
+    Raises:
+        SmokeError: a promise is broken; the message says which, and what came instead.
+    """
+    with start() as server:
+        ready = wait_ready(server, timeout_s)
+        log.info(f"ready after {ready:.1f} s")
+        answers = tuple(_answer(server, prompt) for prompt in PROMPTS)
+        models = _get(server, "/v1/models")
+        names = [entry["id"] for entry in models["data"]]
+        _expect(names == [MODEL_NAME], f"/v1/models lists {names}, not [{MODEL_NAME!r}]", server)
+
+        first, seconds = _complete(server)
+        again, _ = _complete(server)
+        choice, usage = first["choices"][0], first["usage"]
+        _expect(
+            choice["token_ids"] == again["choices"][0]["token_ids"],
+            "two completions at temperature 0 differ", server,
+        )  # fmt: skip
+        _expect(
+            usage["completion_tokens"] == _TOKENS == len(choice["token_ids"]),
+            f"asked for {_TOKENS} tokens, usage says {usage}", server,
+        )  # fmt: skip
+        # the tiny model's tokens are bytes, so the count is known without its tokenizer
+        _expect(
+            usage["prompt_tokens"] == len(_PROMPT.encode()),
+            f"prompt of {len(_PROMPT.encode())} tokens, usage says {usage}", server,
+        )  # fmt: skip
+        streamed, stream_usage = _stream(server)
+        _expect(streamed == choice["token_ids"], "the streamed completion differs", server)
+        counts = {name: usage[name] for name in _COUNTS}
+        streamed_counts = {name: (stream_usage or {}).get(name) for name in _COUNTS}
+        _expect(streamed_counts == counts, f"streamed usage {streamed_counts} is not {counts}",
+                server)  # fmt: skip
+        log.info(f"completions: {_TOKENS} tokens in {seconds:.2f} s, the same streamed and again")
+
+        _refuse(server, {"model": "no-such-model", "prompt": "x"}, requests.codes.not_found)
+        _refuse(
+            server, {"model": MODEL_NAME, "prompt": "x", "max_tokens": -1},
+            requests.codes.bad_request,
+        )  # fmt: skip
+        log.info("bad requests are refused with 404 and 400")
+
+        stopped = server.stop()
+        _expect(not stopped.stragglers, "the server left processes behind", server)
+        _expect(stopped.exit_code == 0, f"exit code {stopped.exit_code} after SIGTERM", server)
+        log.info(f"stopped cleanly in {stopped.seconds:.1f} s")
+    return Report(
+        ready_s=round(ready, 2), completion_s=round(seconds, 3), tokens=usage["completion_tokens"],
+        text=ascii(choice["text"]), stop_s=round(stopped.seconds, 2), answers=answers,
+    )  # fmt: skip
+
+
+def check_release(
+    start: Callable[[], AbstractContextManager[Server]],
+    start_hidden: Callable[[], AbstractContextManager[Server]] | None,
+    answers: Sequence[Answer],
+    timeout_s: float = READY_TIMEOUT_S,
+) -> ReleaseProof:
+    """Start the unpatched release on the same checkpoint: it refuses, or answers the same.
+
+    Args:
+        start_hidden: starts it without the instruction set that it has a backend of its own for;
+            None on a machine without that set, where it has to refuse.
+        answers: of the patched server to ``PROMPTS``.
+
+    Raises:
+        SmokeError: it serves where it has no backend (then the patch is needless), it answers
+            something else, or it fails in another way.
+    """
+    with start() as server:
+        if refusal := _refusal(server, timeout_s):
+            log.info(f"the unpatched release refuses: {refusal}")
+            return ReleaseProof("refused", refusal)
+        if start_hidden is None:
+            msg = "the unpatched release serves this checkpoint: the patch is not needed here"
+            raise SmokeError(msg, "compare with the patch's Drop-when")
+        difference = _compare(server, answers)
+    log.info(
+        f"the unpatched release serves the checkpoint on its own backend: {len(answers)} prompts,"
+        f" the same first tokens, log-probabilities within {difference:.3f}"
+    )
+    with start_hidden() as server:
+        if (refusal := _refusal(server, timeout_s)) is None:
+            msg = "the unpatched release serves this checkpoint with AMX hidden from it, too"
+            raise SmokeError(msg, "compare with the patch's Drop-when")
+    log.info(f"with AMX hidden from that one process it refuses: {refusal}")
+    return ReleaseProof("compared", refusal, hidden="amx", difference=round(difference, 4))
+
+
+def _refusal(server: Server, timeout_s: float) -> str | None:
+    """Return the line that a server refuses the checkpoint with; None: it is ready.
+
+    Raises:
+        SmokeError: it fails in another way, or is not ready in time.
+    """
+    try:
+        wait_ready(server, timeout_s)
+    except SmokeError as error:
+        if server.exited() is None:
+            raise
+        if STOCK_ERROR in server.output():
+            return STOCK_ERROR
+        msg = f"the unpatched release fails, but not with {STOCK_ERROR}:\n{tail(server)}"
+        raise SmokeError(msg, "compare with the patch's Drop-when") from error
+    return None
+
+
+def _compare(server: Server, answers: Sequence[Answer]) -> float:
+    """Return the largest difference of log-probabilities from ``answers``."""
+    largest = 0.0
+    # The longest first: on a CPU with AMX the release dies where the first forward has one token.
+    asked = sorted(zip(PROMPTS, answers, strict=True), key=lambda pair: -len(pair[0]))
+    for prompt, ours in asked:
+        theirs = _answer(server, prompt)
+        difference = abs(theirs.logprob - ours.logprob)
+        _expect(
+            theirs.token == ours.token and difference <= TOLERANCE,
+            f"the release answers {list(prompt)} with {theirs}, the patched server with {ours}",
+            server,
+        )
+        largest = max(largest, difference)
+    return largest
+
+
+def _body(**more: Any) -> dict[str, Any]:
+    return {
+        "model": MODEL_NAME, "prompt": _PROMPT, "max_tokens": _TOKENS, "temperature": 0,
+        "ignore_eos": True, "return_token_ids": True, **more,
+    }  # fmt: skip
+
+
+def _get(server: Server, path: str) -> Any:
+    try:
+        reply = requests.get(server.url + path, timeout=_REQUEST_TIMEOUT_S)
+        _expect(reply.ok, f"GET {path}: {reply.status_code} {reply.text[:300]}", server)
+        return reply.json()
+    except requests.RequestException as error:
+        raise SmokeError(f"GET {path}: {error}\n{tail(server)}") from error
+
+
+def _post(server: Server, body: Mapping[str, Any], *, stream: bool = False) -> requests.Response:
+    try:
+        return requests.post(
+            server.url + "/v1/completions", json=body, timeout=_REQUEST_TIMEOUT_S, stream=stream
+        )
+    except requests.RequestException as error:
+        raise SmokeError(f"POST /v1/completions: {error}\n{tail(server)}") from error
+
+
+def _complete(server: Server) -> tuple[Any, float]:
+    reply = _post(server, _body())
+    _expect(reply.ok, f"/v1/completions: {reply.status_code} {reply.text[:300]}", server)
+    return reply.json(), reply.elapsed.total_seconds()
+
+
+def _answer(server: Server, prompt: Sequence[int]) -> Answer:
+    body = _body(prompt=list(prompt), max_tokens=1, logprobs=1)
+    reply = _post(server, body)
+    _expect(
+        reply.ok,
+        f"a prompt of {len(prompt)} token(s): {reply.status_code} {reply.text[:300]}",
+        server,
+    )
+    choice = reply.json()["choices"][0]
+    (token,), (logprob,) = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    return Answer(token, logprob)
+
+
+def _stream(server: Server) -> tuple[list[int], Any]:
+    """Return the token ids and the usage of a streamed completion."""
+    ids: list[int] = []
+    usage = None
+    body = _body(stream=True, stream_options={"include_usage": True})
+    with _post(server, body, stream=True) as reply:
+        _expect(reply.ok, f"streaming: {reply.status_code}", server)
+        done = False
+        for line in reply.iter_lines():
+            if not line.startswith(b"data: "):
+                continue
+            if line == b"data: [DONE]":
+                done = True
+                break
+            event = plain.json_of(line[6:])
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                ids += choice.get("token_ids") or []
+        _expect(done, "the stream ended without [DONE]", server)
+    return ids, usage
+
+
+def _refuse(server: Server, body: Mapping[str, Any], status: int) -> None:
+    reply = _post(server, body)
+    _expect(
+        reply.status_code == status,
+        f"a bad request {dict(body)} was answered {reply.status_code}, not {status}", server,
+    )  # fmt: skip
+
+
+def _expect(truth: bool, otherwise: str, server: Server) -> None:
+    if not truth:
+        msg = f"{otherwise}; the server's last words:\n{tail(server, 8)}"
+        raise SmokeError(msg, "run it again: build.py smoke --target NAME")

@@ -1,0 +1,144 @@
+"""Overlay wheels, and what compiled ones share with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkforge.build.context import UNPATCHED, Context, Item, Results, holds_wheel, source_of
+from sparkforge.core.hashing import sha256_file
+from sparkforge.core.log import log
+from sparkforge.pins.pins import ReleaseFile
+from sparkforge.series.series import Patched, Series
+from sparkforge.sources import sources
+from sparkforge.store.codekey import code_of
+
+if TYPE_CHECKING:
+    from sparkforge.wheels.overlay import Layer, Overlaid, Request
+
+
+def series_of(context: Context, name: str) -> dict[str, Series]:
+    """Return the series that go onto a wheel, by upstream; empty ones are left out."""
+    found = {layer: context.series_of(layer) for layer in context.layers(name)}
+    return {layer: patches for layer, patches in found.items() if patches.patches}
+
+
+def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> dict[str, Any]:
+    """Return what a wheel depends on, however it is made."""
+    plan = context.target.wheels[name]
+    upstream = context.pins.upstream(name)
+    file = upstream.files[plan.files[context.platform]]
+    return {
+        "release_wheel": file.sha256,
+        "file": file.file,
+        "upstream_commit": upstream.said_commit,
+        "series": {layer: patches.sha256 for layer, patches in layers.items()},
+        "name": plan.name,
+        "local": f"{plan.local}.{context.pins.release.counter}",
+        "drop_requires": list(plan.drop_requires),
+        "paths": {
+            layer: [rule.model_dump() for rule in context.pins.upstream(layer).paths]
+            for layer in layers
+        },
+        "version_file": upstream.version_file,
+        "epoch": context.epoch,
+    }
+
+
+def release_wheel(context: Context, file: ReleaseFile) -> Path:
+    """Return a release wheel, every byte of which was checked against its RECORD.
+
+    Raises:
+        FetchError, IntegrityError: as ``sources.fetch_release_file``.
+        WheelError: it is no wheel that all installers take.
+    """
+    from sparkforge.wheels import intake
+
+    path = sources.fetch_release_file(context.store, file, context.access)
+    intake.take(context.store, path, file.sha256)
+    return path
+
+
+def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
+    """Return what is made of a release wheel, its files apart."""
+    from sparkforge.wheels import overlay
+
+    plan = context.target.wheels[name]
+    return overlay.Request(
+        wheel=wheel, name=plan.name, local=local, drop_requires=plan.drop_requires,
+        version_file=context.pins.upstream(name).version_file, epoch=context.epoch,
+    )  # fmt: skip
+
+
+def layer_of(context: Context, layer: str, results: Results) -> Layer:
+    """Return an upstream's patched tree, and where its files are found in a wheel."""
+    from sparkforge.wheels import overlay
+
+    source = source_of(context.store, layer, results[f"source {layer}"])
+    tree = Patched(source, source.commit, source.tree)
+    if f"series {layer}" in results:
+        out = results[f"series {layer}"].outputs
+        tree = Patched(source, out["commit"], out["tree"], out["touched"])
+    return overlay.Layer(tree, context.pins.upstream(layer).paths)
+
+
+def outputs_of(made: Overlaid) -> dict[str, Any]:
+    """Seal a finished wheel, and return what the receipt says of it."""
+    made.path.chmod(0o444)  # dist/ links to it: who changes that copy must not change ours
+    sha256 = sha256_file(made.path)
+    counts = f"{len(made.replaced)} file(s) replaced, {len(made.added)} added"
+    log.info(f"{made.path.name}: {counts}")
+    if made.compile_only:
+        paths = ", ".join(made.compile_only)
+        log.info(f"skipped (build rules only affect --wheels compile): {paths}")
+    log.info(f"sha256 {sha256}")
+    return {
+        "file": made.path.name, "sha256": sha256, "version": made.version,
+        "replaced": list(made.replaced), "added": list(made.added),
+        "removed": list(made.removed), "left_out": list(made.left_out),
+        "compile_only": list(made.compile_only),
+    }  # fmt: skip
+
+
+def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") -> Item:
+    """Return an upstream's wheel with our files put in place.
+
+    Args:
+        patched: with our series; without: for the proof that the release fails.
+        note: why it is none that was compiled, as asked.
+    """
+    plan = context.target.wheels[name]
+    upstream = context.pins.upstream(name)
+    file = upstream.files[plan.files[context.platform]]
+    layers = series_of(context, name) if patched else {}
+    inputs = {
+        **common_inputs(context, name, layers),
+        "code": code_of(__name__),
+    }
+    if not patched:
+        inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
+    why = f"{name} is overlaid, not compiled: {note}" if note else ""
+
+    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+        from sparkforge.wheels import overlay
+
+        if why:
+            log.info(why)
+        wheel = release_wheel(context, file)
+        if not layers and plan.name is None and not plan.drop_requires:
+            log.info(f"{name}: nothing to change: the release wheel as it is")
+            os.link(wheel, folder / wheel.name)
+            return {"file": wheel.name, "sha256": file.sha256, "version": upstream.version,
+                    "replaced": [], "added": [], "removed": [], "left_out": [],
+                    "compile_only": []}  # fmt: skip
+        request = request_of(context, name, wheel, inputs["local"])
+        trees = [layer_of(context, layer, results) for layer in layers]
+        return outputs_of(overlay.build(request, trees, folder))
+
+    label = f"wheel {name}" if patched else f"wheel {name} ({UNPATCHED})"
+    # the unpatched wheel is only needed by the smoke test, and built just before it
+    stage = "wheels" if patched else "smoke"
+    commands = (f"# {why}",) if why else ()
+    return Item(stage, label, inputs, make, valid=holds_wheel, download=(file,), commands=commands)

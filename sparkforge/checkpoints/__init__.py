@@ -1,0 +1,1 @@
+"""The small models that stand in for the real one."""

@@ -1,0 +1,389 @@
+"""A tiny gpt-oss checkpoint that speaks Harmony: fixed messages, built into the weights by hand.
+
+It has gpt-oss's whole vocabulary, so that chats, tools and reasoning are served as they are for the
+real model. Its words say nothing of a model's quality. How it works, all of it in native MXFP4:
+
+* the residual stream has a constant, a place for each word of the script, and bits of context;
+* layer 0 (sliding window) looks back by exactly one and four tokens, through rotary phases, and its
+  experts recognise the declaration of tools and the header of a tool's result;
+* layer 1 (full attention) finds these anywhere before; sinks make "nowhere" a nought;
+* its experts are the script: each neuron is a rule, "after this word, in this context, that one".
+  The router sends each word to the expert that holds its rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkforge.checkpoints.tiny import (
+    MX_BLOCK,
+    byte_characters,
+    json_files,
+    to_bf16,
+    write_checkpoint,
+)
+
+REASONING = "The words of this thought are built in (by hand.)"
+"""What it says on the channel ``analysis``, always first, and not after a tool's result."""
+ANSWER = "Hello from the forge, small and hot!"
+JSON_ANSWER = '{"temperature":21}'
+"""The final message where the prompt has the word " JSON"."""
+TOOL, ARGUMENTS = "weather", '{"city":"Paris"}'
+"""What it calls where the prompt declares tools, and holds no tool's result yet."""
+TOOL_ANSWER = "Sunny all day \U0001f9be"
+"""The final message after a tool's result; the last character is three tokens."""
+
+VOCAB_SIZE = 201_088
+SPECIAL_TOKENS = {
+    "<|startoftext|>": 199_998, "<|endoftext|>": 199_999, "<|return|>": 200_002,
+    "<|constrain|>": 200_003, "<|channel|>": 200_005, "<|start|>": 200_006, "<|end|>": 200_007,
+    "<|message|>": 200_008, "<|call|>": 200_012, "<|endofprompt|>": 200_018,
+}  # fmt: skip
+"""Of o200k_harmony; the other numbers from 200,000 on are reserved ones."""
+
+HIDDEN_SIZE = 96
+INTERMEDIATE_SIZE = 64
+NUM_EXPERTS = 8
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 32
+# the real model's
+ROPE_THETA, YARN_FACTOR, ORIGINAL_CONTEXT, WINDOW = 150_000.0, 32, 4096, 128
+
+# How the vocabulary splits text: facts of o200k_base.
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_SPLIT = "|".join((
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}",
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
+))  # fmt: skip
+
+Words = tuple[bytes | str, ...]
+_REASONING: Words = (b"The", b" words", b" of", b" this", b" thought", b" are", b" built", b" in",
+                     b" (", b"by", b" hand", b".)")  # fmt: skip
+_ANSWER: Words = (b"Hello", b" from", b" the", b" forge", b",", b" small", b" and", b" hot", b"!")
+_TOOL_ANSWER: Words = (b"Sunny", b" all", b" day", b" \xf0\x9f", b"\xa6", b"\xbe")
+_CALL: Words = (b"comment", b"ary", b" to", b"=", b"functions", b".weather", b" ", "<|constrain|>",
+                b"json", "<|message|>")  # fmt: skip
+_ARGUMENTS: Words = (b"city", b'":"', b"Paris", b'"}', "<|call|>")  # both begin with {"
+_JSON_ANSWER: Words = (b"temperature", b'":', b"21", b"}", "<|return|>")
+
+# Bits of context beside the words.
+_BEFORE = (b"analysis", b"final", b"json", "<|start|>", b"namespace")  # the word before
+_THOUGHT = ".) four back"  # the message before this one was the reasoning
+_DECLARES, _RESULT = "declares tools", "begins a result"  # the word at hand does that
+_HAS_TOOLS, _HAS_RESULT, _WANTS_JSON = "has tools", "has a result", "wants JSON"
+
+# Sizes in the residual stream. The constant is much larger than all bits together, so that the norm
+# divides by nearly the same number everywhere.
+_CONSTANT = 16.0
+_UNIT = _CONSTANT / math.sqrt(HIDDEN_SIZE)  # 1 / what a bit is after a norm of weight 1
+_GATE = 16.0  # what a bit is in front of the experts: half of it is beyond the limit of swiglu
+_LIMIT = 7.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """After ``word``, with all of ``given`` and none of ``without``, comes ``then``."""
+
+    word: bytes | str
+    then: bytes | str
+    given: Words = ()
+    without: Words = ()
+
+
+def _chain(words: Words) -> list[Rule]:
+    return [Rule(word, then) for word, then in itertools.pairwise(words)]
+
+
+def rules() -> list[Rule]:
+    """Return the script. Of rules for one word at most one holds in any context."""
+    return [
+        *_chain(("<|end|>", "<|start|>", b"assistant", "<|channel|>")),
+        Rule("<|channel|>", b"analysis", without=(_HAS_RESULT, _THOUGHT)),
+        Rule("<|channel|>", b"final", given=(_HAS_RESULT,)),
+        Rule("<|channel|>", b"final", given=(_THOUGHT,), without=(_HAS_RESULT, _HAS_TOOLS)),
+        Rule("<|channel|>", _CALL[0], given=(_THOUGHT, _HAS_TOOLS), without=(_HAS_RESULT,)),
+        Rule(b"analysis", "<|message|>"),
+        Rule("<|message|>", _REASONING[0], given=(b"analysis",)),
+        *_chain((*_REASONING, "<|end|>")),
+        Rule(b"final", "<|message|>", without=(_WANTS_JSON,)),
+        Rule(b"final", b" ", given=(_WANTS_JSON,)),
+        Rule("<|message|>", _ANSWER[0], given=(b"final",), without=(_HAS_RESULT,)),
+        Rule("<|message|>", _TOOL_ANSWER[0], given=(b"final", _HAS_RESULT)),
+        *_chain((*_ANSWER, "<|return|>")),
+        *_chain((*_TOOL_ANSWER, "<|return|>")),
+        *_chain(_CALL),
+        Rule("<|message|>", b'{"', given=(b"json",)),
+        Rule(b'{"', _ARGUMENTS[0], given=(_HAS_TOOLS,), without=(_HAS_RESULT,)),
+        Rule(b'{"', _JSON_ANSWER[0], given=(_HAS_RESULT,)),
+        Rule(b'{"', _JSON_ANSWER[0], without=(_HAS_TOOLS, _HAS_RESULT)),
+        *_chain(_ARGUMENTS),
+        *_chain(_JSON_ANSWER),
+    ]
+
+
+def _words() -> list[bytes | str]:
+    """Return each word that has a place in the residual stream, once, in a fixed order."""
+    script = [word for rule in rules() for word in (rule.word, rule.then)]
+    return list(dict.fromkeys((*script, b"namespace", b" functions", b" JSON")))
+
+
+def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
+    """Write the checkpoint to the new folder `dest`: the same bytes on every machine.
+
+    Args:
+        dest: Folder to make; it appears complete or not at all.
+        tokens: o200k_base: the bytes of each token, by rank (`serving.vocabulary.tokens`).
+
+    Returns:
+        The size of all files in bytes: 93 MB, of them 77 in embedding and lm_head.
+
+    Raises:
+        FileExistsError: `dest` exists.
+        ValueError: `tokens` lacks a word of the script, so it is another vocabulary.
+        OSError: The folder cannot be written.
+    """
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    if missing := [one for one in _words() if isinstance(one, bytes) and one not in ranks]:
+        raise ValueError(f"not o200k_base: it has no token {missing[0]!r}")
+    return write_checkpoint(dest, _tensors(ranks), _files(ranks))
+
+
+def _places() -> tuple[dict[bytes | str, int], dict[bytes | str, int]]:
+    """Return where words and bits are in the residual stream; the constant is at 0."""
+    words = {word: place for place, word in enumerate(_words(), start=1)}
+    names: Words = (*_BEFORE, _THOUGHT, _DECLARES, _RESULT, _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON)
+    bits = {name: place for place, name in enumerate(names, start=1 + len(words))}
+    assert len(words) + len(bits) < HIDDEN_SIZE
+    return words, bits
+
+
+def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
+    """All tensors by their names in the checkpoint; BF16 as uint16 bits."""
+    words, bits = _places()
+    embedding = np.zeros((VOCAB_SIZE, HIDDEN_SIZE), np.float32)
+    embedding[:, 0] = _CONSTANT
+    head = np.zeros((VOCAB_SIZE, HIDDEN_SIZE), np.float32)
+    for word, place in words.items():
+        token = SPECIAL_TOKENS[word] if isinstance(word, str) else ranks[word]
+        embedding[token, place] = 1.0
+        head[token, place] = 8.0  # with the experts' 28: a logit of 68, where all others have 2
+    # out of its script it stops, unless it is not let
+    head[SPECIAL_TOKENS["<|return|>"], 0] = 1.0
+    tensors = {
+        "model.embed_tokens.weight": to_bf16(embedding),
+        "model.norm.weight": to_bf16(np.ones(HIDDEN_SIZE, np.float32)),
+        "lm_head.weight": to_bf16(head),
+    }
+    recognised = [
+        Rule(b" functions", _DECLARES, given=(b"namespace",)),
+        Rule(b"functions", _RESULT, given=("<|start|>",)),
+    ]
+    attentions = (_looking_back(words, bits), _looking_for(words, bits))
+    experts = (
+        _experts(recognised, words, bits, bits, 1.0),
+        _experts(rules(), words, bits, words, 4.0),
+    )
+    for layer in range(2):
+        base = f"model.layers.{layer}"
+        into = np.full(HIDDEN_SIZE, _UNIT, np.float32)
+        tensors |= {
+            f"{base}.input_layernorm.weight": to_bf16(into),
+            f"{base}.post_attention_layernorm.weight": to_bf16(_GATE * into),
+            **{f"{base}.self_attn.{k}": to_bf16(v) for k, v in attentions[layer].items()},
+            **{f"{base}.mlp.{name}": value for name, value in experts[layer].items()},
+        }
+    return tensors
+
+
+def _attention() -> dict[str, npt.NDArray[np.float32]]:
+    """Weights of an attention that sees nothing and says nothing."""
+    queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
+    shapes = {
+        "q_proj.weight": (queries, HIDDEN_SIZE), "q_proj.bias": (queries,),
+        "k_proj.weight": (keys, HIDDEN_SIZE), "k_proj.bias": (keys,),
+        "v_proj.weight": (keys, HIDDEN_SIZE), "v_proj.bias": (keys,),
+        "o_proj.weight": (HIDDEN_SIZE, queries), "o_proj.bias": (HIDDEN_SIZE,),
+        "sinks": (NUM_HEADS,),
+    }  # fmt: skip
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+
+def _looking_back(
+    words: dict[bytes | str, int], bits: dict[bytes | str, int]
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Head 0 reads the word before, head 1 the word four back.
+
+    Keys are the same everywhere, and queries are turned by one or four tokens: so the product is
+    largest at that distance. The fast frequencies tell neighbours apart (by 28 at least in the
+    exponent, at up to 128 tokens); YaRN leaves them alone.
+    """
+    made = _attention()
+    half, strength = HEAD_DIM // 2, 16.0
+    turning = 6
+    for pair in range(turning):
+        frequency = ROPE_THETA ** (-pair / half)
+        made["k_proj.bias"][pair] = strength
+        for head, distance in enumerate((1, 4)):
+            angle = -frequency * distance
+            made["q_proj.bias"][head * HEAD_DIM + pair] = strength * math.cos(angle)
+            made["q_proj.bias"][head * HEAD_DIM + half + pair] = strength * math.sin(angle)
+    read = {name: (0, name) for name in _BEFORE} | {_THOUGHT: (1, _REASONING[-1])}
+    for place, (bit, (head, word)) in enumerate(read.items()):
+        made["v_proj.weight"][place, words[word]] = 1.0
+        made["o_proj.weight"][bits[bit], head * HEAD_DIM + place] = 1.0
+    return made
+
+
+def _looking_for(
+    words: dict[bytes | str, int], bits: dict[bytes | str, int]
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Heads 0 to 2: is there a declaration of tools, a result, the word " JSON", anywhere before?
+
+    What is sought has an exponent of about 40, the sink 20, all else 0: neither 131,072 other
+    tokens nor distance (these frequencies turn by a tenth at most) changes the answer.
+    """
+    made = _attention()
+    wanted = {
+        _HAS_TOOLS: (bits[_DECLARES], 7.0), _HAS_RESULT: (bits[_RESULT], 7.0),
+        _WANTS_JSON: (words[b" JSON"], 1.0),
+    }  # fmt: skip
+    for head, (bit, (seen, size)) in enumerate(wanted.items()):
+        pair = HEAD_DIM // 2 - 1 - head % 2  # heads that share keys have a pair each
+        kept = head // (NUM_HEADS // NUM_KV_HEADS) * HEAD_DIM
+        made["q_proj.bias"][head * HEAD_DIM + pair] = 16.0
+        made["k_proj.weight"][kept + pair, seen] = 8.0 / size
+        made["v_proj.weight"][kept + head, seen] = 1.0 / size
+        made["o_proj.weight"][bits[bit], head * HEAD_DIM + head] = 1.0
+        made["sinks"][head] = 20.0
+    return made
+
+
+def _experts(
+    script: list[Rule],
+    words: dict[bytes | str, int],
+    bits: dict[bytes | str, int],
+    targets: dict[bytes | str, int],
+    strength: float,
+) -> dict[str, npt.NDArray[Any]]:
+    """Experts of which each neuron is a rule: it adds 7 times `strength` at the rule's target.
+
+    The rules of one word are in one expert, which the router gives all its weight.
+    """
+    weights = np.zeros((NUM_EXPERTS, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE), np.float32)
+    bias = np.zeros((NUM_EXPERTS, 2 * INTERMEDIATE_SIZE), np.float32)
+    bias[:, 0::2] = -_GATE  # gates and ups alternate; a neuron without a rule stays shut
+    down = np.zeros((NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE), np.float32)
+    router = np.zeros((NUM_EXPERTS, HIDDEN_SIZE), np.float32)
+    used = [0] * NUM_EXPERTS
+    for rule in script:
+        expert = words[rule.word] % NUM_EXPERTS
+        router[expert, words[rule.word]] = 1.0
+        neuron = used[expert]
+        used[expert] += 1
+        row = weights[expert, 2 * neuron]
+        row[[words[rule.word], *(bits[one] for one in rule.given)]] = 1.0
+        row[[bits[one] for one in rule.without]] = -1.0
+        bias[expert, 2 * neuron] = -_GATE * (len(rule.given) + 0.5)
+        down[expert, targets[rule.then], neuron] = strength
+    return {
+        "router.weight": to_bf16(router),
+        "router.bias": to_bf16(np.zeros(NUM_EXPERTS, np.float32)),
+        **_packed("experts.gate_up_proj", weights),
+        "experts.gate_up_proj_bias": to_bf16(bias),
+        **_packed("experts.down_proj", down),
+        "experts.down_proj_bias": to_bf16(np.zeros((NUM_EXPERTS, HIDDEN_SIZE), np.float32)),
+    }
+
+
+def _packed(name: str, weights: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.uint8]]:
+    """Return MXFP4 blocks and scales [experts, rows, ...] of weights that it has exactly."""
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    codes = np.searchsorted(values, np.abs(weights)).astype(np.uint8)
+    assert np.array_equal(values[codes], np.abs(weights))
+    codes |= (weights < 0).astype(np.uint8) << 3
+    blocks = codes.reshape(*codes.shape[:-1], -1, MX_BLOCK)
+    scales = np.full(blocks.shape[:-1], 127, np.uint8)  # 2**0
+    return {
+        f"{name}_blocks": (blocks[..., 0::2] | blocks[..., 1::2] << 4).astype(np.uint8),
+        f"{name}_scales": scales,
+    }
+
+
+def _files(ranks: dict[bytes, int]) -> dict[str, Any]:
+    """The small files of the checkpoint by name."""
+    files = json_files()
+    ends = [SPECIAL_TOKENS[one] for one in ("<|return|>", "<|endoftext|>", "<|call|>")]
+    start, pad = SPECIAL_TOKENS["<|startoftext|>"], SPECIAL_TOKENS["<|endoftext|>"]
+    context = ORIGINAL_CONTEXT * YARN_FACTOR
+    files["config.json"] |= {
+        "eos_token_id": ends[0], "pad_token_id": pad, "head_dim": HEAD_DIM,
+        "hidden_size": HIDDEN_SIZE, "initial_context_length": ORIGINAL_CONTEXT,
+        "intermediate_size": INTERMEDIATE_SIZE, "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "max_position_embeddings": context, "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": NUM_KV_HEADS, "num_local_experts": NUM_EXPERTS,
+        "rope_theta": ROPE_THETA, "sliding_window": WINDOW, "swiglu_limit": _LIMIT,
+        "vocab_size": VOCAB_SIZE,
+    }  # fmt: skip
+    files["config.json"]["rope_scaling"] |= {
+        "beta_fast": 32.0, "factor": float(YARN_FACTOR),
+        "original_max_position_embeddings": ORIGINAL_CONTEXT,
+    }  # fmt: skip
+    files["generation_config.json"] |= {
+        "bos_token_id": start, "eos_token_id": ends, "pad_token_id": pad,
+    }  # fmt: skip
+    files["tokenizer_config.json"] |= {"model_max_length": context}
+    files["tokenizer.json"] = _tokenizer(ranks)
+    return files
+
+
+def _tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
+    """Return tokenizer.json: a byte-level BPE with the vocabulary's merges.
+
+    A token's rank is the place of its merges, too. Each pair of tokens that makes it is one: which
+    of them comes into question depends on what was merged before.
+    """
+    characters = byte_characters()
+    written = {token: "".join(characters[byte] for byte in token) for token in ranks}
+    vocabulary = {written[token]: rank for token, rank in ranks.items()}
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
+        known = [(ranks[a], ranks[b], a, b) for a, b in pairs if a in ranks and b in ranks]
+        merges += [f"{written[a]} {written[b]}" for *_, a, b in sorted(known)]
+    names = {number: name for name, number in SPECIAL_TOKENS.items()}
+    special = [
+        {
+            "id": number, "content": names.get(number, f"<|reserved_{number}|>"),
+            "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+            "special": True,
+        }
+        for number in range(len(ranks), VOCAB_SIZE)
+    ]  # fmt: skip
+    byte_level = {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
+    }  # fmt: skip
+    split = {
+        "type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False,
+    }  # fmt: skip
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": None, "decoder": byte_level,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+            "ignore_merges": False, "vocab": vocabulary,
+            "merges": merges,
+        },
+    }  # fmt: skip

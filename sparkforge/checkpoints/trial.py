@@ -1,0 +1,93 @@
+"""What the preflight serves on a device: a small gpt-oss checkpoint, and what it has to answer.
+
+The checkpoint has what kernels for the real model want: heads of 64, eight query heads a KV head,
+sizes that Marlin takes without padding. The answers are computed here, in float64 and by definition
+of the parts, so they depend on no serving engine and no machine; they are rounded far above where
+two machines could differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkforge.checkpoints import gptoss
+from sparkforge.checkpoints.tiny import Shape, make_tiny_gpt_oss
+from sparkforge.serving.preflight import REFERENCE
+
+SHAPE = Shape(
+    layers=2, hidden=256, inter=256, experts=16, experts_per_token=4, heads=16, kv_heads=2,
+    head_dim=64,
+)  # fmt: skip
+LENGTHS = (2, 17, 48, 100)
+"""Of the prompts, in tokens: within a window and beyond it, within YaRN's original context and
+beyond it."""
+DECODED = 4
+"""Tokens after each prompt: steps of one row, which other kernels compute."""
+_SEED = 4
+_DIGITS = 4
+
+
+def make(folder: Path) -> None:
+    """Write checkpoint and reference to a new folder; the same bytes on every machine.
+
+    Raises:
+        FileExistsError: the folder exists.
+        OSError: it cannot be written.
+    """
+    made = make_tiny_gpt_oss(folder, seed=_SEED, shape=SHAPE)
+    (made.path / REFERENCE).write_text(json.dumps(reference(load(folder))) + "\n", encoding="utf-8")
+    (made.path / REFERENCE).chmod(0o644)
+
+
+def load(folder: Path) -> gptoss.Model:
+    """Read the checkpoint, to be computed with in float64."""
+    model = gptoss.load(folder)
+    return model.replaced(
+        tensors={
+            name: one.astype(np.float64) if one.dtype == np.float32 else one
+            for name, one in model.tensors.items()
+        }
+    )
+
+
+def reference(model: gptoss.Model) -> dict[str, Any]:
+    """Return what ``serving/preflight.py`` compares a server's answers with.
+
+    ``prompt``: the natural log-probability of each token of ``tokens`` but the first, after those
+    before it; ``next``: of the likeliest tokens that follow, with the lead of each before the
+    second likeliest.
+    """
+    random = np.random.RandomState(_SEED)  # the legacy generator's stream is frozen
+    answers = []
+    for length in LENGTHS:
+        tokens = [int(one) for one in random.randint(32, 127, size=length)]
+        rows = _log_softmax(gptoss.logits(model, tokens))
+        entry: dict[str, Any] = {
+            "tokens": tokens,
+            "prompt": [_round(rows[i, token]) for i, token in enumerate(tokens[1:])],
+            "next": [],
+        }
+        for number in range(DECODED):
+            row = rows[-1] if number == 0 else _log_softmax(gptoss.logits(model, tokens)[-1:])[0]
+            second, first = np.argsort(row)[-2:]
+            lead = _round(row[first] - row[second])
+            entry["next"].append({"token": int(first), "logprob": _round(row[first]), "lead": lead})
+            tokens = [*tokens, int(first)]
+        answers.append(entry)
+    text = json.dumps(answers, sort_keys=True)
+    return {"schema": 1, "answers": answers, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _log_softmax(logits: gptoss.Floats) -> gptoss.Floats:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    out: gptoss.Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return out
+
+
+def _round(value: Any) -> float:
+    return round(float(value), _DIGITS)

@@ -1,0 +1,126 @@
+"""What ``patches export``, ``import`` and ``new`` do. Returns exit codes, raises our errors."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sparkforge.build.options import access_of, pins_path, store_of
+from sparkforge.core import transaction
+from sparkforge.core.errors import SeriesError, StaleError, UsageError
+from sparkforge.core.log import log
+from sparkforge.pins import pins
+from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.series import exporting, importing, lint, series, worktree
+from sparkforge.series.exporting import Chain, Checkout
+from sparkforge.series.patchfile import NATIVE
+from sparkforge.series.worktree import WorkTree
+from sparkforge.sources import sources
+from sparkforge.sources.sources import Source
+
+
+@contextmanager
+def _held(options: argparse.Namespace) -> Iterator[Checkout]:
+    """Give the checkout, which nobody else changes meanwhile."""
+    path = pins_path(options)
+    pins.load(path)  # where there is none, none is made
+    with transaction.held(path.parent):
+        yield Checkout(path.parent, path, pins.load(path), store_of(options))
+
+
+def _source(options: argparse.Namespace, checkout: Checkout, upstream: str) -> Source:
+    access = access_of(options, checkout.pins)
+    return sources.ensure(checkout.store, upstream, checkout.pins.upstream(upstream), RELEASE_PLAN,
+                          access)  # fmt: skip
+
+
+def patches_export(options: argparse.Namespace) -> int:
+    """Write a work tree's commits back as the series of its upstream."""
+    tree = worktree.read(options.folder)
+    worktree.check_settled(tree)
+    if left := worktree.untracked(tree):
+        log.warning(f"{tree.folder}: in no commit: {', '.join(left[:5])}"
+                    + (f" and {len(left) - 5} more" if len(left) > 5 else ""))  # fmt: skip
+    with _held(options) as checkout:
+        source = _source(options, checkout, tree.upstream)
+        if source.commit != tree.base:
+            msg = f"{tree.folder}: stands on {tree.base[:12]}, pinned is {source.commit[:12]}"
+            raise SeriesError(msg, "make a new work tree (build.py patches apply) and cherry-pick"
+                                   " your commits onto it")  # fmt: skip
+        tip = tree.head
+        commits = tree.git("rev-list", "--reverse", f"{tree.base}..{tip}").split()
+        chain = Chain(source, tip, tree.objects, worktree.origins(tree, commits))
+        now = series.read(checkout.folder(tree.upstream))
+        # what others did to the series since must not be undone: only a no-op may pass
+        behind = now.sha256 not in tree.series
+        try:
+            fresh, report, written = exporting.export(
+                checkout, chain, drop=_names(options.drop), check=options.check or behind
+            )
+        except StaleError as error:
+            if options.check or not behind:
+                raise
+            raise _behind(tree) from error
+        worktree.exported(tree, [patch.name for patch in fresh.patches], fresh.sha256)
+    document = exporting.told(report, written)
+    log.info(f"{tree.upstream}: {len(fresh.patches)} patch(es), "
+             + ("written" if written else "nothing to write"))  # fmt: skip
+    if options.json:
+        log.json({"upstream": tree.upstream, **document})
+    return 0
+
+
+def _behind(tree: WorkTree) -> SeriesError:
+    msg = f"patches/{tree.upstream}: has changed since {tree.folder} was made from it"
+    return SeriesError(msg, "make a new work tree (build.py patches apply) and cherry-pick your"
+                            " commits onto it")  # fmt: skip
+
+
+def _names(words: list[str]) -> list[str]:
+    return [f"{word.removesuffix('.patch')}.patch" for word in words]
+
+
+def patches_import(options: argparse.Namespace) -> int:
+    """Take patches from outside into a series."""
+    for file in options.file:
+        if not file.is_file():
+            raise UsageError(f"{file}: no such file", "name a .patch, an mbox or a diff")
+    with _held(options) as checkout:
+        source = _source(options, checkout, options.upstream)
+        one = series.read(checkout.folder(options.upstream))
+        wanted = importing.Wanted(
+            _trailers(options), options.subject, options.why,
+            _names([options.before])[0] if options.before else None,
+        )  # fmt: skip
+        patched = series.apply(checkout.store, one, source)
+        chain = importing.chain(checkout.store, one, patched, options.file, wanted)
+        fresh, report, written = exporting.export(checkout, chain, drop=(), check=False)
+    document = exporting.told(report, written)
+    log.info(f"{options.upstream}: {len(fresh.patches)} patch(es)")
+    if options.json:
+        log.json({"upstream": options.upstream, **document})
+    return 0
+
+
+def patches_new(options: argparse.Namespace) -> int:
+    """Commit what is staged in a work tree, under a message to be filled in."""
+    if len(options.subject.split("\n")) != 1 or not any(map(str.isalnum, options.subject)):
+        msg = f"{options.subject!r}: no subject"
+        raise UsageError(msg, "one line that says what the patch does; its file is named after it")
+    tree = worktree.read(options.folder)
+    trailers = _trailers(options)
+    commit = worktree.commit_template(
+        tree, lambda subject, body: importing.template(options.subject, trailers, body)
+    )
+    log.info(f"{tree.folder}: commit {commit[:12]}; now write its message: git commit --amend,"
+             " then build.py patches export")  # fmt: skip
+    if options.json:
+        log.json({"folder": str(tree.folder), "commit": commit})
+    return 0
+
+
+def _trailers(options: argparse.Namespace) -> dict[str, str]:
+    given = vars(options)
+    values = {key: given[key.lower().replace("-", "_")] for key in (*lint.TRAILERS, NATIVE)}
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,160 @@
+"""The command line: from arguments to one call."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from sparkforge.cli import (
+    ablate,
+    build,
+    dev,
+    doctor,
+    measure,
+    model,
+    overview,
+    patches,
+    rebase,
+    sign,
+    watch,
+)
+from sparkforge.cli.parser import Parser, parents
+from sparkforge.core import errors, gitsafe
+from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
+from sparkforge.core.log import log
+
+_DEFAULT_COMMAND = "build"
+_WORDS = (
+    build,
+    model,
+    measure,
+    patches,
+    dev,
+    ablate,
+    doctor,
+    rebase,
+    watch,
+    sign,
+    overview,
+)
+_STARTS_A_SERVER = ("smoke", "serve", "bench")
+_TAKES_A_COMMAND = ("ablate", "dev")
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# the operating system's answers that are about the user's files, and no bug of ours
+_ACCESS, _ROOM = "give the user access to it", "free some space"
+_REFUSED = {
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.EROFS: _ACCESS,
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EISDIR: "give a file",
+    errno.ENOTDIR: "give a folder",
+    errno.ENAMETOOLONG: "use a shorter path",
+    errno.ELOOP: "remove the link that points to itself",
+    errno.EFBIG: "raise the file size limit (ulimit -f), or use another file system",
+    errno.EIO: "check the disk; see the kernel log",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system limit of open files (fs.file-max)",
+}
+
+
+@cache
+def _parser() -> Parser:
+    parser = overview.Overview(prog="build.py")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND",
+                                      parser_class=Parser)  # fmt: skip
+    groups = parents()
+    for words in _WORDS:
+        words.register(subparsers, groups)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (see ``errors``)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    behind: list[str] | None = None  # after --: for `vllm serve`, or a command
+    if "--" in words:
+        at = words.index("--")
+        words, behind = words[:at], words[at + 1 :]
+    if words and words[0] in overview.QUESTIONS:
+        words[0] = overview.QUESTIONS[words[0]]
+    # `build.py --target spark` is `build.py build --target spark`
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
+        words.insert(0, _DEFAULT_COMMAND)
+    # a killed build must clean up as an interrupted one does
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script
+            signal.signal(number, _interrupt)
+    gitsafe.unbind()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
+    start = time.monotonic()
+    log.answered = False
+    if not words:
+        log.usage(overview.short())
+        return UsageError.exit_code
+    try:
+        options = _parser().parse_args(words)
+        options.serve_arguments = tuple(behind or ())
+        if behind == [] and options.command in _TAKES_A_COMMAND:
+            raise UsageError("no command after --", "give a command, or omit --")
+        if behind and options.command not in (*_STARTS_A_SERVER, *_TAKES_A_COMMAND):
+            msg = f"{options.command} takes no arguments after --: {behind[0]}"
+            raise UsageError(msg, f"{', '.join(_STARTS_A_SERVER)} pass them to vllm serve")
+        log.configure(to_stderr=options.json, verbose=options.verbose)
+        code: int = options.run(options)
+    except SparkforgeError as error:
+        return _fail(error, words)
+    except KeyboardInterrupt:
+        what = f"interrupted after {time.monotonic() - start:.0f} s"
+        log.error(f"{what}; the next run continues from here")
+        _answer(words, SparkforgeError(what, "run it again"), errors.INTERRUPTED_EXIT_CODE)
+        return errors.INTERRUPTED_EXIT_CODE
+    except Exception as error:
+        if refused := _refused(error):
+            return _fail(refused, words)
+        log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
+        log.traceback()
+        _answer(words, SparkforgeError(f"{type(error).__name__}: {error}", "please report it"), 1)
+        return 1
+    return code
+
+
+def _refused(error: Exception) -> StoreError | None:
+    """Return what the operating system refused, where that is about the user's files."""
+    if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of Path.resolve()
+        return StoreError(str(error), _REFUSED[errno.ELOOP])
+    if not isinstance(error, OSError) or error.errno not in _REFUSED:
+        return None
+    where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+    return StoreError(f"{where}{error.strerror}", _REFUSED[error.errno])
+
+
+def _fail(error: SparkforgeError, words: Sequence[str]) -> int:
+    log.error(str(error))
+    _answer(words, error, error.exit_code)
+    return error.exit_code
+
+
+def _answer(words: Sequence[str], error: SparkforgeError, code: int) -> None:
+    """Give who reads stdout a document in any case, and never a second one."""
+    if "--json" in words and not log.answered:
+        log.json({"error": {**error.as_json(), "exit_code": code}})
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    # a second one must not stop the cleaning up that this one begins
+    for ending in _ENDING:
+        signal.signal(ending, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -1,0 +1,31 @@
+"""model."""
+
+from __future__ import annotations
+
+import argparse
+
+from sparkforge.cli.parser import Parents, Parser, Subparsers
+
+
+def register(subparsers: Subparsers, groups: Parents) -> None:
+    """Add the commands about the model that a target serves."""
+    model = subparsers.add_parser("model", help="download a target's model in advance")
+    actions = model.add_subparsers(dest="action", required=True, metavar="ACTION",
+                                   parser_class=Parser)  # fmt: skip
+    fetch = actions.add_parser(
+        "fetch", parents=[groups.shared],
+        help="download the model to where Compose looks for it",
+    )  # fmt: skip
+    fetch.add_argument(
+        "--target", required=True, metavar="NAME", help="target whose model to download"
+    )
+    fetch.add_argument(
+        "--dry-run", action="store_true", help="print the model and the folder, and exit"
+    )
+    fetch.set_defaults(run=_fetch)
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from sparkforge.build import modelfetch  # no other command needs it
+
+    return modelfetch.run(options)

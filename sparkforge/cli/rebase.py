@@ -1,0 +1,48 @@
+"""rebase."""
+
+from __future__ import annotations
+
+import argparse
+
+from sparkforge.cli.parser import Parents, Subparsers
+
+
+def _rebase(options: argparse.Namespace) -> int:
+    from sparkforge.maintain.rebase import command  # no other command needs it
+
+    return command.run(options)
+
+
+def register(subparsers: Subparsers, groups: Parents) -> None:
+    """Add the command."""
+    rebase = subparsers.add_parser(
+        "rebase", parents=[groups.shared, groups.sources],
+        help="move a series to another release; without options: show progress",
+    )  # fmt: skip
+    rebase.add_argument("upstream", nargs="?", help="upstream whose series to move")
+    rebase.add_argument("--all", action="store_true", help="try every upstream; change nothing")
+    rebase.add_argument(
+        "--onto", metavar="WHERE",
+        help="new base: TAG, full commit SHA, release:VERSION, release:FILE or latest;"
+        " with --all also latest:N for the N newest",
+    )  # fmt: skip
+    rebase.add_argument(
+        "--dry-run", action="store_true", help="show the result without changing files"
+    )
+    rebase.add_argument("--table", action="store_true", help="with --all: write docs/carry.md")
+    rebase.add_argument("--commit", metavar="SHA", help="commit that the release was built from")
+    rebase.add_argument(
+        "--test",
+        action="store_true",
+        help="run the tests that the patches name when the rebase is done",
+    )
+    answer = rebase.add_mutually_exclusive_group()
+    answer.add_argument("--continue", action="store_true", dest="go_on",
+                        help="continue a stopped or killed rebase")  # fmt: skip
+    answer.add_argument("--skip", metavar="REASON", help="drop the patch that stopped the rebase")
+    answer.add_argument(
+        "--abort",
+        action="store_true",
+        help="cancel the rebase; patches/ and pins.yaml stay as they are",
+    )
+    rebase.set_defaults(run=_rebase)

@@ -1,0 +1,48 @@
+"""sign, and what verify asks of signatures."""
+
+from __future__ import annotations
+
+import argparse
+
+from sparkforge.cli.parser import Parents, Parser, Subparsers
+
+
+def register(subparsers: Subparsers, groups: Parents) -> None:
+    """Add the command that signs."""
+    sign = subparsers.add_parser(
+        "sign", parents=[groups.shared],
+        help="sign a build's receipt, checksums, SBOM and provenance with cosign",
+    )  # fmt: skip
+    sign.add_argument(
+        "--target", required=True, metavar="NAME", help="target whose newest build to sign"
+    )
+    sign.add_argument(
+        "--key", metavar="FILE",
+        help="private key, or a key service's name as cosign writes it; password in"
+        " COSIGN_PASSWORD (default: keyless, by identity)",
+    )  # fmt: skip
+    sign.add_argument(
+        "--no-log",
+        action="store_true",
+        help="make no entry in the public transparency log; needs no network",
+    )
+    sign.add_argument("--image", metavar="REPOSITORY@sha256:…",
+                      help="also sign the image in the registry that it was pushed to")  # fmt: skip
+    sign.set_defaults(run=_sign)
+
+
+def trust_options(verify: Parser) -> None:
+    """Whose signatures must be there."""
+    verify.add_argument("--key", metavar="FILE", help="require signatures by this public key")
+    verify.add_argument(
+        "--identity",
+        metavar="WHO",
+        help="require keyless signatures by this identity (e-mail or URI)",
+    )
+    verify.add_argument("--issuer", metavar="URL", help="OIDC issuer of --identity")
+
+
+def _sign(options: argparse.Namespace) -> int:
+    from sparkforge.inspect.verify import signing  # no other command needs it
+
+    return signing.run(options)

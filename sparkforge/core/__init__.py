@@ -1,0 +1,1 @@
+"""What knows nothing of sparkforge: errors, log, processes, files, git."""

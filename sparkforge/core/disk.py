@@ -1,0 +1,99 @@
+"""Files that are the old one or the new one, locked folders, and what the disk refuses."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core import plain
+from sparkforge.core.errors import SparkforgeError, StoreError
+from sparkforge.core.log import human_bytes
+
+_FULL = 64 << 10  # a failure with so few bytes free is a failure for want of them
+
+
+@contextmanager
+def disk_errors(where: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to write into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_full(where) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            msg = f"{error.filename or where}: {error.strerror}"
+            raise StoreError(msg, "give the user write access, or choose --store DIR") from error
+        raise
+    except SparkforgeError as error:
+        # programs that we run tell of a full disk in words of their own
+        if isinstance(error, StoreError) or free(where) > _FULL:
+            raise
+        raise _disk_full(where, f":\n{error.what}") from error
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON file's object; None where it is missing, or no such thing can be read."""
+    try:
+        value = plain.json_of(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None  # cut off by a power failure, or damaged
+    return value if isinstance(value, dict) else None
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file so that it is the old one or the new one, also after a power failure."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh = Path(name)
+            fresh.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
+            fresh.rename(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def flocked(folder: Path, how: int) -> Iterator[bool]:
+    """Lock a folder itself; False where it is not there, or another process has it (LOCK_NB)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(handle, how)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def _disk_full(where: Path, more: str = "") -> StoreError:
+    remedy = (
+        "make room (build.py clean empties the store's artefacts), or put the store on"
+        " a larger disk with --store DIR or SPARKFORGE_STORE; the next run continues from here"
+    )
+    msg = f"{where}: the disk is full ({human_bytes(free(where))} free){more}"
+    return StoreError(msg, remedy)
+
+
+def free(where: Path) -> int:
+    while not where.exists():
+        where = where.parent
+    return shutil.disk_usage(where).free

@@ -1,0 +1,347 @@
+"""git, as plain functions on bare repositories; each flag with its reason.
+
+Users' settings change what git does (``diff.noprefix``, ``format.signOff``, hooks …), so every
+call but a network fetch runs without user and system configuration. A fetch keeps them: proxies,
+certificates and ``url.insteadOf`` mirrors are configured there.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.core.errors import UsageError
+from sparkforge.core.gitsafe import clean_env, explained, isolated
+from sparkforge.core.run import call, piped
+
+ABSENT = "0" * 40
+"""How a diff writes the blob of a file that is not there."""
+
+
+def git(
+    repo: Path, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None
+) -> str:
+    """Run git on a repository, isolated; return its output without the last newline.
+
+    Raises:
+        CommandError: git ended with an error.
+        StoreError: it is another user's repository, or a damaged one.
+    """
+    done = isolated(repo, *args, stdin=stdin, env=env)
+    return done.stdout.decode(errors="surrogateescape").rstrip("\n")
+
+
+def git_bytes(
+    repo: Path, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None
+) -> bytes:
+    """As ``git``, with the output as it is."""
+    return isolated(repo, *args, stdin=stdin, env=env).stdout
+
+
+def attempt(repo: Path, *args: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """As ``git``, for what may rightly fail: returns (exit code, all that git said)."""
+    result = isolated(repo, *args, env=env, check=False)
+    return result.returncode, (result.stdout + result.stderr).decode(errors="surrogateescape")
+
+
+def git_ok(repo: Path, *args: str) -> bool:
+    """Tell whether a git command succeeds; for questions, not for work."""
+    return isolated(repo, *args, check=False).returncode == 0
+
+
+def init_bare(repo: Path) -> None:
+    """Make a bare repository where there is none."""
+    if not (repo / "HEAD").exists():
+        repo.parent.mkdir(parents=True, exist_ok=True)
+        # no template: it would copy sample hooks into every repository
+        call("git", "init", "--quiet", "--bare", "--template=", "--initial-branch=main", repo,
+             env=clean_env())  # fmt: skip
+
+
+def tidy(repo: Path) -> None:
+    """Remove what a killed git left in a repository; the caller holds its lock.
+
+    A lock file of a killed fetch would make every later fetch fail.
+    """
+    left = ["*.lock", "refs/**/*.lock", "objects/pack/tmp_*", "fast_import_crash_*"]
+    for pattern in left if repo.is_dir() else ():
+        for path in repo.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def has_commit(repo: Path, commit: str) -> bool:
+    """Tell whether a commit is in the repository, with its tree."""
+    return (repo / "HEAD").exists() and git_ok(repo, "cat-file", "-e", f"{commit}^{{tree}}")
+
+
+def ref_commit(repo: Path, ref: str) -> str | None:
+    """Return the commit a ref points at, or None."""
+    if not (repo / "HEAD").exists():
+        return None
+    result = isolated(repo, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", check=False)
+    return result.stdout.decode().strip() if result.returncode == 0 else None
+
+
+def remote_tag(url: str, tag: str) -> str | None:
+    """Return the commit that a tag of a remote names (peeled), or None where it has no such tag.
+
+    Raises:
+        CommandError: the remote can't be read.
+    """
+    listing = call("git", "ls-remote", "--", url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}",
+                   env={"GIT_TERMINAL_PROMPT": "0"}).stdout.decode()  # fmt: skip
+    found: dict[str, str] = {}
+    for line in listing.splitlines():
+        commit, _, ref = line.partition("\t")
+        found[ref] = commit
+    return found.get(f"refs/tags/{tag}^{{}}") or found.get(f"refs/tags/{tag}")
+
+
+def remote_tags(url: str) -> dict[str, str]:
+    """Return every tag of a remote and the commit that it names (peeled).
+
+    Raises:
+        CommandError: the remote can't be read.
+    """
+    listing = call("git", "ls-remote", "--tags", "--", url,
+                   env={"GIT_TERMINAL_PROMPT": "0"}).stdout.decode()  # fmt: skip
+    found: dict[str, str] = {}
+    for line in sorted(listing.splitlines(), key=lambda line: line.partition("\t")[2]):
+        commit, _, ref = line.partition("\t")
+        found[ref.removeprefix("refs/tags/").removesuffix("^{}")] = commit  # TAG^{} behind TAG
+    return found
+
+
+def fetch_commit(repo: Path, url: str, commit: str) -> None:
+    """Fetch one commit and its tree, nothing of its history.
+
+    Raises:
+        CommandError: the remote lacks it or can't be reached.
+    """
+    with explained(repo):
+        call(
+        "git", "-C", repo,
+        "-c", "protocol.version=2",  # older ones give advertised commits only
+        "fetch", "--depth=1",
+        "--no-tags",  # tags may move, only the commit counts
+        "--no-auto-maintenance",  # it would go on in the background
+        "--no-recurse-submodules",
+        "--progress",  # long work must be seen
+        "--", url, commit,
+        env={"GIT_TERMINAL_PROMPT": "0"}, stream=True,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TreeFile:
+    """One file of a tree to be imported: path with forward slashes, git mode, content."""
+
+    path: str
+    mode: str
+    data: bytes
+
+
+def import_tree(
+    repo: Path, files: Iterable[TreeFile], *, ref: str, message: str, author: str, epoch: int
+) -> str:
+    """Make a parentless commit of files and point a ref at it; returns the commit.
+
+    The commit depends on the arguments alone: the same on every machine, at every hour.
+    """
+    stamp = f"{author} {epoch} +0000"
+    words = ("git", "-C", repo, "fast-import", "--quiet", "--done")
+    with explained(repo), piped(*words, env=clean_env()) as child:
+        assert child.stdin is not None
+        out = child.stdin
+        text = message.encode()
+        out.write(
+            f"commit {ref}\nauthor {stamp}\ncommitter {stamp}\ndata {len(text)}\n".encode()
+            + text
+            + b"\ndeleteall\n"
+        )
+        for file in files:
+            path = file.path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            head = f'M {file.mode} inline "{path}"\ndata {len(file.data)}\n'
+            out.write(head.encode(errors="surrogateescape"))  # names need not be UTF-8
+            out.write(file.data + b"\n")
+        out.write(b"done\n")
+        out.close()
+        child.stdin = None  # communicate() must not write to the closed pipe
+    commit = ref_commit(repo, ref)
+    assert commit is not None
+    return commit
+
+
+@contextmanager
+def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) -> Iterator[Path]:
+    """Check out only the named paths of a commit; the index still knows the whole tree.
+
+    ``git am`` needs no more than the files that the patches touch: milliseconds instead of
+    seconds for a tree of thousands of files.
+    """
+    git(repo, "worktree", "prune")  # entries of killed runs, whose folders were swept
+    git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(where), commit)
+    try:
+        # --no-cone: patterns are single files
+        git(where, "sparse-checkout", "set", "--no-cone", "--stdin",
+            stdin=sparse_patterns(paths))  # fmt: skip
+        git(where, "read-tree", "-mu", "HEAD")
+        yield where
+    finally:
+        git(repo, "worktree", "remove", "--force", str(where))
+
+
+def sparse_patterns(paths: Iterable[str]) -> bytes:
+    """Return what a sparse checkout of just these files is told; a slash anchors at the top."""
+    patterns = "".join(f"/{_escape_pattern(path)}\n" for path in sorted(set(paths)))
+    return patterns.encode(errors="surrogateescape")
+
+
+def _escape_pattern(path: str) -> str:
+    return "".join("\\" + c if c in "*?[]!\\# " else c for c in path)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One changed file between two trees; a blob is ABSENT on the side that lacks the file."""
+
+    status: str
+    path: str
+    old_blob: str
+    new_blob: str
+    old_mode: str
+    new_mode: str
+
+
+def changes(repo: Path, old: str, new: str) -> list[Change]:
+    """Return what differs between two commits or trees, without rename detection."""
+    # --no-renames: an overlay needs "removed" and "added", not git's guess that it is a move
+    raw = git(repo, "diff-tree", "-r", "-z", "--no-renames", "--full-index", old, new)
+    fields = raw.split("\0")
+    result = []
+    for meta, path in zip(fields[0::2], fields[1::2], strict=False):
+        old_mode, new_mode, old_blob, new_blob, status = meta.lstrip(":").split(" ")
+        result.append(Change(status, path, old_blob, new_blob, old_mode, new_mode))
+    return result
+
+
+def unquoted(name: str) -> str:
+    """Return a path as git's diff writes it: in C's way, quotes and all, where it is not plain.
+
+    Raises:
+        ValueError: it begins with a quote and is not written in that way.
+    """
+    if not name.startswith('"'):
+        return name
+    if not _QUOTED.fullmatch(name):
+        raise ValueError(name)
+
+    def byte(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return bytes([int(code, 8)]) if code[:1].isdigit() else _ESCAPES[code]
+
+    raw = name[1:-1].encode(errors="surrogateescape")
+    return re.sub(rb"\\([0-7]{3}|.)", byte, raw).decode(errors="surrogateescape")
+
+
+_ESCAPES = {b"a": b"\a", b"b": b"\b", b"t": b"\t", b"n": b"\n", b"v": b"\v", b"f": b"\f",
+            b"r": b"\r", b'"': b'"', b"\\": b"\\"}  # fmt: skip
+_QUOTED = re.compile(r'"([^"\\]|\\([0-3][0-7]{2}|[abtnvfr"\\]))*"')
+
+
+def blob(repo: Path, blob_id: str) -> bytes:
+    """Return a blob's content."""
+    return git_bytes(repo, "cat-file", "blob", blob_id)
+
+
+def unpack(repo: Path, tree: str, paths: Iterable[str], where: Path) -> None:
+    """Write files of a tree (or commit, or COMMIT:FOLDER) below some paths into a folder."""
+    packed = git_bytes(repo, "archive", "--format=tar", tree, "--", *paths)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        tar.extractall(where, filter="data")
+
+
+def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
+    """Return the blob id of each path in a commit; paths that are not there are left out."""
+    wanted = sorted(set(paths))
+    if not wanted:
+        return {}
+    listing = git(repo, "--literal-pathspecs", "ls-tree", "-r", "-z", commit, "--", *wanted)
+    result = {}
+    for entry in filter(None, listing.split("\0")):
+        meta, path = entry.split("\t", 1)
+        result[path] = meta.split(" ")[2]
+    return result
+
+
+def submodules(repo: Path, commit: str) -> dict[str, str]:
+    """Return the submodules of a commit's tree: path → commit."""
+    listing = git(repo, "ls-tree", "-r", "-z", commit)
+    rows = (entry.split("\t", 1) for entry in filter(None, listing.split("\0")))
+    return {path: meta.split(" ")[2] for meta, path in rows if meta.startswith("160000 ")}
+
+
+def submodule_url(repo: Path, commit: str, path: str) -> str | None:
+    """Return the address that a commit's .gitmodules has for a submodule, or None."""
+    blob_name = f"--blob={commit}:.gitmodules"
+    if not git_ok(repo, "cat-file", "-e", f"{commit}:.gitmodules"):
+        return None
+    said = git(repo, "config", blob_name, "--null", "--list")
+    values = dict(entry.split("\n", 1) for entry in filter(None, said.split("\0")))
+    for key, value in values.items():
+        if key.endswith(".path") and value == path:
+            return values.get(f"{key.removesuffix('.path')}.url")
+    return None
+
+
+def clone_at(
+    repo: Path, where: Path, commit: str, finish: Callable[[Path], None] | None = None
+) -> None:
+    """Make a working clone with a commit checked out, on a branch of its own.
+
+    Args:
+        finish: gets the clone before it is moved to its place.
+
+    Raises:
+        UsageError: no folder can be made there.
+    """
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{where.name}-", dir=where.parent))
+    except OSError as error:
+        raise _no_folder(where, error) from None
+    try:
+        # --no-hardlinks: the user may do what he likes with the clone, the store must not notice
+        call("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=", repo,
+             fresh, env=clean_env())  # fmt: skip
+        # a clone takes branches and tags only; the series' commit hangs on a ref of our own
+        git(fresh, "fetch", "--quiet", str(repo), commit)
+        git(fresh, "checkout", "--quiet", "-B", "sparkforge", commit)
+        if finish is not None:
+            finish(fresh)
+        fresh.chmod(0o755)
+        try:
+            fresh.rename(where)  # complete, or not there at all
+        except OSError as error:  # somebody else made it meanwhile
+            raise _no_folder(where, error) from None
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def _no_folder(where: Path, error: OSError) -> UsageError:
+    msg = f"{where}: no folder can be made there: {error.strerror}"
+    return UsageError(msg, "name another place")
+
+
+def patch_id(diff: bytes) -> str:
+    """Return a diff's patch-id: its change, without line numbers and white space; "" of none."""
+    # a folder in no repository: patch-id reads none
+    return git(Path("/"), "patch-id", "--stable", stdin=diff).partition(" ")[0]

@@ -1,0 +1,241 @@
+"""git, started so that it gives all users the same bytes and no repository's programs run.
+
+A repository can name programs in its own settings: hooks, filters, a file system monitor, merge
+drivers. git itself refuses another user's repository for that reason; that check stays on here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from sparkforge.core.errors import CommandError, StoreError
+from sparkforge.core.run import call, failure
+
+COMMITTER = "sparkforge"
+COMMITTER_EMAIL = "sparkforge@localhost"
+_SETTINGS = {
+    # read from the home folder even without a global configuration
+    "core.attributesFile": os.devnull,
+    # a work tree is the user's, hooks included: they are about the user's commits, not ours
+    "core.hooksPath": os.devnull,
+    "core.fsmonitor": "false",  # else a program of the repository's choice, at every status
+    "log.showSignature": "false",  # the same
+}
+# what a network fetch may need of the user's variables; the rest ties git to another repository
+# (set when run from a hook) or changes what it writes (GIT_DIFF_OPTS, GIT_CONFIG_PARAMETERS …)
+_KEPT = ("GIT_SSH", "GIT_SSL_", "GIT_HTTP_", "GIT_PROXY_", "GIT_ASKPASS", "GIT_ALLOW_PROTOCOL",
+         "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_", "GIT_CONFIG_GLOBAL",
+         "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_TRACE", "GIT_CURL_",
+         "GIT_EXEC_PATH")  # fmt: skip
+_DRIVER = re.compile(r"(filter\.[\s\S]*\.(clean|smudge|process|required)|merge\.[\s\S]*\.driver)")
+_DUBIOUS = re.compile(rb"detected dubious ownership in repository at '(.*)'")
+_Settings = tuple[tuple[str, str], ...]
+
+
+class DamagedRepository(StoreError):
+    """A repository of the store in which git finds damage.
+
+    Attributes:
+        repository: the bare repository.
+    """
+
+    def __init__(self, repository: Path, complaint: str) -> None:
+        msg = f"{repository}: damaged: {complaint}"
+        super().__init__(msg, "remove that folder: the next run fetches it again")
+        self.repository = repository
+
+
+def clean_env(settings: _Settings = (), **extra: str) -> dict[str, str]:
+    """Return the variables under which git gives the same bytes for every user.
+
+    Args:
+        settings: further settings of git.
+        extra: further variables.
+    """
+    pairs = (*_SETTINGS.items(), *settings)
+    return {
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_PARAMETERS": "",  # settings handed in by `git -c` around us
+        "GIT_CONFIG_COUNT": str(len(pairs)),  # these, in place of any that the user hands in so
+        **{f"GIT_CONFIG_KEY_{at}": key for at, (key, _) in enumerate(pairs)},
+        **{f"GIT_CONFIG_VALUE_{at}": value for at, (_, value) in enumerate(pairs)},
+        "GIT_ALLOW_PROTOCOL": "file",  # what is isolated reaches no network, whatever is configured
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_DIFF_OPTS": "",
+        "GIT_DEFAULT_HASH": "sha1",
+        "GIT_TERMINAL_PROMPT": "0",  # fail instead of asking for a password
+        "LC_ALL": "C",
+        "TZ": "UTC",
+        "GIT_COMMITTER_NAME": COMMITTER,
+        "GIT_COMMITTER_EMAIL": COMMITTER_EMAIL,
+        **extra,
+    }
+
+
+def unbind() -> None:
+    """Forget the user's GIT_* variables, but for those that a network fetch may need."""
+    for name in list(os.environ):
+        if name.startswith("GIT_") and not name.startswith(_KEPT):
+            del os.environ[name]
+
+
+def isolated(
+    repo: Path, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> subprocess.CompletedProcess[bytes]:  # fmt: skip
+    """Run git on a repository, without the user's settings and with no program that it names.
+
+    Raises:
+        CommandError: git ended with an error (only with ``check``).
+        StoreError: the repository is another user's, or a damaged one of the store.
+    """
+    tree = _work_tree(repo)
+    settings = _of_owner(repo, tree)
+    if tree is not None:
+        settings += _without_drivers(tree, settings)
+    given = {**clean_env(settings), **(env or {})}
+    done = call("git", "-C", repo, *args, stdin=stdin, env=given, check=False)
+    if done.returncode and (found := _DUBIOUS.search(done.stderr)):
+        check_owner(Path(os.fsdecode(found[1])), refused=True)
+    if check and done.returncode:
+        with explained(repo):
+            raise failure(done)
+    return done
+
+
+def no_programs(tree: Path) -> list[str]:
+    """Return options for a git with the user's settings in a work tree, as in ``isolated``."""
+    pairs = (*_SETTINGS.items(), *_without_drivers(tree, _of_owner(tree, tree)))
+    # attributes may be the user's
+    return [word for key, value in pairs if key != "core.attributesFile"
+            for word in ("-c", f"{key}={value}")]  # fmt: skip
+
+
+@contextmanager
+def explained(repo: Path) -> Iterator[None]:
+    """Turn git's failure in a damaged repository of the store into an error that says so.
+
+    Raises:
+        DamagedRepository: ``git fsck`` finds damage.
+    """
+    try:
+        yield
+    except CommandError as error:
+        bare = _bare(repo)
+        if bare is not None and (complaint := _damage(bare)):
+            raise DamagedRepository(bare, complaint) from error
+        raise
+
+
+def _damage(bare: Path) -> str:
+    """Return what ``git fsck`` has to say against a repository; "" for nothing."""
+    if not (bare / "HEAD").is_file():
+        return "no HEAD"
+    done = call("git", "-C", bare, "fsck", "--no-dangling", "--no-progress",
+                env=clean_env(_of_owner(bare)), check=False)  # fmt: skip
+    if done.returncode == 0:
+        return ""
+    return (done.stderr + done.stdout).decode(errors="replace").strip().partition("\n")[0]
+
+
+def _bare(repo: Path) -> Path | None:
+    """Return the bare repository that a folder is, or is a work tree of; else None."""
+    if (repo / "objects").is_dir():
+        return repo
+    link = repo / ".git"
+    if not link.is_file():
+        return None
+    entry = Path(link.read_text().removeprefix("gitdir:").strip())
+    return entry.parent.parent if entry.parent.name == "worktrees" else None
+
+
+@cache
+def _without_drivers(tree: Path, settings: _Settings) -> _Settings:
+    """Return settings that take the programs out which a work tree's own settings name.
+
+    A filter's names are the repository's, so they are asked for; git runs nothing to answer.
+    """
+    done = call("git", "-C", tree, "config", "--null", "--name-only", "--list",
+                env=clean_env(settings), check=False)  # fmt: skip
+    names = done.stdout.decode(errors="surrogateescape").split("\0")
+    neutral = {"required": "false", "driver": "git merge-file --marker-size=%L %A %O %B"}
+    return tuple(
+        (name, neutral.get(name.rpartition(".")[2], ""))
+        for name in sorted(set(names)) if _DRIVER.fullmatch(name)
+    )  # fmt: skip
+
+
+def _work_tree(repo: Path) -> Path | None:
+    """Return the user's work tree that a folder is, or is inside of; None for the store's own."""
+    if _bare(repo) is not None:
+        return None
+    repo = repo.resolve()
+    return next((one for one in (repo, *repo.parents) if (one / ".git").is_dir()), None)
+
+
+def _of_owner(repo: Path, tree: Path | None = None) -> _Settings:
+    """Return the settings with which git takes another user's repository that is trusted.
+
+    Args:
+        tree: the user's work tree that it is; None for one of the store's.
+
+    Raises:
+        StoreError: it is not trusted.
+    """
+    bare = _bare(repo)
+    places = [tree, tree / ".git"] if tree is not None else []
+    places += [repo, bare] if bare is not None else []
+    foreign = [place for place in places if place.stat().st_uid not in us()]
+    for place in foreign:
+        check_owner(place)
+    # git compares the work tree's path, or a bare repository's
+    return tuple(("safe.directory", str(place.resolve())) for place in places if foreign)
+
+
+# -- whose it is --------------------------------------------------------------------------
+
+
+def check_owner(folder: Path, *, refused: bool = False) -> None:
+    """Refuse a folder of another user, unless the user's git is told to trust it; as git does.
+
+    Args:
+        refused: git itself has refused it.
+
+    Raises:
+        StoreError: it is not trusted.
+    """
+    try:
+        owner = folder.stat().st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return  # nobody's yet
+    covered = any(one == "*" or folder.is_relative_to(one) for one in trusted())
+    if not refused and (owner in us() or covered):
+        return
+    msg = f"{folder}: belongs to another user (uid {owner}), who could have us run anything"
+    remedy = (
+        "work on a folder of your own (a store: --store DIR); if you trust that user:"
+        f" git config --global --add safe.directory {folder}"
+    )
+    raise StoreError(msg, remedy)
+
+
+def us() -> set[int]:
+    """Return the users whose folders are ours: under sudo the one who called it, too, as in git."""
+    sudo = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
+    return {os.geteuid(), *([int(sudo)] if sudo.isdecimal() else [])}
+
+
+@cache
+def trusted() -> tuple[str, ...]:
+    """Return the folders that the user's git is told to trust, whoever owns them."""
+    done = call(
+        "git", "config", "--null", "--get-all", "safe.directory", cwd=Path("/"), check=False
+    )
+    return tuple(filter(None, done.stdout.decode(errors="surrogateescape").split("\0")))

@@ -1,0 +1,229 @@
+"""Where a release file is: asks the package index as pip is configured on this machine.
+
+pip's own settings (index, extra indexes, find-links, certificates, from its files and from
+PIP_* variables) are read with ``pip config``; the pages are read by unearth, which follows
+pip's rules. What is found is only an address: the file counts once its sha256 is the pinned one.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from sparkforge.core.errors import CommandError, FetchError
+from sparkforge.core.log import log
+from sparkforge.core.run import call
+
+if TYPE_CHECKING:
+    from unearth import PackageFinder
+    from unearth.link import Link
+
+
+@dataclass(frozen=True)
+class PipSettings:
+    """What pip on this machine would use."""
+
+    index_url: str | None
+    extra_index_urls: tuple[str, ...]
+    find_links: tuple[str, ...]
+    trusted_hosts: tuple[str, ...]
+    no_index: bool
+    cert: str | None
+    proxy: str | None
+
+
+@cache
+def pip_settings() -> PipSettings:
+    """Read pip's configuration; asked once a run, and only when something must be fetched."""
+    return parse_pip_config(pip_config())
+
+
+def pip_config() -> str:
+    """Return the output of ``pip config list``, one setting a line."""
+    return call(sys.executable, "-m", "pip", "config", "list").stdout.decode()
+
+
+def parse_pip_config(listing: str) -> PipSettings:
+    """Read the output of ``pip config list``: ``SECTION.KEY='VALUE'`` a line."""
+    values: dict[str, str] = {}
+    # variables (:env:) override files, and within files a command's section overrides global
+    rank = {"global": 0, "install": 1, "download": 1, ":env:": 2}
+    for line in sorted(listing.splitlines(), key=lambda x: rank.get(x.partition(".")[0], 0)):
+        section, _, rest = line.partition(".")
+        key, _, value = rest.partition("=")
+        # pip takes an empty variable for one that is not set
+        if section in rank and (text := str(ast.literal_eval(value))):
+            values[key] = text
+    return PipSettings(
+        index_url=values.get("index-url"),
+        extra_index_urls=tuple(values.get("extra-index-url", "").split()),
+        find_links=tuple(values.get("find-links", "").split()),
+        trusted_hosts=tuple(values.get("trusted-host", "").split()),
+        no_index=values.get("no-index", "").lower() in ("1", "true", "t", "yes", "y", "on"),
+        cert=values.get("cert"),
+        proxy=values.get("proxy"),
+    )
+
+
+class Index:
+    """Finds files by name and hash. Makes no difference between indexes and find-links."""
+
+    @cached_property
+    def _finder(self) -> PackageFinder:
+        from unearth import PackageFinder
+
+        settings = pip_settings()
+        if settings.cert and "SSL_CERT_FILE" not in os.environ:
+            os.environ["SSL_CERT_FILE"] = settings.cert
+        if settings.cert and "REQUESTS_CA_BUNDLE" not in os.environ:
+            os.environ["REQUESTS_CA_BUNDLE"] = settings.cert  # the download itself
+        for name in ("http_proxy", "https_proxy") if settings.proxy else ():
+            if name not in os.environ and name.upper() not in os.environ:
+                os.environ[name] = str(settings.proxy)
+        indexes = [url for url in (settings.index_url, *settings.extra_index_urls) if url]
+        finder = PackageFinder(
+            index_urls=[] if settings.no_index else indexes,
+            find_links=settings.find_links,
+            trusted_hosts=settings.trusted_hosts,
+            ignore_compatibility=True,  # an arm64 wheel is wanted on an amd64 machine too
+        )
+        if settings.index_url is None and not settings.no_index:
+            finder.add_index_url(_default_index())
+        return finder
+
+    def links(self, project: str) -> list[Link]:
+        """Return all files of a project that the index lists.
+
+        Raises:
+            FetchError: the index can't be asked.
+        """
+        try:
+            packages = self._finder.find_all_packages(project, allow_yanked=True)
+            return [package.link for package in packages]
+        except Exception as error:  # httpx's, unearth's and parser errors share no base class
+            msg = f"{project}: the package index can't be read: {type(error).__name__}: {error}"
+            remedy = "check network, proxy and pip's configuration (pip config list)"
+            raise FetchError(msg, remedy) from error
+
+    def all_links(self, project: str) -> list[Link]:
+        """As ``links``, but an index that refuses to answer is an error, not an empty list.
+
+        Where one of several indexes is down, files may be found all the same; what is newest can't
+        be said then. 404 is an answer: that index does not have the project.
+        """
+        with _unearth_warnings() as warnings:
+            found = self.links(project)
+        if refused := [text for text in warnings if "Client Error(404)" not in text]:
+            msg = f"{project}: the package index can't be read: {'; '.join(refused)}"
+            raise FetchError(msg, "try again later, or check pip's configuration (pip config list)")
+        return found
+
+    def url_of(self, project: str, file: str) -> str:
+        """Return the address of a file by its name.
+
+        Raises:
+            FetchError: no index lists it.
+        """
+        for link in self.links(project):
+            if link.filename == file:
+                return str(link.normalized)
+        msg = f"{file}: the package index, as pip is configured here, lists no such file"
+        remedy = (
+            "point pip at an index or mirror that carries it (pip config set"
+            " global.extra-index-url …, or PIP_FIND_LINKS=a folder with the file)"
+        )
+        raise FetchError(msg, remedy)
+
+
+def sha256_of(link: Link) -> str | None:
+    """Return the sha256 that the index promises for a file; None where it gives none."""
+    if link.hashes and "sha256" in link.hashes:  # the JSON form of the page
+        return str(link.hashes["sha256"])
+    return link.hash if link.hash_name == "sha256" else None
+
+
+@contextmanager
+def _unearth_warnings() -> Iterator[list[str]]:
+    """Collect what unearth warns of: an answer that it could not use, for one."""
+    heard: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    logger, ear = logging.getLogger("unearth.collector"), Ear(logging.WARNING)
+    logger.addHandler(ear)
+    try:
+        yield heard
+    finally:
+        logger.removeHandler(ear)
+
+
+@cache
+def _default_index() -> str:
+    # pip's own default, asked of pip: no index is written down in this project
+    from pip._internal.models.index import PyPI
+
+    return str(PyPI.simple_url)
+
+
+def torch_link(
+    requirement: str, python: str, machine: str, backend: str, uv: Path
+) -> tuple[str, str]:
+    """Ask uv, which knows PyTorch's own indexes by backend name, where a torch build is.
+
+    Args:
+        requirement: e.g. ``torch==2.13.0+cpu``.
+        python: e.g. ``3.11``.
+        machine: ``x86_64`` or ``aarch64``.
+        backend: uv's name of the build: ``cpu``, ``cu130`` …
+        uv: the uv program.
+
+    Returns:
+        (url, sha256) of the wheel for that machine.
+
+    Raises:
+        FetchError: uv can't find it.
+    """
+    try:
+        lock = call(
+            uv, "pip", "compile", "-", "--no-deps", "--format", "pylock.toml", "--quiet",
+            "--no-header", "--python-version", python, "--torch-backend", backend,
+            "--python-platform", f"{machine}-manylinux_2_28",
+            stdin=requirement.encode(),
+        ).stdout.decode()  # fmt: skip
+    except CommandError as error:
+        msg = f"{requirement}: neither pip's index nor PyTorch's own has it:\n{error}"
+        remedy = "check the network, or give pip a folder that holds the wheel (PIP_FIND_LINKS)"
+        raise FetchError(msg, remedy) from error
+    log.detail(f"uv found {requirement}")
+    return first_wheel(lock, requirement, python, machine)
+
+
+def first_wheel(pylock: str, requirement: str, python: str, machine: str) -> tuple[str, str]:
+    """Return (url, sha256) of the wheel for a Python version and machine in a pylock.toml text.
+
+    Raises:
+        FetchError: there is none.
+    """
+    tag = "cp" + python.replace(".", "")
+    for package in tomllib.loads(pylock).get("packages", []):
+        wheels: Sequence[dict[str, Any]] = package.get("wheels", [])
+        for wheel in wheels:
+            url, sha256 = str(wheel.get("url", "")), wheel.get("hashes", {}).get("sha256")
+            file = unquote(urlsplit(url).path.rpartition("/")[2])
+            # twice: cp313-cp313t is another interpreter's
+            if sha256 and f"-{tag}-{tag}-" in file and file.endswith(f"{machine}.whl"):
+                return url, str(sha256)
+    msg = f"{requirement}: no wheel for Python {python} on {machine}"
+    raise FetchError(msg, "build for a machine for which one is published")

@@ -1,0 +1,261 @@
+"""The only module that prints.
+
+One ``log`` object for the whole program: stages with timings, progress of long work, notes
+and warnings. Human text goes to stderr when ``--json`` owns stdout, else to stdout. Colour
+and redrawn progress lines appear on a terminal only; CI systems get foldable groups instead.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any
+
+from sparkforge.core import plain
+from sparkforge.core.errors import StoreError
+from sparkforge.serving.access import IN_URL
+
+_PROGRESS_EVERY_S = 0.1
+_PROGRESS_EVERY_S_PLAIN = 5.0  # without a terminal each report is a line of its own
+_WIDTH = 78
+_COLOUR = re.compile(r"(\033\[[0-9;]*m)")
+
+
+class Log:
+    """Steps, progress and messages. State: where they go and what is open there."""
+
+    def __init__(self) -> None:
+        self.verbose = False
+        self.answered = False  # whether stdout has got its JSON document
+        self._to_stderr = False
+        self._started = time.monotonic()
+        self._progress_at = 0.0
+        self._progress_open = False
+        self._group_open = False
+
+    def configure(self, *, to_stderr: bool, verbose: bool) -> None:
+        """Choose the stream (stderr where stdout carries JSON) and how much is said."""
+        self._to_stderr = to_stderr
+        self.verbose = verbose
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # a locale without ✓, or a file name that is no text, must not end the build
+                stream.reconfigure(errors="replace")
+
+    # -- what it looks like -------------------------------------------------
+
+    @property
+    def stream(self) -> IO[str]:
+        return sys.stderr if self._to_stderr else sys.stdout
+
+    @property
+    def tty(self) -> bool:
+        return _is_terminal(self.stream)
+
+    def _paint(self, code: str, text: str, stream: IO[str] | None = None) -> str:
+        # https://no-color.org: any non-empty value switches colour off
+        if not _is_terminal(stream or self.stream) or os.environ.get("NO_COLOR"):
+            return text
+        return f"\033[{code}m{text}\033[0m"
+
+    def painted(self, code: str, text: str) -> str:
+        """Return a text in a colour (SGR code) where the words go to a terminal, else as it is."""
+        return self._paint(code, text)
+
+    def _line(self, text: str = "") -> None:
+        clear = "\r\033[K" if self._progress_open else ""
+        self._progress_open = False
+        _write(self.stream, f"{clear}{_tame(_without_secrets(text))}\n")
+
+    # -- messages -----------------------------------------------------------
+
+    def info(self, text: str) -> None:
+        self._line(f"  {text}")
+
+    def detail(self, text: str) -> None:
+        """Say what only ``--verbose`` users want: the commands that are run, for one."""
+        if self.verbose:
+            self._line(self._paint("2", f"  {text}"))
+
+    def warning(self, text: str) -> None:
+        text = plain.escaped(text, keep="\n\t")
+        self._line(self._paint("33", "  warning: ") + text)
+        if os.environ.get("GITHUB_ACTIONS"):
+            escaped = _without_secrets(text).replace("%", "%25").replace("\n", "%0A")
+            self._line("::warning::" + escaped)
+
+    def error(self, text: str) -> None:
+        # errors go to stderr whatever stdout is for
+        if self._progress_open:
+            self._line()
+        self.end_group()
+        head = self._paint("31;1", "error: ", sys.stderr)
+        text = plain.escaped(_without_secrets(text), keep="\n\t")
+        _write(sys.stderr, f"{head}{text}\n")
+
+    def traceback(self) -> None:
+        """Print the exception that is being handled, with the way to it, where errors go."""
+        _write(sys.stderr, _without_secrets(traceback.format_exc()))
+
+    def heading(self, text: str) -> None:
+        self._line(self._paint("1", text))
+
+    def table(self, rows: list[tuple[str, ...]]) -> None:
+        """Print rows in columns as wide as their widest cell."""
+        if not rows:
+            return
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        for row in rows:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            self._line("  " + "  ".join(cells).rstrip())
+
+    def json(self, value: Any) -> None:
+        """Write one JSON document to stdout, whatever the human text goes to."""
+        self.answered = True
+        _write(sys.stdout, json.dumps(_clean(value), indent=2, sort_keys=True) + "\n")
+
+    def usage(self, text: str) -> None:
+        """Print how the program is used, as it is, where errors go."""
+        _write(sys.stderr, text)
+
+    def raw(self, text: str) -> None:
+        """Pass a child's line through as it came."""
+        self._line(self._paint("2", "  | ") + text)
+
+    def raw_progress(self, text: str) -> None:
+        """Pass on a line that the child will draw over; now and then, without a terminal."""
+        if self._too_early():
+            return
+        if self.tty:
+            self._redraw(self._paint("2", "  | ") + text)
+        else:
+            self.raw(text)
+
+    # -- steps and progress -------------------------------------------------
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """A stage: a heading, what it says, and a closing line with the seconds it took."""
+        if os.environ.get("GITHUB_ACTIONS"):
+            self._line(f"::group::{name}")
+            self._group_open = True
+        self._line(self._paint("1;34", name))
+        start = time.monotonic()
+        ok = False
+        try:
+            yield
+            ok = True
+        finally:
+            took = f"{time.monotonic() - start:.2f}s"
+            mark = self._paint("32", "✓") if ok else self._paint("31", "✗")
+            pad = " " * max(1, _WIDTH - len(name) - len(took) - 4)
+            self._line(f"{mark} {name}{pad}{took}")
+            self.end_group()
+
+    def end_group(self) -> None:
+        if self._group_open:
+            self._group_open = False
+            _write(self.stream, "::endgroup::\n")
+
+    def progress(
+        self, what: str, done: float, total: float | None, unit: str = "B", note: str = ""
+    ) -> None:
+        """Report progress; called as often as convenient, drawn a few times a second.
+
+        Args:
+            what: a short name of the work.
+            done, total: amounts in ``unit``; total None where it is not known.
+            unit: "B" prints binary sizes, "s" seconds, else a count.
+            note: stands at the end of the line.
+        """
+        finished = total is not None and done >= total
+        if self._too_early() and not (finished and self._progress_open):
+            return
+        amount = _amount(done, unit) + (f" of {_amount(total, unit)}" if total else "")
+        share = f" {100 * done / total:3.0f}%" if total else ""
+        line = f"  {what}: {amount}{share}{f'  {note}' if note else ''}"
+        if self.tty:
+            self._redraw(line)
+        else:
+            self._line(line)
+
+    def _too_early(self) -> bool:
+        now = time.monotonic()
+        wait = _PROGRESS_EVERY_S if self.tty else _PROGRESS_EVERY_S_PLAIN
+        if now - self._progress_at < wait:
+            return True
+        self._progress_at = now
+        return False
+
+    def _redraw(self, text: str) -> None:
+        _write(self.stream, f"\r\033[K{_tame(_without_secrets(text))}")
+        self._progress_open = True
+
+
+def _is_terminal(stream: IO[str]) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _write(stream: IO[str], text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        # whoever read this has gone (head, less), or the file that stderr goes to takes no more:
+        # the build goes on, unheard; the exit code and --json still tell how it ends
+        if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
+            log.answered = True  # no document can follow
+            msg = f"standard output: {error.strerror}"
+            raise StoreError(msg, "free space where it is written") from error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def _tame(text: str) -> str:
+    """Return a text without what moves a terminal's cursor; colours stay."""
+    return "".join(
+        part if _COLOUR.fullmatch(part) else plain.escaped(part, keep="\n\t")
+        for part in _COLOUR.split(text)
+    )
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text without the user names and passwords of the addresses in it."""
+    return IN_URL.sub("", text)
+
+
+def _clean(value: Any) -> Any:
+    """Return a JSON value without secrets in its texts."""
+    if isinstance(value, str):
+        return _without_secrets(value)
+    if isinstance(value, Mapping):
+        return {_clean(key): _clean(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(one) for one in value]
+    return value
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "B":
+        return human_bytes(value)
+    return f"{value:.0f} {unit}".rstrip() if unit != "s" else f"{value:.0f}s"
+
+
+def human_bytes(size: float) -> str:
+    """Return a size in binary units, e.g. ``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+log = Log()

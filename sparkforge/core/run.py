@@ -1,0 +1,398 @@
+"""The only module that starts processes.
+
+Everything started here is in its own process group and is ended, by id, when sparkforge ends:
+Ctrl-C or an error leaves no server or compiler behind.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, StoreError
+from sparkforge.core.log import log
+
+_TAIL_LINES = 40
+_SILENCE_S = 60.0  # a program that says nothing for so long may be taken for one that hangs
+_INSTALL_HINTS = {
+    "git": "install git 2.34 or newer with the system's package manager",
+    "docker": "install Docker Engine, or build without one: --engine none",
+    "nvcc": "install NVIDIA's CUDA 13.0 toolkit (nvcc, crt, cudart headers), its bin on the PATH",
+}
+
+
+def call(
+    *args: str | os.PathLike[str],
+    cwd: Path | None = None,
+    env: Mapping[str, str | None] | None = None,
+    stdin: bytes | None = None,
+    stream: bool | Callable[[str], None] = False,
+    check: bool = True,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program to its end and return its output.
+
+    Args:
+        args: program and arguments; echoed with ``--verbose``.
+        env: variables added to the present environment; None as a value removes one.
+        stdin: bytes for its standard input; none given: an empty input.
+        stream: show its output line by line while it runs (stdout and stderr together); a
+            function gets each line in place of the log.
+        check: raise when it ends with an error.
+        timeout: seconds; None waits for ever.
+
+    Raises:
+        MachineError: the program is not on this machine.
+        CommandError: it ended with an error (only with ``check``) or ran out of time.
+    """
+    command = _resolve(args)
+    log.detail("+ " + shlex.join(command))
+    full_env = _merged(env)
+    with _child(
+        command,
+        cwd=cwd,
+        env=full_env,
+        stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if stream else subprocess.PIPE,
+    ) as child:
+        if stream:
+            assert child.stdout is not None
+            out, err = _shown(child.stdout, stream if callable(stream) else log.raw), b""
+            child.wait()
+        else:
+            try:
+                out, err = child.communicate(stdin, timeout=timeout)
+            except subprocess.TimeoutExpired:
+                msg = f"{shlex.join(command)} did not end within {timeout:.0f} s"
+                raise CommandError(msg) from None
+    result = subprocess.CompletedProcess(command, child.returncode, out, err)
+    if check and result.returncode:
+        raise failure(result)
+    return result
+
+
+def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
+    """Show what a child says while it says it; return what it meant to leave standing."""
+    kept = []
+    rest = b""
+    while piece := _next(stream):
+        *lines, rest = re.split(rb"(?<=[\r\n])", rest + piece)
+        for line in lines:
+            text = line.decode(errors="replace").rstrip()
+            # progress of git and others: ended by \r, so that the next one is drawn over it
+            if line.endswith(b"\r"):
+                if text:
+                    log.raw_progress(text)
+            else:
+                if text:  # empty lines part blocks on a page; between our marks they are noise
+                    show(text)
+                kept.append(line)
+    if rest:
+        show(rest.decode(errors="replace").rstrip())
+    return b"".join([*kept, rest])
+
+
+def _next(stream: IO[bytes]) -> bytes:
+    """Wait for more of what a child says; while it says nothing, tell that it is still at work."""
+    start = time.monotonic()
+    while not select.select([stream], [], [], _SILENCE_S)[0]:
+        log.raw_progress(f"… still at it, silent for {(time.monotonic() - start) / 60:.0f} min")
+    return os.read(stream.fileno(), 1 << 16)
+
+
+def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
+    """Return what a failed command was and the end of what it said."""
+    said = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
+    tail = "\n".join(f"    {line}" for line in said[-_TAIL_LINES:])
+    return f"{shlex.join(result.args)} ended with exit code {result.returncode}\n{tail}"
+
+
+def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
+    """Return the error that a failed command is."""
+    text = failure_text(result)
+    # git's fast-import has words of its own for it
+    if os.strerror(errno.ENOSPC) in text or "Out of diskspace" in text:
+        remedy = "make room, or put the store on a larger disk with --store DIR"
+        return StoreError(f"the disk is full:\n{text}", remedy)
+    return CommandError(text)
+
+
+@dataclass(frozen=True)
+class Glimpse:
+    """What a program that may be broken gave within its bounds.
+
+    Attributes:
+        code: exit code; None: it was not there, could not be started, or did not end in time.
+        out, err: what it wrote, as text, cut at the limit.
+        problem: why there is no exit code, in words; empty where there is one.
+    """
+
+    code: int | None
+    out: str = ""
+    err: str = ""
+    problem: str = ""
+
+
+def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
+    """Run a program that may hang, flood or not be there, and never wait longer than asked.
+
+    A process that waits for a dead device can't be killed, not even by SIGKILL; it is left behind
+    then, where ``call`` would wait for it.
+
+    Args:
+        limit: bytes of each stream that are kept; a program that writes more is ended.
+    """
+    program = shutil.which(args[0])
+    if program is None:
+        return Glimpse(None, problem=f"{args[0]} is not on the PATH")
+    log.detail("+ " + shlex.join(args))
+    try:
+        child = subprocess.Popen(
+            [program, *args[1:]], env=_merged({"LC_ALL": "C"}), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:  # not a program after all
+        return Glimpse(None, problem=f"{args[0]} cannot be started: {error.strerror}")
+    kept = [bytearray(), bytearray()]
+
+    def read(stream: IO[bytes], sink: bytearray) -> None:
+        with stream:
+            sink += stream.read(limit)  # one that writes more meets a closed pipe
+
+    assert child.stdout is not None and child.stderr is not None
+    pairs = zip((child.stdout, child.stderr), kept, strict=True)
+    threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    problem = ""
+    try:
+        child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        problem = f"{args[0]} did not end within {timeout_s:.0f} s"
+    try:
+        os.killpg(child.pid, signal.SIGKILL)  # also what it may have started
+        child.wait(1)
+    except ProcessLookupError:
+        pass
+    except subprocess.TimeoutExpired:
+        problem += ", and cannot be killed"
+    for thread in threads:
+        thread.join(1)
+    if max(map(len, kept)) >= limit:
+        problem = f"{args[0]} writes without end"
+    out, err = (bytes(data).decode(errors="replace") for data in kept)
+    return Glimpse(None if problem else child.returncode, out, err, problem)
+
+
+def have(program: str) -> bool:
+    """Tell whether a program is on the PATH."""
+    return shutil.which(program) is not None
+
+
+@contextmanager
+def piped(
+    *args: str | os.PathLike[str],
+    cwd: Path | None = None,
+    env: Mapping[str, str | None] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program that is fed through its standard input while it runs.
+
+    Raises:
+        MachineError, CommandError: as ``call``; CommandError at the end of the block.
+    """
+    command = _resolve(args)
+    log.detail("+ " + shlex.join(command))
+    full_env = _merged(env)
+    with _child(
+        command, cwd=cwd, env=full_env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as child:  # fmt: skip
+        try:
+            yield child
+        except BrokenPipeError:
+            pass  # the child has ended early; its own words below say why
+        out, _ = child.communicate()
+    if child.returncode:
+        raise failure(subprocess.CompletedProcess(command, child.returncode, out, b""))
+
+
+@contextmanager
+def background(
+    *args: str | os.PathLike[str],
+    output: Path,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+    grace_s: float = 10.0,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server for the length of the block; its output goes to a file.
+
+    At the end it gets SIGTERM and ``grace_s`` seconds, then its whole process group is killed.
+    When this process is killed and can't do that itself, a guardian does.
+    """
+    command = _resolve(args)
+    log.detail("+ " + shlex.join(command) + f"  > {output}")
+    full_env = _merged(env)
+    with output.open("wb") as sink, _child(
+        command, cwd=cwd, env=full_env, stdin=subprocess.DEVNULL, stdout=sink,
+        stderr=subprocess.STDOUT, grace_s=grace_s, ends_with_us=True,
+    ) as child:  # fmt: skip
+        yield child
+
+
+def replace_process(*args: str | os.PathLike[str]) -> None:
+    """Become another program (what ``serve`` does, so that signals reach the server)."""
+    command = _resolve(args)
+    log.detail("+ exec " + shlex.join(command))
+    os.execv(command[0], command)
+
+
+@contextmanager
+def _child(
+    command: Sequence[str],
+    *,
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    stdin: int,
+    stdout: int | IO[bytes],
+    stderr: int,
+    grace_s: float = 5.0,
+    ends_with_us: bool = False,
+) -> Iterator[subprocess.Popen[bytes]]:
+    # a group of its own, so that what the child starts can be ended with it
+    try:
+        child = subprocess.Popen(
+            command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        if error.filename != command[0]:  # its folder, or no file left for a pipe
+            raise
+        raise _unusable(command[0], f"can't be started: {error.strerror}") from error
+    _living.add(child)
+    guardian = _guard(child.pid) if ends_with_us else None
+    try:
+        yield child
+    finally:
+        stop(child, grace_s)
+        _living.discard(child)
+        if guardian is not None:
+            _dismiss(guardian)
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass  # unsent input; the child that should have read it has gone
+
+
+_living: set[subprocess.Popen[bytes]] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End children whose thread was still waiting for them when the program ended."""
+    for child in list(_living):
+        stop(child, grace_s=0)
+
+
+def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End a child and all it started: politely first, then for good."""
+    try:
+        if child.poll() is None:
+            child.terminate()
+            try:
+                child.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                log.warning(f"process {child.pid} did not stop within {grace_s:.0f} s: killed")
+    finally:  # also when a second Ctrl-C ends the waiting
+        # stragglers of the group: the group id stays valid while any member lives
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+
+
+# Waits for the other end of its input to close. A byte before that: all was ended properly. None:
+# its maker was killed, and what that had started is ended here.
+_GUARDIAN = """
+import os, signal, sys, time
+group = int(sys.argv[1])
+if not sys.stdin.buffer.read(1):
+    for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 0)):
+        try:
+            os.killpg(group, number)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                os.killpg(group, 0)
+                time.sleep(0.2)
+        except ProcessLookupError:
+            break
+"""
+
+
+def _guard(group: int) -> subprocess.Popen[bytes]:
+    """Have a process group ended even if this process is killed with kill -9.
+
+    The kernel's own means (prctl) sends one signal to one process, which vLLM ignores while it
+    loads, and its workers would stay in any case.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARDIAN, str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
+    guardian.communicate(b"x")  # ignores a guardian that is gone
+
+
+def group_alive(pid: int, wait_s: float = 60.0) -> bool:
+    """Tell whether anything of a child's process group is still there after ``wait_s``."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            os.killpg(pid, 0)
+        except ProcessLookupError:
+            return False
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.1)
+
+
+def _merged(env: Mapping[str, str | None] | None) -> dict[str, str]:
+    merged = {**os.environ, **(env or {})}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _resolve(args: Sequence[str | os.PathLike[str]]) -> list[str]:
+    command = [os.fspath(arg) for arg in args]
+    program = shutil.which(command[0])
+    if program is None:
+        raise _unusable(command[0], "no such program on this machine")
+    return [program, *command[1:]]
+
+
+def _unusable(program: str, why: str) -> MachineError:
+    name = Path(program).name
+    hint = _INSTALL_HINTS.get(name, f"install {name} and put it on the PATH")
+    return MachineError(f"{program}: {why}", hint)

@@ -1,0 +1,1 @@
+"""Judging: verify, doctor, proofs, performance."""

@@ -1,0 +1,96 @@
+"""What lies on the disk of a model: read here, judged in ``storage``.
+
+A safetensors file says in its first bytes how long it is, so a shard that was cut short is known
+without reading the weights: 8 bytes (little endian) give the length of a JSON header, whose largest
+``data_offsets`` is the length of what follows.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core import plain
+from sparkforge.serving import pagecache
+
+_HEADER_LIMIT = 100 << 20  # the format's own
+
+
+def folder_of(hub: Path, repository: str) -> Path:
+    """Return the folder that a hub cache keeps a model in."""
+    return hub / f"models--{repository.replace('/', '--')}"
+
+
+def read(hub: Path, repository: str, revision: str) -> dict[str, Any]:
+    """Read what a hub cache has of a model's revision.
+
+    Returns:
+        ``hub``, ``snapshot`` (path or None), ``revisions`` (that are there), ``incomplete`` (files
+        whose download is not finished), and what ``read_folder`` returns.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    folder = folder_of(hub, repository)
+    snapshots = folder / "snapshots"
+    there = sorted(one.name for one in snapshots.iterdir()) if snapshots.is_dir() else []
+    snapshot = pagecache.snapshot(hub, repository, revision)
+    return {
+        "hub": str(hub),
+        "snapshot": str(snapshot) if snapshot else None,
+        "revisions": there,
+        "incomplete": sorted(one.name for one in (folder / "blobs").glob("*.incomplete")),
+        **(read_folder(snapshot) if snapshot else {}),
+    }
+
+
+def read_folder(folder: Path) -> dict[str, Any]:
+    """Read a checkpoint's folder.
+
+    Returns:
+        ``config`` (whether config.json is there), ``named`` (shards that the index names; without
+        an index: the safetensors that are there), ``index_problem`` ("" or why it can't be used),
+        ``shards``: by name, {size, expected} in bytes, or {problem}.
+    """
+    index = folder / "model.safetensors.index.json"
+    named, problem = [], ""
+    if index.exists():
+        try:
+            named = sorted(
+                set(plain.json_of(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        except (ValueError, LookupError, AttributeError, TypeError, OSError) as error:
+            problem = f"{type(error).__name__}: {error}"
+    else:
+        named = [file.name for file in pagecache.weight_files(folder)]
+    # a name out of a file that anybody may have written must stay in the folder
+    strange = [name for name in named if not re.fullmatch(r"[\w.-]+\.safetensors", str(name))]
+    if strange:
+        named, problem = [], f"it names {strange[0]!r}, which is no shard"
+    return {
+        "folder": str(folder), "config": (folder / "config.json").is_file(), "named": named,
+        "index_problem": problem, "shards": {name: _shard(folder / name) for name in named},
+        "incomplete_here": sorted(one.name for one in folder.glob("*.incomplete")),
+    }  # fmt: skip
+
+
+def _shard(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            head = file.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+            if not 2 <= length <= _HEADER_LIMIT or length > size:
+                return {"size": size, "problem": "no safetensors header"}
+            header = plain.json_of(file.read(length))
+        ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+        return {"size": size, "expected": 8 + length + max(ends, default=0)}
+    except FileNotFoundError:
+        return {"problem": "missing"}
+    except OSError as error:
+        return {"problem": str(error.strerror)}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {"problem": "no safetensors header"}

@@ -1,0 +1,220 @@
+"""``build.py doctor``: words → readings → findings → table or JSON, and the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from sparkforge.build.options import pins_path, settle, store_of
+from sparkforge.core import generated
+from sparkforge.core.errors import DoctorError, UsageError
+from sparkforge.core.log import log
+from sparkforge.inspect.doctor import (
+    checkpoint,
+    containers,
+    gpu,
+    machine,
+    pair,
+    pairreading,
+    reading,
+    reporting,
+    rights,
+    storage,
+)
+from sparkforge.inspect.doctor.finding import CHECKS, STATES, Finding
+from sparkforge.inspect.doctor.reading import Readings
+from sparkforge.inspect.doctor.wanted import Wanted, wanted
+from sparkforge.pins import pins
+from sparkforge.pins.types import MACHINES
+from sparkforge.serving import pagecache
+from sparkforge.serving.cluster import ClusterError, Settings, settings
+
+Probe = Callable[[Readings, Wanted], Iterator[Finding]]
+PROBES: tuple[Probe, ...] = (
+    *machine.PROBES, *gpu.PROBES, *storage.PROBES, *containers.PROBES,
+)  # fmt: skip
+_PAGE = "doctor --docs"
+_OF_THE_PLATFORM = ("gpu", "memory", "engine")  # themes of findings
+_WAIT_S = 30.0  # for the other side of a pair
+_MARKS = {"ok": ("32", "✓"), "note": ("2", "·"), "warn": ("33", "!"), "fail": ("31;1", "✗")}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look, judge, print; returns 18 where something would stop the target.
+
+    A report is the answer in itself: with one the code is 0, whatever is found.
+    """
+    path = pins_path(options)
+    if options.docs or options.check:
+        page = path.parent / "docs" / "doctor.md"
+        return settle(options, {page: generated.between(page, _PAGE, markdown())}, _PAGE)
+    if options.wait is not None and not options.cluster:
+        raise UsageError("--wait is for the other side of a pair", "say --cluster, too")
+    all_pins = pins.load(path)
+    want = wanted(all_pins, options.target or _likely_target())
+    reports = options.report is not False  # None: in a file that we name
+    if options.no_chats and not reports:
+        raise UsageError("--no-chats is for a report", "say --report, too")
+    archive = reporting.path_of(options.report, Path.cwd()) if reports else None
+    seen = _recorded(options.readings) if options.readings else _read(options, want)
+    if options.save:
+        try:
+            options.save.write_text(seen.dumps() + "\n", encoding="utf-8")
+        except OSError as refusal:
+            msg = f"--save {options.save}: {refusal.strerror}"
+            raise UsageError(msg, "name a file that can be written") from None
+    probes = PROBES
+    if options.cluster:
+        if options.readings:
+            raise UsageError("--cluster looks at this machine", "leave --readings out")
+        mine = _settings(seen)
+        if want.memory:  # each machine holds half of the model
+            half = -(-int(want.memory["least_gib"]) // 2)
+            want = dataclasses.replace(want, memory={**want.memory, "least_gib": half})
+        both = pairreading.take(mine, seen, want, min(options.wait or _WAIT_S, 3600))
+        probes = (*PROBES, lambda seen, want: pair.judge(both, seen, rdma=want.gpu))
+    findings = relevant(judge(seen, want, probes))
+    stops = [one for one in findings if one.state == "fail"]
+    said = document(want.target, findings)
+    if not options.json:
+        show(want.target, findings)
+    if archive is not None:
+        everything = reading.all_variables(path.parent / ".env")
+        made = reporting.write(
+            archive, path.parent, want.target, seen, said, everything, ask=not options.no_chats
+        )
+        said["report"] = reporting.document(archive, made)
+        reporting.show(archive, made)
+    if options.json:
+        log.json(said)
+    if archive is not None or not stops:
+        return 0
+    names = ", ".join(one.name for one in stops)
+    error = DoctorError(f"target {want.target} would not be built or served here: {names}",
+                        "run the hint of each finding, then doctor again")  # fmt: skip
+    log.error(str(error))
+    return error.exit_code
+
+
+def _settings(seen: Readings) -> Settings:
+    try:
+        mine = settings(seen.variables)
+    except ClusterError as error:
+        raise UsageError(str(error), "see docs/two-sparks.md") from None
+    if mine is None:
+        msg = "SPARKFORGE_CLUSTER_ROLE is not set: this machine is one of no pair"
+        raise UsageError(msg, "write head or worker into .env: docs/two-sparks.md")
+    return mine
+
+
+def judge(seen: Readings, want: Wanted, probes: Iterable[Probe]) -> list[Finding]:
+    """Ask every probe; one that fails takes no other with it."""
+    findings: list[Finding] = []
+    for probe in probes:
+        try:
+            findings += probe(seen, want)
+        except Exception as error:  # what a machine may say has no end: the others still count
+            log.detail(f"{probe.__name__}: {type(error).__name__}: {error}")
+            findings.append(Finding(
+                "doctor", "warn", f"{probe.__name__} could not judge: {type(error).__name__}:"
+                f" {error}", "python3 build.py doctor --save readings.json   # and report it",
+            ))  # fmt: skip
+    if seen.late:
+        findings.append(Finding("doctor", "warn", f"no answer in time: {', '.join(seen.late)}",
+                                "df -h; dmesg | tail"))  # fmt: skip
+    order = list(CHECKS)
+    return sorted(findings, key=lambda one: order.index(one.name))
+
+
+def relevant(findings: Iterable[Finding]) -> list[Finding]:
+    """Leave out what follows from another platform than the target's: it is one fault, not five."""
+    found = list(findings)
+    if not any(one.name == "architecture" and one.state == "fail" for one in found):
+        return found
+    return [one for one in found if CHECKS[one.name].theme not in _OF_THE_PLATFORM]
+
+
+def document(target: str, findings: Iterable[Finding]) -> dict[str, object]:
+    """Return what ``--json`` prints; docs/doctor.md describes it."""
+    found = list(findings)
+    counts = {state: sum(one.state == state for one in found) for state in STATES}
+    return {
+        "target": target, "ok": counts["fail"] == 0, "counts": counts,
+        "findings": [one.as_json() for one in found],
+    }  # fmt: skip
+
+
+def show(target: str, findings: Iterable[Finding]) -> None:
+    """Print findings by theme, each with what was seen and its hint."""
+    theme = ""
+    for one in findings:
+        check = CHECKS[one.name]
+        if check.theme != theme:
+            theme = check.theme
+            log.heading(theme)
+        colour, mark = _MARKS[one.state]
+        log.info(f"{log.painted(colour, f'{mark} {one.state:4}')}  {one.name}: {one.seen}")
+        if one.state in ("warn", "fail"):
+            log.info(f"          why   {check.why}")
+        if one.remedy:
+            log.info(f"          hint  {one.remedy}")
+
+
+def markdown() -> str:
+    """Return the table of all checks."""
+    rows = ["| finding | what is read | more than a note | why |", "|---|---|---|---|"]
+    for name, check in CHECKS.items():
+        rows.append(f"| `{name}` | {check.what} | {check.worse or 'never'} | {check.why} |")
+    return "\n".join(rows)
+
+
+def _likely_target() -> str:
+    """Return the target of a machine of this kind; a card is looked for by the probes."""
+    return "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
+
+
+def _recorded(path: Path) -> Readings:
+    try:
+        text = reporting.readings_in(path) or path.read_text(encoding="utf-8")
+        return Readings.loads(text)
+    except OSError as error:
+        hint = "name what --save or --report wrote"
+        raise UsageError(f"{path}: {error.strerror}", hint) from None
+    except (ValueError, TypeError, AttributeError) as error:
+        msg = f"{path} is no recording: {error}"
+        raise UsageError(msg, "build.py doctor --save FILE writes one") from None
+
+
+def _read(options: argparse.Namespace, want: Wanted) -> Readings:
+    env_file = pins_path(options).parent / ".env"
+    variables = reading.variables(env_file)
+    hub, may = _hub(variables), None
+    if want.model is None and options.model is None:
+        look: Callable[[], dict[str, object]] | None = None
+    elif options.model is not None:
+        folder = options.model.resolve()
+        if not folder.is_dir():
+            raise UsageError(f"--model {options.model}: no such folder", "name a checkpoint's")
+        look = lambda: checkpoint.read_folder(folder)  # noqa: E731
+    else:
+        assert want.model is not None
+        _, repository, revision = want.model
+        look = lambda: checkpoint.read(hub, repository, revision)  # noqa: E731
+        if storage.folder_for_compose(variables):
+            may = lambda: rights.read(hub.parent, repository)  # noqa: E731
+    return reading.take(
+        store=store_of(options).root, model=hub, env_file=env_file, checkpoint=look, rights=may
+    )
+
+
+def _hub(variables: Mapping[str, str]) -> Path:
+    """Return the hub's cache as Compose, with a folder of the host, or huggingface_hub has it."""
+    if chosen := variables.get("SPARKFORGE_HF_CACHE"):
+        return pagecache.expanded(chosen) / "hub"
+    if chosen := variables.get("HF_HUB_CACHE"):
+        return pagecache.expanded(chosen)
+    home = variables.get("HF_HOME") or "~/.cache/huggingface"
+    return pagecache.expanded(home) / "hub"

@@ -1,0 +1,116 @@
+"""Probes of the container engine and what gives its containers a GPU: readings → findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sparkforge.core import plain
+from sparkforge.core.errors import EngineError
+from sparkforge.core.run import Glimpse
+from sparkforge.inspect.doctor.finding import Finding, State
+from sparkforge.inspect.doctor.reading import Readings, first_line
+from sparkforge.inspect.doctor.wanted import Wanted
+from sparkforge.runtime.engine import check_version
+
+# what docker-compose.yml says of health and volumes; 2.26.1 is what was used
+_OLDEST_COMPOSE = (2, 20)
+_INSTALL = "curl -fsSL https://get.docker.com | sudo sh   # or your distribution's packages"
+
+
+def engine(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    said = seen.said("docker")
+    info = _info(said)
+    bad: State = "fail" if want.needs_engine else "note"
+    instead = "" if want.needs_engine else "; without one: a plain environment (--engine none)"
+    socket = seen.facts.get("docker_socket", "")
+    rights = seen.paths.get(socket, {})
+    if socket and rights.get("exists"):
+        if rights.get("writable"):
+            yield Finding("docker-socket", "ok", f"{socket} may be used")
+        else:
+            yield Finding(
+                "docker-socket", bad, f"{socket}: no right to use it{instead}",
+                "sudo usermod -aG docker $USER && newgrp docker"
+                "   # members of docker are as good as root",
+            )  # fmt: skip
+    version = str(info.get("ServerVersion") or "") if info else ""
+    if not version:
+        mend = _INSTALL if "PATH" in said.problem else "sudo systemctl start docker"
+        mend = mend if want.needs_engine else ""
+        yield Finding("engine", bad, _silence(said, info) + instead, mend)
+        return
+    try:
+        check_version(version)
+    except EngineError as error:
+        yield Finding("engine", bad, error.what, _INSTALL)
+    else:
+        yield Finding("engine", "ok", f"Docker Engine {version}")
+    yield from _plugins(seen, bad)
+    if want.gpu:
+        yield _toolkit(seen, info or {})
+
+
+def _plugins(seen: Readings, bad: State) -> Iterator[Finding]:
+    buildx = seen.said("buildx")
+    if buildx.code == 0:
+        yield Finding("buildx", "ok", first_line(buildx.out))
+    else:
+        yield Finding("buildx", bad, _why_not(buildx), "sudo apt-get install docker-buildx-plugin")
+    compose = seen.said("compose")
+    found = re.search(r"(\d+)\.(\d+)", compose.out) if compose.code == 0 else None
+    install = "sudo apt-get install docker-compose-plugin"
+    if found is None:
+        yield Finding("compose", "warn", _why_not(compose), install)
+    elif (int(found[1]), int(found[2])) < _OLDEST_COMPOSE:
+        yield Finding("compose", "warn", f"{first_line(compose.out)}: older than 2.20", install)
+    else:
+        yield Finding("compose", "ok", first_line(compose.out))
+
+
+def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
+    runtimes = info.get("Runtimes")
+    known = "nvidia" in runtimes if isinstance(runtimes, dict) else False
+    found = info.get("DiscoveredDevices")
+    cdi = any("nvidia.com/gpu" in str(one) for one in found) if isinstance(found, list) else False
+    said = seen.said("nvidia-ctk")
+    version = first_line(said.out) if said.code == 0 else "nvidia-ctk is not there"
+    ways = [word for word, is_so in (("runtime nvidia", known), ("CDI devices", cdi)) if is_so]
+    if ways:
+        return Finding("container-toolkit", "ok", f"{version}; the engine has {', '.join(ways)}")
+    if said.code == 0:
+        # Docker finds the toolkit's hook by itself, so this may still do
+        return Finding(
+            "container-toolkit", "warn", f"{version}; the engine names no runtime nvidia",
+            "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker",
+        )  # fmt: skip
+    return Finding(
+        "container-toolkit", "fail", f"{version}, and the engine names no runtime nvidia",
+        "sudo apt-get install nvidia-container-toolkit"
+        " && sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker",
+    )  # fmt: skip
+
+
+def _info(said: Glimpse) -> dict[str, Any] | None:
+    try:
+        found = plain.json_of(said.out)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _silence(said: Glimpse, info: dict[str, Any] | None) -> str:
+    if said.problem:
+        return said.problem
+    errors = (info or {}).get("ServerErrors") or []
+    words = [str(one) for one in errors] if isinstance(errors, list) else []
+    words += (said.err + ("" if info else said.out)).strip().splitlines()
+    return f"docker info: {words[0][:160] if words else 'names no server'}"
+
+
+def _why_not(said: Glimpse) -> str:
+    return said.problem or first_line(said.err + said.out) or f"ended with {said.code}"
+
+
+PROBES = (engine,)

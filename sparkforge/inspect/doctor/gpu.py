@@ -1,0 +1,179 @@
+"""Probes of GPU and driver: what nvidia-smi says → findings.
+
+No GB10 was at hand. That nvidia-smi gives its memory as N/A or "Not Supported", and the clocks of a
+machine after a power fault, are public reports; every value may therefore be missing, and a missing
+one is never taken for a fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree as ET
+
+from sparkforge.core.run import Glimpse
+from sparkforge.inspect.doctor.finding import Finding
+from sparkforge.inspect.doctor.reading import DEVICES, Readings
+from sparkforge.inspect.doctor.wanted import Wanted
+
+# Reported of Sparks after a power fault: 500 to 850 MHz at full load, for good.
+STUCK_MHZ = 900
+BUSY_PERCENT = 50
+_SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+
+
+def gpu(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    said = seen.said("nvidia-smi")
+    tree = _tree(said)
+    if tree is None or tree.find("gpu") is None:
+        if not want.gpu and said.code is None and "PATH" in said.problem:
+            yield Finding("gpu", "ok", f"none here, and target {want.target} needs none")
+            return
+        needed = f"; target {want.target} needs one" if want.gpu else ", and none is needed"
+        yield Finding(
+            "gpu", "fail" if want.gpu else "note", f"{_silence(said, tree)}{needed}",
+            "nvidia-smi; sudo dmesg | grep -iE 'nvrm|xid' | tail"
+            "   # not installed: sudo apt-get install nvidia-driver-580-open",
+        )  # fmt: skip
+        return
+    yield _capability(seen, want, tree)
+    yield from _driver(want, tree)
+    yield from _memory(tree)
+    yield from _clocks(want, tree)
+
+
+def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    if not want.gpu or _tree(seen.said("nvidia-smi")) is None:
+        return  # the finding about nvidia-smi says what is missing
+    missing = [path for path in DEVICES if not seen.paths.get(path, {}).get("exists")]
+    if missing:
+        yield Finding(
+            "devices", "warn", f"missing: {', '.join(missing)}",
+            "sudo nvidia-modprobe -u -c=0   # makes them; or: sudo modprobe nvidia-uvm",
+        )  # fmt: skip
+    else:
+        yield Finding("devices", "ok", "all there")
+
+
+def _tree(said: Glimpse) -> ET.Element | None:
+    if said.code != 0:
+        return None
+    try:
+        return ET.fromstring(said.out)
+    except ET.ParseError:
+        return None
+
+
+def _silence(said: Glimpse, tree: ET.Element | None) -> str:
+    if said.problem:
+        return said.problem
+    words = (said.out + said.err).strip().splitlines() or ["nothing"]
+    if said.code != 0:
+        return f"nvidia-smi ended with {said.code}: {words[0][:120]}"
+    return "nvidia-smi names no GPU" if tree is not None else f"no XML: {words[0][:120]!r}"
+
+
+def _capability(seen: Readings, want: Wanted, tree: ET.Element) -> Finding:
+    names = [_text(one, "product_name") or "unnamed" for one in tree.iter("gpu")]
+    rows = [row.rpartition(",") for row in seen.said("compute-cap").out.strip().splitlines()]
+    found = {row[2].strip() for row in rows if re.fullmatch(r"\d+\.\d+", row[2].strip())}
+    said = f"{', '.join(names)}; compute capability {', '.join(sorted(found)) or 'not told'}"
+    if not want.gpu or want.cuda_arch in found:
+        return Finding("gpu", "ok", said)
+    if not found:
+        return Finding("gpu", "note", said, "nvidia-smi --query-gpu=name,compute_cap --format=csv")
+    return Finding(
+        "gpu", "fail", f"{said}; target {want.target} is for {want.cuda_arch}",
+        "python3 build.py pins check; grep -n cuda_arch pins.yaml   # another target?",
+    )  # fmt: skip
+
+
+def _driver(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
+    driver, cuda = _text(tree, "driver_version"), _text(tree, "cuda_version")
+    said = f"{driver or 'version not told'}, CUDA {cuda or 'not told'}"
+    found = re.fullmatch(r"(\d+)\.(\d+)", cuda)
+    if want.cuda is None or found is None:
+        yield Finding("driver", "ok" if want.cuda is None else "note", said)
+    elif (int(found[1]), int(found[2])) >= want.cuda:
+        yield Finding("driver", "ok", said)
+    else:
+        yield Finding(
+            "driver", "fail", f"{said}; the target's CUDA is {want.cuda[0]}.{want.cuda[1]}",
+            "sudo apt-get update && sudo apt-get full-upgrade   # CUDA 13.0: driver 580",
+        )  # fmt: skip
+
+
+def _memory(tree: ET.Element) -> Iterator[Finding]:
+    said = []
+    held = 0
+    for one in tree.iter("gpu"):
+        usage = one.find("fb_memory_usage")
+        total = _text(usage, "total") if usage is not None else ""
+        known = _number(total) is not None
+        said.append(f"{_text(usage, 'used')} of {total} used" if known else "not told by nvidia-smi"
+                    " (unified memory)")  # fmt: skip
+        held += len(one.findall("processes/process_info"))
+    text = "; ".join(said)
+    if held:
+        yield Finding("gpu-memory", "warn", f"{text}; {held} processes hold some", "nvidia-smi")
+    else:
+        yield Finding("gpu-memory", "ok", text)
+
+
+def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
+    for one in tree.iter("gpu"):
+        now = _number(_text(one, "clocks/sm_clock"))
+        most = _number(_text(one, "max_clocks/sm_clock"))
+        load = _number(_text(one, "utilization/gpu_util"))
+        slowed = _reasons(one)
+        said = (
+            f"SM {_mhz(now)}, at most {_mhz(most)}, load "
+            f"{'not told' if load is None else f'{load:.0f} %'}"
+            + (f"; slowed by {', '.join(slowed)}" if slowed else "")
+        )
+        look = "nvidia-smi -q -d CLOCK,PERFORMANCE,POWER,TEMPERATURE"
+        if now is None:
+            yield Finding("clocks", "note", said, look)
+        elif load is not None and load >= BUSY_PERCENT and now < STUCK_MHZ:
+            yield Finding(
+                "clocks", "fail", f"{said}: stuck",
+                "shut down, unplug for a minute, start again   # reports say that a full power"
+                " cycle fixes it",
+            )  # fmt: skip
+        elif slowed:
+            yield Finding("clocks", "warn", said, look)
+        elif load is None or load < BUSY_PERCENT:
+            yield Finding(
+                "clocks", "note", f"{said}; idle clocks say nothing: run doctor while it serves",
+                look,
+            )  # fmt: skip
+        else:
+            yield Finding("clocks", "ok", said)
+
+
+def _reasons(one: ET.Element) -> list[str]:
+    """Return the reasons for a slow-down that are active, whatever the driver calls the list."""
+    found = []
+    for group in ("clocks_event_reasons", "clocks_throttle_reasons"):
+        for reason in one.findall(f"{group}/*"):
+            name = re.sub(r"^clocks_(event|throttle)_reason_", "", reason.tag)
+            if name in _SLOWED and (reason.text or "").strip() == "Active":
+                found.append(name)
+    return found
+
+
+def _text(node: ET.Element | None, path: str) -> str:
+    found = node.findtext(path) if node is not None else None
+    return (found or "").strip()
+
+
+def _number(text: str) -> float | None:
+    found = re.match(r"(\d+(?:\.\d+)?)\s*(?:MHz|MiB|%|$)", text)
+    return float(found[1]) if found else None
+
+
+def _mhz(value: float | None) -> str:
+    return "not told" if value is None else f"{value:.0f} MHz"
+
+
+PROBES = (gpu, devices)

@@ -1,0 +1,215 @@
+"""``doctor --cluster``: probes of one machine of two, and of what differs between them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sparkforge.inspect.doctor.exchange import Peer
+from sparkforge.inspect.doctor.finding import Finding
+from sparkforge.inspect.doctor.reading import Readings
+from sparkforge.serving.cluster import Settings
+
+_JUMBO = 9000
+_FASTEST_MBIT = 200_000  # of a Spark's ports, by NVIDIA's figure
+_IN_STEP_S = 1.0
+_SAME = (
+    ("release", "same-image", "the image's release"),
+    ("image", "same-image", "the image"),
+    ("revision", "same-model", "the model's revision"),
+    ("driver", "same-driver", "the driver"),
+    ("kernel", "same-driver", "the kernel"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An interface as /sys/class/net and `ip` show it.
+
+    Attributes:
+        state: ``up``, ``down``, …; None: no such interface.
+        mtu, mbit: bytes and Mbit/s; None: not told.
+        addresses: that it has.
+    """
+
+    state: str | None = None
+    mtu: int | None = None
+    mbit: int | None = None
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gid:
+    """One row of an RDMA device's table: its port's state, GID, type, and the interface."""
+
+    device: str
+    state: str
+    index: int
+    gid: str
+    kind: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What was read for a machine of two."""
+
+    mine: Settings
+    interface: Interface
+    gids: tuple[Gid, ...] = ()
+    peer: Peer = field(default_factory=Peer)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    jumbo: str = ""
+    """``ok``; else what `ping` said of packets as large as the MTU; "" where it was not asked."""
+    memlock: str = ""
+    """``unlimited``, or KiB that this user may pin."""
+
+
+def judge(pair: Pair, seen: Readings, *, rdma: bool) -> Iterator[Finding]:
+    """Judge a machine of two; ``rdma``: the target's machines speak RoCE."""
+    yield from _interface(pair, rdma=rdma)
+    if rdma:
+        yield _rdma(pair)
+        yield _kernel(seen)
+    yield _variables(pair, seen)
+    yield from _peer(pair)
+
+
+def _interface(pair: Pair, *, rdma: bool) -> Iterator[Finding]:
+    mine, one = pair.mine, pair.interface
+    name = mine.interface
+    if one.state is None:
+        yield Finding(
+            "interface", "fail", f"there is no {name}", "ip -br address   # and into .env"
+        )
+        return
+    speed = f"{one.mbit / 1000:.0f} Gbit/s" if one.mbit and one.mbit > 0 else "speed not told"
+    said = f"{name} {one.state}, {speed}, {', '.join(one.addresses) or 'no address'}"
+    if mine.own not in one.addresses:
+        mend = f"sudo ip address add {mine.own}/24 dev {name} && sudo ip link set {name} up"
+        yield Finding("interface", "fail", f"{said}; .env says {mine.own}", mend)
+    elif one.state not in ("up", "unknown"):  # unknown: what loopback says
+        yield Finding("interface", "fail", said, f"sudo ip link set {name} up   # the cable?")
+    elif rdma and one.mbit and 0 < one.mbit < _FASTEST_MBIT:
+        yield Finding("interface", "warn", f"{said}; a Spark's port has 200", f"ethtool {name}")
+    else:
+        yield Finding("interface", "ok", said)
+    mtu = f"sudo ip link set {name} mtu {_JUMBO}   # on both; netplan makes it stay"
+    if one.mtu is None or one.mtu < _JUMBO:
+        yield Finding("mtu", "warn", f"{one.mtu or 'not told'}", mtu)
+    elif (theirs := pair.peer.facts.get("mtu", "")) not in ("", str(one.mtu)):
+        yield Finding("mtu", "fail", f"here {one.mtu}, there {theirs}", mtu)
+    elif pair.jumbo not in ("", "ok"):
+        yield Finding("mtu", "fail", f"{one.mtu}, but packets of that size do not arrive:"
+                      f" {pair.jumbo}", mtu)  # fmt: skip
+    else:
+        tried = ", and a packet of that size arrives" if pair.jumbo else "; not tried: no ping here"
+        yield Finding("mtu", "ok", f"{one.mtu}{tried}")
+
+
+def _rdma(pair: Pair) -> Finding:
+    name, own = pair.mine.interface, pair.mine.own
+    look = "rdma link; ls /sys/class/infiniband   # package rdma-core"
+    if not pair.gids:
+        return Finding("rdma", "fail", "no RDMA device", look)
+    there = [one for one in pair.gids if one.interface == name]
+    if not there:
+        devices = ", ".join(sorted({f"{one.device} ({one.interface})" for one in pair.gids}))
+        return Finding("rdma", "fail", f"none on {name}; there are {devices}", look)
+    fit = [one for one in there if one.kind == "RoCE v2" and _ends_with(one.gid, own)]
+    if not fit:
+        return Finding("rdma", "fail", f"{there[0].device} on {name} has no RoCE v2 GID of {own}",
+                       f"{look}; sudo ip address add {own}/24 dev {name}")  # fmt: skip
+    one = fit[0]
+    said = f"{one.device} on {name}: {one.state}, GID index {one.index}; this user may pin" \
+           f" {pair.memlock or 'an unknown amount'}"  # fmt: skip
+    if "ACTIVE" not in one.state:
+        return Finding("rdma", "fail", said, f"{look}   # the cable?")
+    return Finding("rdma", "ok", said, f"NCCL_IB_HCA={one.device} NCCL_IB_GID_INDEX={one.index}"
+                   "   # for .env, if NCCL does not find it by itself")  # fmt: skip
+
+
+def _ends_with(gid: str, address: str) -> bool:
+    """Tell whether a GID is the one of an IPv4 address (::ffff:a.b.c.d), or of an IPv6 one."""
+    try:
+        wanted = ipaddress.ip_address(address)
+        found = ipaddress.IPv6Address(gid)
+    except ValueError:
+        return False
+    return found.ipv4_mapped == wanted if wanted.version == 4 else found == wanted
+
+
+def _kernel(seen: Readings) -> Finding:
+    kernel = seen.facts.get("kernel", "")
+    if not kernel.startswith("7.0.0-1019"):
+        return Finding("rdma-kernel", "ok", kernel or "not told")
+    if re.search(r"\bkho=off\b", seen.text("/proc/cmdline")):
+        return Finding("rdma-kernel", "ok", f"{kernel}, with kho=off")
+    return Finding("rdma-kernel", "warn", f"{kernel} without kho=off",
+                   "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&kho=off /' /etc/default/grub"
+                   " && sudo update-grub && sudo reboot")  # fmt: skip
+
+
+def _variables(pair: Pair, seen: Readings) -> Finding:
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX",
+             "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_DEBUG")  # fmt: skip
+    there = {name: seen.variables[name] for name in names if seen.variables.get(name)}
+    said = " ".join(f"{name}={value}" for name, value in there.items()) or "none set"
+    wrong = []
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        value = there.get(name, "").lstrip("=")
+        if value and value != pair.mine.interface:
+            wrong.append(f"{name} names another interface than {pair.mine.interface}")
+    if there.get("NCCL_IB_DISABLE", "0") != "0":
+        wrong.append("NCCL_IB_DISABLE turns RoCE off")
+    index = there.get("NCCL_IB_GID_INDEX", "")
+    fit = [one.index for one in pair.gids if one.interface == pair.mine.interface
+           and one.kind == "RoCE v2" and _ends_with(one.gid, pair.mine.own)]  # fmt: skip
+    if index and fit and index not in map(str, fit):
+        wrong.append(f"NCCL_IB_GID_INDEX is {index}, RoCE v2 of {pair.mine.own} is {fit[0]}")
+    if wrong:
+        return Finding("nccl", "warn", f"{said}: {'; '.join(wrong)}",
+                       "grep -nE '^(NCCL|GLOO)_' .env; env | grep -E '^(NCCL|GLOO)_'")  # fmt: skip
+    return Finding("nccl", "ok", said)
+
+
+def _peer(pair: Pair) -> Iterator[Finding]:
+    mine, peer = pair.mine, pair.peer
+    other = mine.worker if mine.is_head else mine.head
+    if peer.problem:
+        yield Finding(
+            "peer", "fail", f"{other}: {peer.problem}",
+            f"ping -c 3 {other}; and there, at the same time: python3 build.py doctor --cluster",
+        )  # fmt: skip
+        return
+    yield Finding("peer", "ok", f"{other} answers; it is the {peer.facts.get('role')}")
+    told: dict[str, list[str]] = {}
+    for fact, name, what in _SAME:
+        here, there = pair.facts.get(fact, ""), peer.facts.get(fact, "")
+        problems = told.setdefault(name, [])
+        if here != there:
+            problems.append(f"{what}: here {here or 'none'}, there {there or 'none'}")
+    mend = {
+        "same-image": "docker save IMAGE | ssh OTHER docker load   # one build for both",
+        "same-model": "grep -n REVISION .env docker-compose.yml; git rev-parse HEAD   # on both",
+        "same-driver": "sudo apt-get update && sudo apt-get full-upgrade   # on both",
+    }
+    for name, problems in told.items():
+        if problems:
+            yield Finding(name, "warn" if name == "same-driver" else "fail", "; ".join(problems),
+                          mend[name])  # fmt: skip
+            continue
+        values = {pair.facts.get(fact, "") for fact, owner, _ in _SAME if owner == name} - {""}
+        if values:
+            yield Finding(name, "ok", ", ".join(sorted(values)))
+        else:
+            yield Finding(name, "note", "neither side knows one")
+    if peer.offset_s is None:
+        return  # the worker's doctor asks
+    step = f"{abs(peer.offset_s):.3f} s apart"
+    if abs(peer.offset_s) > _IN_STEP_S:
+        yield Finding("time", "warn", step, "sudo timedatectl set-ntp true   # on both")
+    else:
+        yield Finding("time", "ok", step)

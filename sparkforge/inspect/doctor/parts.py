@@ -1,0 +1,275 @@
+"""The parts of a report: what a first run on a machine that nobody here has can tell.
+
+Each part is a text, or the reason why there is none; a part that fails takes no other with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkforge import __version__
+from sparkforge.core import plain
+from sparkforge.core.log import log
+from sparkforge.core.run import Glimpse, glimpse
+from sparkforge.inspect.doctor import chats
+from sparkforge.inspect.doctor.masking import INSTEAD, is_secret_name
+from sparkforge.serving import moments
+
+_ASK_S = 20.0
+_LOG_S = 60.0
+_MOST = 4 << 20  # bytes of a file that is taken whole
+_TAIL_LINES = 5000
+_KERNEL = re.compile(r"nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:", re.I)
+_CLOCKS_EVERY_S = 2
+_CLOCKS = (
+    "timestamp,clocks.sm,clocks.mem,clocks.max.sm,power.draw,temperature.gpu,utilization.gpu,"
+    "clocks_event_reasons.active"
+)
+_CGROUP = (
+    "cd /sys/fs/cgroup && for f in memory.current memory.peak memory.max memory.swap.max"
+    ' memory.events memory.stat; do echo "== $f"; cat "$f"; done'
+)
+_CACHES = "du -xsk /var/cache/sparkforge/* /tmp /dev/shm; df -k /var/cache/sparkforge"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of the archive.
+
+    Attributes:
+        file: its name there.
+        what: what it is, in words.
+        text: what is in it.
+        problem: why there is less than that, or nothing; "" otherwise.
+    """
+
+    file: str
+    what: str
+    text: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Container:
+    """The newest container of Compose's service."""
+
+    id: str
+    state: str
+    image: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a report is about.
+
+    Attributes:
+        root: the checkout.
+        target: its name; also Compose's service.
+        container: None: Compose made none.
+        place: where the server answers.
+    """
+
+    root: Path
+    target: str
+    container: Container | None
+    place: chats.Place
+
+
+def find_container(target: str) -> Container | None:
+    """Return the newest container that Compose made of a service; None: there is none."""
+    label = f"label=com.docker.compose.service={target}"
+    fields = "{{.ID}}\t{{.State}}\t{{.Image}}"
+    seen = glimpse(
+        "docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields,
+        timeout_s=_ASK_S,
+    )  # fmt: skip
+    row = seen.out.partition("\n")[0].split("\t")
+    return Container(*row) if seen.code == 0 and len(row) == 3 else None
+
+
+def collect(run: Run, *, ask: bool) -> Iterator[Part]:
+    """Yield the parts, in order; the chats, where they are wanted, come before the log is read.
+
+    Args:
+        ask: whether the server is asked questions.
+    """
+    yield _checkout(run.root)
+    yield _file("receipt.json", "what was built, from which sources, with time per stage",
+                run.root / "dist" / run.target / "receipt.json",
+                f"python3 build.py --target {run.target}")  # fmt: skip
+    yield _file("build.log", "what the build printed", run.root / "build.log",
+                f"python3 build.py --target {run.target} 2>&1 | tee build.log")  # fmt: skip
+    yield _text("kernel.log", "lines of the kernel about GPU and memory", _kernel())
+    if ask:
+        yield from _chats(run.place)
+    yield from _of_container(run)
+
+
+def _checkout(root: Path) -> Part:
+    def git(*words: str) -> str:
+        return glimpse("git", "-C", str(root), *words, timeout_s=_ASK_S).out.strip()
+
+    lines = [
+        f"sparkforge {__version__}",
+        f"commit {git('rev-parse', 'HEAD') or 'unknown'}",
+        git("status", "--short", "--untracked-files=no") or "no file changed",
+    ]
+    return Part("checkout.txt", "version, commit and changed files", "\n".join(lines) + "\n")
+
+
+def _file(name: str, what: str, path: Path, remedy: str) -> Part:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST)
+            more = bool(file.read(1))
+    except OSError as error:
+        return Part(name, what, problem=f"{path.name}: {error.strerror}; {remedy} writes it")
+    problem = f"only the first {_MOST >> 20} MiB" if more else ""
+    return Part(name, what, data.decode(errors="replace"), problem)
+
+
+def _text(name: str, what: str, seen: Glimpse) -> Part:
+    """Return a part with what a program printed."""
+    if seen.code == 0:
+        return Part(name, what, seen.out)
+    said = seen.err.strip().partition("\n")[0][:200]
+    return Part(name, what, seen.out, seen.problem or said or f"exit code {seen.code}")
+
+
+def _kernel() -> Glimpse:
+    seen = glimpse("journalctl", "-k", "-b", "-o", "short-iso", "--no-pager", timeout_s=_ASK_S)
+    # without the right to read it, journalctl ends well and says nothing
+    if not seen.out.strip() or "No journal files" in seen.err:
+        seen = glimpse("dmesg", "--ctime", timeout_s=_ASK_S)
+    lines = [line for line in seen.out.splitlines() if _KERNEL.search(line)]
+    return Glimpse(seen.code, "\n".join([*lines, ""]), seen.err, seen.problem)
+
+
+def _chats(place: chats.Place) -> Iterator[Part]:
+    what = "questions, answers, tokens a second: alone, eight at once, a tool, a long prompt"
+    try:
+        model = chats.model_of(place)
+    except (OSError, ValueError) as error:
+        why = "nothing answers there" if isinstance(error, ConnectionError) else str(error)
+        yield Part("chats.json", what, problem=f"{place.url}: {why}")
+        return
+    with _clocks() as clocks:
+        found = list(chats.ask_all(place, model))
+    wrong = [one for one in found if one.problem]
+    problem = f"{len(wrong)} of {len(found)}: {wrong[0].problem}" if wrong else ""
+    document = {"model": asdict(model), "chats": [asdict(one) for one in found]}
+    yield Part("chats.json", what, json.dumps(document, indent=1) + "\n", problem)
+    yield _text("clocks.csv", "clocks, power and heat of the GPU during them", clocks[0])
+
+
+@contextmanager
+def _clocks() -> Iterator[list[Glimpse]]:
+    """Sample the GPU every 2 s; the list has the samples afterwards."""
+    found: list[Glimpse] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        rows: list[str] = []
+        while True:
+            seen = glimpse("nvidia-smi", f"--query-gpu={_CLOCKS}", "--format=csv", timeout_s=_ASK_S)
+            rows += seen.out.splitlines()[1 if rows else 0 :]
+            if seen.code != 0 or over.wait(_CLOCKS_EVERY_S):
+                found.append(Glimpse(seen.code, "\n".join([*rows, ""]), seen.err, seen.problem))
+                return
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join(_ASK_S + 5)
+        if not found:
+            found.append(Glimpse(None, problem="nvidia-smi does not answer"))
+
+
+def _of_container(run: Run) -> Iterator[Part]:
+    box = run.container
+    if box is None:
+        what = "log, memory and state of the server"
+        yield Part("container.log", what, problem=f"Compose made no container of {run.target}:"
+                   f" docker compose --profile {run.target} up -d")  # fmt: skip
+        return
+    log.info("log and memory of the container")
+    seen = glimpse("docker", "image", "inspect", box.image, timeout_s=_ASK_S)
+    yield _json("image.json", "the image: digest, tags, size, labels", seen, _image)
+    seen = glimpse("docker", "inspect", box.id, timeout_s=_ASK_S)
+    yield _json(
+        "container.json", "the container: state, checks, limits, variables", seen, _container
+    )
+    whole = _log(box.id)
+    yield whole
+    if whole.problem:
+        yield _log(box.id, "container-end.log", "--tail", str(_TAIL_LINES))
+    lines = [line for line in whole.text.splitlines() if moments.PREFIX in line]
+    yield Part("moments.txt", "memory at each stage of the start", "\n".join([*lines, ""]),
+               "" if lines else "the log has no such line")  # fmt: skip
+    inside = {
+        "cgroup.txt": ("what the container's memory limit counts", _CGROUP),
+        "caches.txt": ("sizes of model and compiled kernels", _CACHES),
+        "device.txt": (
+            "the GPU as the driver shows it in the container",
+            "/opt/sparkforge/venv/bin/python -I -c 'import sys;"
+            ' sys.path.insert(0, "/opt/sparkforge/bin"); from sparkforge.serving import devices;'
+            ' print("capabilities", devices.capabilities());'
+            ' print("bytes of unified memory, as CUDA counts them", devices.unified_bytes())\'',
+        ),
+    }
+    for name, (what, script) in inside.items():
+        if box.state == "running":
+            yield _text(name, what, glimpse("docker", "exec", box.id, "sh", "-c", script,
+                                            timeout_s=_LOG_S))  # fmt: skip
+        else:
+            yield Part(name, what, problem=f"the container is {box.state}, not running")
+
+
+def _log(container: str, name: str = "container.log", *options: str) -> Part:
+    seen = glimpse(
+        "docker", "logs", "--timestamps", *options, container, timeout_s=_LOG_S, limit=_MOST
+    )
+    # two streams; the time in front of each line puts them together again
+    rows = sorted([*seen.out.splitlines(), *seen.err.splitlines()])
+    problem = "" if seen.code == 0 else seen.problem or "docker logs failed"
+    return Part(name, "the container's log", "\n".join([*rows, ""]), problem)
+
+
+def _json(name: str, what: str, seen: Glimpse, pick: Callable[[Any], Any]) -> Part:
+    """Return a part with some of the fields that ``docker inspect`` prints."""
+    if seen.code != 0:
+        return _text(name, what, seen)
+    try:
+        found = pick(plain.json_of(seen.out)[0])
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        return Part(name, what, problem=f"docker's answer has another form: {error!r}")
+    return Part(name, what, json.dumps(found, indent=1) + "\n")
+
+
+def _image(found: Any) -> Any:
+    names = ("Id", "RepoTags", "RepoDigests", "Created", "Size", "Architecture", "Os")
+    return {
+        **{name: found.get(name) for name in names},
+        "Labels": (found.get("Config") or {}).get("Labels"),
+    }
+
+
+def _container(found: Any) -> Any:
+    host = ("Memory", "MemorySwap", "ShmSize", "RestartPolicy", "PidsLimit", "Ulimits", "Tmpfs",
+            "DeviceRequests", "ReadonlyRootfs", "Runtime", "NetworkMode")  # fmt: skip
+    pairs = (text.partition("=") for text in (found.get("Config") or {}).get("Env") or [])
+    return {
+        **{name: found.get(name) for name in ("Image", "Created", "RestartCount", "State")},
+        "HostConfig": {name: (found.get("HostConfig") or {}).get(name) for name in host},
+        "Env": {name: INSTEAD if is_secret_name(name) else value for name, _, value in pairs},
+    }

@@ -1,0 +1,259 @@
+"""The one place where doctor looks at the machine; whatever it reads has a bound in time.
+
+A reading is text, or the reason why there is none. Probes judge readings and touch nothing, so a
+machine that nobody has here can be judged from a recording of its texts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core import plain
+from sparkforge.core.run import Glimpse, glimpse
+from sparkforge.runtime import envfile
+from sparkforge.serving import devices
+
+FILES = (
+    "/proc/cpuinfo",
+    "/proc/meminfo", "/proc/net/tcp", "/proc/net/tcp6", "/etc/os-release", "/etc/dgx-release",
+    "/proc/driver/nvidia/version", "/sys/class/dmi/id/sys_vendor",
+    "/sys/class/dmi/id/product_name", "/sys/class/dmi/id/bios_version",
+    "/sys/class/dmi/id/bios_date", "/proc/cmdline",
+)  # fmt: skip
+DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
+PROGRAMS: Mapping[str, tuple[str, ...]] = {
+    "nvidia-smi": ("nvidia-smi", "-q", "-x"),
+    "compute-cap": ("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"),
+    "docker": ("docker", "info", "--format", "{{json .}}"),
+    "buildx": ("docker", "buildx", "version"),
+    "compose": ("docker", "compose", "version", "--short"),
+    "nvidia-ctk": ("nvidia-ctk", "--version"),
+    "git": ("git", "--version"),
+}
+_VARIABLES = (
+    "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy",
+    "NO_PROXY", "SSL_CERT_FILE", "PIP_CERT", "DOCKER_HOST", "DOCKER_CONTEXT", "HF_HUB_OFFLINE",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What was read.
+
+    Attributes:
+        files: text by path; None where there is no such file, or it could not be read.
+        programs: what each of ``PROGRAMS`` said.
+        facts: what Python itself tells: machine, kernel, page size, …; as ``cuda_total`` the bytes
+            of an integrated GPU, "" where there is none.
+        paths: of each path that matters, whether it exists and may be read and written.
+        disks: free and total bytes by purpose (``store``, ``model``), and as ``checkpoint`` what
+            there is of the model.
+        variables: of the environment, and those of .env.
+        late: what did not answer in time, by name.
+    """
+
+    files: Mapping[str, str | None] = field(default_factory=dict)
+    programs: Mapping[str, Glimpse] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    disks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    late: tuple[str, ...] = ()
+
+    def said(self, name: str) -> Glimpse:
+        """Return what a program said; one that was not asked has no exit code."""
+        return self.programs.get(name, Glimpse(None, problem=f"{name} was not asked"))
+
+    def text(self, path: str) -> str:
+        """Return a file's text, "" where there is none."""
+        return (self.files.get(path) or "").strip()
+
+    def dumps(self) -> str:
+        """Return this as JSON, to be read back by ``loads``."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def loads(cls, text: str) -> Readings:
+        """Return what ``dumps`` wrote.
+
+        Raises:
+            ValueError, TypeError, AttributeError: the text is something else.
+        """
+        found = plain.json_of(text)
+        if not found or not isinstance(found, dict):
+            raise ValueError("nothing was read")
+        programs = {name: Glimpse(**one) for name, one in found.pop("programs", {}).items()}
+        late = tuple(found.pop("late", ()))
+        return cls(programs=programs, late=late, **found)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of what a program said, and not more than a line has room for."""
+    return (text.strip().splitlines() or [""])[0][:120]
+
+
+def bounded(works: Mapping[str, Callable[[], Any]], timeout_s: float) -> dict[str, Any]:
+    """Do works at the same time; returns the results of those that ended in time.
+
+    What hangs (a network file system whose server is gone) is left behind. A work that raises
+    OSError has no result either.
+    """
+    results: dict[str, Any] = {}
+
+    def do(name: str, work: Callable[[], Any]) -> None:
+        try:
+            results[name] = work()
+        except OSError:
+            pass  # no result is what the probes then see
+
+    threads = [
+        threading.Thread(target=do, args=pair, daemon=True, name=pair[0]) for pair in works.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s)
+        if not thread.is_alive():
+            continue
+        timeout_s = 0.01  # all had the same time
+    return dict(results)
+
+
+def take(
+    *, store: Path, model: Path, env_file: Path,
+    checkpoint: Callable[[], Mapping[str, Any]] | None = None,
+    rights: Callable[[], Mapping[str, Any]] | None = None, timeout_s: float = 8.0,
+) -> Readings:  # fmt: skip
+    """Read this machine.
+
+    Args:
+        store: the store's folder, which need not exist.
+        model: folder that the model lies in or will be fetched into.
+        checkpoint: reads what is there of the model; None where the target has none.
+        rights: reads what the container's user may do there; None where Compose mounts no folder.
+        env_file: Compose's .env; what stands in the environment counts before it.
+        timeout_s: for each program; all are asked at once.
+    """
+    works: dict[str, Callable[[], Any]] = {}
+    for name, words in PROGRAMS.items():
+        works[f"program {name}"] = _asker(words, timeout_s)
+    for path in FILES:
+        works[f"file {path}"] = _reader(Path(path))
+    socket = _socket(os.environ.get("DOCKER_HOST", ""))
+    for path in (*DEVICES, *([socket] if socket else []), str(store)):
+        works[f"path {path}"] = _rights(Path(path))
+    works["disk store"] = _disk(store)
+    works["disk model"] = _disk(model)
+    if checkpoint is not None:
+        works["disk checkpoint"] = checkpoint
+    if rights is not None:
+        works["disk rights"] = rights
+    works["variables"] = lambda: variables(env_file)
+    works["python"] = lambda: _pythons(timeout_s)
+    works["cuda"] = devices.unified_bytes
+    done = bounded(works, timeout_s + 2)
+
+    def of(kind: str) -> dict[str, Any]:
+        return {n.partition(" ")[2]: v for n, v in done.items() if n.startswith(f"{kind} ")}
+
+    facts = {
+        "machine": platform.machine(), "kernel": platform.release(),
+        "page_size": str(os.sysconf("SC_PAGESIZE")), "python": platform.python_version(),
+        "user": str(os.getuid()), "docker_socket": socket, "pythons": done.get("python", ""),
+        "cuda_total": str(done.get("cuda") or ""),
+    }  # fmt: skip
+    late = tuple(sorted(name for name in works if name not in done and _hangs(name)))
+    return Readings(
+        of("file"), of("program"), facts, of("path"), of("disk"), done.get("variables", {}), late
+    )
+
+
+def _hangs(name: str) -> bool:
+    """Tell whether a reading without a result is still being waited for."""
+    return any(thread.name == name for thread in threading.enumerate())
+
+
+def _asker(words: tuple[str, ...], timeout_s: float) -> Callable[[], Glimpse]:
+    return lambda: glimpse(*words, timeout_s=timeout_s)
+
+
+def _reader(path: Path) -> Callable[[], str | None]:
+    def read() -> str:
+        with path.open("rb") as file:
+            return file.read(1 << 20).decode(errors="replace")
+
+    return read
+
+
+def _rights(path: Path) -> Callable[[], dict[str, bool]]:
+    def look() -> dict[str, bool]:
+        nearest = path
+        while not nearest.exists() and nearest != nearest.parent:
+            nearest = nearest.parent
+        return {
+            "exists": path.exists(),
+            "readable": os.access(path, os.R_OK),
+            # what does not exist yet is made in the nearest folder that does
+            "writable": os.access(nearest, os.W_OK | (os.X_OK if nearest.is_dir() else 0)),
+            "folder": path.is_dir() if path.exists() else nearest.is_dir(),
+        }
+
+    return look
+
+
+def _disk(path: Path) -> Callable[[], dict[str, Any]]:
+    def look() -> dict[str, Any]:
+        nearest = path
+        while not nearest.exists() and nearest != nearest.parent:
+            nearest = nearest.parent
+        usage = shutil.disk_usage(nearest)
+        return {"path": str(path), "free": usage.free, "total": usage.total}
+
+    return look
+
+
+def _socket(docker_host: str) -> str:
+    """Return the path of the engine's socket, or "" for an engine that is reached otherwise."""
+    if not docker_host:
+        return "/var/run/docker.sock"
+    return docker_host.removeprefix("unix://") if docker_host.startswith("unix://") else ""
+
+
+def variables(env_file: Path) -> dict[str, str]:
+    """Return what Compose and the tools of the hub would see: .env, and over it the environment.
+
+    No token is among them.
+    """
+    found = all_variables(env_file)
+    return {name: value for name, value in found.items() if "TOKEN" not in name}
+
+
+def all_variables(env_file: Path) -> dict[str, str]:
+    """Return the same with tokens, for those who use or mask them."""
+    found = envfile.read(env_file)
+    for name, value in os.environ.items():
+        if name in _VARIABLES or name.startswith(("SPARKFORGE_", "NCCL_", "GLOO_", "UCX_", "HF_")):
+            found[name] = value
+    return found
+
+
+def _pythons(timeout_s: float) -> str:
+    """Return the versions of Python that are on the PATH and answer, as ``3.11 3.12``.
+
+    A version manager's shim is on the PATH also where the version itself is not installed.
+    """
+    names = [f"3.{minor}" for minor in range(10, 16) if shutil.which(f"python3.{minor}")]
+    asked = {name: _asker((f"python{name}", "--version"), timeout_s) for name in names}
+    said = bounded(asked, timeout_s)
+    return " ".join(
+        name for name in names
+        if name in said and said[name].code == 0 and f"Python {name}." in said[name].out
+    )  # fmt: skip

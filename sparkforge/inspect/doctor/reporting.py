@@ -1,0 +1,165 @@
+"""``doctor --report``: everything that a first run on a Spark can tell, in one archive."""
+
+from __future__ import annotations
+
+import getpass
+import gzip
+import io
+import json
+import socket
+import tarfile
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core.disk import disk_errors, write_file
+from sparkforge.core.errors import UsageError
+from sparkforge.core.log import human_bytes, log
+from sparkforge.inspect.doctor import parts
+from sparkforge.inspect.doctor.chats import Place
+from sparkforge.inspect.doctor.masking import Mask, mask_of
+from sparkforge.inspect.doctor.parts import Part
+from sparkforge.inspect.doctor.reading import Readings
+
+READINGS = "readings.json"
+_MOST = 64 << 20  # bytes of readings that are taken from an archive
+_LOOPBACK = "127.0.0.1"
+_CONTENTS = "CONTENTS.txt"
+
+
+def path_of(chosen: Path | None, folder: Path) -> Path:
+    """Return where the archive goes: the file that was named, else a new one with the time.
+
+    Raises:
+        UsageError: the file is there already, or its folder is not.
+    """
+    path = chosen or folder / time.strftime("sparkforge-report-%Y%m%d-%H%M%S.tar.gz")
+    if path.exists():
+        raise UsageError(f"--report {path}: is there already", "name another file")
+    if not path.parent.is_dir():
+        raise UsageError(f"--report {path}: no folder {path.parent}", "name a file in one")
+    return path
+
+
+def write(
+    path: Path, root: Path, target: str, seen: Readings, findings: Mapping[str, Any],
+    variables: Mapping[str, str], *, ask: bool,
+) -> list[Part]:  # fmt: skip
+    """Collect, mask, and write the archive; returns its parts.
+
+    Args:
+        root: the checkout.
+        seen: what doctor read.
+        findings: what it made of that, as ``--json`` prints it.
+        variables: of .env and environment, secrets included: they are masked.
+        ask: whether a server that runs is asked questions.
+
+    Raises:
+        StoreError: the disk takes no more.
+    """
+    keys = _keys(variables)
+    bind = variables.get("SPARKFORGE_BIND") or _LOOPBACK
+    host = _LOOPBACK if bind in ("0.0.0.0", "localhost") else bind
+    port = variables.get("SPARKFORGE_PORT") or 8000
+    place = Place(f"http://{host}:{port}/v1", keys[0] if keys else "")
+    run = parts.Run(root, target, parts.find_container(target), place)
+    mask = mask_of(variables, keys, Path.home(), getpass.getuser(), socket.gethostname())
+    found = [
+        Part(READINGS, "what doctor read; doctor --readings judges it", seen.dumps() + "\n"),
+        Part("findings.json", "what doctor made of it", json.dumps(findings, indent=1) + "\n"),
+        *parts.collect(run, ask=ask),
+    ]
+    masked = [_masked(part, mask) for part in found]
+    with disk_errors(path):
+        write_file(path, packed(masked))
+    return masked
+
+
+def show(path: Path, found: Sequence[Part]) -> None:
+    """Print what is in an archive, and what is not, with the reason."""
+    log.heading(f"{path} ({human_bytes(path.stat().st_size)})")
+    there = [one for one in found if one.text]
+    log.table([(one.file, human_bytes(len(one.text.encode())), one.what) for one in there])
+    for one in found:
+        if one.problem:
+            state = "not complete" if one.text else "missing"
+            log.info(f"{log.painted('33', '!')} {one.file}, {state}: {one.problem}")
+    log.info("API keys, tokens, passwords, serial numbers, and the names of user and machine are"
+             " left out; look through it before you send it")  # fmt: skip
+
+
+def document(path: Path, found: Iterable[Part]) -> dict[str, object]:
+    """Return what ``--json`` prints of a report."""
+    return {
+        "file": str(path),
+        "parts": [
+            {
+                "file": one.file,
+                "what": one.what,
+                "bytes": len(one.text.encode()),
+                "problem": one.problem,
+            }
+            for one in found
+        ],
+    }
+
+
+def packed(found: Iterable[Part]) -> bytes:
+    """Return the archive: one file a part, and a table of contents."""
+    parts_ = list(found)
+    rows = [
+        f"{one.file}\t{len(one.text.encode())}\t{one.what}"
+        + (f"\t{'not complete' if one.text else 'missing'}: {one.problem}" if one.problem else "")
+        for one in parts_
+    ]
+    files = {_CONTENTS: "\n".join([*rows, ""])}
+    files |= {one.file: one.text for one in parts_ if one.text}
+    raw = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w") as archive,
+    ):
+        for name, text in files.items():
+            data = text.encode(errors="replace")
+            member = tarfile.TarInfo(f"sparkforge-report/{name}")
+            member.size, member.mtime = len(data), int(time.time())
+            archive.addfile(member, io.BytesIO(data))
+    return raw.getvalue()
+
+
+def readings_in(path: Path) -> str | None:
+    """Return the readings in an archive; None: the file is no archive.
+
+    Raises:
+        ValueError: it is one without readings, or a damaged one.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        if file.read(2) != b"\x1f\x8b":
+            return None
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for member in archive:
+                if member.isfile() and Path(member.name).name == READINGS:
+                    inside = archive.extractfile(member)
+                    if inside is not None and member.size <= _MOST:
+                        return inside.read().decode(errors="replace")
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"a damaged archive: {error}") from None
+    raise ValueError(f"an archive without {READINGS}")
+
+
+def _masked(part: Part, mask: Mask) -> Part:
+    return Part(part.file, part.what, mask.text(part.text), mask.text(part.problem))
+
+
+def _keys(variables: Mapping[str, str]) -> list[str]:
+    """Return the server's API key, from the file that Compose mounts."""
+    named = variables.get("SPARKFORGE_API_KEY_FILE")
+    try:
+        key = Path(named).expanduser().read_text(encoding="utf-8").strip() if named else ""
+    except (OSError, UnicodeDecodeError, RuntimeError):
+        return []  # the chats then say that the server refuses them
+    return [key] if key else []

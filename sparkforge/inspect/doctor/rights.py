@@ -1,0 +1,83 @@
+"""What user 10001, as whom the container serves, may do with a folder of this machine.
+
+A folder that Compose mounts is entered by the container where it is mounted, so the folders above
+it do not count. Access control lists (setfacl) are read from where Linux keeps them.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sparkforge.inspect.doctor.checkpoint import folder_of
+
+USER = 10001
+"""User and group of the image (Dockerfile)."""
+_MOST_FILES = 10_000
+# of linux/posix_acl_xattr.h and posix_acl.h: entries about somebody else than the owner
+_ACL, _HEAD, _ENTRY = "system.posix_acl_access", 4, struct.Struct("<HHI")
+_NAMED_USER, _OWNING_GROUP, _NAMED_GROUP, _MASK = 2, 4, 8, 16
+_READ, _WRITE, _ENTER = 4, 2, 1
+
+
+def granted(path: Path, user: int = USER) -> int:
+    """Return the rights of a user, whose group has the same number: bits 4 (read), 2, 1.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    seen = path.stat()
+    if seen.st_uid == user:
+        return seen.st_mode >> 6 & 7
+    try:
+        acl = os.getxattr(path, _ACL)[_HEAD:]
+    except OSError:  # has none, or lies on a file system without
+        return (seen.st_mode >> 3 if seen.st_gid == user else seen.st_mode) & 7
+    entries = list(_ENTRY.iter_unpack(acl))
+    mask = next((bits for tag, bits, _ in entries if tag == _MASK), 7)
+    for tag, bits, of in entries:
+        if tag == _NAMED_USER and of == user:
+            return int(bits & mask)
+    groups = [
+        bits & mask for tag, bits, of in entries
+        if (tag == _OWNING_GROUP and seen.st_gid == user) or (tag == _NAMED_GROUP and of == user)
+    ]  # fmt: skip
+    return max(groups) if groups else seen.st_mode & 7
+
+
+def read(home: Path, repository: str) -> dict[str, Any]:
+    """Return what is in the way of user 10001 in a hub's home, as far as a model is concerned.
+
+    Returns:
+        ``exists`` (the home itself), ``unreadable`` and ``unwritable``: the first such path, or "".
+    """
+    found: dict[str, Any] = {"exists": home.exists(), "unreadable": "", "unwritable": ""}
+    if not found["exists"]:
+        return found
+    for path in _paths(home, folder_of(home / "hub", repository)):
+        try:
+            rights, folder = granted(path), path.is_dir()
+        except OSError:
+            rights, folder = 0, False
+        need = _READ | _ENTER if folder else _READ
+        if rights & need != need and not found["unreadable"]:
+            found["unreadable"] = str(path)
+        # files are replaced, not written into; what is complete is only read
+        if folder and not rights & _WRITE and not found["unwritable"]:
+            found["unwritable"] = str(path)
+    return found
+
+
+def _paths(home: Path, model: Path) -> Iterator[Path]:
+    yield home
+    yield from (path for path in (home / "hub", home / "hub" / ".locks", home / "xet")
+                if path.exists())  # fmt: skip
+    if model.exists():
+        yield model
+        for count, path in enumerate(sorted(model.rglob("*"))):
+            if count == _MOST_FILES:
+                return
+            yield path

@@ -1,0 +1,247 @@
+"""Probes of disks, the model's files and the server's port: readings → findings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build.composing import MODELS_VOLUME
+from sparkforge.inspect.doctor.finding import Finding
+from sparkforge.inspect.doctor.reading import Readings
+from sparkforge.inspect.doctor.rights import USER
+from sparkforge.inspect.doctor.wanted import MODEL_BYTES, Wanted
+
+_GIB = 1 << 30
+_LEAST = 2 * _GIB
+_VOLUME = f"volume {MODELS_VOLUME}"
+_LISTEN = "0A"  # the state in /proc/net/tcp
+
+
+def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    disk = seen.disks.get("store")
+    if disk is None:
+        yield Finding(
+            "store", "fail", "the disk of the store did not answer",
+            "df -h   # a network disk whose server is gone? then: --store DIR on another one",
+        )  # fmt: skip
+        return
+    rights = seen.paths.get(str(disk["path"]), {})
+    free = int(disk["free"])
+    said = f"{disk['path']}: {free / _GIB:.1f} GiB free"
+    elsewhere = "python3 build.py clean --superseded; or SPARKFORGE_STORE=/larger/disk/sparkforge"
+    if not rights.get("folder", True) or not rights.get("writable", True):
+        yield Finding("store", "fail", f"{said}; it can't be written",
+                      f"ls -ld {disk['path']}; or SPARKFORGE_STORE=/another/folder")  # fmt: skip
+    elif free < _LEAST:
+        yield Finding("store", "fail", said, elsewhere)
+    elif free < want.store_bytes:
+        need = f"{want.store_bytes / _GIB:.0f} GiB"
+        kind = "an estimate" if want.gpu else "measured"
+        yield Finding("store", "warn", f"{said}; a first build takes {need} ({kind})", elsewhere)
+    else:
+        yield Finding("store", "ok", said)
+
+
+def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    """Judge ``disks["checkpoint"]``: what ``checkpoint.read`` or ``read_folder`` gave."""
+    if want.model is None:
+        yield Finding("model", "ok", f"target {want.target} makes its own, a tiny one")
+        return
+    name, repository, revision = want.model
+    found = seen.disks.get("checkpoint")
+    if found is None:
+        yield Finding("model", "warn", "its folder did not answer, or can't be read",
+                      "ls -l ~/.cache/huggingface/hub; sudo python3 build.py doctor")  # fmt: skip
+        return
+    where = found.get("folder") or found.get("snapshot")
+    fetch = f"{_hf_home(seen, found)}hf download {repository} --revision {revision}"
+    if not where:
+        yield _absent(seen, want, found, _fetch_for_compose(seen, want, fetch))
+        yield from _room(seen, name)
+        return
+    wrong = _wrong(found)
+    halves = [*found.get("incomplete", ()), *found.get("incomplete_here", ())]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        yield Finding("model", "fail", f"{where}: {'; '.join(wrong[:3])}{more}",
+                      _again(found, fetch, revision))  # fmt: skip
+        yield from _room(seen, name)
+    elif halves:
+        yield Finding("model", "warn", f"{where}: complete, but {len(halves)} downloads beside it"
+                      " stopped half-way", fetch)  # fmt: skip
+    else:
+        size = sum(int(one["size"]) for one in found["shards"].values())
+        said = f"{where}: {len(found['shards'])} shards, {size / 1e9:.1f} GB"
+        if "hub" in found and not folder_for_compose(seen.variables):
+            yield Finding("model", "warn", f"{said}; but Compose reads its own {_VOLUME}, which its"
+                          " first start fills over the network",
+                          _mount(Path(found["hub"]), fetch, seen, want))  # fmt: skip
+            return
+        yield Finding("model", "ok", f"{said}, each as long as its header says")
+
+
+def folder_for_compose(variables: Mapping[str, str]) -> str:
+    """Return the folder of this machine that Compose mounts as the hub's home; "" for its volume.
+
+    Compose takes a value without a slash for the name of a volume.
+    """
+    chosen = variables.get("SPARKFORGE_HF_CACHE") or ""
+    return chosen if chosen.startswith(("/", ".", "~")) else ""
+
+
+def _hf_home(seen: Readings, found: Mapping[str, Any]) -> str:
+    folder = folder_for_compose(seen.variables)
+    return f"HF_HOME={_quoted(folder)} " if folder and "hub" in found else ""
+
+
+def _quoted(folder: str) -> str:
+    """Quote a folder for the shell, and leave it a ~ to expand."""
+    return f"~/{shlex.quote(folder[2:])}" if folder.startswith("~/") else shlex.quote(folder)
+
+
+def _fetch_for_compose(seen: Readings, want: Wanted, fetch: str) -> str:
+    """Return the commands that put a model where Compose looks; the container is user 10001."""
+    if folder := folder_for_compose(seen.variables):
+        return f"{fetch} && {_shared(_quoted(folder))}"
+    return f"python3 build.py model fetch --target {want.target}   # after the build"
+
+
+def _shared(folder: str) -> str:
+    """Return the command that gives the container a folder, and leaves it to its owner, too.
+
+    The last entry is about files that the container will make there.
+    """
+    return f"setfacl -R -m u:{USER}:rwX,d:u:{USER}:rwX,d:u:$(id -u):rwX {folder}"
+
+
+def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    """Judge ``disks["rights"]``: what ``rights.read`` gave of the folder that Compose mounts."""
+    folder, found = folder_for_compose(seen.variables), seen.disks.get("rights")
+    if not folder or found is None or want.model is None:
+        return
+    share = _shared(_quoted(folder))
+    if not found["exists"]:
+        yield Finding("model-rights", "fail", f"{folder} is not there; Docker would make it, as"
+                      " root's", f"mkdir -p {_quoted(folder)} && {share}")  # fmt: skip
+    elif found["unreadable"]:
+        yield Finding("model-rights", "fail", f"user {USER} of the container cannot read"
+                      f" {found['unreadable']}", share)  # fmt: skip
+    elif not found["unwritable"]:
+        yield Finding("model-rights", "ok", f"user {USER} of the container may read and write"
+                      f" {folder}")  # fmt: skip
+    elif offline(seen):
+        yield Finding("model-rights", "ok", f"user {USER} of the container may read {folder}, and"
+                      " HF_HUB_OFFLINE is set: it will not write")  # fmt: skip
+    else:
+        yield Finding("model-rights", "warn", f"user {USER} of the container cannot write to"
+                      f" {found['unwritable']}", f"{share}   # or, if the model is complete:"
+                      " echo HF_HUB_OFFLINE=1 >>.env")  # fmt: skip
+
+
+def _mount(hub: Path, fetch: str, seen: Readings, want: Wanted) -> str:
+    """Return the commands that have Compose use a hub's cache that is there."""
+    if hub.name != "hub":  # Compose mounts the folder above it
+        return _fetch_for_compose(seen, want, fetch)
+    home = shlex.quote(str(hub.parent))
+    return f"{_shared(home)} && echo SPARKFORGE_HF_CACHE={home} >>.env"
+
+
+def offline(seen: Readings) -> bool:
+    """Tell whether the hub must not be asked."""
+    return seen.variables.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON")
+
+
+def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) -> Finding:
+    assert want.model is not None
+    said = f"revision {want.model[2][:12]} is not in {found.get('hub')}"
+    if found.get("revisions"):
+        said += f" (there: {', '.join(one[:12] for one in found['revisions'])})"
+    if found.get("incomplete"):
+        said += f"; {len(found['incomplete'])} downloads stopped half-way"
+    if offline(seen):
+        return Finding("model", "fail", f"{said}, and HF_HUB_OFFLINE forbids to fetch it",
+                       f"HF_HUB_OFFLINE=0 {fetch}")  # fmt: skip
+    size = MODEL_BYTES.get(want.model[0])
+    amount = f" {size / 1e9:.1f} GB" if size else ""
+    into = folder_for_compose(seen.variables) or f"its {_VOLUME}"
+    return Finding(
+        "model", "warn", f"{said}; Compose's first start fetches{amount} into {into}", fetch
+    )
+
+
+def _again(found: Mapping[str, Any], fetch: str, revision: str) -> str:
+    """Return the command that repairs a checkpoint; what is there and damaged is not kept."""
+    if "hub" not in found:  # a folder of the user's own: nothing of it is overwritten
+        target = shlex.quote(f"{found['folder']}-anew")
+        return f"{fetch} --local-dir {target}   # or copy yours anew"
+    shards: Mapping[str, Mapping[str, Any]] = found.get("shards") or {}
+    damaged = [
+        name
+        for name, one in shards.items()
+        if one.get("problem", "") != "missing" and one.get("size") != one.get("expected")
+    ]
+    if found.get("index_problem"):
+        damaged.append("model.safetensors.index.json")
+    if not damaged:
+        return fetch
+    # the hub's client takes a file that is there for whole
+    names = " ".join(sorted(damaged))
+    anew = fetch.replace(" --revision", f" {names} --revision")
+    return f"{anew} --force-download && {fetch}"
+
+
+def _wrong(found: Mapping[str, Any]) -> list[str]:
+    wrong = []
+    if found.get("index_problem"):
+        wrong.append(f"model.safetensors.index.json: {found['index_problem']}")
+    if not found.get("config"):
+        wrong.append("no config.json")
+    shards = found.get("shards") or {}
+    if not shards and not wrong:
+        wrong.append("no safetensors file")
+    for name, one in shards.items():
+        if one.get("problem"):
+            wrong.append(f"{name}: {one['problem']}")
+        elif one["size"] != one["expected"]:
+            wrong.append(f"{name}: {one['size']} bytes, its header says {one['expected']}")
+    return wrong
+
+
+def _room(seen: Readings, name: str) -> Iterator[Finding]:
+    disk, need = seen.disks.get("model"), MODEL_BYTES.get(name)
+    if disk is None or need is None:
+        return
+    said = f"{disk['path']}: {int(disk['free']) / 1e9:.0f} GB free, {name} takes {need / 1e9:.0f}"
+    if int(disk["free"]) < need:
+        hint = "echo SPARKFORGE_HF_CACHE=/larger/disk/huggingface >>.env   # of user 10001"
+        yield Finding("model-disk", "fail", said, hint)
+    else:
+        yield Finding("model-disk", "ok", said)
+
+
+def port(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    text = seen.variables.get("SPARKFORGE_PORT") or "8000"
+    if not text.isdecimal() or not 0 < int(text) <= 65535:
+        yield Finding("port", "fail", f"SPARKFORGE_PORT is {text!r}", "SPARKFORGE_PORT=8000")
+        return
+    taken = listening(seen.text("/proc/net/tcp")) | listening(seen.text("/proc/net/tcp6"))
+    if int(text) in taken:
+        yield Finding(
+            "port", "warn", f"{text} is taken, perhaps by the server itself",
+            f"ss -ltnp 'sport = :{text}'; or another one: SPARKFORGE_PORT=8001 docker compose up",
+        )  # fmt: skip
+    else:
+        yield Finding("port", "ok", f"{text} is free")
+
+
+def listening(text: str) -> set[int]:
+    """Return the ports that /proc/net/tcp (or tcp6) shows a listener on."""
+    rows = re.findall(r"^\s*\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} (\w\w) ", text,
+                      re.MULTILINE)  # fmt: skip
+    return {int(number, 16) for number, state in rows if state == _LISTEN}
+
+
+PROBES = (store, model, model_rights, port)

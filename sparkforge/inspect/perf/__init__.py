@@ -1,0 +1,1 @@
+"""Roofline and quality of the dense layers' formats."""

@@ -1,0 +1,274 @@
+"""The roofline as people and programs read it: rows, text, Markdown, JSON and one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from xml.sax.saxutils import escape
+
+from sparkforge.core.errors import UsageError
+from sparkforge.core.log import log
+from sparkforge.inspect.perf.published import FIGURES, READ_ON, Figure
+from sparkforge.inspect.perf.roofline import (
+    GB,
+    Bytes,
+    KvCache,
+    Moe,
+    Setup,
+    ceiling,
+    parse_layers,
+    step_bytes,
+)
+from sparkforge.inspect.perf.shapes import SHAPES, Shape
+from sparkforge.pins.pins import Target
+
+NOTE = "a ceiling is arithmetic (bandwidth / bytes), not a measurement: nobody ran this on a Spark"
+CONTEXT = 2048
+"""Tokens, unless another number is asked for; about where the published figures were taken."""
+PUBLISHED_MODEL = "gpt-oss-120b"
+
+
+_STEPS: tuple[tuple[str, Moe, str], ...] = (
+    ("release", "marlin-release", ""),
+    ("Marlin pads less", "marlin", ""),
+    ("qkv=mxfp8", "marlin", "qkv=mxfp8"),
+    ("qkv=mxfp8,o=mxfp8", "marlin", "qkv=mxfp8,o=mxfp8"),
+    ("qkv=mxfp8,o=mxfp8,lm_head=mxfp8", "marlin", "qkv=mxfp8,o=mxfp8,lm_head=mxfp8"),
+    ("qkv", "marlin", "qkv"),
+    ("qkv,o", "marlin", "qkv,o"),
+    ("qkv,o,lm_head=mxfp8", "marlin", "qkv,o,lm_head=mxfp8"),
+    ("qkv,o,lm_head", "marlin", "qkv,o,lm_head"),
+    ("experts by CUTLASS: qkv,o,lm_head", "flashinfer_cutlass", "qkv,o,lm_head"),
+    ("experts by Triton: qkv,o,lm_head", "triton", "qkv,o,lm_head"),
+)
+"""Name, MoE backend, --mxfp4-layers. Each row has the change of the second one, too."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The setup that a table is computed for.
+
+    Attributes:
+        bandwidth: of the target's memory, GB/s.
+        context: tokens that each sequence attends to.
+        batch: sequences that are decoded together.
+    """
+
+    model: str
+    shape: Shape
+    bandwidth: float
+    context: int
+    batch: int
+    kv_cache: KvCache
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration, its bytes and its ceiling (tokens a second over all sequences)."""
+
+    name: str
+    moe: Moe
+    layers: str
+    step: Bytes
+    ceiling: float
+    gain: float
+    gb_per_token: float
+
+
+def case(
+    target: Target, name: str, *, model: str | None = None, bandwidth: float | None = None,
+    context: int = CONTEXT, batch: int = 1, kv_cache: KvCache = "auto",
+) -> Case:  # fmt: skip
+    """Return the case of a target, its own model and bandwidth where no other is given.
+
+    Raises:
+        UsageError: there is no model, no shape of it, or no bandwidth.
+    """
+    wanted = model or target.model
+    if wanted is None:
+        msg = f"target {name} has no model of its own"
+        raise UsageError(msg, f"name one with --model: {', '.join(SHAPES)}")
+    if wanted not in SHAPES:
+        raise UsageError(f"{wanted!r}: no shape of it is known", f"use one of {', '.join(SHAPES)}")
+    speed = bandwidth or target.memory_gb_s
+    if speed is None:
+        msg = f"target {name}: pins.yaml says no memory_gb_s"
+        raise UsageError(msg, "name the memory's bandwidth with --bandwidth GB/s")
+    return Case(wanted, SHAPES[wanted], speed, context, batch, kv_cache)
+
+
+def rows(case: Case, layers: str | None = None) -> list[Row]:
+    """Return the table: the release, what each patch makes of it, and ``layers`` if given.
+
+    Raises:
+        UsageError: ``layers`` is not understood.
+    """
+    steps = list(_STEPS)
+    if layers is not None:
+        parse_layers(layers)
+        steps.append((f"as asked for: {layers}", "marlin", layers))
+    made: list[Row] = []
+    for name, moe, spec in steps:
+        setup = Setup(moe, parse_layers(spec) if spec else {}, case.kv_cache)
+        step = step_bytes(case.shape, setup, context=case.context, batch=case.batch)
+        speed = ceiling(step, case.bandwidth, case.batch)
+        gain = speed / made[0].ceiling if made else 1.0
+        made.append(Row(name, moe, spec, step, speed, gain, step.total / case.batch / GB))
+    return made
+
+
+def compared(case: Case) -> list[tuple[Figure, float | None]]:
+    """Return the published figures, each with our ceiling for the weights that it read.
+
+    Empty where the figures are about another model. The ceilings are for one sequence of
+    ``CONTEXT`` tokens, whatever the case says.
+    """
+    if case.model != PUBLISHED_MODEL:
+        return []
+    found = []
+    for figure in FIGURES:
+        limit = None
+        if figure.setup is not None:
+            step = step_bytes(case.shape, figure.setup, context=CONTEXT)
+            limit = ceiling(step, case.bandwidth)
+        found.append((figure, limit))
+    return found
+
+
+# -- cells -----------------------------------------------------------------------
+
+HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "")
+PUBLISHED_HEAD = ("theirs, not ours", "tok/s", "published", "our ceiling", "share", "source")
+
+
+def cells(row: Row, batch: int) -> tuple[str, ...]:
+    """Return a row's texts, GB a token of each part among them."""
+    step = row.step
+    parts = (step.experts, step.qkv + step.o, step.lm_head, step.kv, step.router + step.other)
+    return (
+        row.name, *(f"{part / batch / GB:.3f}" for part in parts), f"{row.gb_per_token:.3f}",
+        f"{row.ceiling:.1f} tok/s", f"x{row.gain:.2f}",
+    )  # fmt: skip
+
+
+def published_title(case: Case) -> str:
+    """Return the heading over the published figures."""
+    return (f"published by others for {case.model} on one Spark, read {READ_ON}; ceilings at"
+            f" {CONTEXT} tokens, batch 1")  # fmt: skip
+
+
+def published_cells(figure: Figure, limit: float | None) -> tuple[str, ...]:
+    """Return a published figure's texts."""
+    low, high = figure.tok_s
+    share = "-"
+    if limit is not None:
+        ends = sorted({round(100 * value / limit) for value in figure.tok_s})
+        share = " to ".join(str(end) for end in ends) + " %"
+    return (
+        figure.engine + (" (1)" if figure.note else ""),
+        f"{low:g}" if low == high else f"{low:g} to {high:g}", figure.published or "no date",
+        "-" if limit is None else f"{limit:.1f}", share, figure.source,
+    )  # fmt: skip
+
+
+def show(case: Case, table: Sequence[Row]) -> None:
+    """Print the table, and what others published beside it."""
+    log.heading(f"{case.model}, {case.context} tokens of context, batch {case.batch}, at"
+                f" {case.bandwidth:g} GB/s")  # fmt: skip
+    log.info(NOTE)
+    log.table([HEAD, *(cells(row, case.batch) for row in table)])
+    theirs = compared(case)
+    if theirs:
+        log.heading(published_title(case))
+        log.table([PUBLISHED_HEAD, *(published_cells(*pair) for pair in theirs)])
+        for figure, _ in theirs:
+            if figure.note:
+                log.info(f"(1) {figure.note}")
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
+    rule = ["---:" if i in numbers else "---" for i in range(len(head))]
+    lines = [head, rule, *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def markdown(case: Case) -> str:
+    """Return the tables of docs/roofline.md."""
+    table = [cells(row, case.batch) for row in rows(case)]
+    theirs = [published_cells(*pair) for pair in compared(case)]
+    notes = [figure.note for figure, _ in compared(case) if figure.note]
+    return (
+        _markdown(HEAD, table, range(1, 9))
+        + f"\nPublished by others for one Spark, read on {READ_ON}. None is ours:\n\n"
+        + _markdown(PUBLISHED_HEAD, theirs, (1, 3, 4))
+        + "".join(f"\n(1) {note[0].upper()}{note[1:]}.\n" for note in notes)
+    )
+
+
+def as_json(case: Case, table: Sequence[Row]) -> Mapping[str, Any]:
+    """Return everything as JSON values; bytes are bytes a step."""
+    return {
+        "note": NOTE,
+        "model": case.model,
+        "bandwidth_gb_s": case.bandwidth,
+        "context": case.context,
+        "batch": case.batch,
+        "kv_cache_dtype": case.kv_cache,
+        "rows": [
+            {
+                "name": row.name, "moe": row.moe, "layers": row.layers,
+                "bytes": row.step.parts(), "gb_per_token": row.gb_per_token,
+                "ceiling_tok_s": row.ceiling, "gain": row.gain,
+            }
+            for row in table
+        ],
+        "published_by_others": [
+            {
+                "engine": figure.engine, "tok_s": list(figure.tok_s), "source": figure.source,
+                "published": figure.published, "read": READ_ON, "our_ceiling_tok_s": limit,
+                "note": figure.note,
+            }
+            for figure, limit in compared(case)
+        ],
+    }  # fmt: skip
+
+
+# -- the picture -------------------------------------------------------------------
+
+_PARTS = (("experts", "#3b6ea5"), ("qkv + o", "#d98032"), ("lm_head", "#8a5aa8"),
+          ("KV and rest", "#8c8c8c"))  # fmt: skip
+_LEFT, _SCALE, _LINE, _TOP, _WIDTH = 250, 72, 26, 62, 760
+
+
+def svg(case: Case) -> str:
+    """Return the picture: GB a token by part, one bar a configuration, its ceiling behind it."""
+    table = rows(case)
+    height = _TOP + len(table) * _LINE + 12
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"'
+        ' font-family="sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="10" y="20" font-size="14">{escape(case.model)}: GB read a token, and the'
+        f" ceiling at {case.bandwidth:g} GB/s (arithmetic, not measured)</text>",
+    ]
+    x = _LEFT
+    for name, colour in _PARTS:
+        out.append(f'<rect x="{x}" y="34" width="12" height="12" fill="{colour}"/>')
+        out.append(f'<text x="{x + 17}" y="44">{name}</text>')
+        x += 100
+    for i, row in enumerate(table):
+        y, step = _TOP + i * _LINE, row.step
+        out.append(
+            f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(row.name)}</text>'
+        )
+        x_at = float(_LEFT)
+        parts = (step.experts, step.qkv + step.o, step.lm_head, step.kv + step.router + step.other)
+        for part, (_, colour) in zip(parts, _PARTS, strict=True):
+            width = part / case.batch / GB * _SCALE
+            out.append(f'<rect x="{x_at:.1f}" y="{y}" width="{width:.1f}" height="19"'
+                       f' fill="{colour}"/>')  # fmt: skip
+            x_at += width
+        text = f"{row.gb_per_token:.2f} GB, {row.ceiling:.0f} tok/s"
+        out.append(f'<text x="{x_at + 6:.1f}" y="{y + 14}">{text}</text>')
+    return "\n".join([*out, "</svg>"]) + "\n"

@@ -1,0 +1,78 @@
+"""Facts about kernels, held against what a unit promises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparkforge.inspect.proofs.sass import Kernel
+
+SHARED_LIMIT = 101_376
+"""Bytes of shared memory that one block may have on SM12x (99 KiB; CUDA's programming guide)."""
+
+STUB = "it only traps, an empty stub"
+
+# tcgen05 and tensor memory (UTC…MMA, UTCBAR, LDTM, STTM) and warpgroup MMA: no SM12x has them.
+# UTMALDG and UTMASTG, TMA's loads and stores, it has; its scatter ptxas refuses.
+_FORBIDDEN = re.compile(r"UTC\w*|LDTM|STTM|[HQI]GMMA|WARPGROUP")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What every kernel of a unit must be.
+
+    Attributes:
+        mma: pattern that each matrix instruction must match, in full; each kernel must have one.
+            None: a unit whose kernels need none.
+        kernels: how many kernels with matrix instructions there must be; None: at least one.
+        stack: bytes a thread that may be spilled; measured, so that more is noticed. None: any,
+            for kernels that the series does not touch.
+        sized: whether kernels must tell their dynamic shared memory.
+    """
+
+    mma: str | None
+    kernels: int | None = None
+    stack: int | None = 0
+    sized: bool = False
+
+
+def problems(kernels: Sequence[Kernel], promise: Promise, arch: str) -> list[str]:
+    """Return what is wrong; an empty list is a proof."""
+    if not kernels:
+        return ["holds no kernel"]
+    found = [problem for kernel in kernels for problem in _problems(kernel, promise, arch)]
+    if promise.kernels is not None and len(kernels) != promise.kernels:
+        found.append(f"holds {len(kernels)} kernel(s), not {promise.kernels}")
+    return found
+
+
+def _problems(kernel: Kernel, promise: Promise, arch: str) -> list[str]:
+    found = []
+    # the machine code does not say f: 120f is sm_120 there, as plain 120 is
+    if kernel.target != f"sm_{arch.removesuffix('f')}":
+        found.append(f"is for {kernel.target}, not sm_{arch}")
+    if bad := [word for word in kernel.opcodes if _FORBIDDEN.fullmatch(word)]:
+        found.append(f"uses {', '.join(bad)}, which no SM12x has")
+    if promise.mma is not None:
+        if not kernel.mma:
+            stub = f": {STUB}" if kernel.traps else ""
+            found.append(f"has no matrix instruction in {kernel.registers} registers{stub}")
+        found += [
+            f"has {count} {word}, which is not {promise.mma}"
+            for word, count in kernel.mma.items()
+            if not re.fullmatch(promise.mma, word)
+        ]
+    if promise.stack is not None and (kernel.stack > promise.stack or kernel.local):
+        found.append(f"spills: {kernel.stack} B stack, {kernel.local} B local, not {promise.stack}")
+    shared = kernel.shared + (kernel.shared_dynamic or 0)
+    if shared > SHARED_LIMIT:
+        found.append(f"needs {shared} B of shared memory; a block has {SHARED_LIMIT} at most")
+    if promise.sized and kernel.shared_dynamic is None:
+        found.append("does not tell its dynamic shared memory")
+    return [f"{short(kernel.name)}: {problem}" for problem in found]
+
+
+def short(name: str) -> str:
+    """Return a kernel's name in a length that can be read."""
+    return name if len(name) <= 60 else f"{name[:36]}…{name[-20:]}"

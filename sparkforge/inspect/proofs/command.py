@@ -1,0 +1,99 @@
+"""`build.py proofs`: options → verdicts → dist/proofs/."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from sparkforge.build import options as given
+from sparkforge.build.context import Context
+from sparkforge.core.disk import disk_errors
+from sparkforge.core.errors import ProofError
+from sparkforge.core.log import log
+from sparkforge.inspect.proofs import report, runner, toolchain, triton_aot, units
+from sparkforge.pins import pins
+from sparkforge.pins.pins import Pins
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the proofs that the options name; write the report.
+
+    Raises:
+        ProofError: something does not hold.
+    """
+    chosen = units.choose(options.names, ci=options.ci)
+    if options.list:
+        return _list(chosen, options)
+    start = time.monotonic()
+    path = given.pins_path(options)
+    loaded = pins.load(path)
+    store, access = given.store_of(options), given.access_of(options, loaded)
+    store.sweep()
+    nvcc = toolchain.nvcc_identity()
+    readers = toolchain.readers(store, path.parent, given.host_platform(), access)
+    trees = {
+        name: runner.patched_tree(store, path.parent, name, loaded.upstream(name), access)
+        for name in sorted({unit.upstream for unit in chosen if unit.upstream is not None})
+    }
+    with_nvcc = [unit for unit in chosen if not unit.triton]
+    todo = runner.jobs(with_nvcc, trees, store)
+    at_once = runner.width(options.jobs)
+    log.heading(f"{len(todo)} unit(s) to prove, {at_once} at once, with nvcc {nvcc}")
+    verdicts = runner.prove(store, todo, trees, readers, at_once)
+    left_out = []
+    for unit in chosen:
+        if unit.triton and (why := _no_triton(loaded)):
+            log.warning(f"{unit.name}: left out: {why}")
+            left_out.append({"unit": unit.name, "why": why})
+        elif unit.triton:
+            for verdict in triton_aot.prove(_context(options, loaded, path), unit, readers):
+                verdicts.append(verdict)
+                runner.tell(verdict)
+    document = report.document(verdicts, nvcc) | {"left_out": left_out}
+    folder = path.parent / "dist" / "proofs"
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(document, indent=1, sort_keys=True) + "\n"
+        (folder / "report.json").write_text(text)
+        (folder / "report.md").write_text(report.markdown(verdicts, nvcc))
+    failed = [verdict.job.label for verdict in verdicts if not verdict.ok]
+    log.heading(f"{len(verdicts) - len(failed)} of {len(verdicts)} hold, in"
+                f" {time.monotonic() - start:.0f} s; dist/proofs/report.md")  # fmt: skip
+    if failed:
+        raise ProofError(f"does not hold: {', '.join(failed)}", "see dist/proofs/report.md")
+    if options.json:
+        log.json(document)
+    return 0
+
+
+def _no_triton(loaded: Pins) -> str:
+    """Say why Triton can't be run here; empty where it can."""
+    target = loaded.target(triton_aot.TARGET)
+    here = given.host_platform()
+    if here in target.platforms:
+        return ""
+    return f"the {triton_aot.TARGET} target, whose interpreter runs Triton, is not for {here}"
+
+
+def _context(options: argparse.Namespace, loaded: Pins, path: Path) -> Context:
+    return Context(
+        root=path.parent, pins=loaded, pins_path=path, store=given.store_of(options),
+        target_name=triton_aot.TARGET, target=loaded.target(triton_aot.TARGET),
+        platform=given.host_platform(), access=given.access_of(options, loaded),
+    )  # fmt: skip
+
+
+def _list(chosen: list[units.Unit], options: argparse.Namespace) -> int:
+    if options.json:
+        log.json({
+            unit.name: {"summary": unit.summary, "archs": list(unit.archs), "ci": list(unit.ci),
+                        "control": unit.control}
+            for unit in chosen
+        })  # fmt: skip
+        return 0
+    for unit in chosen:
+        log.info(f"{unit.name}  [{' '.join(unit.archs)}]")
+        log.info(f"    {unit.summary}")
+    return 0

@@ -1,0 +1,89 @@
+"""Verdicts → a document and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparkforge.inspect.proofs.runner import Verdict
+
+
+def document(verdicts: Sequence[Verdict], nvcc: str) -> dict[str, Any]:
+    """Return all facts as JSON values."""
+    return {
+        "nvcc": nvcc,
+        "ran_on": "no GPU: compiled and disassembled only",
+        "ok": all(verdict.ok for verdict in verdicts),
+        "proofs": [
+            {
+                "unit": verdict.job.unit.name, "label": verdict.job.label,
+                "arch": verdict.job.arch, "control": verdict.job.unit.control,
+                "ok": verdict.ok, "problems": list(verdict.problems),
+                "compile_seconds": verdict.seconds,
+                "kernels": [kernel.as_json() for kernel in verdict.kernels],
+            }
+            for verdict in verdicts
+        ],
+    }  # fmt: skip
+
+
+def markdown(verdicts: Sequence[Verdict], nvcc: str) -> str:
+    """Return the table that people read: one line a unit and architecture."""
+    lines = [
+        "# Proofs from machine code",
+        "",
+        f"Compiled by nvcc ({nvcc}) and disassembled; nothing was run. Registers and spills are a"
+        " thread's, shared memory a block's, static and dynamic together.",
+        "",
+        "| Proof | For | Kernels | Matrix instructions | Registers | Stack, bytes | Shared, bytes"
+        " | Compiled in | Verdict |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for verdict in verdicts:
+        label = verdict.job.label.rpartition(" ")[0]
+        kernels = verdict.kernels
+        mma: dict[str, int] = {}
+        for kernel in kernels:
+            for word, count in kernel.mma.items():
+                mma[word] = mma.get(word, 0) + count
+        words = ", ".join(f"{count} `{word}`" for word, count in mma.items()) or "none"
+        shared = [kernel.shared + (kernel.shared_dynamic or 0) for kernel in kernels]
+        good = "fails, as it must" if verdict.job.unit.control else "holds"
+        lines.append(
+            f"| {label} | {verdict.job.arch} | {len(kernels)} | {words}"
+            f" | {_span([kernel.registers for kernel in kernels])}"
+            f" | {_span([kernel.stack for kernel in kernels])} | {_span(shared)}"
+            f" | {verdict.seconds:.0f} s | {good if verdict.ok else '**does not hold**'} |"
+        )
+    alike, differ = _same_code(verdicts)
+    if alike or differ:
+        lines += ["", f"The same instructions on all their targets: {', '.join(alike) or 'none'}."]
+    if differ:
+        lines.append(f"Other instructions from target to target: {', '.join(differ)}.")
+    failed = [verdict for verdict in verdicts if not verdict.ok]
+    if failed:
+        lines += ["", "## What does not hold", ""]
+        lines += [
+            f"* {verdict.job.label}: {problem}" for verdict in failed
+            for problem in verdict.problems or ("a control that no check refuses",)
+        ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _same_code(verdicts: Sequence[Verdict]) -> tuple[list[str], list[str]]:
+    """Return what has equal machine code on all its targets, and what has not."""
+    codes: dict[str, list[list[str]]] = {}
+    for verdict in verdicts:
+        if not verdict.job.unit.control:
+            label = verdict.job.label.rpartition(" ")[0]
+            codes.setdefault(label, []).append(sorted(kernel.code for kernel in verdict.kernels))
+    several = {label: found for label, found in codes.items() if len(found) > 1}
+    alike = [label for label, found in several.items() if all(one == found[0] for one in found)]
+    return alike, [label for label in several if label not in alike]
+
+
+def _span(values: Sequence[int]) -> str:
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

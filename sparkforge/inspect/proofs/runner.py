@@ -1,0 +1,224 @@
+"""Units → jobs → machine code → facts → a verdict. What the store holds is not made again."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from sparkforge.build.jobs import NVCC_GIB
+from sparkforge.build.jobs import width as jobs_width
+from sparkforge.core import git
+from sparkforge.core.errors import CommandError, ProofError
+from sparkforge.core.log import log
+from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import call
+from sparkforge.inspect.proofs import checks, toolchain
+from sparkforge.inspect.proofs.checks import Promise
+from sparkforge.inspect.proofs.sass import Kernel
+from sparkforge.inspect.proofs.toolchain import Readers
+from sparkforge.inspect.proofs.units import HERE, Unit, generated_kernels
+from sparkforge.pins.pins import RELEASE_PLAN, Upstream
+from sparkforge.series import series
+from sparkforge.sources import sources
+from sparkforge.sources.sources import Access
+from sparkforge.store.codekey import code_of
+from sparkforge.store.store import Store
+
+_TREE = ("csrc", "include", "3rdparty")
+_GENERATOR = "flashinfer/jit/gemm"
+_GENERATE = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+module = importlib.import_module("cutlass.generate_kernels")
+module.generate_gemm_operations(sys.argv[2], "120;120-real")
+"""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An upstream's patched tree as far as a compiler sees it."""
+
+    path: Path
+    identity: Mapping[str, str]
+    """Git's tree id of each folder: what a unit's key holds."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One source for one architecture."""
+
+    unit: Unit
+    arch: str
+    label: str
+    source: str
+    promise: Promise
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a job.
+
+    Attributes:
+        problems: what the checks found.
+        seconds: how long compiling took when it was done.
+        fresh: whether it was compiled now.
+    """
+
+    job: Job
+    kernels: tuple[Kernel, ...]
+    problems: tuple[str, ...]
+    seconds: float
+    fresh: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether it holds; a control does where the checks refuse it, for the stub that it is."""
+        if not self.job.unit.control:
+            return not self.problems
+        # for the one reason that a control is there for
+        return bool(self.problems) and all(checks.STUB in problem for problem in self.problems)
+
+
+# -- sources -----------------------------------------------------------------------
+
+
+def patched_tree(store: Store, root: Path, name: str, upstream: Upstream, access: Access) -> Tree:
+    """Return an upstream's patched tree, unpacked in the store.
+
+    Raises:
+        FetchError, IntegrityError, SeriesError: as for a build.
+    """
+    source = sources.ensure(store, name, upstream, RELEASE_PLAN, access)
+    patches = series.read(root / "patches" / name)
+    patched = series.apply_recorded(store, patches, source, upstream)
+    folders = (*_TREE, _GENERATOR)
+    ids = git.git(source.repo, "rev-parse", *(f"{patched.commit}:{one}" for one in folders))
+    identity = dict(zip(folders, ids.split(), strict=True))
+
+    def make(folder: Path) -> Mapping[str, Any]:
+        git.unpack(source.repo, patched.commit, folders, folder / "tree")
+        return {"commit": patched.commit}
+
+    inputs = {"upstream": name, "folders": identity}
+    made = toolchain.keep(store, "proof-trees", f"tree {name}", inputs, make)
+    return Tree(made.path / "tree", identity)
+
+
+def jobs(units: Sequence[Unit], trees: Mapping[str, Tree], store: Store) -> list[Job]:
+    """Return what is to be compiled; FlashInfer's generator is run for units that it writes.
+
+    Raises:
+        ProofError: it writes no file for a unit.
+    """
+    written: dict[str, str] = {}
+    if any(unit.generated for unit in units):
+        written = _generate(trees["flashinfer"], store)
+    result = []
+    for unit in units:
+        parts = {unit.name: _source(unit, trees)} if unit.generated is None else {
+            f"{unit.name}/{name}": text for name, text in written.items()
+            if set(generated_kernels(text)) == {unit.generated}
+        }  # fmt: skip
+        if not parts:
+            msg = f"{unit.name}: FlashInfer's generator writes no kernel of {unit.generated}"
+            raise ProofError(msg, "the series that adds them is not applied, or the unit is stale")
+        for arch in unit.archs:
+            for label, text in parts.items():
+                promise = unit.promise
+                if unit.generated is not None:
+                    promise = Promise(
+                        promise.mma, len(generated_kernels(text)), promise.stack, promise.sized
+                    )
+                result.append(Job(unit, arch, f"{label} {arch}", text, promise))
+    return result
+
+
+def _source(unit: Unit, trees: Mapping[str, Tree]) -> str:
+    if unit.text is not None:
+        return unit.text
+    assert unit.file is not None
+    if unit.upstream is None:
+        return (HERE / unit.file).read_text(encoding="utf-8")
+    return (trees[unit.upstream].path / unit.file).read_text(encoding="utf-8")
+
+
+def _generate(tree: Tree, store: Store) -> dict[str, str]:
+    """Return FlashInfer's generated SM12x files: short name → source."""
+    with store.temporary("generate") as work:
+        call(sys.executable, "-I", "-c", _GENERATE, tree.path / _GENERATOR, work)
+        files = sorted(work.rglob("gemm_grouped/120/**/*.generated.cu"))
+        return {
+            path.name.partition(".")[0].rpartition("sm120_")[2]: path.read_text(encoding="utf-8")
+            for path in files
+        }
+
+
+# -- compiling and reading -------------------------------------------------------------
+
+
+def width(asked: int | None) -> int:
+    """Return how many compilers run at once: as many as memory holds, and the machine has CPUs."""
+    return jobs_width(asked, NVCC_GIB)  # no gate stands in front of these
+
+
+def prove(
+    store: Store, todo: Sequence[Job], trees: Mapping[str, Tree], readers: Readers, at_once: int
+) -> list[Verdict]:
+    """Compile and read what the store lacks, and check all of it."""
+    nvcc = toolchain.nvcc_identity()
+    reading = code_of("sparkforge.inspect.proofs.sass")
+    verdicts = []
+
+    def one(job: Job, stopping: Event) -> Verdict:
+        tree = trees[job.unit.upstream] if job.unit.upstream is not None else None
+        compiled = {
+            "source": hashlib.sha256(job.source.encode()).hexdigest(), "arch": job.arch,
+            "nvcc": nvcc, "recipe": toolchain.recipe(tree is not None),
+            "tree": {k: v for k, v in tree.identity.items() if k in _TREE} if tree else None,
+        }  # fmt: skip
+        fresh = store.find("proof-cubins", compiled) is None
+
+        def build(folder: Path) -> Mapping[str, Any]:
+            source = folder / "unit.cu"
+            if tree is not None and job.unit.file is not None:
+                source = tree.path / job.unit.file  # it includes files that lie beside it
+            else:
+                source.write_text(job.source, encoding="utf-8")
+            try:
+                toolchain.compile_cubin(
+                    source, job.arch, tree.path if tree else None, folder / "unit.cubin"
+                )
+            except CommandError as error:
+                msg = f"{job.label}: nvcc refuses it:\n{error}"
+                raise ProofError(msg, "fix the source, or the patch that changed it") from error
+            return {"label": job.label}
+
+        cubin = toolchain.keep(store, "proof-cubins", f"cubin {job.label}", compiled, build)
+
+        def facts(folder: Path) -> Mapping[str, Any]:
+            return {"kernels": [k.as_json() for k in readers.read(cubin.path / "unit.cubin")]}
+
+        inputs = {"cubin": cubin.key, "readers": readers.identity, "code": reading}
+        read = toolchain.keep(store, "proof-facts", f"facts {job.label}", inputs, facts)
+        kernels = tuple(Kernel.from_json(value) for value in read.outputs["kernels"])
+        found = checks.problems(kernels, job.promise, job.arch)
+        return Verdict(job, kernels, tuple(found), cubin.seconds, fresh)
+
+    for done, verdict in enumerate(in_parallel(one, todo, at_once), 1):
+        verdicts.append(verdict)
+        tell(verdict, f"{done}/{len(todo)} ")
+    return verdicts
+
+
+def tell(verdict: Verdict, count: str = "") -> None:
+    """Say what came of a job."""
+    took = f"compiled in {verdict.seconds:.0f} s" if verdict.fresh else "in the store"
+    log.info(f"{count}{'ok' if verdict.ok else 'FAILED':6} {verdict.job.label}  ({took})")
+    if not verdict.ok:
+        for problem in verdict.problems or ("no check refuses it, as one must",):
+            log.info(f"    {problem}")

@@ -1,0 +1,157 @@
+"""nvcc of this machine, and the readers of machine code from the package index."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core.hashing import code_digest, sha256_file
+from sparkforge.core.run import call
+from sparkforge.inspect.proofs.sass import Kernel, read
+from sparkforge.runtime import interpreter
+from sparkforge.sources.sources import Access
+from sparkforge.store.codekey import code_of
+from sparkforge.store.store import Artefact, Store
+
+LOCK = "requirements/proofs.txt"
+_HERE = Path(__file__).parent
+_TOOLS = ("cuobjdump", "nvdisasm")
+
+# As FlashInfer 0.7.0.post1 compiles its fused MoE for SM12x (jit/cpp_ext.py, jit/fused_moe.py).
+# Only what belongs to an object of the host is left out: what is made is a cubin.
+_FLAGS = (
+    "--expt-relaxed-constexpr", "-static-global-template-stub=false", "-std=c++17",
+    "-use_fast_math", "-DNDEBUG", "-O3",
+    *(f"-DFLASHINFER_ENABLE_{kind}" for kind in (
+        "FP8_E8M0", "FP4_E2M1", "F16", "BF16", "FP8_E4M3", "FP8_E5M2")),
+    "-DCOMPILE_BLACKWELL_TMA_GEMMS", "-DCOMPILE_BLACKWELL_SM120_TMA_GROUPED_GEMMS",
+    "-DENABLE_BF16", "-DENABLE_FP8", "-DENABLE_FP4", "-DUSING_OSS_CUTLASS_MOE_GEMM",
+    "-DCUTLASS_ENABLE_GDC_FOR_SM100=1",
+)  # fmt: skip
+_INTERNAL = "csrc/nv_internal"
+INCLUDES = (
+    _INTERNAL, f"{_INTERNAL}/include", f"{_INTERNAL}/tensorrt_llm/cutlass_extensions/include",
+    f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels/include",
+    f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels",
+    "3rdparty/cccl/cub", "3rdparty/cccl/libcudacxx/include", "3rdparty/cccl/thrust",
+    "include", "csrc", "3rdparty/cutlass/include", "3rdparty/cutlass/tools/util/include",
+    "3rdparty/spdlog/include",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Readers:
+    """cuobjdump and nvdisasm, in one folder."""
+
+    folder: Path
+    identity: str
+    """sha256 of the lock that they come from."""
+
+    def read(self, cubin: Path) -> list[Kernel]:
+        """Read a cubin.
+
+        Raises:
+            ProofError: it can't be read.
+        """
+        # cuobjdump looks for nvdisasm on the PATH, and finds nothing, silently, without it
+        env = {"PATH": f"{self.folder}{os.pathsep}{os.environ.get('PATH', '')}"}
+        sass = call(self.folder / "cuobjdump", "-sass", cubin, env=env).stdout.decode()
+        usage = call(self.folder / "cuobjdump", "--dump-resource-usage", cubin, env=env)
+        return read(sass, usage.stdout.decode())
+
+
+def keep(
+    store: Store,
+    stage: str,
+    label: str,
+    inputs: Mapping[str, Any],
+    make: Callable[[Path], Mapping[str, Any]],
+) -> Artefact:
+    """Return a result as ``store.build`` does, noted as the newest of its label.
+
+    Without the note, ``clean --superseded`` would take it for one that nothing uses.
+    """
+    made = store.build(stage, inputs, make)
+    store.remember("proofs", label, made)
+    return made
+
+
+def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
+    """Return the readers, fetching them where the store lacks them.
+
+    Raises:
+        FetchError, IntegrityError: as ``wheelhouse.fill``.
+    """
+    from sparkforge.sources import wheelhouse
+
+    lock = root / LOCK
+    identity = sha256_file(lock)
+    inputs = {
+        "lock": identity, "platform": platform,
+        "code": code_of(__name__),
+    }  # fmt: skip
+
+    def make(folder: Path) -> Mapping[str, Any]:
+        wanted = wheelhouse.Wanted(
+            lock=lock, tools=(), python="3.11", platform=platform, torch_backend=None
+        )
+        wheels = folder / "wheels"
+        wheels.mkdir()
+        wheelhouse.fill(
+            store, wanted, access.index, interpreter.uv_program(),
+            offline=access.offline, into=wheels,
+        )  # fmt: skip
+        (folder / "bin").mkdir()
+        for wheel in wheels.glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                for member in archive.namelist():
+                    name = member.rpartition("/")[2]
+                    if member.endswith(f"/bin/{name}") and name in _TOOLS:
+                        program = folder / "bin" / name
+                        program.write_bytes(archive.read(member))
+                        program.chmod(0o755)
+        return {"programs": sorted(path.name for path in (folder / "bin").iterdir())}
+
+    made = keep(store, "proof-readers", f"readers {platform.replace('/', '-')}", inputs, make)
+    return Readers(made.path / "bin", identity)
+
+
+def nvcc_identity() -> str:
+    """Return what nvcc says of itself: release and build.
+
+    Raises:
+        MachineError: it is not on the PATH.
+    """
+    said = call("nvcc", "--version").stdout.decode().strip().splitlines()
+    return " ".join(line.strip() for line in said[-2:])
+
+
+def compile_cubin(source: Path, arch: str, tree: Path | None, out: Path) -> None:
+    """Compile a source to the machine code of one architecture; host code is left out.
+
+    Args:
+        arch: e.g. ``121a``.
+        tree: FlashInfer's patched tree, on whose headers it is built; None: on none.
+
+    Raises:
+        MachineError, CommandError: nvcc is not there, or refuses.
+    """
+    words: list[str | Path] = [*_flags(tree is not None)]
+    if tree is not None:
+        for folder in (_HERE / "include", *(tree / folder for folder in INCLUDES)):
+            words += ["-isystem", folder]
+    call("nvcc", *words, f"-arch=sm_{arch}", "-cubin", source, "-o", out)
+
+
+def _flags(on_tree: bool) -> tuple[str, ...]:
+    return (*_FLAGS, "-include", "sparkforge_shared_bytes.h") if on_tree else ("-std=c++17",)
+
+
+def recipe(on_tree: bool) -> dict[str, Any]:
+    """Return what shapes the machine code beside source, tree and nvcc: part of its key."""
+    headers = code_digest(*(_HERE / "include").glob("*.h")) if on_tree else None
+    return {"flags": _flags(on_tree), "includes": INCLUDES if on_tree else (), "headers": headers}

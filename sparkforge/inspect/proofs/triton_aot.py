@@ -1,0 +1,220 @@
+"""Triton's side: the scattering matmul of triton_kernels, built for 12.1 by Triton and ptxas.
+
+It needs an interpreter with PyTorch (the cpu target's environment) and Triton as the Spark has it:
+the pinned version with its series, for that interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build import executor
+from sparkforge.build.context import Context
+from sparkforge.build.graph import items
+from sparkforge.build.stages.wheels import release_wheel
+from sparkforge.core import git, plain
+from sparkforge.core.errors import CommandError, ProofError
+from sparkforge.core.hashing import code_digest
+from sparkforge.core.run import call
+from sparkforge.inspect.proofs import checks
+from sparkforge.inspect.proofs.runner import Job, Verdict
+from sparkforge.inspect.proofs.sass import Kernel
+from sparkforge.inspect.proofs.toolchain import Readers, keep
+from sparkforge.inspect.proofs.units import Unit
+from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.runtime.environment import python_path
+from sparkforge.series import series
+from sparkforge.series.series import Patched
+from sparkforge.sources import sources
+from sparkforge.store.codekey import code_of
+from sparkforge.wheels import overlay
+
+TARGET = "cpu"
+"""The target whose interpreter runs Triton: it has PyTorch, and no GPU is needed."""
+_WHEEL = "cp311-amd64"
+_PROBE = Path(__file__).parent / "probe_scatter.py"
+# what compiling needs of Triton's wheel: no profiler, no debugger's plugins
+_PARTS = ("triton/", "triton-")
+_LEFT_OUT = ("triton/backends/nvidia/lib/cupti/", "triton/instrumentation/", "triton/plugins/",
+             "triton/FileCheck", "triton/_C/libproton.so")  # fmt: skip
+_PACKAGE = "python/triton_kernels"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the probe made for one tile height.
+
+    Attributes:
+        error: what compiling ended with; empty where it did not.
+        scatter4, gather4: TMA scatters and gathers in the PTX.
+        shared: bytes a block, dynamic, as Triton asks for it.
+    """
+
+    block_m: int
+    error: str
+    kernels: tuple[Kernel, ...]
+    scatter4: int
+    gather4: int
+    shared: int
+
+
+def _layer(context: Context, upstream: str, patched: bool) -> tuple[overlay.Layer, str]:
+    """Return an upstream's tree with its series or without, and what names it in a key."""
+    pinned = context.pins.upstream(upstream)
+    source = sources.ensure(context.store, upstream, pinned, RELEASE_PLAN, context.access)
+    tree = Patched(source, source.commit, source.tree)
+    if patched:
+        patches = context.series_of(upstream)
+        series.check_emptied(patches, pinned)
+        tree = series.apply(context.store, patches, source)
+    return overlay.Layer(tree, pinned.paths), tree.tree
+
+
+def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> Path:
+    """Return a folder with Triton and triton_kernels to put on a path.
+
+    Args:
+        triton, kernels: whether with our series.
+
+    Raises:
+        FetchError, IntegrityError, SeriesError, WheelError: as for a build.
+    """
+    store, pinned = context.store, context.pins.upstream("triton")
+    file = pinned.files[_WHEEL]
+    layer, triton_tree = _layer(context, "triton", triton)
+    ours, kernels_tree = _layer(context, "triton-kernels", kernels)
+    inputs = {
+        "wheel": file.sha256, "triton": triton_tree, "triton_kernels": kernels_tree,
+        "code": [code_digest(Path(__file__)), code_of("sparkforge.wheels.overlay")],
+    }  # fmt: skip
+
+    def make(folder: Path) -> Mapping[str, Any]:
+        request = overlay.Request(
+            wheel=release_wheel(context, file), name=None,
+            local="proof", drop_requires=(), version_file=None, epoch=context.epoch,
+        )  # fmt: skip
+        release = _release(context, request.wheel)
+        shutil.copytree(release, folder, copy_function=os.link, dirs_exist_ok=True)
+        with store.temporary("triton") as work:
+            made = overlay.build(request, [layer], work)
+            with zipfile.ZipFile(made.path) as wheel:
+                for member in (*made.replaced, *made.added):
+                    (folder / member).unlink(missing_ok=True)  # it is the release's own
+                    wheel.extract(member, folder)
+        tree = f"{ours.patched.commit}:{_PACKAGE}"
+        git.unpack(ours.patched.source.repo, tree, ["triton_kernels"], folder / "kernels")
+        return {}
+
+    label = f"triton packages, series: {triton=} {kernels=}"
+    return keep(store, "proof-triton", label, inputs, make).path
+
+
+def prove(context: Context, unit: Unit, readers: Readers) -> list[Verdict]:
+    """Build and check for every architecture of a unit."""
+    python, folder = interpreter(context), packages(context)
+    verdicts = []
+    for arch in unit.archs:
+        start = time.monotonic()
+        cases, fresh = build(context, python, folder, arch.removesuffix("a"), readers)
+        found = []
+        for case in cases:
+            said = []
+            if case.error:
+                said.append(case.error.partition("\n")[0])
+            else:
+                said += checks.problems(case.kernels, unit.promise, arch)
+                if case.scatter4:
+                    said.append(f"holds {case.scatter4} TMA scatter(s), which no SM12x has")
+                if not case.gather4:
+                    said.append("holds no TMA gather, which SM12x has")
+            found += [f"tile of {case.block_m} rows: {problem}" for problem in said]
+        kernels = tuple(kernel for case in cases for kernel in case.kernels)
+        job = Job(unit, arch, f"{unit.name} {arch}", "", unit.promise)
+        seconds = time.monotonic() - start
+        verdicts.append(Verdict(job, kernels, tuple(found), seconds, fresh))
+    return verdicts
+
+
+def _release(context: Context, wheel: Path) -> Path:
+    """Return Triton's release unpacked, half a gigabyte; what is made of it is linked to it."""
+
+    def make(folder: Path) -> Mapping[str, Any]:
+        with zipfile.ZipFile(wheel) as archive:
+            for info in archive.infolist():
+                name = info.filename
+                if name.startswith(_PARTS) and not name.startswith(_LEFT_OUT):
+                    path = Path(archive.extract(info, folder / "files"))
+                    executable = (info.external_attr >> 16) & 0o100
+                    path.chmod(0o755 if executable or info.is_dir() else 0o644)
+        return {}
+
+    inputs = {"wheel": wheel.parent.name, "left out": _LEFT_OUT}
+    made = keep(context.store, "proof-triton-release", "triton release", inputs, make)
+    return made.path / "files"
+
+
+def interpreter(context: Context) -> Path:
+    """Return the cpu target's Python, making its environment where the store lacks it."""
+    wanted = [item for item in items(context, "image") if item.stage != "smoke"]
+    return python_path(executor.run(context, wanted)[-1].artefact.path)
+
+
+def build(
+    context: Context, python: Path, folder: Path, capability: str, readers: Readers
+) -> tuple[Sequence[Built], bool]:
+    """Have the scattering matmul built, and read its machine code.
+
+    Args:
+        folder: of ``packages``.
+        capability: e.g. ``121``.
+
+    Returns:
+        What was built, a tile height each, and whether it was built now.
+
+    Raises:
+        ProofError: the probe itself fails.
+    """
+    inputs = {
+        "python": str(python), "packages": folder.name, "capability": capability,
+        "code": [code_digest(_PROBE), code_of("sparkforge.inspect.proofs.sass")],
+        "readers": readers.identity,
+    }  # fmt: skip
+
+    def make(out: Path) -> Mapping[str, Any]:
+        path = f"{folder}:{folder / 'kernels'}"
+        env = {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(out / "cache"), "TMPDIR": str(out)}
+        try:
+            call(python, "-P", _PROBE, capability, out, env=env)
+        except CommandError as error:
+            raise ProofError(f"the Triton probe fails:\n{error}", "see above") from error
+        result = plain.json_of((out / "kernels.json").read_text())
+        for case in result["cases"]:
+            for kernel in case["kernels"]:
+                (facts,) = readers.read(out / f"{kernel['name']}.cubin")
+                kernel["facts"] = facts.as_json()
+        return dict(result)
+
+    fresh = context.store.find("proof-triton-cubins", inputs) is None
+    label = f"triton cubins {capability} {folder.name}"
+    made = keep(context.store, "proof-triton-cubins", label, inputs, make)
+    return [_built(case) for case in made.outputs["cases"]], fresh
+
+
+def _built(case: Mapping[str, Any]) -> Built:
+    kernels = [
+        replace(Kernel.from_json(kernel["facts"]), shared_dynamic=kernel["shared"])
+        for kernel in case["kernels"]
+    ]
+    return Built(
+        block_m=case["block_m"], error=case["error"], kernels=tuple(kernels),
+        scatter4=sum(kernel["scatter4"] for kernel in case["kernels"]),
+        gather4=sum(kernel["gather4"] for kernel in case["kernels"]),
+        shared=max((kernel["shared"] for kernel in case["kernels"]), default=0),
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""The list of proofs, as data.
+
+A unit is one translation unit's worth of source and what its machine code must be. `--ci` takes
+the architectures under ``ci``; all are proved without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sparkforge.core.errors import UsageError
+from sparkforge.inspect.proofs.checks import Promise
+
+HERE = Path(__file__).parent / "include"
+BOTH = ("121a", "120f")
+_KERNELS = "csrc/nv_internal/tensorrt_llm/kernels/cutlass_kernels"
+_LAUNCHER = "tensorrt_llm/kernels/cutlass_kernels/moe_gemm/launchers/moe_gemm_tma_ws_launcher.inl"
+
+# Operands in the order that the machine code names them, which swap_ab turns round.
+MXFP8_MXFP8 = r"QMMA\.SF\.16832\.F32\.E4M3\.E4M3\.E8"
+MXFP8_MXFP4 = r"QMMA\.SF\.16832\.F32\.(E4M3\.E2M1|E2M1\.E4M3)\.E8"
+FP8_FP8 = r"QMMA\.16832\.F32\.E4M3\.E4M3"
+BF16 = r"HMMA\.16816\.F32\.BF16"
+NVFP4_NVFP4 = r"OMMA\.SF\.16864\.F32\.E2M1\.E2M1\.UE4M3\.4X"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One proof.
+
+    Attributes:
+        name: unique; what the command line takes.
+        summary: what it proves.
+        archs: nvcc's targets, without ``sm_``.
+        ci: those of them that `--ci` takes.
+        promise: what the machine code must be.
+        text: the source itself, or
+        file: its path in the upstream's tree (a ``.cu`` of our own where ``upstream`` is None), or
+        generated: FlashInfer's generator writes it: the operand types, as it writes them.
+        upstream: whose patched tree it is compiled against; None: it needs none.
+        triton: it is no nvcc's: ``triton_aot`` builds it.
+        control: a failure is what is expected: it shows that the checks would see one.
+    """
+
+    name: str
+    summary: str
+    archs: tuple[str, ...]
+    promise: Promise
+    ci: tuple[str, ...] = ()
+    text: str | None = None
+    file: str | None = None
+    generated: tuple[str, str] | None = None
+    upstream: str | None = "flashinfer"
+    triton: bool = False
+    control: bool = False
+
+
+def _instantiate(*lines: str) -> str:
+    body = "\n".join(f"INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM({line});" for line in lines)
+    return (
+        f'#include "{_LAUNCHER}"\n'
+        "namespace tensorrt_llm { namespace kernels { namespace cutlass_kernels_oss {\n"
+        f"{body}\n}}}}}}\n"
+    )
+
+
+def _moe(act: str, weight: str, fusion: str, m: int, n: int, swap_ab: bool) -> str:
+    """Return the arguments of one grouped GEMM of the MoE, as FlashInfer's generator does."""
+    return (
+        f"Sm120, {act}, {weight}, __nv_bfloat16, void, EpilogueOpDefault, {fusion},"
+        f" {m}, {n}, 128, 1, 1, 1, true, false, false, {str(swap_ab).lower()}"
+    )
+
+
+_E4M3, _E2M1 = "__nv_fp8_e4m3", "SafeFP4"
+# the smallest tile, both ways round, and the largest with the other epilogue: what differs most
+_CORNERS = (("NONE", 128, 32, True), ("NONE", 128, 32, False), ("FINALIZE", 128, 128, False))
+
+
+def _corners(act: str, weight: str) -> str:
+    return _instantiate(*(_moe(act, weight, *corner) for corner in _CORNERS))
+
+
+TINY = Unit(
+    "block-scaled-mma",
+    "one block-scaled MXFP8 product, without a library",
+    BOTH, Promise(MXFP8_MXFP8, kernels=1), ci=BOTH,
+    file="block_scaled.cu", upstream=None,
+)  # fmt: skip
+CORNERS = Unit(
+    "moe-mxfp8-mxfp4-corners",
+    "FlashInfer's MoE, MXFP8 activations × MXFP4 weights (gpt-oss): smallest and largest tile",
+    BOTH, Promise(MXFP8_MXFP4, kernels=3, stack=16, sized=True), ci=("121a",),
+    text=_corners(_E4M3, _E2M1),
+)  # fmt: skip
+
+UNITS: tuple[Unit, ...] = (
+    TINY,
+    replace(
+        TINY, name="block-scaled-mma-plain", control=True, archs=("121", "120"), ci=("121", "120"),
+        summary="control: targets without the instruction compile to an empty stub",
+    ),
+    CORNERS,
+    Unit(
+        "moe-plain", "control: so do CUTLASS's kernels, without a warning",
+        ("121",), Promise(MXFP8_MXFP4, kernels=1, sized=True), control=True,
+        text=_instantiate(_moe(_E4M3, _E2M1, "NONE", 128, 32, swap_ab=False)),
+    ),
+    Unit(
+        "triton-scatter",
+        "triton_kernels' matmul that scatters its rows, as Triton builds it: no TMA scatter",
+        ("121a", "120a"), Promise(BF16, kernels=1, sized=True), ci=("121a",), triton=True,
+        upstream=None,
+    ),
+    Unit(
+        "moe-mxfp8-mxfp4", "FlashInfer's MoE, MXFP8 × MXFP4: every kernel of its module",
+        BOTH, Promise(MXFP8_MXFP4, stack=16, sized=True), generated=(_E4M3, _E2M1),
+    ),
+    Unit(
+        "moe-mxfp8-mxfp8-corners",
+        "FlashInfer's MoE, MXFP8 activations × MXFP8 weights, which our series adds",
+        BOTH, Promise(MXFP8_MXFP8, kernels=3, stack=16, sized=True), ci=("121a",),
+        text=_corners(_E4M3, _E4M3),
+    ),
+    Unit(
+        "moe-mxfp8-mxfp8", "the same, every kernel that FlashInfer's module holds",
+        BOTH, Promise(MXFP8_MXFP8, stack=16, sized=True), generated=(_E4M3, _E4M3),
+    ),
+    Unit(
+        "moe-nvfp4-nvfp4", "FlashInfer's MoE in NVFP4: what the series must not change",
+        BOTH, Promise(NVFP4_NVFP4, stack=16, sized=True), generated=(_E2M1, _E2M1),
+    ),
+    Unit(
+        "moe-fp8-fp8", "per-tensor FP8 keeps its route through SM89's instruction",
+        BOTH, Promise(FP8_FP8, stack=None), file=f"{_KERNELS}/moe_gemm/moe_gemm_kernels_fp8_fp8.cu",
+    ),
+)  # fmt: skip
+
+
+def generated_kernels(source: str) -> list[tuple[str, str]]:
+    """Return (activation, weight) type of every SM12x kernel that a generated file instantiates."""
+    return re.findall(
+        r"^\s*INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM\(Sm120, (\w+), (\w+),", source, re.MULTILINE
+    )
+
+
+def choose(names: Sequence[str], *, ci: bool) -> list[Unit]:
+    """Return the units that are meant, each with the architectures that are.
+
+    Raises:
+        UsageError: there is none of a name.
+    """
+    known = {unit.name: unit for unit in UNITS}
+    if missing := [name for name in names if name not in known]:
+        msg = f"{', '.join(missing)}: no such proof"
+        raise UsageError(msg, f"there are: {', '.join(known)}")
+    chosen = [known[name] for name in names] if names else list(UNITS)
+    if ci:
+        chosen = [replace(unit, archs=unit.ci) for unit in chosen]
+    return [unit for unit in chosen if unit.archs]

@@ -1,0 +1,1 @@
+"""Whether wheels and images are what the pins say."""

@@ -1,0 +1,252 @@
+"""`build.py verify`: a second, cold build is the same to the byte, or what differs is named.
+
+With an image's name: what is in it, and whether this checkout makes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from sparkforge.build import executor, options, setup
+from sparkforge.build.context import Context, wheel_path
+from sparkforge.build.graph import items
+from sparkforge.build.receipt import Line
+from sparkforge.core.errors import ImageError, UsageError, VerifyError
+from sparkforge.core.hashing import sha256_file
+from sparkforge.core.log import log
+from sparkforge.core.run import call, have
+from sparkforge.inspect.verify import bytediff, signing
+from sparkforge.inspect.verify.bytediff import Difference
+from sparkforge.pins import pins
+from sparkforge.pins.types import MACHINES, Platform
+
+# what a build reads of the checkout
+INPUTS = (
+    "pins.yaml",
+    "patches",
+    "requirements",
+    "scripts",
+    "sparkforge",
+    "Dockerfile",
+    ".dockerignore",
+)
+_SHOWN = 20
+_DIFFOSCOPE_LINES = 80
+
+
+def run(opts: argparse.Namespace) -> int:
+    """Build a target a second time, or look into an image; 20 where something differs."""
+    trust = signing.trust_of(opts)
+    if trust is not None and _signatures(opts, trust):
+        return 0
+    if opts.image is not None:
+        return _image(opts)
+    if opts.target is None:
+        raise UsageError("verify what?", "name an image, or a target to build again: --target NAME")
+    return _build_again(opts)
+
+
+def _signatures(opts: argparse.Namespace, trust: signing.Trust) -> bool:
+    """Check the signatures that belong to what is named; returns whether that was all to check.
+
+    Raises:
+        UsageError: none can belong to it.
+    """
+    named = Path(opts.image) if opts.image is not None else None
+    if named is None and opts.target is None:
+        raise UsageError("verify what?", "name a folder of published files, an image, or --target")
+    if named is not None and not named.exists() and "@sha256:" in named.name:
+        signing.check_image(opts.image, trust)
+        log.info(f"signed: {opts.image}")
+        return False
+    folder = options.pins_path(opts).parent / "dist" / str(opts.target)
+    if named is not None and (named.is_dir() or named.name == signing.RECEIPT):
+        folder = named if named.is_dir() else named.parent
+    elif named is not None:
+        msg = f"{named}: signatures lie beside a receipt.json, or beside an image in its registry"
+        raise UsageError(msg, "name the receipt.json, or REPOSITORY@sha256:…")
+    files = signing.check_folder(folder, trust)
+    log.info(f"signed: {len(files)} files of {folder}")
+    if named is None or not named.is_dir():
+        return False
+    if opts.json:
+        log.json({"signed": sorted(set(files))})
+    return True
+
+
+def _build_again(opts: argparse.Namespace) -> int:
+    """Build a target a second time, cold, and compare it with what the store holds."""
+    target = pins.load(options.pins_path(opts)).target(opts.target)
+    setup.follow_last_build(opts)
+    if MACHINES.get(platform.machine()) != options.platform_of(target):
+        until = "wheels"  # what follows needs a machine of its own kind
+    else:
+        until = opts.until
+    context = setup.context_of(opts, until)
+    if context.engine is None:
+        until = "wheels"  # an environment names its own folder: it never repeats to the byte
+    elif until != "wheels" and not context.engine.containerd_store:
+        until = "wheels"
+        log.warning("only the wheels are compared: this engine's image store never gives the"
+                    " same image twice (daemon.json: containerd-snapshotter)")  # fmt: skip
+    log.heading(f"{context.target_name} on {context.platform}: the build to compare with")
+    first = executor.run(context, items(context, until))
+    with _cold(context) as again:
+        log.heading("a second build: another folder, no result of the first, another umask")
+        before = os.umask(0o077)
+        try:
+            second = executor.run(again, items(again, until))
+        finally:
+            os.umask(before)
+        document, found = _compare(context, first, second)
+    return _say(opts, context.target_name, document, found)
+
+
+def _say(
+    opts: argparse.Namespace, name: str, document: Sequence[Mapping[str, str]],
+    found: Sequence[Difference],
+) -> int:  # fmt: skip
+    if opts.json:
+        log.json({"target": name, "same": not found, "results": document,
+                  "differences": [asdict(one) for one in found]})  # fmt: skip
+    if found:
+        msg = f"two builds of {name} differ:\n{_shortened([str(one) for one in found])}"
+        remedy = (
+            "make the step that wrote these bytes independent of when and where it runs; if the"
+            " first result is an older one, which other code made or which is damaged:"
+            f" build.py build --target {name} --force wheels --force image"
+        )
+        log.error(str(VerifyError(msg, remedy)))
+        return VerifyError.exit_code
+    for one in document:
+        log.info(f"the same: {one['name']}  {one['second']}")
+    return 0
+
+
+def _shortened(found: Sequence[str]) -> str:
+    shown = "\n".join(f"  {one}" for one in found[:_SHOWN])
+    return shown + (f"\n  and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+
+
+@contextmanager
+def _cold(context: Context) -> Iterator[Context]:
+    """Give the same build in another folder, with a store that has nothing but the downloads."""
+    with context.store.temporary("verify") as work:
+        root = work / "checkout"
+        root.mkdir()
+        for name in INPUTS:
+            path = context.root / name
+            if path.is_dir():
+                shutil.copytree(path, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif path.exists():
+                shutil.copyfile(path, root / name)
+        store = context.store.borrowed(work / "store", ("downloads", "partial"))
+        yield replace(
+            context, root=root, pins_path=root / context.pins_path.name, store=store,
+            force=frozenset(), cold=True,
+        )  # fmt: skip
+
+
+def _compare(
+    context: Context, first: Sequence[Line], second: Sequence[Line]
+) -> tuple[list[dict[str, str]], list[Difference]]:
+    """Return each result with both hashes, and what differs."""
+    document = []
+    found: list[Difference] = []
+    for old, new in zip(first, second, strict=True):
+        if old.artefact.stage == "wheels":
+            one, two = wheel_path(old.artefact), wheel_path(new.artefact)
+            # read again: what the store says of its files is not what is asked
+            hashes = f"sha256:{sha256_file(one)}", f"sha256:{sha256_file(two)}"
+            document.append({"name": two.name, "first": hashes[0], "second": hashes[1]})
+            if hashes[0] != hashes[1] or one.name != two.name:
+                found += bytediff.wheels(one, two)
+                _diffoscope(one, two)
+        elif old.artefact.stage == "image":
+            tag, digest = str(old.artefact.outputs["tag"]), str(old.artefact.outputs["digest"])
+            again = str(new.artefact.outputs["digest"])
+            document.append({"name": tag, "first": digest, "second": again})
+            if digest != again:
+                image_id = str(old.artefact.outputs["image_id"])
+                two = new.artefact.path / str(new.artefact.outputs["archive"])
+                found += _image_differences(context, image_id, two)
+    return document, found
+
+
+def _image_differences(context: Context, image_id: str, second: Path) -> list[Difference]:
+    from sparkforge.inspect.verify import imagecheck, ociarchive
+
+    with imagecheck.archive(image_id, context.store) as (first, _):
+        found = ociarchive.compare(first, second)
+        _diffoscope(first, second)
+    return found
+
+
+def _diffoscope(one: Path, two: Path) -> None:
+    """Show what diffoscope makes of a difference, where it is installed."""
+    if not have("diffoscope"):
+        return
+    said = call("diffoscope", "--text", "-", one, two, check=False).stdout.decode(errors="replace")
+    for line in said.splitlines()[:_DIFFOSCOPE_LINES]:
+        log.info(line)
+
+
+# -- an image by itself ---------------------------------------------------------------------
+
+
+def _image(opts: argparse.Namespace) -> int:
+    """Say what is in an image, and compare it with what this checkout would make."""
+    from sparkforge.build import image
+    from sparkforge.inspect.verify import imagecheck
+
+    store = options.store_of(opts)
+    store.sweep()
+    with imagecheck.archive(opts.image, store) as (path, promised):
+        reading = imagecheck.read(path)
+    name = reading.labels[image.TARGET_LABEL]
+    if opts.target not in (None, name):
+        raise UsageError(f"{opts.image}: is of target {name}", f"leave out --target {opts.target}")
+    all_pins = pins.load(options.pins_path(opts))
+    target = all_pins.target(name)
+    context = Context(
+        root=options.pins_path(opts).parent, pins=all_pins, pins_path=options.pins_path(opts),
+        store=store, target_name=name, target=target, platform=_platform(reading.platform, target),
+        access=options.access_of(opts, all_pins),
+    )  # fmt: skip
+    report = imagecheck.check(reading, context, promised)
+    if opts.json:
+        log.json({**asdict(report), "matches": not report.problems})
+    log.heading(f"{report.target} {report.version}, {context.platform}, {report.digest}")
+    log.info(f"base {report.base}")
+    for upstream, said in report.contents.items():
+        tree = next((said[key] for key in sorted(said) if key.startswith("tree.")), "")
+        log.info(f"{upstream} {said.get('tag', '')}  commit {said.get('commit', '')[:12]}  series"
+                 f" {said.get('series', '')[:12]}  tree {tree[:12]}")  # fmt: skip
+    log.info("checked: " + ", ".join(f"{count} {what}" for what, count in report.checked.items()))
+    if report.problems:
+        msg = f"{opts.image}: not what this checkout makes:\n{_shortened(report.problems)}"
+        remedy = "check out the commit that it was built from, or build it again"
+        log.error(str(VerifyError(msg, remedy)))
+        return VerifyError.exit_code
+    log.info("it is what this checkout makes")
+    return 0
+
+
+def _platform(stated: str, target: pins.Target) -> Platform:
+    """Return an image's platform as one of the target's.
+
+    Raises:
+        ImageError: the target is not for it.
+    """
+    for one in target.platforms:
+        if one == stated:
+            return one
+    msg = f"the image is for {stated}, its target is not"
+    raise ImageError(msg, f"the target's platforms: {', '.join(target.platforms)}")

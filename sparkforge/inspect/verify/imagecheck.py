@@ -1,0 +1,398 @@
+"""`build.py verify IMAGE`: what is in an image, and is it what this checkout makes?
+
+All is read from the image's own bytes; nothing of it is run, and no registry is asked. The store
+helps where it has the wheels.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import ZipFile
+
+from sparkforge.build import graph, image
+from sparkforge.build.context import Context
+from sparkforge.build.receipt import SBOM, differences
+from sparkforge.core import git, plain
+from sparkforge.core.errors import CommandError, CompileError, EngineError, ImageError, UsageError
+from sparkforge.core.hashing import key_of, sha256_file
+from sparkforge.core.log import log
+from sparkforge.core.run import call
+from sparkforge.inspect.verify import installed, ociarchive
+from sparkforge.inspect.verify.ociarchive import Entry
+from sparkforge.pins.pins import member_of
+from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
+from sparkforge.sources.wheelhouse import read_lock
+from sparkforge.store.store import Store
+
+_PROFILE = "profile.json"
+
+
+@dataclass
+class Report:
+    """What was found in an image.
+
+    Attributes:
+        contents: per upstream, what its labels say.
+        checked: how much was compared, by what it is.
+        problems: one line for everything that is not as it should be.
+    """
+
+    digest: str
+    target: str
+    version: str
+    base: str
+    contents: dict[str, dict[str, str]] = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An image as it was read: its labels and its files."""
+
+    digest: str
+    platform: str
+    labels: Mapping[str, str]
+    files: Mapping[str, Entry]
+
+    def share(self, name: str) -> bytes | None:
+        entry = self.files.get(f"{image.SHARE}/{name}")
+        return None if entry is None else entry.data
+
+
+@contextmanager
+def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
+    """Give the archive of an image, and the digest that a receipt promises for it.
+
+    Args:
+        named: an archive, a receipt.json, or a reference of an image that the engine holds.
+
+    Raises:
+        ImageError: the engine has no such image. UsageError: the receipt names none.
+    """
+    path = Path(named)
+    promised = None
+    if path.is_file() and path.suffix == ".json":
+        try:
+            items = plain.json_of(path.read_text())["items"]
+            built = next(item["outputs"] for item in items if item["stage"] == "image")
+            named, promised = str(built["image_id"]), built["digest"]
+        except (ValueError, KeyError, TypeError, StopIteration):
+            msg = f"{path}: no receipt of a build that baked an image"
+            raise UsageError(msg, "name the receipt.json of one, or the image itself") from None
+    elif path.is_file():
+        yield path, None
+        return
+    with store.temporary("image") as work:
+        log.info(f"reading {named} out of the engine")
+        try:
+            call("docker", "save", "--output", work / "image.tar", "--", named)
+        except CommandError as error:
+            msg = f"{named}: neither a file nor an image of the engine:\n{error}"
+            remedy = "give an archive, a receipt.json or an image that docker images lists"
+            raise ImageError(msg, remedy) from None
+        yield work / "image.tar", promised
+
+
+def read(path: Path) -> Reading:
+    """Read an image made by sparkforge.
+
+    Raises:
+        ImageError: it was not, or can't be read.
+    """
+    with ociarchive.opened(path) as found:
+        if image.TARGET_LABEL not in found.labels:
+            msg = f"{path.name}: not made by sparkforge: no label {image.TARGET_LABEL}"
+            raise ImageError(msg, "name an image that build.py baked")
+        site = _site(found.labels)
+        files = ociarchive.files(
+            found,
+            lambda name: name.startswith(f"{image.SHARE}/") or (
+                name.startswith(site) and name.endswith(".dist-info/RECORD")
+            ),
+        )  # fmt: skip
+        return Reading(found.digest, found.platform, found.labels, files)
+
+
+def _site(labels: Mapping[str, str]) -> str:
+    return labels.get(SITE_PACKAGES_LABEL, "").strip("/") + "/"
+
+
+def _records(reading: Reading) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    return installed.records(reading.files, _site(reading.labels))
+
+
+def check(reading: Reading, context: Context, promised: str | None = None) -> Report:
+    """Compare an image with itself and with the checkout.
+
+    Args:
+        promised: digest that a receipt gives for it.
+    """
+    labels = reading.labels
+    base = labels.get("org.opencontainers.image.base.digest", "")
+    report = Report(
+        reading.digest, labels[image.TARGET_LABEL],
+        labels.get("org.opencontainers.image.version", ""), base, _contents(labels),
+    )  # fmt: skip
+    if promised is not None and promised != reading.digest:
+        report.problems.append(f"the receipt promises {promised}")
+    _check_notes(report, reading, context)
+    installed_files = installed.check(
+        reading.files, _site(labels), read_lock(context.lock), context.store,
+        f"build.py --target {report.target} --until wheelhouse",
+    )  # fmt: skip
+    report.checked |= installed_files.checked
+    report.problems += installed_files.problems
+    _check_own(report, reading, context)
+    _check_machine(report, reading)
+    _check_patched(report, reading, context)
+    _check_bill(report, reading, context)
+    _check_wheels(report, reading, context)
+    return report
+
+
+def _contents(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for label, value in sorted(labels.items()):
+        match = re.fullmatch(r"org\.sparkforge\.([a-z0-9-]+)\.([a-z.]+)", label)
+        if match:
+            found.setdefault(match[1], {})[match[2]] = value
+    return found
+
+
+# -- the image's own notes, against each other and against the checkout -----------------------
+
+
+def _check_notes(report: Report, reading: Reading, context: Context) -> None:
+    note = reading.share(image.INPUTS)
+    if note is None:
+        report.problems.append(f"{image.INPUTS}: not in the image")
+        return
+    theirs = _items(note)
+    said = theirs["image"]
+    if key_of(said) != reading.labels.get(image.KEY_LABEL):
+        report.problems.append(f"label {image.KEY_LABEL}: is not the key of {image.INPUTS}")
+    for label, key in {**said["wheels"], "wheelhouse": said["wheelhouse"]}.items():
+        if key_of(theirs[label]) != key:
+            report.problems.append(f"{image.INPUTS}: {label}: its key is another")
+    for name, value in said["labels"].items():
+        if reading.labels.get(name) != value:
+            report.problems.append(f"label {name}: is not the one that {image.INPUTS} states")
+    try:
+        ours = graph.made_of(_as_made(context, theirs), _base(context, report.base))
+    except (CompileError, EngineError) as error:
+        msg = f"{image.INPUTS}: wheels were made in a way that this checkout does not know"
+        report.problems.append(f"{msg}: {error.what}")
+        return
+    # the parts by what went into them; the image names them by key, which would say it twice
+    for label in sorted(theirs.keys() | ours.keys()):
+        one, two = (dict(items.get(label, {})) for items in (theirs, ours))
+        for items in (one, two):
+            for key in ("wheels", "wheelhouse", "labels"):
+                if label == "image":
+                    items.pop(key, None)
+            items.pop("sources", None)  # a choice of the build, not of the checkout
+        report.problems += [f"{label}: {text}" for text in differences(one, two)]
+    report.checked["inputs"] = len(theirs)
+
+
+def _items(note: bytes) -> dict[str, dict[str, Any]]:
+    """Return what an image says that it was made of, by label.
+
+    Raises:
+        VerifyError: it says something else than we write.
+    """
+    with installed.as_we_write(image.INPUTS):
+        found = {label: dict(inputs) for label, inputs in plain.json_of(note)["items"].items()}
+        said = found["image"]
+        absent = {"wheelhouse", "labels"} - said.keys() or (
+            {"wheelhouse", *dict(said["wheels"])} - found.keys()
+        )
+        if absent or not isinstance(said["labels"], dict):
+            raise LookupError(", ".join(sorted(absent)) or "labels")
+    return found
+
+
+def _as_made(context: Context, items: Mapping[str, Mapping[str, Any]]) -> Context:
+    """Return the same build with its wheels made in the image's way: overlaid or compiled."""
+    native = [inputs["native"] for inputs in items.values() if "native" in inputs]
+    return replace(context, wheels="compile", native=native[0]) if native else context
+
+
+def _base(context: Context, stated: str) -> str:
+    """Return the base that this checkout pins; where it pins none, any is as good."""
+    if context.target.base is None:
+        return stated
+    return context.pins.images[context.target.base].digest(context.platform)
+
+
+def _check_own(report: Report, reading: Reading, context: Context) -> None:
+    """Hold the files of ours that the image runs against the checkout's, and its profile."""
+    wanted = {}
+    for name in image.RECIPE[1:]:
+        path = f"{image.PROGRAMS}/{name.removeprefix('scripts/')}"
+        wanted[path] = sha256_file(context.root / name)
+    there = {
+        path: entry.sha256 for path, entry in reading.files.items()
+        if path.startswith(f"{image.PROGRAMS}/")
+    }  # fmt: skip
+    for path in sorted(there.keys() | wanted.keys()):
+        if there.get(path) != wanted.get(path):
+            how = "gone" if path not in there else "not the checkout's"
+            report.problems.append(f"{path}: {how}")
+    profile = reading.share(_PROFILE)
+    with installed.as_we_write(_PROFILE):
+        if (None if profile is None else plain.json_of(profile)) != (context.profile or None):
+            report.problems.append(f"{_PROFILE}: not the profile of {report.target}")
+    report.checked["programs of ours"] = len(wanted)
+
+
+# -- installed files --------------------------------------------------------------------------
+
+
+# ELF's numbers of processors: x86, 32-bit Arm, x86-64, 64-bit Arm. GPUs have others, and pass.
+_PROCESSORS = {3: "x86", 40: "arm", 62: "amd64", 183: "arm64"}
+
+
+# What GNU's triplets call them. A package may bring libraries of another machine to link against,
+# in a folder that says so: nvidia-cutlass-dsl's for amd64 has stubs/aarch64-unknown-linux-gnu/.
+_IN_TRIPLETS = {"x86": "i686", "arm": "arm", "amd64": "x86_64", "arm64": "aarch64"}
+
+
+def _check_machine(report: Report, reading: Reading) -> None:
+    """Find programs and libraries for another processor than the image's."""
+    wanted = reading.platform.rpartition("/")[2]
+    site, count, aside = _site(reading.labels), 0, 0
+    for path, entry in reading.files.items():
+        if entry.machine in _PROCESSORS:
+            count += 1
+            found = _PROCESSORS[entry.machine]
+            if found == wanted:
+                continue
+            folders = path.removeprefix(site).split("/")[:-1] if path.startswith(site) else []
+            if any(folder.startswith(f"{_IN_TRIPLETS[found]}-") for folder in folders):
+                aside += 1
+            else:
+                report.problems.append(f"{path}: for {found}, not {wanted}")
+    report.checked["programs and libraries"] = count
+    if aside:
+        report.checked["of them in folders for another machine"] = aside
+
+
+def _check_patched(report: Report, reading: Reading, context: Context) -> None:
+    """Hold each patched file against the blob that the checkout's last patch of it promises."""
+    site = _site(reading.labels)
+    wanted: dict[str, tuple[str, str]] = {}
+    for wheel in context.target.wheels:
+        for layer in context.layers(wheel):
+            rules = context.pins.upstream(layer).paths
+            for patch in context.series_of(layer).patches:
+                for entry in patch.entries:
+                    member = member_of(rules, entry.path)
+                    if member is not None and entry.new_blob is not None:
+                        wanted[site + member] = (entry.new_blob, patch.name)
+    report.checked["patched files"] = len(wanted)
+    for path, (blob, patch_name) in sorted(wanted.items()):
+        found = reading.files.get(path)
+        if blob == git.ABSENT:
+            if found is not None:
+                report.problems.append(f"{path}: there, though {patch_name} removes it")
+        elif found is None:
+            report.problems.append(f"{path}: not in the image, though {patch_name} changes it")
+        elif found.git_blob != blob:
+            report.problems.append(f"{path}: not as {patch_name} leaves it")
+
+
+# -- bill of materials and wheels -----------------------------------------------------------------
+
+
+class _Part(NamedTuple):
+    """A component of the bill: its reference, name, and sha256 where it has one."""
+
+    ref: str
+    name: str
+    sha256: str
+
+
+def _parts(bill: bytes) -> list[_Part]:
+    """Return the components of a bill.
+
+    Raises:
+        VerifyError: it is none that we write.
+    """
+    with installed.as_we_write(SBOM):
+        return [
+            _Part(
+                str(one["bom-ref"]), str(one["name"]),
+                str(one["hashes"][0]["content"]) if "hashes" in one else "",
+            )
+            for one in plain.json_of(bill)["components"]
+        ]  # fmt: skip
+
+
+def _check_bill(report: Report, reading: Reading, context: Context) -> None:
+    bill = reading.share(SBOM)
+    if bill is None:
+        report.problems.append(f"{SBOM}: not in the image")
+        return
+    if hashlib.sha256(bill).hexdigest() != reading.labels.get(image.SBOM_LABEL):
+        report.problems.append(f"{SBOM}: is not the one that label {image.SBOM_LABEL} names")
+    locked = {item.name: item.sha256s for item in read_lock(context.lock)}
+    there = {installed.name_of(folder) for folder, _ in _records(reading)}
+    parts = _parts(bill)
+    billed = {part.name for part in parts if part.ref.startswith(("wheel-", "own-"))}
+    for part in parts:
+        if part.ref.startswith("wheel-") and part.sha256 not in locked.get(part.name, frozenset()):
+            report.problems.append(f"{SBOM}: {part.name}: no wheel that {context.lock.name} has")
+    report.problems += [f"{SBOM}: {name}: not installed" for name in sorted(billed - there)]
+    report.problems += [f"{name}: installed, not in {SBOM}" for name in sorted(there - billed)]
+    report.checked["components"] = len(parts)
+
+
+def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
+    """Hold what is installed of our wheels against the wheels, where the store has them."""
+    bill = reading.share(SBOM)
+    note = reading.share(image.INPUTS)
+    if bill is None or note is None:
+        return
+    hashes = {part.ref: part.sha256 for part in _parts(bill)}
+    theirs = _items(note)
+    rows = dict(_records(reading))
+    compared = 0
+    for name in context.target.wheels:
+        inputs = theirs.get(f"wheel {name}")
+        made = context.store.find("wheels", inputs) if inputs is not None else None
+        if made is None:
+            continue
+        compared += 1
+        if made.outputs["sha256"] != hashes.get(f"own-{name}"):
+            report.problems.append(f"wheel {name}: the one of the same inputs in the store differs")
+            continue
+        with ZipFile(made.path / str(made.outputs["file"])) as wheel:
+            record = next(n for n in wheel.namelist() if n.endswith(".dist-info/RECORD"))
+            text = wheel.read(record).decode()
+        there = dict(rows.get(record.rpartition("/")[0], []))
+        site = _site(reading.labels)
+        members = {
+            installed.joined(site, row[0]): installed.hex_of(row[1])
+            for row in csv.reader(io.StringIO(text)) if row and ".data/" not in row[0]
+        }  # fmt: skip
+        report.problems += [
+            f"{path}: not the file of the wheel in the store"
+            for path, sha256 in members.items() if sha256 and there.get(path) != sha256
+        ]  # fmt: skip
+        # what installing adds: notes of the installer, byte code, programs outside of the packages
+        report.problems += [
+            f"{path}: not in the wheel in the store"
+            for path in sorted(there.keys() - members.keys())
+            if path.startswith(site) and ".dist-info/" not in path and not path.endswith(".pyc")
+        ]  # fmt: skip
+    report.checked["wheels in the store"] = compared

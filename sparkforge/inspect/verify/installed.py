@@ -1,0 +1,162 @@
+"""The installed files of an image, checked by the RECORDs of their distributions."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from zipfile import ZipFile
+
+from sparkforge.core.errors import VerifyError
+from sparkforge.inspect.verify.ociarchive import Entry
+from sparkforge.sources.wheelhouse import Locked
+from sparkforge.store.store import Store
+
+# what `uv venv` itself puts beside the packages
+_OF_THE_VENV = ("_virtualenv.py", "_virtualenv.pth")
+
+
+@dataclass
+class Found:
+    """What a look at the installed files gave.
+
+    Attributes:
+        checked: how many were compared, by what they are.
+        problems: one line for everything that is not as it should be.
+    """
+
+    checked: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def as_we_write(what: str) -> Iterator[None]:
+    """Read what anybody may have written into an image.
+
+    Raises:
+        VerifyError: the block did not find what it looked for.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, csv.Error) as error:
+        msg = f"{what}: not as any build writes it: {type(error).__name__}: {error}"
+        raise VerifyError(msg, "build the image again") from None
+
+
+def records(files: Mapping[str, Entry], site: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield each installed distribution's folder with its (path, sha256 in hex or '').
+
+    Args:
+        files: an image's files by their path without a leading slash.
+        site: the folder of packages in it, with a slash at its end.
+
+    Raises:
+        VerifyError: a RECORD is none.
+    """
+    for name, entry in files.items():
+        below = name.removeprefix(site)
+        # one level below: what packages vendor (setuptools does) is their files, not installed
+        if entry.data is not None and name != below and re.fullmatch(r"[^/]+/RECORD", below):
+            with as_we_write(name):
+                lines = csv.reader(io.StringIO(entry.data.decode()))
+                rows = [(joined(site, row[0]), hex_of(row[1])) for row in lines if row]
+            yield below.rpartition("/")[0], rows
+
+
+def joined(site: str, path: str) -> str:
+    """Return a RECORD's path below the root; scripts are written with ../ in it."""
+    parts = [] if path.startswith("/") else site.strip("/").split("/")
+    for part in path.strip("/").split("/"):
+        if part == "..":
+            parts.pop()
+        else:
+            parts.append(part)
+    return "/".join(parts)
+
+
+def hex_of(stated: str) -> str:
+    """Return a RECORD's hash in hex; '' where it states none of SHA-256."""
+    kind, _, value = stated.partition("=")
+    if kind != "sha256":
+        return ""
+    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+
+
+def name_of(folder: str) -> str:
+    """Return a distribution's name, as locks write it, from its .dist-info folder."""
+    stem = folder.removesuffix(".dist-info").rpartition("-")[0]
+    return re.sub(r"[-_.]+", "-", stem).lower()
+
+
+def check(
+    files: Mapping[str, Entry], site: str, locked: Sequence[Locked], store: Store, fetch: str
+) -> Found:
+    """Hold every installed file against the RECORDs, and where they are wrong against the wheel.
+
+    Args:
+        files, site: as for ``records``.
+        locked: the lock that the wheels came from; the store may have them.
+        fetch: the command that brings them there, for the message.
+    """
+    found = Found()
+    stated: dict[str, dict[str, str]] = {}
+    for folder, rows in records(files, site):
+        for path, sha256 in rows:
+            stated.setdefault(path, {})[folder] = sha256
+    count = astray = 0
+    for path, said in stated.items():
+        # byte code that a wheel ships is compiled anew, against the hash of its source; a RECORD
+        # has no hash of itself, and need have none of what else describes the distribution
+        if path.endswith(".pyc") or (not all(said.values()) and ".dist-info/" in path):
+            continue
+        count += 1
+        folder, entry = next(iter(said)), files.get(path)
+        if entry is None:
+            found.problems.append(f"{path}: gone, though {folder}/RECORD lists it")
+        elif entry.sha256 not in said.values():  # two packages may bring it; the later one's stays
+            true = _in_the_wheel(locked, store, folder, path.removeprefix(site))
+            if true == entry.sha256:
+                astray += 1
+                continue
+            found.problems.append(f"{path}: not what {folder}/RECORD says" + (
+                "" if true else f"; the wheel would tell whether that is wrong: {fetch}"
+            ))  # fmt: skip
+    for path in files:
+        if path.startswith(site) and path not in stated and not path.endswith(".pyc") and (
+            path[len(site) :] not in _OF_THE_VENV
+        ):  # fmt: skip
+            found.problems.append(f"{path}: in no distribution's RECORD")
+    found.checked["installed files"] = count
+    if astray:
+        found.checked["of them as in a wheel whose RECORD is wrong"] = astray
+    return found
+
+
+def _in_the_wheel(
+    locked: Sequence[Locked], store: Store, folder: str, member: str
+) -> str | None:  # fmt: skip
+    """Return the sha256 of a file in the wheel that the lock names; None: it is not in the store.
+
+    Some wheels have a RECORD that is not theirs (PyNvVideoCodec 2.0.4's for arm64 has). What was
+    installed of them is right all the same, as the wheel's own hash in the lock proves.
+    """
+    hashes = (sha256 for item in locked if item.name == name_of(folder) for sha256 in item.sha256s)
+    for sha256 in hashes:
+        for wheel in _downloads(store, sha256):
+            with ZipFile(wheel) as opened:
+                # of another platform or Python where it has no such file
+                if {member, f"{folder}/RECORD"} <= set(opened.namelist()):
+                    return hashlib.sha256(opened.read(member)).hexdigest()
+    return None
+
+
+def _downloads(store: Store, sha256: str) -> list[Path]:
+    folder = store.download_path(sha256, "")
+    there = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in there if store.verified(sha256, path.name)]

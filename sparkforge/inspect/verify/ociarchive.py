@@ -1,0 +1,364 @@
+"""An image in a file (an OCI layout in a tar, as buildx and ``docker save`` write it), read alone.
+
+Nothing of the image is run. Manifest, configuration and every layer that is read are checked
+by the digests that name them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import posixpath
+import stat
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import zstandard
+
+from sparkforge.build.receipt import differences
+from sparkforge.core import plain
+from sparkforge.core.errors import ImageError
+from sparkforge.inspect.verify import bytediff
+from sparkforge.inspect.verify.bytediff import Difference
+
+_PIECE = 1 << 20
+_LOCATED = 5
+"""Files of a layer whose first differing byte is looked for; each costs reading up to it."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: the digest of its bytes in the file, and how they are packed."""
+
+    digest: str
+    media_type: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """An opened archive.
+
+    Attributes:
+        digest: of the platform's manifest; what a registry would call the image.
+        config: the image's configuration, with labels and the digests of unpacked layers.
+    """
+
+    archive: tarfile.TarFile
+    path: Path
+    digest: str
+    config: Mapping[str, Any]
+    layers: tuple[Layer, ...]
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return (self.config.get("config") or {}).get("Labels") or {}
+
+    @property
+    def platform(self) -> str:
+        return f"{self.config['os']}/{self.config['architecture']}"
+
+    @contextmanager
+    def opened(self, layer: Layer) -> Iterator[tarfile.TarFile]:
+        """Give a layer as a stream of members; checked when the block ends without an error.
+
+        Raises:
+            ImageError: its bytes are not what its digest says.
+        """
+        source: Any = _Hashed(_blob(self.archive, self.path, layer.digest))
+        if "zstd" in layer.media_type:
+            plain: Any = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
+        else:
+            plain = gzip.GzipFile(fileobj=source) if "gzip" in layer.media_type else source
+        try:
+            with tarfile.open(fileobj=plain, mode="r|") as members:
+                yield members
+        except (tarfile.TarError, zstandard.ZstdError, gzip.BadGzipFile, EOFError) as error:
+            msg = f"{self.path.name}: layer {layer.digest[:19]} can't be read: {error}"
+            raise ImageError(msg, "the file is damaged: save or build it again") from None
+        while source.read(_PIECE):
+            pass  # what stands behind the last member belongs to the digest
+        if source.hexdigest() != layer.digest.removeprefix("sha256:"):
+            msg = f"{self.path.name}: layer {layer.digest[:19]} is not what its digest says"
+            raise ImageError(msg, "the file is damaged: save or build it again")
+
+
+class _Hashed(io.RawIOBase):
+    """A stream that takes the sha256 of what is read of it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._sha256 = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._stream.read(size)
+        self._sha256.update(data)
+        return data
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def _blob(archive: tarfile.TarFile, path: Path, digest: str) -> IO[bytes]:
+    try:
+        found = archive.extractfile(f"blobs/{digest.replace(':', '/')}")
+    except KeyError:
+        found = None
+    if found is None:
+        raise ImageError(f"{path.name}: holds no {digest}", "save or build it again")
+    return found
+
+
+def _document(archive: tarfile.TarFile, path: Path, digest: str) -> dict[str, Any]:
+    data = _blob(archive, path, digest).read()
+    if hashlib.sha256(data).hexdigest() != digest.removeprefix("sha256:"):
+        raise ImageError(f"{path.name}: {digest} is something else", "save or build it again")
+    found: dict[str, Any] = plain.json_of(data)
+    return found
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Image]:
+    """Open an archive that holds one image (attestations beside it are left aside).
+
+    Raises:
+        ImageError: it is none, or holds several images.
+    """
+    try:
+        archive = tarfile.open(path, "r:")  # noqa: SIM115 - closed below, after what may fail
+    except (tarfile.TarError, OSError) as error:
+        msg = f"{path}: no image archive: {error}"
+        raise ImageError(msg, "give a file that docker save or buildx (type=oci) wrote") from None
+    with archive:
+        try:
+            image = _described(archive, path)
+        except (tarfile.TarError, OSError) as error:
+            msg = f"{path}: can't be read: {error}"
+            raise ImageError(msg, "the file is damaged: save or build it again") from None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            msg = f"{path}: its documents are not an image's: {type(error).__name__}: {error}"
+            raise ImageError(msg, "save or build it again") from None
+        yield image
+
+
+def _described(archive: tarfile.TarFile, path: Path) -> Image:
+    """Read index, manifest and configuration, which anybody may have written."""
+    try:
+        index = archive.extractfile("index.json")
+    except KeyError:
+        index = None
+    if index is None:
+        msg = f"{path}: holds no index.json"
+        remedy = "give an OCI archive: docker save of Docker 25 or newer, or buildx type=oci"
+        raise ImageError(msg, remedy)
+    found = list(_manifests(archive, path, plain.json_of(index.read())))
+    if len(found) != 1:
+        msg = f"{path}: holds {len(found)} images"
+        raise ImageError(msg, "save one image for one platform")
+    digest, manifest = found[0]
+    image = Image(
+        archive, path, digest, _document(archive, path, manifest["config"]["digest"]),
+        tuple(Layer(str(one["digest"]), str(one["mediaType"])) for one in manifest["layers"]),
+    )  # fmt: skip
+    texts = [image.platform, *(text for label in image.labels.items() for text in label)]
+    if strange := [text for text in texts if not isinstance(text, str)]:
+        raise ValueError(f"a label that is no text: {strange[0]!r}")
+    return image
+
+
+def _manifests(
+    archive: tarfile.TarFile, path: Path, index: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for entry in index["manifests"]:
+        if entry.get("platform", {}).get("os") == "unknown":
+            continue  # buildx: an attestation
+        document = _document(archive, path, entry["digest"])
+        if "manifests" in document:
+            yield from _manifests(archive, path, document)
+        else:
+            yield entry["digest"], document
+
+
+# -- the files of an image ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A regular file of an image: its hashes, and its bytes where they were asked for."""
+
+    sha256: str
+    git_blob: str
+    """The id that git gives this content; patches name their results by it."""
+    size: int
+    data: bytes | None = field(default=None, repr=False)
+    machine: int | None = None
+    """Of a program or library in ELF: the number of the processor that it is for."""
+
+
+def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
+    """Return the image's files as its layers leave them, by path without leading slash.
+
+    What is no regular file (a link, a device) has hashes that no file has.
+
+    Args:
+        keep: whether to hold a file's bytes in memory.
+
+    Raises:
+        ImageError: a layer can't be read or is not what its digest says.
+    """
+    result: dict[str, Entry] = {}
+    for layer in image.layers:
+        here: dict[str, Entry] = {}
+        with image.opened(layer) as members:
+            for member in members:
+                name = _place(member.name)
+                folder, _, last = name.rpartition("/")
+                if last == ".wh..wh..opq":
+                    _remove(result, f"{folder}/")
+                elif last.startswith(".wh."):
+                    hidden = f"{folder}/{last[4:]}".lstrip("/")
+                    result.pop(hidden, None)
+                    _remove(result, f"{hidden}/")
+                elif member.isreg():
+                    here[name] = _entry(members, member, keep(name))
+                elif member.islnk():
+                    target = _place(member.linkname)
+                    if target in here or target in result:
+                        here[name] = here.get(target) or result[target]
+                elif not member.isdir():
+                    here[name] = Entry(f"link to {member.linkname}", "", 0)
+                    _remove(result, f"{name}/")  # in a folder's place: what was in it is hidden
+        result |= here
+    return result
+
+
+def _place(name: str) -> str:
+    """Return where an engine puts a member: without slash, and without ``a/../`` on the way."""
+    return posixpath.normpath(f"/{name}").lstrip("/")
+
+
+def _remove(files_: dict[str, Entry], prefix: str) -> None:
+    for name in [name for name in files_ if name.startswith(prefix)]:
+        del files_[name]
+
+
+def _entry(members: tarfile.TarFile, member: tarfile.TarInfo, keep: bool) -> Entry:
+    stream = members.extractfile(member)
+    assert stream is not None
+    digest = hashlib.sha256()
+    # git's own formula; SHA-1 names the content here, files are held by sha256
+    blob = hashlib.sha1(b"blob %d\0" % member.size, usedforsecurity=False)
+    kept = []
+    machine = None
+    while piece := stream.read(_PIECE):
+        if stream.tell() == len(piece):
+            machine = _elf_machine(piece)
+        digest.update(piece)
+        blob.update(piece)
+        if keep:
+            kept.append(piece)
+    data = b"".join(kept) if keep else None
+    return Entry(digest.hexdigest(), blob.hexdigest(), member.size, data, machine)
+
+
+def _elf_machine(head: bytes) -> int | None:
+    """Return e_machine of an ELF header: two bytes at 18, in the order that byte 5 tells."""
+    if head[:4] != b"\x7fELF" or len(head) < 20:
+        return None
+    return int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
+
+
+# -- where two images differ ---------------------------------------------------------------
+
+
+def compare(first: Path, second: Path) -> list[Difference]:
+    """Return what differs between two images; an empty list: the same manifest.
+
+    Raises:
+        ImageError: one of them can't be read.
+    """
+    with opened(first) as one, opened(second) as two:
+        if one.digest == two.digest:
+            return []
+        result = [Difference("configuration", text) for text in _configuration(one, two)]
+        if len(one.layers) != len(two.layers):
+            text = f"{len(one.layers)} → {len(two.layers)}"
+            return [*result, Difference("number of layers", text)]
+        for number, (old, new) in enumerate(zip(one.layers, two.layers, strict=True), 1):
+            if old.digest != new.digest:
+                found = _layers(one, old, two, new)
+                text = f"the same files, packed otherwise: {old.digest} → {new.digest}"
+                result += [Difference(f"layer {number}: {a}", b) for a, b in found] or [
+                    Difference(f"layer {number}", text)
+                ]
+        # what is derived from layers comes last, and only where nothing else says it
+        return result or [Difference("manifest", f"{one.digest} → {two.digest}")]
+
+
+def _configuration(one: Image, two: Image) -> list[str]:
+    """Return differing values; the layers' digests and the steps' dates are shown by the layers."""
+    plain = [{k: v for k, v in image.config.items() if k != "rootfs"} for image in (one, two)]
+    return differences(plain[0], plain[1])
+
+
+_Member = tuple[str, str, str]
+"""sha256, what else tar holds of it, and its number in the layer."""
+
+
+def _members(image: Image, layer: Layer) -> dict[str, _Member]:
+    result = {}
+    with image.opened(layer) as members:
+        for number, member in enumerate(members):
+            content = _entry(members, member, keep=False).sha256 if member.isreg() else ""
+            kind = member.type.decode(errors="replace")
+            told = (
+                f"type {kind} mode {stat.filemode(member.mode)} owner {member.uid}:{member.gid}"
+                f" mtime {member.mtime} link {member.linkname!r} pax {member.pax_headers}"
+            )
+            result[member.name] = (content, told, str(number))
+    return result
+
+
+def _layers(one: Image, old: Layer, two: Image, new: Layer) -> list[tuple[str, str]]:
+    before, after = _members(one, old), _members(two, new)
+    result = [(name, "only in the first") for name in before.keys() - after]
+    result += [(name, "only in the second") for name in after.keys() - before]
+    both = sorted(before.keys() & after.keys())
+    changed = [name for name in both if before[name][0] != after[name][0]]
+    for number, name in enumerate(changed):
+        if number < _LOCATED:
+            left, right = _content(one, old, name), _content(two, new, name)
+            found = str(bytediff.streams(io.BytesIO(left), io.BytesIO(right)))
+        else:
+            found = f"sha256 {before[name][0]} → {after[name][0]}"
+        result.append((name, found))
+    for name in both:
+        if before[name][1] != after[name][1]:
+            result.append((name, f"{before[name][1]} → {after[name][1]}"))
+    if not result:
+        moved = next((name for name in both if before[name][2] != after[name][2]), None)
+        if moved is not None:
+            result.append((moved, f"member {before[moved][2]} → {after[moved][2]}"))
+    return sorted(result)
+
+
+def _content(image: Image, layer: Layer, name: str) -> bytes:
+    with image.opened(layer) as members:
+        for member in members:
+            if member.name == name:
+                stream = members.extractfile(member)
+                assert stream is not None
+                data = stream.read()
+                break
+        else:  # it was there a moment ago
+            raise ImageError(f"{image.path.name}: {name} is gone", "run it again")
+        for _ in members:
+            pass  # to the end, which the digest is for
+    return data

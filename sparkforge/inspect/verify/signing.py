@@ -1,0 +1,302 @@
+"""`build.py sign`: cosign signs what dist/TARGET holds; `verify --key` checks that.
+
+cosign does all the cryptography. Keys go to it by reference (a file, or the name of one in a key
+service) and passwords through its own variable: neither is read here, so neither can be shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sparkforge.build import options
+from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, is_receipt
+from sparkforge.core import plain
+from sparkforge.core.errors import CommandError, SignError, UsageError, VerifyError
+from sparkforge.core.hashing import sha256_file
+from sparkforge.core.log import log
+from sparkforge.core.run import call, have
+from sparkforge.pins import pins
+
+RECEIPT = "receipt.json"
+SIGNED = (RECEIPT, SUMS, SBOM, PROVENANCE)
+"""The files that are signed; SHA256SUMS stands for the wheels."""
+_DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
+# what a key alone needs of cosign's root of trust: nothing; without this it would fetch one
+_NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
+_MENDS = (
+    ("decryption failed", "COSIGN_PASSWORD does not fit the key"),
+    ("inappropriate ioctl", "put the key's password into the variable COSIGN_PASSWORD"),
+    ("device flow", "without --key cosign asks for an identity: set SIGSTORE_ID_TOKEN, or --key"),
+)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whose signature counts: a public key's, or an identity's that an issuer vouches for.
+
+    Attributes:
+        key: file of a public key, or its name in a key service.
+    """
+
+    key: str | None
+    identity: str | None
+    issuer: str | None
+
+
+# -- signing ---------------------------------------------------------------------------
+
+
+def run(opts: argparse.Namespace) -> int:
+    """Sign what a target's newest build published, and the image if it was pushed."""
+    target = pins.load(options.pins_path(opts)).target(opts.target)
+    folder = options.pins_path(opts).parent / "dist" / opts.target
+    if not (folder / RECEIPT).is_file():
+        msg = f"{folder / RECEIPT}: not there: nothing to sign"
+        raise SignError(msg, f"build it first: python3 build.py --target {opts.target}")
+    _check_words(opts)
+    image = _image(opts.image, folder) if opts.image else None
+    problems = sums(folder)
+    if problems:
+        msg = f"{folder}: is not what was built:\n" + "\n".join(f"  {one}" for one in problems)
+        raise SignError(msg, f"build it again: python3 build.py --target {opts.target}")
+    _need_cosign()
+    how = _how(opts)
+    signed = [folder / name for name in SIGNED if (folder / name).is_file()]
+    for path in signed:
+        # made beside its place, so that a failure leaves no signature of something else
+        fresh = path.with_name(f".{path.name}{SUFFIX}.new")
+        _cosign("sign-blob", *how, *_bundle_format(), "--bundle", fresh, path)
+        fresh.rename(path.with_name(path.name + SUFFIX))
+        log.info(f"signed  {path.name}{SUFFIX}")
+    if image is not None:
+        _sign_image(image, folder, how)
+    log.info(f"{target.summary}: {len(signed)} files{', 1 image' if image else ''} signed")
+    if opts.json:
+        log.json({"signed": [path.name for path in signed], "image": image})
+    return 0
+
+
+def _check_words(opts: argparse.Namespace) -> None:
+    if opts.key and "-----BEGIN" in opts.key:
+        msg = "--key: is a key itself, and what stands on a command line can be read by others"
+        raise UsageError(msg, "give the file's name, or env://VARIABLE")
+    if opts.key is None and opts.no_log:
+        msg = "--no-log: without a key, the log is what proves that the identity was valid then"
+        raise UsageError(msg, "give a --key as well, or leave --no-log out")
+    _check_key(opts.key)
+
+
+def _check_key(key: str | None) -> None:
+    """Refuse a file that is not there; ``awskms://…``, ``env://…``, ``pkcs11:…`` are no files."""
+    if key is not None and ":" not in key and not Path(key).is_file():
+        msg = f"--key {key}: no such file"
+        raise UsageError(msg, "name a key that is there: cosign generate-key-pair makes a pair")
+
+
+def _image(named: str, folder: Path) -> str:
+    """Return a reference, once it is clear that it is the image of this receipt.
+
+    Raises:
+        UsageError: it has no digest. SignError: it has another one than the receipt.
+    """
+    match = _DIGEST.search(named)
+    if match is None:
+        msg = f"--image {named}: a name can mean another image tomorrow"
+        raise UsageError(msg, "give it as docker push prints it: REPOSITORY@sha256:…")
+    built = [item["outputs"].get("digest") for item in _receipt(folder).get("items", [])
+             if item["stage"] == "image"]  # fmt: skip
+    if match[1] not in built:
+        told = ", ".join(str(one) for one in built if one) or "no image's digest"
+        msg = f"--image {named}: is not the image that was built; the receipt has {told}"
+        raise SignError(msg, "push that one, and name it")
+    return named
+
+
+def _sign_image(image: str, folder: Path, how: Sequence[str]) -> None:
+    """Sign an image in its registry, and attach bill and provenance as signed statements."""
+    _cosign("sign", *how, image)
+    log.info(f"signed  {image}")
+    with TemporaryDirectory(prefix="sparkforge-") as work:
+        predicate = Path(work) / "predicate.json"
+        statement = plain.json_of((folder / PROVENANCE).read_text())
+        predicate.write_text(json.dumps(statement["predicate"]))
+        for kind, path in (("cyclonedx", folder / SBOM), ("slsaprovenance1", predicate)):
+            _cosign("attest", *how, "--type", kind, "--predicate", path, image)
+            log.info(f"attested  {kind} of {image}")
+
+
+def _how(opts: argparse.Namespace) -> list[str]:
+    words = ["--yes", *(["--key", opts.key] if opts.key else [])]
+    if opts.no_log:
+        words.append("--tlog-upload=false")
+        if "--use-signing-config" in _help():  # cosign 3 refuses the one without the other
+            words.append("--use-signing-config=false")
+    return words
+
+
+# -- checking --------------------------------------------------------------------------
+
+
+def trust_of(opts: argparse.Namespace) -> Trust | None:
+    """Return whose signatures the command line asks for, or None.
+
+    Raises:
+        UsageError: the words do not go together.
+    """
+    if opts.key is None and opts.identity is None and opts.issuer is None:
+        return None
+    if opts.key is not None and (opts.identity or opts.issuer):
+        raise UsageError("--key and --identity are two ways to trust", "give one of them")
+    if opts.key is None and not (opts.identity and opts.issuer):
+        msg = "--identity and --issuer belong together: anyone can be anyone somewhere"
+        raise UsageError(msg, "give both, as in --identity me@example.org --issuer https://…")
+    _check_key(opts.key)
+    return Trust(opts.key, opts.identity, opts.issuer)
+
+
+def check_folder(folder: Path, trust: Trust) -> list[str]:
+    """Check the signatures in a folder, and its files against the signed hashes.
+
+    Returns:
+        The names of all files that are vouched for.
+
+    Raises:
+        VerifyError: a signature is missing or is another's, or a file is not the signed one.
+        SignError: cosign is not there.
+    """
+    problems = []
+    names = [name for name in SIGNED if (folder / name).exists()]
+    if RECEIPT not in names:
+        raise UsageError(f"{folder}: holds no {RECEIPT}", "name a folder that build.py published")
+    _need_cosign()
+    for name in names:
+        bundle = folder / (name + SUFFIX)
+        if not bundle.is_file():
+            problems.append(f"{name}: not signed: there is no {bundle.name}")
+        elif why := _refused("verify-blob", trust, "--bundle", bundle, folder / name):
+            problems.append(f"{name}: {why}")
+    problems = problems or sums(folder)  # what lists the files counts once it is signed itself
+    if problems:
+        msg = f"{folder}: not all is as it was signed:\n" + "\n".join(f"  {p}" for p in problems)
+        raise VerifyError(msg, "get the files from whom you trust, or build them: build.py")
+    return [*names, *_sums(folder)]
+
+
+def check_image(image: str, trust: Trust) -> None:
+    """Check an image's signature in its registry.
+
+    Raises:
+        VerifyError: it has none that counts.
+    """
+    _need_cosign()
+    if why := _refused("verify", trust, image):
+        msg = f"{image}: {why}"
+        raise VerifyError(msg, "get the image from whom you trust, or build it: build.py")
+
+
+def sums(folder: Path) -> list[str]:
+    """Hold the files of a folder against SHA256SUMS and the receipt; one line for each fault."""
+    listed, problems = _sums(folder), []
+    if listed != _receipt(folder).get("files"):
+        problems.append(f"{SUMS} and {RECEIPT} do not name the same files and hashes")
+    for name, sha256 in listed.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{name}: gone, though {SUMS} lists it")
+        elif sha256_file(path) != sha256:
+            problems.append(f"{name}: not what {SUMS} says")
+    known = {*listed}
+    problems += [f"{path.name}: not in {SUMS}" for path in sorted(folder.glob("*.whl"))
+                 if path.name not in known]  # fmt: skip
+    return problems
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """Return the sha256 of each file that SHA256SUMS names; none of another folder's."""
+    path = folder / SUMS
+    found = {}
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        sha256, _, name = line.partition("  ")
+        if "/" in name or not re.fullmatch(r"[0-9a-f]{64}", sha256) or not name:
+            raise VerifyError(f"{path}: {line[:80]!r} is no line of it", "get the file again")
+        found[name] = sha256
+    return found
+
+
+def _receipt(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = plain.json_of((folder / RECEIPT).read_text())
+    except ValueError:
+        found = {}
+    if not is_receipt(found):
+        raise VerifyError(f"{folder / RECEIPT}: is no receipt", "get the file again")
+    return found
+
+
+def _refused(command: str, trust: Trust, *words: str | Path) -> str:
+    """Return why cosign does not take a signature; empty where it does."""
+    with _whose(trust) as whose:
+        try:
+            _cosign(command, *whose, *(_bundle_format() if "-blob" in command else ()), *words)
+        except SignError as error:
+            return error.what.strip().splitlines()[-1].strip()
+    return ""
+
+
+@contextmanager
+def _whose(trust: Trust) -> Iterator[list[str]]:
+    """Give cosign's words for whom to trust.
+
+    A key's signature stands by itself, in no log or in one. An identity's certificate is valid
+    for minutes: only the log proves that the signature was made in them, so there it is asked for.
+    """
+    if trust.key is None:
+        yield ["--certificate-identity", str(trust.identity),
+               "--certificate-oidc-issuer", str(trust.issuer)]  # fmt: skip
+        return
+    with TemporaryDirectory(prefix="sparkforge-") as work:
+        root = Path(work) / "trusted_root.json"
+        root.write_text(_NO_ROOT)
+        yield ["--key", trust.key, "--insecure-ignore-tlog", "--trusted-root", str(root)]
+
+
+# -- cosign ----------------------------------------------------------------------------
+
+
+def _need_cosign() -> None:
+    if not have("cosign"):
+        msg = "signatures are made and checked by cosign, which is not on the PATH"
+        raise SignError(msg, "install cosign 2.5 or newer, e.g. apt-get install cosign")
+
+
+def _help() -> str:
+    """Return what this cosign can do: Debian's builds do not tell their version."""
+    return call("cosign", "sign-blob", "--help", check=False).stdout.decode(errors="replace")
+
+
+def _bundle_format() -> list[str]:
+    """Return what cosign 2 needs to write and read the one format of cosign 3."""
+    return [] if "--use-signing-config" in _help() else ["--new-bundle-format"]
+
+
+def _cosign(*words: str | Path) -> None:
+    """Run cosign.
+
+    Raises:
+        SignError: it refuses.
+    """
+    try:
+        # without a key cosign asks a person to open a page, and waits
+        call("cosign", *words, stream=words[0] in ("sign", "sign-blob") and "--key" not in words)
+    except CommandError as error:
+        said = error.what
+        remedy = next((mend for sign, mend in _MENDS if sign in said), "cosign's words are above")
+        raise SignError(f"cosign {words[0]} failed:\n{said}", remedy) from None

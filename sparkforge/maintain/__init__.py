@@ -1,0 +1,1 @@
+"""Changing the series: rebase, watch, ablate, develop."""

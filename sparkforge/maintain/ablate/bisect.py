@@ -1,0 +1,238 @@
+"""``ablate --bisect``: the patch with which a command begins to fail, or to succeed.
+
+Binary search over the prefixes of the series: the first so many patches, in order, which apply as
+they are even where patches need each other. What is known is kept in the store after each step, so
+that a run that was interrupted or killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sparkforge.core.disk import read_json
+from sparkforge.core.errors import AblationError, UsageError
+from sparkforge.core.hashing import key_of
+from sparkforge.core.log import log
+from sparkforge.maintain.ablate import reduced
+from sparkforge.maintain.ablate.checks import Check
+from sparkforge.maintain.ablate.job import Job
+from sparkforge.maintain.ablate.reduced import Place
+
+Answer = Literal["good", "bad", "skip"]
+NONE, ALL = "none", "all"
+
+
+def search(ends: tuple[int, int], ask: Callable[[int], Answer]) -> tuple[int, int]:
+    """Return two prefixes between which the answer turns, as near to each other as is known.
+
+    Args:
+        ends: prefixes, the shorter first, whose answers differ and are no ``skip``.
+        ask: the answer of a prefix; asked once each.
+
+    Between the two lie only prefixes that were skipped.
+    """
+    low, high = ends
+    first = ask(low)
+    skipped: set[int] = set()
+    while between := [at for at in range(low + 1, high) if at not in skipped]:
+        middle = min(between, key=lambda at: (abs(2 * at - low - high), at))
+        answer = ask(middle)
+        if answer == "skip":
+            skipped.add(middle)
+        elif answer == first:
+            low = middle
+        else:
+            high = middle
+    return low, high
+
+
+@dataclass
+class Bisection:
+    """A search and what it knows.
+
+    Attributes:
+        check: what is asked.
+        identity: all that the check depends on; with the series, what a later run goes on by.
+        good, bad: ends in the user's words: ``none``, ``all``, or the name of the last patch that
+            is in; None where the answers themselves shall tell.
+        again: forget what an earlier run has found out.
+    """
+
+    job: Job
+    check: Check
+    identity: Mapping[str, Any]
+    good: str | None = None
+    bad: str | None = None
+    again: bool = False
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    _known: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def patches(self) -> list[tuple[str, str]]:
+        """Upstream and name of every patch, in the order in which they are added."""
+        return [(one.upstream, patch.name) for one in self.job.series for patch in one.patches]
+
+    def run(self, *, as_json: bool) -> int:
+        """Find it, print it, return the exit code.
+
+        Raises:
+            UsageError: an end is no patch, or both are the same.
+            AblationError: both ends give the same answer, or one can't tell.
+            CommandError: the command could not run.
+        """
+        if not self.patches:
+            raise UsageError("no patches, nothing to bisect", "name an upstream that has some")
+        ends = self._ends()
+        job = self.job
+        sources = {one.upstream: job.source(one.upstream).commit for one in job.series}
+        key = key_of({**self.identity, "sources": sources,
+                      "series": {one.upstream: one.sha256 for one in job.series}})  # fmt: skip
+        state = job.store.root / "bisect" / f"{key[:32]}.json"
+        job.store.sweep()
+        with job.store.lock(f"bisect-{key[:32]}"):
+            if self.again:
+                state.unlink(missing_ok=True)
+            self._known = dict(read_json(state) or {})
+            if self._known:
+                log.info(f"goes on with {len(self._known)} known steps (--again: from the start)")
+
+            def ask(at: int) -> Answer:
+                found, told = self._known.get(str(at)), True
+                if found is None:
+                    found, told = self._ask(at), False
+                    self._known[str(at)] = found
+                    job.store.write_json(state, self._known)
+                self._tell(at, found, resumed=told)
+                answer: Answer = found["answer"]
+                return answer
+
+            answers = {at: ask(at) for at in ends}
+            try:
+                self._check_ends(answers)
+                low, high = search(ends, self._once(ask, answers))
+            except AblationError:
+                state.unlink(missing_ok=True)  # the next run asks anew
+                raise
+            state.unlink(missing_ok=True)
+        return self._conclude(answers[ends[0]], low, high, as_json=as_json)
+
+    # -- ends -----------------------------------------------------------------------
+
+    def _position(self, word: str) -> int:
+        """Return how many patches are in at an end in the user's words."""
+        if word in (NONE, ALL):
+            return 0 if word == NONE else len(self.patches)
+        name = f"{word.removesuffix('.patch')}.patch"
+        found = [at for at, (_, one) in enumerate(self.patches, 1) if one == name]
+        if len(found) != 1:
+            what = "no such patch" if not found else "several upstreams have it"
+            raise UsageError(f"{name}: {what}", "none, all, or a name of build.py patches list"
+                             " (--upstream chooses among upstreams)")  # fmt: skip
+        return found[0]
+
+    def _ends(self) -> tuple[int, int]:
+        given = {at: word for word in (self.good, self.bad) if word is not None
+                 for at in (self._position(word),)}  # fmt: skip
+        if len(given) < len([word for word in (self.good, self.bad) if word is not None]):
+            msg = f"--good {self.good} and --bad {self.bad} are the same"
+            raise UsageError(msg, "name two ends")
+        if len(given) == 2:
+            return min(given), max(given)
+        if not given:
+            return 0, len(self.patches)
+        (at,) = given
+        # one end alone: the other is the far one; of the two outer ends, the opposite
+        other = 0 if self.bad is not None and at > 0 else len(self.patches)
+        if other == at:
+            other = 0
+        return min(at, other), max(at, other)
+
+    def _check_ends(self, answers: Mapping[int, Answer]) -> None:
+        (low, first), (high, last) = sorted(answers.items())
+        told = f"with {self._name(low)} it is {first}, with {self._name(high)} {last}"
+        for at, answer in answers.items():
+            if answer == "skip":
+                msg = f"{self.check.label}: {self._name(at)} can't be judged: {self._why(at)}"
+                raise AblationError(msg, "choose another end: --good, --bad")
+        if first == last:
+            msg = f"{self.check.label}: {told}: no patch makes a difference"
+            raise AblationError(msg, "try the command by hand at both ends; 0 is good, 1 bad")
+        for word, meant in ((self.good, "good"), (self.bad, "bad")):
+            if word is not None and answers[self._position(word)] != meant:
+                msg = f"{self.check.label}: {told}, but --{meant} {word} was given"
+                raise AblationError(msg, "exchange --good and --bad, or correct the command")
+
+    @staticmethod
+    def _once(ask: Callable[[int], Answer], known: Mapping[int, Answer]) -> Callable[[int], Answer]:
+        return lambda at: known[at] if at in known else ask(at)
+
+    # -- steps ------------------------------------------------------------------------
+
+    def _name(self, at: int) -> str:
+        if at == 0:
+            return "no patch"
+        if at == len(self.patches):
+            return "the whole series"
+        return f"{at} patches, up to {self.patches[at - 1][1]}"
+
+    def _why(self, at: int) -> str:
+        return str(self._known[str(at)]["message"])
+
+    def _ask(self, at: int) -> dict[str, Any]:
+        start = time.monotonic()
+        with log.step(f"with {self._name(at)}"), ExitStack() as stack:
+            outcome = self.check.run(self._place(at, stack))
+            answer = "good" if outcome.passed else "bad"
+            if outcome.skipped or outcome.ours:  # what could not be built is no answer
+                answer = "skip"
+            log.info(answer + (f": {outcome.message}" if outcome.message else ""))
+        return {"answer": answer, "message": outcome.message,
+                "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
+
+    def _place(self, at: int, stack: ExitStack) -> Place:
+        job = self.job
+        if at == len(self.patches):
+            return job.whole([one.upstream for one in job.series])
+        left, parts = at, []
+        for one in job.series:
+            count = min(left, len(one.patches))
+            left -= count
+            parts.append(reduced.prefix(job.store, one, job.source(one.upstream), count))
+        cut = [part for part in parts if part.left_out]
+        place = stack.enter_context(reduced.checkout(job.store, job.root, cut))
+        return Place(place.root, place.store, tuple(parts))  # whole ones have trees, too
+
+    def _tell(self, at: int, found: Mapping[str, Any], *, resumed: bool) -> None:
+        if resumed:
+            log.info(f"{found['answer']} with {self._name(at)}, known")
+        self.steps.append({"patches": at, "last": self.patches[at - 1][1] if at else None,
+                           "resumed": resumed, **found})  # fmt: skip
+
+    # -- the end ------------------------------------------------------------------------
+
+    def _conclude(self, first: Answer, low: int, high: int, *, as_json: bool) -> int:
+        what = "breaks" if first == "good" else "mends"
+        verb = "breaks" if first == "good" else "fixes"
+        candidates = self.patches[low:high]
+        if as_json:
+            log.json({"bisect": {
+                "what": what, "found": _as_json(candidates)[0] if len(candidates) == 1 else None,
+                "candidates": _as_json(candidates), "steps": self.steps,
+            }})  # fmt: skip
+        if len(candidates) == 1:
+            ((upstream, name),) = candidates
+            log.heading(f"{upstream}: {name} {verb} {self.check.label}")
+            return 0
+        names = ", ".join(name for _, name in candidates)
+        msg = f"one of {len(candidates)} patches {verb} {self.check.label}: {names}"
+        remedy = "no step between them gave a result: see the steps that say skip"
+        log.error(str(AblationError(msg, remedy)))
+        return AblationError.exit_code
+
+
+def _as_json(patches: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"upstream": upstream, "patch": name} for upstream, name in patches]

@@ -1,0 +1,220 @@
+"""What can be run on a reduced series beside patches' own tests: the smoke test, a command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from sparkforge.build import executor
+from sparkforge.build.context import Context
+from sparkforge.build.graph import items
+from sparkforge.build.options import host_platform, platform_of
+from sparkforge.build.receipt import Line
+from sparkforge.core import git
+from sparkforge.core.errors import (
+    CommandError,
+    MachineError,
+    SmokeError,
+    SparkforgeError,
+    UsageError,
+)
+from sparkforge.core.run import call
+from sparkforge.maintain.ablate.outcome import Outcome, Result, missing
+from sparkforge.maintain.ablate.reduced import Place
+from sparkforge.pins import pins
+from sparkforge.runtime.environment import python_path
+from sparkforge.sources.sources import Access
+
+Provided = Literal["trees", "wheels", "environment"]
+SKIP = 125
+"""Exit code of a command that can't tell, as for ``git bisect run``."""
+
+
+class Check(Protocol):
+    """Something that passes, fails or can't tell, on any series."""
+
+    @property
+    def label(self) -> str: ...
+
+    def run(self, place: Place) -> Outcome:
+        """Run it where the patches of a place count."""
+        ...
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds a target at any place, in a plain environment.
+
+    Attributes:
+        target: None: none was named.
+    """
+
+    target: str | None
+    access: Access
+
+    def named(self, what: str) -> str:
+        """Return the target's name.
+
+        Raises:
+            UsageError: none was named, and ``what`` needs one.
+        """
+        if self.target is None:
+            raise UsageError(f"{what} is of a target, and none is named", "add --target NAME")
+        return self.target
+
+    def build(self, place: Place, until: str) -> list[Line]:
+        """Build up to a stage; raises what a build raises."""
+        path = place.root / "pins.yaml"
+        loaded = pins.load(path)
+        target = loaded.target(self.named(until))
+        if until in ("image", "smoke") and platform_of(target) != host_platform():
+            msg = f"target {self.target} is for {platform_of(target)}, this machine is not"
+            raise UsageError(msg, "build its wheels here (--provide wheels), or another target")
+        context = Context(
+            root=place.root, pins=loaded, pins_path=path, store=place.store,
+            target_name=self.named(until), target=target, platform=platform_of(target),
+            access=self.access,
+        )  # fmt: skip
+        if until == "smoke" and target.smoke is None:
+            msg = f"target {self.target} has no smoke test"
+            raise UsageError(msg, "give a command after --, or another target")
+        return executor.run(context, items(context, until))
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """The target's smoke test, on a build of the place's patches."""
+
+    builder: Builder
+
+    @property
+    def label(self) -> str:
+        return f"smoke test of {self.builder.named('the smoke test')}"
+
+    def run(self, place: Place) -> Outcome:
+        try:
+            self.builder.build(place, "smoke")
+        except SmokeError as error:
+            return Outcome(failed=1, message=error.what.partition("\n")[0])
+        except (UsageError, MachineError):
+            raise
+        except SparkforgeError as error:
+            return Outcome(failed=1, message=error.what.partition("\n")[0], ours=True)
+        return Outcome(passed=1)
+
+
+class Trees:
+    """Clones of the patched trees, moved from one commit to the next.
+
+    Files that do not change between two commits keep their times, so that what a command builds
+    there is built on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def at(self, place: Place) -> Path:
+        """Return the folder that holds each upstream's tree, under the upstream's name."""
+        for one in place.reduced:
+            tree, repo = self.folder / one.upstream, one.source.repo
+            if not tree.exists():
+                git.clone_at(repo, tree, one.commit)
+                continue
+            git.git(tree, "fetch", "--quiet", str(repo), one.commit)
+            # --force: what a command changed in our files must not stay for the next one
+            git.git(tree, "checkout", "--quiet", "--force", "-B", "sparkforge", one.commit)
+        return self.folder
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the user's: exit code 0 passes, 125 can't tell, others up to 127 fail.
+
+    It gets, beside what ``Place.env`` has:
+
+        SPARKFORGE_TREES      folder with the patched tree of each upstream concerned
+        SPARKFORGE_LEFT_OUT   names of the patches that are missing, with spaces between them
+        SPARKFORGE_WHEELS     folder with the target's wheels (``provide`` wheels, environment)
+        SPARKFORGE_PYTHON     interpreter that they are installed for (environment)
+    """
+
+    words: tuple[str, ...]
+    trees: Trees
+    provide: Provided
+    builder: Builder
+
+    @property
+    def label(self) -> str:
+        return shlex.join(self.words)
+
+    def run(self, place: Place) -> Outcome:
+        gone = [name for part in missing(place.reduced) for name in part]
+        env = {
+            **place.env, "SPARKFORGE_TREES": str(self.trees.at(place)),
+            "SPARKFORGE_LEFT_OUT": " ".join(gone),
+        }  # fmt: skip
+        with place.store.temporary("ablate") as work:
+            try:
+                env |= self._provided(place, work)
+            except (UsageError, MachineError):
+                raise
+            except SparkforgeError as error:
+                return Outcome(failed=1, message=error.what.partition("\n")[0], ours=True)
+            return self._run(env)
+
+    def _provided(self, place: Place, work: Path) -> dict[str, str]:
+        if self.provide == "trees":
+            return {}
+        lines = self.builder.build(place, "wheels" if self.provide == "wheels" else "image")
+        for line in lines:
+            if line.artefact.stage == "wheels":
+                wheel = line.artefact.path / str(line.artefact.outputs["file"])
+                os.link(wheel, work / wheel.name)
+        env = {"SPARKFORGE_WHEELS": str(work)}
+        if self.provide == "environment":
+            env["SPARKFORGE_PYTHON"] = str(python_path(lines[-1].artefact.path))
+        return env
+
+    def _run(self, env: Mapping[str, str]) -> Outcome:
+        done = call(*self.words, env=env, stream=True, check=False)
+        code = done.returncode
+        if code == 0:
+            return Outcome(passed=1)
+        if code == SKIP:
+            return Outcome(skipped=1, message=f"exit code {SKIP}: it can't tell")
+        if code in (126, 127) or not 0 < code < 128:
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            remedy = (
+                "0 says good, 125 can't tell, 1 to 124 bad; what is beyond says that the command"
+                " could not run: wrap it in a script that gives one of these"
+            )
+            raise CommandError(f"{self.label} {how}, which says nothing of a patch", remedy)
+        return Outcome(failed=1, message=f"exit code {code}")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A check that all patches have in common, as ``OwnTests`` is one that each brings along."""
+
+    check: Check
+
+    def whole(self, place: Place) -> dict[str, Outcome]:
+        """Run it with the whole series."""
+        return {self.check.label: self.check.run(place)}
+
+    def without(self, place: Place, whole: Mapping[str, Outcome]) -> list[Result]:
+        """Run it without the patches that a place lacks; one result."""
+        start = time.monotonic()
+        outcome = self.check.run(place)
+        left_out, dependents = missing(place.reduced)
+        return [Result(
+            "+".join(one.upstream for one in place.reduced), " + ".join(left_out),
+            self.check.label, left_out, dependents, whole[self.check.label], outcome,
+            time.monotonic() - start,
+        )]  # fmt: skip

@@ -1,0 +1,117 @@
+"""``ablate``: options → what is left out, and what is run then."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build.options import access_of, chosen_series, pins_path, store_of
+from sparkforge.core.errors import UsageError
+from sparkforge.maintain.ablate import job
+from sparkforge.maintain.ablate.checks import Builder, Check, Command, Shared, Smoke, Trees
+from sparkforge.maintain.ablate.job import Job
+from sparkforge.pins import pins
+from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.sources import sources
+
+
+def run(options: argparse.Namespace) -> int:
+    """Leave patches out, or search the one that makes a difference; returns the exit code."""
+    command = _command(options)
+    _check_together(options, command)
+    path = pins_path(options)
+    loaded = pins.load(path)
+    store, access = store_of(options), access_of(options, loaded)
+    builder = Builder(options.target, access)
+    if options.target is not None:
+        loaded.target(options.target)
+    names = tuple(options.patch)
+    if options.without is not None:
+        names = job.as_list(options.without)
+    with ExitStack() as stack:
+        check: Check | None = None
+        if command:
+            if options.provide != "trees":
+                builder.named(f"--provide {options.provide}")
+            work = stack.enter_context(store.temporary("trees"))
+            check = Command(command, Trees(work / "trees"), options.provide, builder)
+        elif options.smoke:
+            builder.named("--smoke")
+            check = Smoke(builder)
+        every = chosen_series(options, path.parent, loaded)
+        wanted = Job(
+            root=path.parent, store=store, python=options.python,
+            series=[one for one in every if one.patches], names=names,
+            source_of=lambda name: sources.ensure(
+                store, name, loaded.upstream(name), RELEASE_PLAN, access
+            ),
+            together=options.without is not None,
+            checks=Shared(check) if check is not None else None,
+        )  # fmt: skip
+        if options.bisect is not None:
+            from sparkforge.maintain.ablate.bisect import Bisection
+
+            assert check is not None
+            identity = {"command": _identity(command), "smoke": options.smoke,
+                        "target": options.target, "provide": options.provide,
+                        "good": options.good, "bad": options.bad}  # fmt: skip
+            return Bisection(wanted, check, identity, options.good, options.bad,
+                             options.again).run(as_json=options.json)  # fmt: skip
+        if options.merge_only:
+            return job.merge(wanted, as_json=options.json)
+        return job.run(wanted, as_json=options.json)
+
+
+def _command(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the words of the command to run; a text behind --bisect is the shell's."""
+    if options.bisect and options.serve_arguments:
+        msg = f"--bisect {options.bisect!r} and a command after --"
+        raise UsageError(msg, "give one of the two")
+    if options.bisect:
+        return ("sh", "-c", options.bisect)
+    return tuple(options.serve_arguments)
+
+
+def _check_together(options: argparse.Namespace, command: Sequence[str]) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        UsageError: two of them do.
+    """
+    ways = [name for name, given in (
+        ("PATCH …", bool(options.patch)), ("--without", options.without is not None),
+        ("--bisect", options.bisect is not None),
+    ) if given]  # fmt: skip
+    runs = [name for name, given in (
+        ("--smoke", options.smoke), ("a command", bool(command)),
+        ("--merge-only", options.merge_only),
+    ) if given]  # fmt: skip
+    for clash in (ways, runs):
+        if len(clash) > 1:
+            raise UsageError(f"{' and '.join(clash)} do not go together", "give one of them")
+    bisects = options.bisect is not None
+    if bisects and "--merge-only" in runs:
+        raise UsageError("--bisect and --merge-only do not go together", "prefixes always merge")
+    if bisects and not runs:
+        raise UsageError("--bisect: no command", "--bisect COMMAND, or -- COMMAND…, or --smoke")
+    for name, given in (("--good", options.good is not None), ("--bad", options.bad is not None),
+                        ("--again", options.again)):  # fmt: skip
+        if given and not bisects:
+            raise UsageError(f"{name} is of --bisect", "add --bisect COMMAND")
+
+
+def _identity(command: Sequence[str]) -> list[Any]:
+    """Return the command with the hash of each file that it names: a script may change."""
+    found = []
+    for word in command:
+        path = Path(word)
+        try:
+            data = path.read_bytes() if path.is_file() else None
+        except OSError:  # a name that can't be one of a file
+            data = None
+        found.append([word, hashlib.sha256(data).hexdigest() if data is not None else None])
+    return found

@@ -1,0 +1,199 @@
+"""The command ``ablate``: which patches, in which order, and the table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from sparkforge.core.errors import AblationError, SeriesError, UsageError
+from sparkforge.core.log import log
+from sparkforge.maintain.ablate import outcome, reduced
+from sparkforge.maintain.ablate.outcome import Outcome, OwnTests, Result
+from sparkforge.maintain.ablate.reduced import Place, Reduced
+from sparkforge.series.series import Series
+from sparkforge.sources.sources import Source
+from sparkforge.store.store import Store
+
+_HEAD = ("patch", "with the series", "without it", "left out, too", "seconds", "verdict")
+
+
+class Checks(Protocol):
+    """What is run once with the whole series, and once without patches."""
+
+    def whole(self, place: Place) -> dict[str, Outcome]: ...
+
+    def without(self, place: Place, whole: Mapping[str, Outcome]) -> list[Result]: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to ablate, and the means.
+
+    Attributes:
+        python: interpreter that has pytest; None: the checkout's own, made where missing.
+        names: of patch files, with or without ``.patch``; empty: all.
+        together: they are left out at once, not each in turn.
+        source_of: gives an upstream's source by its name.
+        checks: what is run; None: each patch's own test.
+    """
+
+    root: Path
+    store: Store
+    python: Path | None
+    series: Sequence[Series]
+    names: tuple[str, ...]
+    source_of: Callable[[str], Source]
+    together: bool = False
+    checks: Checks | None = None
+    _sources: dict[str, Source] = field(default_factory=dict)
+
+    def source(self, upstream: str) -> Source:
+        """Return an upstream's source; asked for once."""
+        if upstream not in self._sources:
+            self._sources[upstream] = self.source_of(upstream)
+        return self._sources[upstream]
+
+    def whole(self, upstreams: Sequence[str]) -> Place:
+        """Return the checkout as it is, with the whole series of some upstreams."""
+        return Place(self.root, self.store, tuple(
+            reduced.prefix(self.store, one, self.source(one.upstream), len(one.patches))
+            for one in self.series if one.upstream in upstreams
+        ))  # fmt: skip
+
+
+Group = Mapping[str, tuple[str, ...]]
+"""Patches to be left out together, by upstream."""
+
+
+def run(job: Job, *, as_json: bool) -> int:
+    """Ablate, print the table, return the exit code.
+
+    Raises:
+        UsageError: there is no patch of such a name.
+        SeriesError: a test can't be run at all.
+    """
+    groups = _groups(job)
+    if not groups:
+        log.info("no patches, nothing to leave out")
+    job.store.sweep()
+    results = _results(job, groups) if groups else []
+    if as_json:
+        log.json({"ablate": [result.as_json() for result in results]})
+    log.table([_HEAD, *(_cells(result) for result in results)] if results else [])
+    bad = [result for result in results if result.verdict != "noticed"]
+    for result in bad:
+        what = f"{result.upstream}: {result.patch}: {result.check} {result.meaning}"
+        message = result.whole.message or result.without.message
+        log.error(f"{what}: {message}" if message else what)
+    return AblationError.exit_code if bad else 0
+
+
+def merge(job: Job, *, as_json: bool) -> int:
+    """Say only whether what is left still merges; returns the exit code.
+
+    Raises:
+        UsageError: there is no patch of such a name.
+    """
+    job.store.sweep()
+    document, stuck = [], False
+    for group in _groups(job):
+        places = _reduce(job, group)
+        left_out, dependents = outcome.missing(places)
+        stuck = stuck or bool(dependents)
+        document.append({
+            "left_out": list(left_out), "left_out_too": list(dependents),
+            "trees": {one.upstream: one.tree for one in places},
+        })  # fmt: skip
+        merges = f"{', '.join(dependents)} does not merge" if dependents else "the rest merges"
+        log.info(f"without {', '.join(left_out)}: {merges}")
+    if as_json:
+        log.json({"merge": document})
+    return AblationError.exit_code if stuck else 0
+
+
+def _groups(job: Job) -> list[Group]:
+    every = [(one.upstream, patch.name) for one in job.series for patch in one.patches]
+    wanted = {f"{name.removesuffix('.patch')}.patch" for name in job.names}
+    unknown = wanted - {name for _, name in every}
+    if unknown:
+        msg = f"{', '.join(sorted(unknown))}: no such patch"
+        raise UsageError(msg, "build.py patches list shows them")
+    chosen = [(up, name) for up, name in every if not wanted or name in wanted]
+    if not job.together:
+        return [{up: (name,)} for up, name in chosen]
+    ups = dict.fromkeys(up for up, _ in chosen)
+    return [{up: tuple(name for one, name in chosen if one == up) for up in ups}] if ups else []
+
+
+def _reduce(job: Job, group: Group) -> list[Reduced]:
+    return [
+        reduced.without(job.store, one, job.source(one.upstream), group[one.upstream])
+        for one in job.series if one.upstream in group
+    ]  # fmt: skip
+
+
+def _results(job: Job, groups: Sequence[Group]) -> list[Result]:
+    checks = job.checks or _own_tests(job, groups)
+    with log.step("the whole series"):
+        before = checks.whole(job.whole(list(dict.fromkeys(up for one in groups for up in one))))
+    results = []
+    for group in groups:
+        names = [name for part in group.values() for name in part]
+        with log.step(f"without {', '.join(names)}"):
+            left = _reduce(job, group)
+            if dependents := outcome.missing(left)[1]:
+                log.info(f"does not merge without it, left out, too: {', '.join(dependents)}")
+            with reduced.checkout(job.store, job.root, left) as place:
+                found = checks.without(place, before)
+            for result in found:
+                said = result.without.message if result.without.failed else ""
+                log.info(result.verdict + (f": {said}" if said else ""))
+        results += found
+    return results
+
+
+def _own_tests(job: Job, groups: Sequence[Group]) -> OwnTests:
+    patches = {
+        (one.upstream, patch.name): patch for one in job.series for patch in one.patches
+        if any(patch.name in group.get(one.upstream, ()) for group in groups)
+    }  # fmt: skip
+    nameless = [str(one.path) for one in patches.values() if not one.trailers.get("Test")]
+    if nameless:
+        msg = f"{', '.join(nameless)}: names no test"
+        raise SeriesError(msg, "add the trailer Test to the last paragraph")
+    tests = {key: patch.trailers["Test"] for key, patch in patches.items()}
+    return OwnTests(job.python or dev_python(job.root), job.root, tests)
+
+
+def dev_python(root: Path) -> Path:
+    """Return the interpreter of a checkout's own tests, made where it is missing."""
+    from build import ensure_environment  # the file beside this package
+
+    return ensure_environment(root / ".venv-dev", root / "requirements" / "dev.txt")
+
+
+def _cells(result: Result) -> tuple[str, ...]:
+    def said(outcome: Outcome) -> str:
+        parts = (("passed", outcome.passed), ("failed", outcome.failed),
+                 ("skipped", outcome.skipped))  # fmt: skip
+        return ", ".join(f"{count} {word}" for word, count in parts if count) or "nothing"
+
+    return (
+        f"{result.upstream}: {result.patch.removesuffix('.patch')}", said(result.whole),
+        said(result.without), ", ".join(result.dependents) or "-", f"{result.seconds:.0f}",
+        result.verdict,
+    )  # fmt: skip
+
+
+def as_list(text: str) -> tuple[str, ...]:
+    """Return the names in a list with commas.
+
+    Raises:
+        UsageError: there is none in it.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise UsageError(f"--without {text!r}: names no patch", "build.py patches list shows them")
+    return names

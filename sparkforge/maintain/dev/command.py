@@ -1,0 +1,192 @@
+"""``build.py dev``: patched work trees as packages that can be edited, and a command among them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sparkforge.build import executor, graph, setup
+from sparkforge.build.context import Context
+from sparkforge.build.stages.wheels import release_wheel
+from sparkforge.core.errors import CommandError, ImageError, UsageError
+from sparkforge.core.log import log
+from sparkforge.core.run import call, replace_process
+from sparkforge.maintain.dev import editable, trees
+from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.runtime import environment
+from sparkforge.runtime.engine import Engine
+from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
+from sparkforge.series import series
+from sparkforge.series.worktree import WorkTree
+from sparkforge.sources import sources
+from sparkforge.wheels import archive
+
+RECIPE = "Dockerfile.dev"
+_MOUNTED = "/opt/sparkforge/overlay"
+"""Where an image made by the recipe looks for packages first."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a developer's command runs.
+
+    Attributes:
+        folder: work trees, links, caches.
+        trees: by upstream.
+    """
+
+    context: Context
+    folder: Path
+    trees: Mapping[str, WorkTree]
+
+    def links(self, name: str, site: PurePosixPath) -> Path:
+        """Make the folder of links for one installation of the release wheels."""
+        wanted: dict[str, str] = {}
+        context = self.context
+        for wheel, plan in context.target.wheels.items():
+            file = context.pins.upstream(wheel).files[plan.files[context.platform]]
+            with archive.opened(release_wheel(context, file)) as source:
+                members = list(source.members)
+            trees = [self._tree_of(layer) for layer in context.layers(wheel)
+                     if layer in self.trees]  # fmt: skip
+            if trees:
+                wanted |= editable.links(members, trees, site)
+        folder = self.folder / ".links" / name
+        editable.write(folder, wanted)
+        return folder
+
+    def as_json(self) -> dict[str, Any]:
+        """Return where everything is; with --json nothing is run, so that an editor can ask."""
+        trees = {name: str(tree.folder) for name, tree in self.trees.items()}
+        return {"folder": str(self.folder), "trees": trees}
+
+    def _tree_of(self, upstream: str) -> editable.TreeOf:
+        tree = self.trees[upstream]
+        listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        files = [name for name in tree.git(*listed).split("\0")
+                 if name and (tree.folder / name).exists()]  # fmt: skip
+        base = tree.git("ls-tree", "-r", "-z", "--name-only", tree.base).split("\0")
+        return editable.TreeOf(
+            PurePosixPath(tree.folder), self.context.pins.upstream(upstream).paths, set(base), files
+        )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make or update the work trees of a target, and become a command that imports from them."""
+    setup.follow_last_build(options)
+    context = setup.context_of(options, "image")
+    folder = (options.dir or context.root / "dev" / context.target_name).absolute()
+    place = Place(context, folder, _trees(context, folder, options.upstream))
+    words = list(options.serve_arguments)
+    if context.engine is not None:
+        return _in_image(place, context.engine, words, as_json=options.json)
+    return _in_environment(place, words, as_json=options.json)
+
+
+def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, WorkTree]:
+    every = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
+    if unknown := sorted(set(names) - set(every)):
+        msg = f"{', '.join(unknown)}: no part of target {context.target_name}"
+        raise UsageError(msg, f"it has: {', '.join(every)}")
+    found = {}
+    for name in names or every:
+        upstream = context.pins.upstream(name)
+        # as `patches export` does: both must mean the same commit
+        source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
+        one = context.series_of(name)
+        patched = series.apply(context.store, one, source)
+        found[name] = trees.ensure(patched, one, folder / name)
+    return found
+
+
+def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int:
+    """Run in a plain environment of the release: compiled files are the same in all builds."""
+    context = place.context
+    baked = executor.run(context, graph.release_items(context))[-1].artefact
+    venv = environment.python_path(baked.path).parent.parent
+    site = venv / "lib" / f"python{context.target.python}" / "site-packages"
+    links = place.links("environment", PurePosixPath(site))
+    cache = place.folder / ".cache"
+    variables = {
+        **environment.server_env(cache),
+        "PYTHONPATH": str(links),
+        # a work tree has no compiled files: neither the present folder nor pytest's idea of a root
+        # may come before the links
+        "PYTHONSAFEPATH": "1",
+        "PYTEST_ADDOPTS": "--import-mode=append",
+        # byte code beside the sources would litter the work trees
+        "PYTHONPYCACHEPREFIX": str(cache / "pycache"),
+        "VIRTUAL_ENV": str(venv),
+        "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
+    }
+    _tell(place)
+    if as_json:
+        log.json({**place.as_json(), "variables": variables})
+        return 0
+    os.environ.update(variables)
+    os.chdir(place.folder)
+    replace_process(*(words or [os.environ.get("SHELL", "sh")]))
+    raise AssertionError  # exec does not come back
+
+
+def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bool) -> int:
+    """Run in a container of the target's image with compilers, the work trees where they are."""
+    context = place.context
+    baked = executor.run(context, graph.items(context, "image"))[-1].artefact
+    tag = _image(context, engine, str(baked.outputs["tag"]))
+    site = engine.image_label(tag, SITE_PACKAGES_LABEL)
+    links = place.links("image", PurePosixPath(site))
+    cache = place.folder / ".cache"
+    for name in ("image", "ccache"):
+        (cache / name).mkdir(parents=True, exist_ok=True)
+    command: list[str | Path] = [
+        "docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}",
+        "--volume", f"{place.folder}:{place.folder}",
+        "--volume", f"{links}:{_MOUNTED}:ro",
+        "--volume", f"{cache / 'image'}:/var/cache/sparkforge",
+        "--env", f"CCACHE_DIR={cache / 'ccache'}", "--workdir", place.folder, "--shm-size", "1g",
+    ]  # fmt: skip
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        command += ["--interactive", "--tty"]
+    if context.target.cuda_arch is not None:
+        command += ["--gpus", "all"]
+    _tell(place)
+    if as_json:
+        log.json({**place.as_json(), "command": [str(word) for word in (*command, tag)]})
+        return 0
+    sys.stdout.flush()
+    replace_process(*command, tag, *(words or ["bash"]))
+    raise AssertionError  # exec does not come back
+
+
+def _image(context: Context, engine: Engine, base: str) -> str:
+    """Build the image of the recipe on a target's image; returns its tag."""
+    tag = f"sparkforge/{context.target_name}-dev:{context.release}"
+    command: list[str | Path] = [
+        # the engine's own: the base is an image that only it holds
+        "docker", "buildx", "build", "--builder", engine.context, "--progress=plain",
+        "--provenance=false", *engine.kept_as(tag), "--file", context.root / RECIPE,
+        "--build-arg", f"IMAGE={base}",
+        "--build-arg", f"PYTHON_VERSION={context.target.python}",
+    ]  # fmt: skip
+    if context.ca_bundle is not None:
+        command += ["--secret", f"id=ca,src={context.ca_bundle}"]
+    with log.step("image with compilers"), context.store.temporary("dev") as empty:
+        try:
+            call(*command, empty, stream=True)
+        except CommandError as error:
+            msg = f"docker buildx build failed:\n{error}"
+            raise ImageError(msg, "the engine's words are above") from error
+    return tag
+
+
+def _tell(place: Place) -> None:
+    for name, tree in place.trees.items():
+        log.info(f"{name}: {tree.folder}")
+    log.info("edits of Python files act at the next start; commit them, then: build.py patches"
+             " export DIR")  # fmt: skip

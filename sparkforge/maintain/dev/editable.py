@@ -1,0 +1,106 @@
+"""Work trees as importable packages: a folder of links, compiled files from the release wheel.
+
+A wheel holds more than its repository: compiled modules, generated ones, files from elsewhere. So
+a folder is linked into the work tree where all that the wheel has in it comes from there, and else
+is a real one with a link for each of its entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sparkforge.pins.pins import PathRule
+
+
+@dataclass(frozen=True)
+class TreeOf:
+    """One upstream's work tree, as a wheel sees it.
+
+    Attributes:
+        at: where it is for who imports it.
+        rules: where its files belong in the wheel.
+        base: paths of the pinned commit; a wheel's file that is among them is never taken from
+            the wheel, so that a deleted one stays away.
+        files: paths that are there now.
+    """
+
+    at: PurePosixPath
+    rules: Sequence[PathRule]
+    base: Collection[str]
+    files: Iterable[str]
+
+
+def links(members: Iterable[str], trees: Sequence[TreeOf], site: PurePosixPath) -> dict[str, str]:
+    """Return the links of the folder, by path in it, each with what it points at.
+
+    Args:
+        members: the files of the release wheel.
+        site: the site-packages folder that the wheel is installed in.
+    """
+    rules = [(tree, rule, rule.wheel) for tree in trees for rule in tree.rules if rule.wheel]
+
+    def owner(path: str) -> tuple[TreeOf, PathRule] | None:
+        fitting = [(len(prefix), at) for at, (_, _, prefix) in enumerate(rules)
+                   if path.startswith(prefix)]  # fmt: skip
+        return rules[max(fitting)[1]][:2] if fitting else None
+
+    found: dict[str, PurePosixPath] = {}
+    for tree, rule, prefix in rules:
+        for file in tree.files:
+            path = prefix + file[len(rule.repo) :]
+            if file.startswith(rule.repo) and owner(path) == (tree, rule):
+                found[path] = tree.at / file
+    for member in members:
+        if member.endswith("/") or member.partition("/")[0].endswith((".dist-info", ".data")):
+            continue
+        its = owner(member)
+        of_tree = its is not None and (
+            its[1].repo + member[len(its[1].wheel or "") :] in its[0].base
+        )
+        if not of_tree:
+            found.setdefault(member, site / member)
+    folded: dict[str, str] = {}
+    _fold("", {PurePosixPath(path).parts: target for path, target in found.items()}, folded)
+    return folded
+
+
+def _fold(prefix: str, files: Mapping[tuple[str, ...], PurePosixPath], out: dict[str, str]) -> None:
+    """Link each entry of a folder: as one where all below it lies together, too."""
+    entries: dict[str, dict[tuple[str, ...], PurePosixPath]] = {}
+    for parts, target in files.items():
+        entries.setdefault(parts[0], {})[parts[1:]] = target
+    for name, below in entries.items():
+        tops = {_top(rest, target) for rest, target in below.items()}
+        if len(tops) == 1 and (top := tops.pop()) is not None:
+            out[prefix + name] = str(top)
+        else:
+            _fold(f"{prefix}{name}/", below, out)
+
+
+def _top(rest: tuple[str, ...], target: PurePosixPath) -> PurePosixPath | None:
+    """Return the folder below which a target has the same path; None where it has another."""
+    if not rest:
+        return target
+    return target.parents[len(rest) - 1] if target.parts[-len(rest) :] == rest else None
+
+
+def write(folder: Path, wanted: Mapping[str, str]) -> None:
+    """Make a folder hold exactly these links; those that are right stay as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.rglob("*"), reverse=True):  # what lies deeper first
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            if wanted.get(name) != str(path.readlink()):
+                path.unlink()
+        elif path.is_dir():
+            if not any(path.iterdir()):
+                path.rmdir()
+        else:
+            path.unlink()
+    for name, target in wanted.items():
+        path = folder / name
+        if not path.is_symlink():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(target)

@@ -1,0 +1,286 @@
+"""A rebase from its beginning to where it ends or stops: start, go on, resolve, skip, abort."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sparkforge.core import git
+from sparkforge.core.disk import write_file
+from sparkforge.core.errors import RebaseStopped, SeriesError, UsageError
+from sparkforge.core.log import log
+from sparkforge.maintain.rebase import onto
+from sparkforge.maintain.rebase.move import Mover
+from sparkforge.maintain.rebase.resolutions import Memory
+from sparkforge.maintain.rebase.state import Job, Leg, State
+from sparkforge.maintain.rebase.verdicts import Move
+from sparkforge.maintain.rebase.workspace import Workspace
+from sparkforge.pins import pins
+from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.series import lint, series
+from sparkforge.series.series import Series
+from sparkforge.sources import sources
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Store
+
+_MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)  # ======= may be a heading
+
+
+@dataclass(frozen=True)
+class Rebase:
+    """What a rebase works with.
+
+    Attributes:
+        root: the checkout.
+        pins_path: its pins.yaml.
+        history: a repository with upstream's history, where a mirror is one.
+    """
+
+    root: Path
+    pins_path: Path
+    store: Store
+    access: Access
+    upstream: str
+    history: Path | None = None
+
+    @property
+    def job(self) -> Job:
+        return Job(self.root, self.upstream)
+
+    def series_of(self, upstream: str) -> Series:
+        return series.read(self.root / "patches" / upstream)
+
+    # -- beginning ---------------------------------------------------------------------
+
+    def begin(self, word: str, commit: str | None) -> State:
+        """Find the release and write down where to go from where.
+
+        Raises:
+            UsageError: the checkout has changes of its own, or no such release is known.
+            IntegrityError: the series is not what pins.yaml records of it.
+        """
+        self.check_unchanged()
+        loaded = pins.load(self.pins_path)
+        pinned = loaded.upstream(self.upstream)
+        if pinned.source_in is not None:
+            msg = f"{self.upstream}: its sources are in the wheels of {pinned.source_in}"
+            raise UsageError(msg, f"rebase {pinned.source_in}: this series goes with it")
+        goal = onto.resolve(self.store, loaded, self.upstream, word, self.access, complete=True)
+        if commit is not None:
+            onto.check_commit(goal.upstream, commit, goal.stated)
+            goal = replace(goal, upstream=goal.upstream.model_copy(update={"commit": commit}))
+        old = onto.old_source(self.store, self.upstream, pinned, goal, self.access)
+        legs = [Leg(self.upstream, self._applied(self.upstream, loaded, old).sha256,
+                    pinned.model_dump(mode="json"), goal.upstream, old, goal.source)]  # fmt: skip
+        for rider, upstream in loaded.upstreams.items():
+            if upstream.source_in == self.upstream and upstream.source_file in goal.upstream.files:
+                legs.append(self._rider(rider, loaded, goal))
+        state = State(self.upstream, word, goal.lacking, goal.stated, legs)
+        shutil.rmtree(self.job.folder, ignore_errors=True)  # of one that was killed before this
+        self.job.save(state)
+        return state
+
+    def _rider(self, rider: str, loaded: pins.Pins, goal: onto.Onto) -> Leg:
+        """Return the leg of a series whose sources are a file of the release to move to."""
+        upstream = loaded.upstreams[rider]
+        assert upstream.source_file is not None
+        file = goal.upstream.files[upstream.source_file]
+        fresh = upstream.model_copy(
+            update={"files": {**upstream.files, upstream.source_file: file}, "patched": {}}
+        )
+        here = replace(self.access, mirrors={})
+        old = sources.ensure(self.store, rider, upstream, RELEASE_PLAN, here)
+        new = sources.ensure(self.store, rider, fresh, RELEASE_PLAN, here)
+        one = self._applied(rider, loaded, old)
+        return Leg(rider, one.sha256, upstream.model_dump(mode="json"), fresh, old, new)
+
+    def _applied(self, name: str, loaded: pins.Pins, old: sources.Source) -> Series:
+        """Return a series that is what pins.yaml records."""
+        one = self.series_of(name)
+        upstream = loaded.upstreams[name]
+        if problems := lint.lint(one, self.root, upstream.paths):
+            raise SeriesError("\n".join(problems), "fix the series, then rebase it")
+        series.apply_recorded(self.store, one, old, upstream)
+        return one
+
+    def check_unchanged(self) -> None:
+        """Refuse a checkout with changes in what a rebase writes.
+
+        Raises:
+            UsageError: git says that something there is not committed.
+        """
+        if not git.git_ok(self.root, "rev-parse", "--is-inside-work-tree"):
+            return  # not under git: nothing to compare with
+        ours = ["pins.yaml", "patches", "CHANGELOG.md", "docs/patches.md"]
+        changed = git.git(self.root, "status", "--porcelain", "--", *ours)
+        if changed:
+            msg = f"{self.root}: not committed:\n{changed}"
+            raise UsageError(msg, "commit or stash it: a rebase changes these files as a whole")
+
+    # -- going on ----------------------------------------------------------------------
+
+    def check_same(self, state: State) -> None:
+        """Refuse to go on where the series or its pin is not what the rebase began with.
+
+        Raises:
+            UsageError: somebody changed it meanwhile.
+        """
+        loaded = pins.load(self.pins_path)
+        for leg in state.legs:
+            if (
+                self.series_of(leg.upstream).sha256 != leg.series
+                or loaded.upstream(leg.upstream).model_dump(mode="json") != leg.pinned
+            ):
+                msg = f"{leg.upstream}: the series or its pin was changed since the rebase began"
+                raise UsageError(msg, f"take that back, or build.py rebase {self.upstream} --abort")
+
+    def run(self, state: State) -> State:
+        """Move every patch that is left.
+
+        Raises:
+            RebaseStopped: one needs a person.
+        """
+        for leg in state.legs:
+            mover = self._mover(leg)
+            work = self._workspace(leg)
+            while leg.stopped is None and len(leg.moves) < len(mover.series.patches):
+                self._one(state, leg, mover, work)
+            if leg.stopped is not None:
+                raise stopped(self.job, leg)
+        return state
+
+    def _one(self, state: State, leg: Leg, mover: Mover, work: Workspace) -> None:
+        at = len(leg.moves)
+        move = mover.move(work, at, leg.head, leg.moves)
+        if move.stops:
+            leg.conflict = mover.met
+            self._lay_out(work)
+            leg.stopped = move
+        else:
+            leg.moves.append(move)
+            log.info(f"{move.patch.removesuffix('.patch')}: {move.verdict.value}")
+        self.job.save(state)
+
+    def _mover(self, leg: Leg) -> Mover:
+        one = self.series_of(leg.upstream)
+        patched = series.apply(self.store, one, leg.old)
+        kept = one.folder / Memory.FOLDER
+        return Mover(self.store, one, patched, leg.new, kept, self.history, leg.goal.paths)
+
+    def _workspace(self, leg: Leg) -> Workspace:
+        """Return a leg's workspace, standing where the state says; a stop is left as it is."""
+        path = self.job.tree(leg)
+        if not path.exists():
+            if leg.stopped is not None:
+                msg = f"{path}: is gone, and with it what was resolved there"
+                raise UsageError(msg, f"begin anew: build.py rebase {self.upstream} --abort")
+            pending = path.with_name(f"{path.name}.new")
+            shutil.rmtree(pending, ignore_errors=True)
+            Workspace.make(pending, leg.new.repo, leg.head, None)
+            pending.rename(path)
+        work = Workspace(path)
+        git.tidy(path / ".git")
+        if leg.stopped is None:
+            work.reset(leg.head)
+        return work
+
+    def _lay_out(self, work: Workspace) -> None:
+        """Put the versions of each file in conflict into a folder beside the workspace."""
+        shutil.rmtree(self.job.conflict, ignore_errors=True)
+        for one in work.unmerged():
+            for stage, name in ((1, "base"), (2, "ours"), (3, "theirs")):
+                if stage in one.blobs:
+                    target = self.job.conflict / f"{one.path}.{name}"
+                    write_file(target, git.blob(work.path, one.blobs[stage]))
+
+    # -- a person's answers --------------------------------------------------------------
+
+    def resolve(self, state: State, leg: Leg) -> None:
+        """Take what stands in the workspace as the patch's new form.
+
+        Raises:
+            UsageError: something is still in conflict, or nothing is left of the patch.
+        """
+        assert leg.stopped is not None
+        assert leg.conflict is not None
+        mover, work = self._mover(leg), self._workspace(leg)
+        at, head = len(leg.moves), leg.head
+        told_by = None
+        if work.head != head:
+            told_by = work.head  # committed by hand: its message counts
+            if (
+                git.attempt(work.path, "rev-parse", "--verify", "--quiet", "HEAD^")[1].strip()
+                != head
+            ):
+                msg = (
+                    f"{work.path}: stands on {work.head[:12]}, not on {head[:12]} or one behind it"
+                )
+                raise UsageError(msg, f"git -C {work.path} reset --soft {head}")
+            work.git("reset", "--soft", head)
+        self._check_resolved(work, leg.conflict.files)
+        work.git("rerere")
+        work.git("--literal-pathspecs", "add", "--update", ".")
+        tree = work.write_tree()
+        if tree == work.git("rev-parse", f"{head}^{{tree}}"):
+            msg = f"{leg.stopped.patch}: nothing of it is left in the workspace"
+            raise UsageError(msg, "leave it out with its reason: --skip REASON")
+        commit = work.commit_like(mover.commits[at], tree, head, told_by)
+        for name, data in mover.memory.learned(work, leg.conflict, head, commit).items():
+            write_file(self.job.memory / leg.upstream / name, data)
+        detail = (*leg.stopped.detail, "resolved by a person")
+        self._answered(state, leg, replace(leg.stopped, stops=False, detail=detail, commit=commit))
+        work.reset(commit)
+
+    def _check_resolved(self, work: Workspace, files: tuple[str, ...]) -> None:
+        problems = []
+        for one in work.unmerged():
+            path = work.path / one.path
+            sides = {2, 3} <= one.blobs.keys()
+            if not sides:
+                # such a file has no markers, so nothing shows that a person has looked at it
+                problems.append(f"{one.path}: is there on one side only: git add it or git rm it")
+            elif not path.exists():
+                problems.append(f"{one.path}: is gone: git rm it, if that is meant")
+        for name in files:
+            path = work.path / name
+            if path.is_file() and _MARKER.search(path.read_bytes()):
+                problems.append(f"{name}: conflict markers are left in it")
+        # where file and link (or folder) meet, git sets one of them aside under such a name
+        added = work.git("diff", "--cached", "--name-only", "--diff-filter=A", "-z", "HEAD")
+        problems += [f"{name}: git set it aside for the conflict: git rm --force it"
+                     for name in added.split("\0")
+                     if any(name.startswith(f"{path}~") for path in files)]  # fmt: skip
+        untracked = work.git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
+        problems += [f"{name}: new: git add it, or remove it" for name in untracked if name]
+        if problems:
+            msg = f"{work.path}: not resolved:\n  " + "\n  ".join(problems)
+            raise UsageError(msg, f"fix these, then build.py rebase {self.upstream} --continue")
+
+    def skip(self, state: State, leg: Leg, reason: str) -> None:
+        """Leave the stopped patch out of the series."""
+        assert leg.stopped is not None
+        work = self._workspace(leg)
+        self._answered(state, leg, replace(leg.stopped, stops=False, reason=reason))
+        work.reset(leg.head)
+
+    def _answered(self, state: State, leg: Leg, move: Move) -> None:
+        leg.moves.append(move)
+        leg.stopped = leg.conflict = None
+        self.job.save(state)
+        shutil.rmtree(self.job.conflict, ignore_errors=True)
+
+
+def stopped(job: Job, leg: Leg) -> RebaseStopped:
+    """Return the error that says why a rebase waits, and for what."""
+    move = leg.stopped
+    assert move is not None
+    lines = [f"{leg.upstream}: {move.patch}: {move.verdict.value}"]
+    lines += [f"  {text}" for text in (*move.detail, *move.culprits)]
+    lines += [f"  in conflict: {job.tree(leg) / name}" for name in move.files]
+    if job.conflict.is_dir():
+        lines.append(f"  the three versions: {job.conflict}/… .base, .ours (new), .theirs (patch)")
+    own = job.folder.name
+    remedy = f"{move.next}; then build.py rebase {own} --continue, --skip REASON or --abort"
+    return RebaseStopped("\n".join(lines), remedy)

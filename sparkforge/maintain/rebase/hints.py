@@ -1,0 +1,89 @@
+"""What may help a person with a conflict: what upstream did there, and where the lines went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sparkforge.core import git
+from sparkforge.maintain.rebase import verdicts
+from sparkforge.maintain.rebase.workspace import Unmerged
+from sparkforge.series.patchfile import Patch
+from sparkforge.sources.sources import Source
+
+_PLACES = 3  # a line that stands in more places than that tells nothing
+_LINES = 5  # so many of the longest lines are looked for …
+_TELLING = 20  # … which have at least so many characters
+
+
+def about(
+    patch: Patch, diff: bytes, missing: Mapping[str, str | None], old: Source, new: Source,
+    unmerged: Sequence[Unmerged],
+) -> list[str]:  # fmt: skip
+    """Say, for each file in conflict, what the new release seems to have done there.
+
+    Args:
+        diff: the patch's, on the old release.
+        missing: files that the new release lacks, with their new names (``Mover.missing``).
+        unmerged: the files in conflict.
+    """
+    parts = verdicts.hunks(diff)
+    by_path = {entry.path: part for entry, part in zip(patch.entries, parts, strict=False)}
+    back = {to: path for path, to in missing.items() if to is not None}
+    said = []
+    for one in unmerged:
+        part = by_path.get(one.path) or by_path.get(back.get(one.path, ""))
+        if part is None or 2 not in one.blobs:
+            continue
+        # what an earlier patch of this rebase made lies in the workspace, not in the store
+        there = git.git_ok(new.repo, "cat-file", "-e", one.blobs[2])
+        now = git.blob(new.repo, one.blobs[2]) if there else b""
+        before = _of(old, one.path) or _of(old, back.get(one.path, ""))
+        if b"\r\n" in now and b"\r\n" not in before:
+            hint: str | None = "its lines end in CR LF now, as none did"
+        else:
+            hint = verdicts.reworded(part, now, before) or verdicts.reindented(part, now)
+        said.append(f"{one.path}: {hint or _moved(old, new, one.path, part, now)}")
+    return said
+
+
+def _of(source: Source, path: str) -> bytes:
+    blob = git.blobs_at(source.repo, source.commit, [path] if path else []).get(path)
+    return b"" if blob is None else git.blob(source.repo, blob)
+
+
+def _moved(old: Source, new: Source, path: str, part: list[verdicts.Hunk], now: bytes) -> str:
+    """Say where a line that the patch stands on is now, in other files."""
+    lines = [line.decode(errors="replace") for line in verdicts.distinctive(part, now)]
+    lines = [line for line in lines if len(line) >= _TELLING][:_LINES]
+    # one look, and only at files of its kind in its part of the tree: each file is unpacked
+    top, suffix = path.partition("/")[0] if "/" in path else "", Path(path).suffix
+    where = f":(glob){top}/**/*{suffix}" if top else f":(glob)*{suffix}"
+    found = _places(new, lines, where)
+    known = _places(old, list(found), where)
+    # what stood there before has not moved there
+    places = {line: [name for name in names if name not in known.get(line, ())]
+              for line, names in found.items()}  # fmt: skip
+    for line in lines:
+        # a line that stands in many files says nothing about this one
+        names = [name for name in places.get(line, ()) if name != path]
+        if 0 < len(names) <= _PLACES:
+            shown = ", ".join(f"{name}:{found[line][name]}" for name in names)
+            return f"what it stands on may have moved: `{line[:60]}` is at {shown} now"
+    return "upstream changed the same lines"
+
+
+def _places(source: Source, lines: Sequence[str], where: str) -> dict[str, dict[str, str]]:
+    """Return where lines stand in a tree: by line, the files and the number in each."""
+    if not lines:
+        return {}
+    code, listing = git.attempt(
+        source.repo, "grep", "-F", "-z", "-I", "-n",
+        *(word for line in lines for word in ("-e", line)), source.commit, "--", where,
+    )  # fmt: skip
+    found: dict[str, dict[str, str]] = {}
+    for hit in listing.splitlines() if code == 0 else ():
+        name, number, text = hit.split("\0", 2) if hit.count("\0") >= 2 else ("", "", "")
+        if text.strip() in lines:
+            found.setdefault(text.strip(), {})[name.partition(":")[2]] = number
+    return found

@@ -1,0 +1,110 @@
+"""Upstream's commits between two releases, where a clone is at hand: what they did and undid."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from sparkforge.core import git
+from sparkforge.sources.sources import Source
+
+_REVERTS = re.compile(r"\b[Tt]his reverts commit ([0-9a-f]{7,40})\b")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A change that upstream made.
+
+    Attributes:
+        commit: that made it last, abbreviated.
+        undone: the commit that took it back after that, abbreviated; None: none was found.
+    """
+
+    commit: str
+    undone: str | None
+
+
+@dataclass(frozen=True)
+class History:
+    """Upstream's commits between two releases."""
+
+    repo: Path
+    old: str
+    new: str
+
+    @classmethod
+    def of(cls, repo: Path | None, old: Source, new: Source) -> History | None:
+        """Return the history between two sources; None where it is not at hand.
+
+        A release file has none, and the store fetches single commits; a clone has it.
+        """
+        if repo is None or "release" in (old.provider, new.provider):
+            return None
+        if not git.git_ok(repo, "merge-base", old.commit, new.commit):
+            return None
+        return cls(repo, old.commit, new.commit)
+
+    def culprit(self, path: str) -> str | None:
+        """Return the last commit that touched a file which is gone: what it is and did."""
+        text = git.git(self.repo, "log", "--full-history", "-1", "--format=%h %s",
+                       f"{self.old}..{self.new}", "--", path)  # fmt: skip
+        if not text:
+            return None
+        status = git.git(self.repo, "show", "--format=", "--name-status", "--find-renames", "-l0",
+                         "-z", text.partition(" ")[0])  # fmt: skip
+        fields = status.split("\0")
+        for kind, before, after in zip(fields, fields[1:], fields[2:], strict=False):
+            if before == path and kind.startswith("R"):
+                return f"{text} (renames {path} to {after})"
+        return f"{text} (deletes {path})"
+
+    def touching(self, path: str, count: int = 3) -> list[str]:
+        """Return the last commits that changed a file, newest first: ``SHA subject (PATH)``."""
+        text = git.git(self.repo, "log", f"-{count}", "--no-merges", "--format=%h %s",
+                       f"{self.old}..{self.new}", "--", path)  # fmt: skip
+        return [f"{line} (changes {path})" for line in text.splitlines()]
+
+    def made(self, change: str, reverse: str) -> Made | None:
+        """Return the last commit that made a change, and the one that took it back since.
+
+        Args:
+            change: the change's patch-id.
+            reverse: the patch-id of its reverse.
+        """
+        undone = None
+        for patch_id, commit in self._changes:  # newest first
+            if patch_id == reverse and undone is None:
+                undone = commit
+            if patch_id == change:
+                undone = undone or self._reverted_by(commit)
+                return Made(commit[:12], undone and undone[:12])
+        return None
+
+    def _reverted_by(self, commit: str) -> str | None:
+        """Return the commit that says that it reverts another, and that none reverts in turn."""
+        for reverted, by in self._reverts:
+            if commit.startswith(reverted) and self._reverted_by(by) is None:
+                return by
+        return None
+
+    @cached_property
+    def _changes(self) -> list[tuple[str, str]]:
+        """(patch-id, commit) of each commit between the two, newest first."""
+        log = git.git_bytes(self.repo, "log", "-p", "--topo-order", "--no-merges", "--full-index",
+                            "--no-renames", f"{self.old}..{self.new}")  # fmt: skip
+        listing = git.git(self.repo, "patch-id", "--stable", stdin=log)
+        pairs = (line.split(" ") for line in listing.splitlines())
+        return [(patch, commit) for patch, commit in pairs]
+
+    @cached_property
+    def _reverts(self) -> list[tuple[str, str]]:
+        """(commit that is reverted, maybe abbreviated; commit that says so)."""
+        log = git.git(self.repo, "log", "-z", "--no-merges", "--grep=[Tt]his reverts commit",
+                      "--format=%H%n%B", f"{self.old}..{self.new}")  # fmt: skip
+        found = []
+        for text in filter(None, log.split("\0")):
+            commit, _, message = text.strip("\n").partition("\n")
+            found += [(reverted, commit) for reverted in _REVERTS.findall(message)]
+        return found

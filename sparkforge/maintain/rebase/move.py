@@ -1,0 +1,261 @@
+"""One patch after the other onto a new tree, each with its verdict.
+
+The patches are moved as commits: each is merged (``git cherry-pick``, whose base is the commit
+before it on the old release) onto what the earlier ones gave on the new one. So renames are
+followed, and what does not merge has three versions to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from sparkforge.core import git
+from sparkforge.maintain.rebase import hints, taken, vanished
+from sparkforge.maintain.rebase.history import History
+from sparkforge.maintain.rebase.resolutions import Conflict, Memory, conflict
+from sparkforge.maintain.rebase.taken import Taken
+from sparkforge.maintain.rebase.verdicts import Move, Verdict, compare, own_lines
+from sparkforge.maintain.rebase.workspace import Unmerged, Workspace
+from sparkforge.pins.pins import PathRule
+from sparkforge.series import series
+from sparkforge.series.patchfile import Patch
+from sparkforge.series.series import Patched, Series
+from sparkforge.sources.sources import Source
+from sparkforge.store.store import Store
+
+
+def _kind(mode: str) -> str:
+    return {"120": "a symbolic link", "160": "a submodule"}.get(mode[:3], "a file")
+
+
+def verdicts(
+    store: Store,
+    one: Series,
+    old: Source,
+    new: Source,
+    *,
+    history: Path | None = None,
+    memory: Path | None = None,
+    rules: Sequence[PathRule] = (),
+) -> list[Move]:
+    """Say what would become of each patch of a series on another release; changes nothing.
+
+    A patch that stops is left out, and those behind it are tried without it (``Move.after``).
+
+    Args:
+        old: what the series applies to, exactly.
+        new: a source of the same upstream, from the same store.
+        history: a repository with upstream's history, for the commits that renamed or deleted.
+        memory: folder of remembered resolutions; None: the series' own.
+        rules: the upstream's ``paths``: which files ship.
+
+    Raises:
+        SeriesError: the series does not apply to ``old``.
+    """
+    patched = series.apply(store, one, old)
+    with store.temporary("rebase") as folder:
+        mover = Mover(store, one, patched, new, memory or one.folder / Memory.FOLDER, history,
+                      rules)  # fmt: skip
+        work = Workspace.make(folder / "tree", new.repo, new.commit, mover.paths)
+        moves: list[Move] = []
+        head = new.commit
+        for at in range(len(one.patches)):
+            move = mover.move(work, at, head, moves)
+            if move.stops:
+                work.reset(head)
+            moves.append(move)
+            head = move.commit or head
+    return moves
+
+
+class Mover:
+    """Knows a series on the old release and moves its patches, one at a time."""
+
+    def __init__(
+        self, store: Store, one: Series, patched: Patched, new: Source, memory: Path,
+        history: Path | None, rules: Sequence[PathRule] = (),
+    ) -> None:  # fmt: skip
+        self.store = store
+        self.series = one
+        self.patched = patched
+        self.old = patched.source
+        self.new = new
+        self.memory = Memory(memory)
+        self.rules = rules
+        self.met: Conflict | None = None
+        """The last conflict that was met."""
+        self.history = History.of(history, self.old, new)
+
+    @cached_property
+    def commits(self) -> list[str]:
+        """The patches as commits on the old release, in order."""
+        listing = git.git(self.old.repo, "rev-list", "--reverse",
+                          f"{self.old.commit}..{self.patched.commit}")  # fmt: skip
+        return listing.splitlines()
+
+    @cached_property
+    def missing(self) -> dict[str, str | None]:
+        """Files of the old release that the series changes and the new one lacks: their new names.
+
+        None where none of the new files is like it.
+        """
+        touched = {entry.path for patch in self.series.patches for entry in patch.entries}
+        before = git.blobs_at(self.old.repo, self.old.commit, touched)
+        now = git.blobs_at(self.new.repo, self.new.commit, touched)
+        gone = sorted(before.keys() - now.keys())
+        renamed = renames(self.new.repo, self.old.commit, self.new.commit, gone)
+        return {path: renamed.get(path) for path in gone}
+
+    @cached_property
+    def retyped(self) -> dict[str, tuple[str, str]]:
+        """Files that became something else in the new release: what they were, and are."""
+        return {
+            one.path: (_kind(one.old_mode), _kind(one.new_mode))
+            for one in git.changes(self.new.repo, self.old.commit, self.new.commit)
+            if one.status == "T"
+        }
+
+    @property
+    def paths(self) -> set[str]:
+        """The files that moving the series may touch."""
+        touched = {entry.path for patch in self.series.patches for entry in patch.entries}
+        return touched | {path for path in self.missing.values() if path is not None}
+
+    @cached_property
+    def taken(self) -> dict[str, Taken]:
+        """The patches that anything speaks for being in the new release already, by name."""
+        return taken.taken(taken.Looked(
+            self.store, self.series, self.commits, self.new, self.paths, self.history,
+        ))  # fmt: skip
+
+    @cached_property
+    def vanished(self) -> set[bytes]:
+        """Names that the series uses and that the new release has nowhere."""
+        wanted = [self._words(patch, self.diff(at)) for at, patch in enumerate(self.series.patches)]
+        return vanished.vanished(set().union(*wanted), self.rules, self.old, self.new)
+
+    def _words(self, patch: Patch, diff: bytes) -> set[bytes]:
+        paths = [entry.path if vanished.ships(self.rules, entry.path) else ""
+                 for entry in patch.entries]  # fmt: skip
+        return vanished.words(diff, paths)
+
+    def diff(self, at: int) -> bytes:
+        """Return a patch's diff on the old release."""
+        return git.git_bytes(self.old.repo, "diff-tree", "-p", "--full-index", "--binary",
+                             "--no-renames", f"{self.commits[at]}^", self.commits[at])  # fmt: skip
+
+    def move(self, work: Workspace, at: int, head: str, earlier: Iterable[Move]) -> Move:
+        """Move one patch onto ``head``; where it stops, the workspace holds the conflict.
+
+        The workspace must stand on ``head``, with nothing under way. The moved commit exists
+        when this returns, and the workspace stands on it.
+        """
+        patch = self.series.patches[at]
+        known = self.taken.get(patch.name)
+        if known is not None and known.confirmed:
+            return Move(patch.name, Verdict.UPSTREAMED, detail=(known.detail,), exact=known.exact)
+        merged, said = work.pick(self.commits[at])
+        remembered = False
+        if not merged:
+            # before anything is resolved: this is what a resolution is kept and found by
+            self.met = conflict(work, patch)
+            remembered = self.memory.recall(work, self.met, head)
+            if not remembered:
+                return self._stopped(work, at, said, earlier)
+        tree = work.write_tree()
+        if tree == work.git("rev-parse", f"{head}^{{tree}}"):
+            work.reset(head)
+            what = "resolved as before" if remembered else "merged"
+            return Move(patch.name, Verdict.EMPTY, remembered=remembered,
+                        detail=(f"{what}, nothing of it is left to change",))  # fmt: skip
+        return self.settled(work, at, tree, head, remembered=remembered)
+
+    def settled(self, work: Workspace, at: int, tree: str, head: str, *, remembered: bool) -> Move:
+        """Commit what a patch became, and say how it differs from what it was."""
+        commit = work.commit_like(self.commits[at], tree, head)
+        work.reset(commit)
+        before, now = self.diff(at), work.diff(head, commit)
+        verdict = compare(before, now)
+        patch = self.series.patches[at]
+        detail = [*(["resolved as it was before"] if remembered else []), *self._doubts(patch)]
+        changed = {change.path for change in git.changes(work.path, head, commit)}
+        followed = [(path, to) for path in (e.path for e in patch.entries)
+                    if (to := self.missing.get(path)) is not None and to in changed]  # fmt: skip
+        if followed:
+            verdict = Verdict.TARGET_RENAMED
+            detail += [f"{path} is {to} now: followed" for path, to in followed]
+            if own_lines(before) != own_lines(now):
+                detail.append("its own lines changed on the way")
+        known = {entry.path for entry in patch.entries} | set(self.missing.values())
+        detail += [f"{path}: new, where its folder is now" for path in sorted(changed - known)]
+        lost = tuple(sorted(
+            word.decode() for word in self._words(patch, now) & self.vanished
+        ))  # fmt: skip
+        detail += [f"uses {name}, which the new release has nowhere any more" for name in lost]
+        culprits = self._culprits(path for path, _ in followed)
+        files = tuple(path for path, _ in followed)
+        return Move(patch.name, verdict, detail=tuple(detail), files=files, culprits=culprits,
+                    remembered=remembered, commit=commit, vanished=lost)  # fmt: skip
+
+    def _stopped(self, work: Workspace, at: int, said: str, earlier: Iterable[Move]) -> Move:
+        patch = self.series.patches[at]
+        unmerged = work.unmerged()
+        files = tuple(one.path for one in unmerged)
+        gone = [e.path for e in patch.entries if e.path in self.missing]
+        detail = self._doubts(patch)
+        verdict = Verdict.CONFLICT
+        if renamed := [path for path in gone if self.missing[path] is not None]:
+            verdict = Verdict.TARGET_RENAMED
+            detail += [f"{path} is {self.missing[path]} now" for path in renamed]
+        # gone for good, and the patch did more with it than delete it
+        if deleted := [path for path in gone if self.missing[path] is None and path in files]:
+            verdict = Verdict.TARGET_DELETED
+            detail += [f"{path} is gone" for path in deleted]
+        for entry in patch.entries:
+            if (kinds := self.retyped.get(entry.path)) is not None:
+                detail.append(f"{entry.path} is {kinds[1]} now, and was {kinds[0]}")
+        told = [one for one in unmerged if one.path not in deleted]
+        detail += hints.about(patch, self.diff(at), self.missing, self.old, self.new, told)
+        left_out = {move.patch for move in earlier if move.stops or move.reason is not None}
+        touched = {entry.path for entry in patch.entries}
+        after = tuple(p.name for p in self.series.patches if p.name in left_out
+                      and touched & {entry.path for entry in p.entries})  # fmt: skip
+        if not unmerged:  # a kind of conflict that leaves no file with two sides
+            detail += [line for line in said.splitlines() if line.startswith("CONFLICT")]
+        return Move(patch.name, verdict, stops=True, detail=tuple(detail), files=files,
+                    culprits=self._culprits([*renamed, *deleted], told), after=after)  # fmt: skip
+
+    def _doubts(self, patch: Patch) -> list[str]:
+        """Say what spoke for a patch being in the new release, where it is not."""
+        known = self.taken.get(patch.name)
+        return [known.detail] if known is not None and not known.confirmed else []
+
+    def _culprits(self, gone: Iterable[str], changed: Iterable[Unmerged] = ()) -> tuple[str, ...]:
+        """Name upstream's commits: that renamed or deleted files, and that changed others last."""
+        if self.history is None:
+            return ()
+        found = [self.history.culprit(path) for path in gone]
+        found += [text for one in changed for text in self.history.touching(one.path)]
+        return tuple(dict.fromkeys(text for text in found if text is not None))
+
+
+def renames(repo: Path, old: str, new: str, gone: list[str]) -> dict[str, str]:
+    """Return the new name of each of these files of ``old`` that ``new`` has under another.
+
+    Only they are compared with what is new, so that the number of moves in a release does not
+    matter.
+    """
+    if not gone:
+        return {}
+    kinds = {Path(path).suffix for path in gone}
+    added = [change.path for change in git.changes(repo, old, new)
+             if change.status == "A" and Path(change.path).suffix in kinds]  # fmt: skip
+    if not added:
+        return {}
+    raw = git.git(repo, "--literal-pathspecs", "diff-tree", "-r", "-z", "--find-renames", "-l0",
+                  "--diff-filter=R", "--name-status", old, new, "--", *gone, *added)  # fmt: skip
+    fields = raw.split("\0")
+    return {before: after for _, before, after in
+            zip(fields[0::3], fields[1::3], fields[2::3], strict=False)}  # fmt: skip

@@ -1,0 +1,354 @@
+"""Where a series goes: words like ``release:0.32.0`` → the upstream as pins.yaml would pin it.
+
+The package index says which files a release has, their sha256 and sizes. The file that stands in
+for the commit is fetched and checked; of the others the index's word is taken, and a build checks
+them when it fetches them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+
+from sparkforge.core import git
+from sparkforge.core.errors import CommandError, FetchError, IntegrityError, UsageError
+from sparkforge.core.hashing import sha256_file
+from sparkforge.core.index import sha256_of
+from sparkforge.core.log import log
+from sparkforge.pins.pins import RELEASE_PLAN, Pins, ReleaseFile, SourcePlan, Upstream
+from sparkforge.pins.types import padded
+from sparkforge.sources import download, sources
+from sparkforge.sources.sources import Access, Source
+from sparkforge.store.store import Store
+
+if TYPE_CHECKING:
+    from unearth.link import Link
+
+_GIT = SourcePlan(provider="git")
+_GIT_OR_RELEASE = SourcePlan(provider="git", fallback="release")
+_STATED = re.compile(
+    r"""(?:commit_id|git_version|__git_commit__)\w*\s*=[^'"\n]*['"]g?([0-9a-f]{7,40})['"]"""
+)
+
+
+@dataclass(frozen=True)
+class Onto:
+    """A release to move to.
+
+    Attributes:
+        upstream: as pins.yaml would have it; its commit is None where nobody knows it.
+        source: its tree.
+        lacking: names among ``files`` that the index has no file of this release for.
+        stated: what the release itself says its commit is, maybe abbreviated.
+    """
+
+    upstream: Upstream
+    source: Source
+    lacking: tuple[str, ...] = ()
+    stated: str | None = None
+
+
+def resolve(
+    store: Store, pins: Pins, name: str, word: str, access: Access, *, complete: bool = False
+) -> Onto:
+    """Find a release and have its source in the store.
+
+    Args:
+        word: ``release:VERSION``, ``release:FILE``, ``latest``, a tag, or a full commit SHA.
+        complete: find all of the upstream's files and the commit, too: what pins.yaml needs.
+
+    Raises:
+        UsageError: no such release or tag.
+        FetchError: the index or repository can't be asked, or ``--offline`` forbids it.
+        IntegrityError: a file is not what the index promises.
+    """
+    upstream = pins.upstream(name)
+    if word == "latest":
+        word = f"release:{newest(access, upstream)[0]}"
+    if word.startswith("release:"):
+        return _release(store, name, upstream, word.removeprefix("release:"), access, complete)
+    return _tag_or_sha(store, name, upstream, word, access, complete)
+
+
+def old_source(store: Store, name: str, upstream: Upstream, onto: Onto, access: Access) -> Source:
+    """Return the pinned source, of the same kind as the one to move to where that can be had."""
+    if onto.source.provider == "release":
+        return sources.ensure(store, name, upstream, RELEASE_PLAN, replace(access, mirrors={}))
+    return sources.ensure(store, name, upstream, _GIT_OR_RELEASE, access)
+
+
+# -- releases on the index -------------------------------------------------------------
+
+
+def newest(access: Access, upstream: Upstream, count: int = 1) -> list[str]:
+    """Return the newest final releases on the index, newest first; of post releases the last.
+
+    Raises:
+        FetchError: the index can't be asked, or ``--offline`` forbids it.
+    """
+    file = _stand_in(upstream)
+    finals: dict[tuple[int, ...], Version] = {}
+    for version, links in _listed(access, file.project).items():
+        if version.is_prerelease or not _pick(file, upstream.version, version, links):
+            continue
+        if version.release not in finals or finals[version.release] < version:
+            finals[version.release] = version
+    found = [str(version) for version in sorted(finals.values(), reverse=True)[:count]]
+    if not found:
+        msg = f"{file.project}: the package index lists no release of it"
+        raise FetchError(msg, "check pip's configuration (pip config list)")
+    return found
+
+
+def _stand_in(upstream: Upstream) -> ReleaseFile:
+    if upstream.source_file is None:
+        msg = "no release file stands in for its git commit"
+        raise UsageError(msg, "name a tag or a commit, or give it a source_file in pins.yaml")
+    return upstream.files[upstream.source_file]
+
+
+def _listed(access: Access, project: str) -> dict[Version, list[Link]]:
+    if access.offline:
+        msg = f"{project}: --offline forbids asking the package index for releases"
+        raise FetchError(msg, "run without --offline, or name a file: release:FILE")
+    found: dict[Version, list[Link]] = {}
+    for link in access.index.links(project):
+        if link.yank_reason is None and (version := version_of(link.filename)) is not None:
+            found.setdefault(version, []).append(link)
+    return found
+
+
+def version_of(file: str) -> Version | None:
+    """Return the version that a release file's name says; None where it is no such name."""
+    try:
+        if file.endswith(".whl"):
+            return parse_wheel_filename(file)[1]
+        return parse_sdist_filename(file)[1]
+    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        return None
+
+
+def _pick(like: ReleaseFile, old: str, version: Version, links: list[Link]) -> Link | None:
+    """Return the file of a release that corresponds to a pinned one.
+
+    The same name but for the version; else a wheel for the same machine and interpreter (an abi3
+    one serves it, too).
+    """
+    by_name = {link.filename: link for link in links}
+    if (same := by_name.get(like.file.replace(old, str(version), 1))) is not None:
+        return same
+    if not like.file.endswith(".whl"):
+        return next((link for name, link in by_name.items() if name.endswith(".tar.gz")), None)
+    tags = parse_wheel_filename(like.file)[3]
+    machine = re.compile(r"(x86_64|aarch64|any)$")
+    wanted = {(tag.interpreter, *machine.findall(tag.platform)) for tag in tags}
+    for name, link in sorted(by_name.items()):
+        if name.endswith(".whl") and wanted & {
+            (tag.interpreter, *machine.findall(tag.platform))
+            for tag in parse_wheel_filename(name)[3] if not tag.abi.endswith("t")
+        }:  # fmt: skip
+            return link
+    return None
+
+
+def _release(
+    store: Store, name: str, upstream: Upstream, word: str, access: Access, complete: bool
+) -> Onto:
+    at_hand = Path(word).expanduser()
+    if word.endswith((".tar.gz", ".whl")):
+        if not at_hand.is_file():
+            raise UsageError(f"{at_hand}: no such file", "name a release file, or a version")
+        version = version_of(at_hand.name)
+    else:
+        try:
+            version = Version(word)
+        except InvalidVersion:
+            version = None
+    if version is None:
+        msg = f"release:{word}: neither a version nor the name of a release file"
+        raise UsageError(msg, "for example release:0.32.0")
+    like = _stand_in(upstream)
+    assert upstream.source_file is not None
+    if word.endswith((".tar.gz", ".whl")):
+        file = _file_at_hand(store, like, at_hand)
+    else:
+        file = _file_listed(like, upstream, version, access)
+    pinned = "v" if upstream.tag.startswith("v") else ""
+    # a release that lends its files has a version of its own; this one keeps its tag then
+    moved = {} if upstream.source_in else {"version": str(version), "tag": f"{pinned}{version}"}
+    fresh = upstream.model_copy(update={
+        **moved, "files": {**upstream.files, upstream.source_file: file},
+        "commit": upstream.commit if upstream.source_in else None, "patched": {},
+    })  # fmt: skip
+    # a mirror is one of git: the release is taken from where releases are
+    source = sources.ensure(store, name, fresh, RELEASE_PLAN, replace(access, mirrors={}))
+    onto = Onto(fresh, source, stated=stated_commit(source))
+    return _completed(name, upstream, onto, version, access) if complete else onto
+
+
+def _file_at_hand(store: Store, like: ReleaseFile, path: Path) -> ReleaseFile:
+    digest, size = sha256_file(path), path.stat().st_size
+    download.fetch(store, name=path.name, sha256=digest, locate=path.resolve().as_uri)
+    return like.model_copy(update={"file": path.name, "sha256": digest, "size": size})
+
+
+def _file_listed(
+    like: ReleaseFile, upstream: Upstream, version: Version, access: Access
+) -> ReleaseFile:
+    if str(version) == upstream.version:
+        return like
+    links = _listed(access, like.project)
+    link = _pick(like, _own_version(like), version, links.get(version, []))
+    if link is None:
+        near = ", ".join(map(str, sorted(links, reverse=True)[:6]))
+        msg = f"{like.project} {version}: the package index lists no such release with that file"
+        raise UsageError(msg, f"its newest: {near}")
+    return _entry(like, link)
+
+
+def _own_version(file: ReleaseFile) -> str:
+    return str(version_of(file.file))
+
+
+def _entry(like: ReleaseFile, link: Link) -> ReleaseFile:
+    digest = sha256_of(link)
+    if digest is None:
+        msg = f"{link.filename}: the package index gives no sha256 for it"
+        raise FetchError(msg, "fetch it by hand, and name it: release:FILE")
+    size = download.size_of(str(link.normalized), link.filename)
+    return like.model_copy(update={"file": link.filename, "sha256": digest, "size": size})
+
+
+def _completed(name: str, upstream: Upstream, onto: Onto, version: Version, access: Access) -> Onto:
+    """Add what pins.yaml says beside the source: the other files, and the commit."""
+    fresh = onto.upstream
+    files, lacking = _other_files(upstream, version, access, but=upstream.source_file)
+    commit = fresh.commit or _commit_of(name, fresh, onto.stated, access)
+    fresh = fresh.model_copy(update={"files": {**fresh.files, **files}, "commit": commit})
+    return replace(onto, upstream=fresh, lacking=lacking)
+
+
+def _other_files(
+    upstream: Upstream, version: Version, access: Access, but: str | None
+) -> tuple[dict[str, ReleaseFile], tuple[str, ...]]:
+    """Return a release's files by the names that pins.yaml has for them, and those not found."""
+    files: dict[str, ReleaseFile] = {}
+    for key, like in upstream.files.items():
+        if key == but:
+            continue
+        try:
+            links = _listed(access, like.project).get(version, [])
+            link = _pick(like, _own_version(like), version, links)
+            if link is not None:
+                files[key] = _entry(like, link)
+        except FetchError as error:
+            log.warning(f"files.{key}: {error.what}")
+    lacking = tuple(key for key in upstream.files if key not in files and key != but)
+    return files, lacking
+
+
+def stated_commit(source: Source) -> str | None:
+    """Return the commit that a release says it was made from, maybe abbreviated."""
+    listing = git.git(source.repo, "ls-tree", "-r", "--name-only", "-z", source.commit)
+    for path in listing.split("\0"):
+        if Path(path).name in ("_version.py", "_build_meta.py") and path.count("/") <= 1:
+            text = git.git(source.repo, "show", f"{source.commit}:{path}")
+            if found := _STATED.search(text):
+                return found[1]
+    return None
+
+
+def check_commit(upstream: Upstream, commit: str, stated: str | None) -> None:
+    """Hold a commit against what the release says of itself.
+
+    Raises:
+        IntegrityError: the release was made from another one.
+        UsageError: it is an abbreviation, filled up with zeros.
+    """
+    if padded(commit):
+        msg = f"--commit {commit}: an abbreviation filled up with zeros"
+        raise UsageError(msg, "leave --commit out: the pin says then that the commit is unknown")
+    if stated is not None and not commit.startswith(stated):
+        msg = f"{upstream.tag}: commit {commit}, but the release says that it is {stated}"
+        raise IntegrityError(msg, "give the commit that the release was made from: --commit SHA")
+
+
+def _commit_of(name: str, fresh: Upstream, stated: str | None, access: Access) -> str | None:
+    """Return the release's commit: from the release itself, or from the tag in its repository."""
+    if stated is not None and len(stated) == 40:
+        return stated
+    url = access.mirrors.get(name, fresh.git)
+    if access.offline and "://" in url:
+        return None
+    try:
+        commit = git.remote_tag(url, fresh.tag)
+    except CommandError as error:
+        log.warning(f"{name}: {url} can't be asked for {fresh.tag}: {error.what.splitlines()[-1]}")
+        return None
+    if commit is not None:
+        check_commit(fresh, commit, stated)
+    return commit
+
+
+# -- git -----------------------------------------------------------------------------------
+
+
+def _tag_or_sha(
+    store: Store, name: str, upstream: Upstream, word: str, access: Access, complete: bool
+) -> Onto:
+    url = access.mirrors.get(name, upstream.git)
+    local = "://" not in url and Path(url).exists()
+    if access.offline and not local:
+        msg = f"{name}: --offline forbids asking {url} for {word}"
+        raise FetchError(msg, f"give --mirror {name}=PATH of a clone")
+    try:
+        tags = git.remote_tags(str(Path(url).resolve()) if local else url)
+    except CommandError as error:
+        msg = f"{name}: git could not read {url}:\n{error}"
+        raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
+    tag = word if word in tags else _tag_of(tags, word)
+    if tag is None:
+        msg = f"{name}: {url} has no tag {word}"
+        if re.fullmatch(r"[0-9a-f]{40}", word):
+            msg = f"{name}: no tag of {url} names {word}, and pins.yaml pins releases"
+        raise UsageError(msg, f"its newest tags: {', '.join(_newest_tags(tags)) or 'none'}")
+    version = tag.removeprefix("v")
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        msg = f"{name}: {tag} is no tag of a release"
+        raise UsageError(msg, "name a tag such as v0.32.0: pins.yaml pins releases") from None
+    fresh = upstream.model_copy(
+        update={"tag": tag, "commit": tags[tag], "version": version, "patched": {}}
+    )
+    onto = Onto(fresh, sources.ensure(store, name, fresh, _GIT, access))
+    if not complete:
+        return onto
+    files, lacking = _other_files(upstream, parsed, access, but=None)
+    fresh = fresh.model_copy(update={"files": {**fresh.files, **files}})
+    return replace(onto, upstream=fresh, lacking=lacking)
+
+
+def _tag_of(tags: Mapping[str, str], commit: str) -> str | None:
+    return next((tag for tag in _newest_tags(tags, None) if tags[tag] == commit), None)
+
+
+def _newest_tags(tags: Mapping[str, str], count: int | None = 6) -> list[str]:
+    def rank(tag: str) -> tuple[bool, Version]:
+        try:
+            return True, Version(tag.removeprefix("v"))
+        except InvalidVersion:
+            return False, Version("0")
+
+    return sorted(tags, key=rank, reverse=True)[:count]

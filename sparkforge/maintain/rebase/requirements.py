@@ -1,0 +1,174 @@
+"""What a release wheel declares that it requires, read without fetching the wheel.
+
+A wheel is a zip archive, whose list of members stands at its end: a few parts of the file are
+enough. Parts cannot be checked by the wheel's sha256, which is of the whole file: they serve to
+warn, never to build.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.parser import BytesHeaderParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from sparkforge.core.errors import FetchError
+from sparkforge.core.log import log
+from sparkforge.pins.pins import ReleaseFile
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Store
+from sparkforge.wheels.archive import UNREADABLE
+
+if TYPE_CHECKING:
+    import requests
+
+_PART = 1 << 16  # bytes asked for at once; vLLM's list of members has some 600 kB
+_LIMIT = 4 << 20  # bytes of METADATA, its long description included
+_TIMEOUT_S = (15, 60)  # connect, and the longest silence
+_MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What a wheel is installed into: the Python (``3.12``) and platform (``linux/arm64``)."""
+
+    python: str
+    platform: str
+
+    @property
+    def markers(self) -> Mapping[str, str]:
+        """The values of requirements' markers there."""
+        return {
+            "python_version": self.python, "python_full_version": f"{self.python}.0",
+            "implementation_name": "cpython", "platform_python_implementation": "CPython",
+            "implementation_version": f"{self.python}.0", "os_name": "posix",
+            "sys_platform": "linux", "platform_system": "Linux", "platform_release": "",
+            "platform_version": "", "platform_machine": _MACHINES[self.platform], "extra": "",
+        }  # fmt: skip
+
+
+def applying(requirements: list[Requirement], where: Installed) -> list[Requirement]:
+    """Return those requirements whose markers hold somewhere."""
+    env = dict(where.markers)
+    return [one for one in requirements if one.marker is None or one.marker.evaluate(env)]
+
+
+def disagreeing(
+    requirements: list[Requirement], have: Mapping[str, str], without: frozenset[str]
+) -> list[str]:
+    """Return, for people, each requirement that a set of versions does not meet.
+
+    Args:
+        have: versions by canonical name.
+        without: canonical names that are done without.
+    """
+    found = {}
+    for one in requirements:
+        name = canonicalize_name(one.name)
+        if name in without:
+            continue
+        if name not in have:
+            found[name] = f"{name}: none (wanted {one.specifier or 'any'})"
+        elif not one.specifier.contains(have[name], prereleases=True):
+            found[name] = f"{name} {have[name]} (wanted {one.specifier})"
+    return [found[name] for name in sorted(found)]
+
+
+def declared(store: Store, file: ReleaseFile, access: Access) -> list[Requirement] | None:
+    """Return what a release wheel requires; None where that can't be read without fetching it."""
+    try:
+        return _parsed(_metadata(store, file, access))
+    except (FetchError, OSError, *UNREADABLE) as error:
+        # requests' errors are OSErrors
+        log.detail(f"{file.file}: its METADATA can't be read: {type(error).__name__}: {error}")
+        return None
+
+
+def _parsed(text: bytes) -> list[Requirement]:
+    found = []
+    for line in BytesHeaderParser().parsebytes(text).get_all("Requires-Dist") or []:
+        try:
+            found.append(Requirement(str(line)))
+        except InvalidRequirement as error:
+            log.detail(f"Requires-Dist: {line}: {error}")
+    return found
+
+
+def _metadata(store: Store, file: ReleaseFile, access: Access) -> bytes:
+    here = store.download_path(file.sha256, file.file)
+    if here.is_file():
+        with here.open("rb") as opened:
+            return _member(opened)
+    if access.offline:
+        raise FetchError(f"{file.file}: not in the store", "run without --offline")
+    url = access.index.url_of(file.project, file.file)
+    if urlsplit(url).scheme == "file":
+        with Path(unquote(urlsplit(url).path)).open("rb") as opened:
+            return _member(opened)
+    import requests
+
+    with requests.Session() as session:
+        return _member(io.BufferedReader(_Remote(session, url), _PART))
+
+
+def _member(file: io.BufferedIOBase) -> bytes:
+    with zipfile.ZipFile(file) as wheel:
+        for info in wheel.infolist():
+            if info.filename.endswith(".dist-info/METADATA") and info.filename.count("/") == 1:
+                with wheel.open(info) as member:
+                    text = member.read(_LIMIT + 1)
+                if len(text) <= _LIMIT:
+                    return text
+    msg = f"no METADATA of at most {_LIMIT} bytes"
+    raise ValueError(msg)
+
+
+class _Remote(io.RawIOBase):
+    """A file on a server that gives parts of it; no more than what is read is fetched."""
+
+    def __init__(self, session: requests.Session, url: str) -> None:
+        self.session, self.url, self.at = session, url, 0
+        with self._part(0, 0) as reply:
+            self.size = int(reply.headers["Content-Range"].rpartition("/")[2])
+
+    def _part(self, first: int, last: int) -> requests.Response:
+        headers = {"Accept-Encoding": "identity", "Range": f"bytes={first}-{last}"}
+        # not read at once: a server that ignores the range would send all of it
+        reply = self.session.get(self.url, headers=headers, timeout=_TIMEOUT_S, stream=True)
+        reply.raise_for_status()
+        if reply.status_code != 206 or "Content-Range" not in reply.headers:
+            reply.close()
+            msg = "its server gives no parts of files"
+            raise ValueError(msg)
+        return reply
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
+        self.at = max(0, start + offset)
+        return self.at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        wanted = min(len(buffer), self.size - self.at)
+        if wanted <= 0:
+            return 0
+        with self._part(self.at, self.at + wanted - 1) as reply:
+            data = reply.raw.read(wanted + 1)
+        if len(data) != wanted:
+            msg = "its server gives other parts than were asked for"
+            raise ValueError(msg)
+        buffer[: len(data)] = data
+        self.at += len(data)
+        return len(data)

@@ -1,0 +1,144 @@
+"""Which patches a new release has already, and how sure that is.
+
+That a patch can be taken away from the new tree (``git apply`` finds its lines at any offset), or
+that a commit of upstream's has its patch-id (which knows no line numbers), is evidence: the same
+lines may have been changed at another place, or the change may have been taken back since. So what
+has evidence is confirmed at its exact place: a merge of three versions must leave nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.core import git
+from sparkforge.maintain.rebase import verdicts
+from sparkforge.maintain.rebase.history import History, Made
+from sparkforge.maintain.rebase.workspace import Workspace
+from sparkforge.series.series import Series
+from sparkforge.sources.sources import Source
+from sparkforge.store.store import Store
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What speaks for a patch being in the new release.
+
+    Attributes:
+        confirmed: it is there, at its place; else ``detail`` says what there is instead.
+        exact: nothing of it was changed since.
+    """
+
+    confirmed: bool
+    detail: str
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Where to look for a series: its commits on the old release, and the new one.
+
+    Attributes:
+        commits: the patches as commits on the old release, in order.
+        paths: the files that moving the series may touch.
+        history: upstream's commits between the releases, where they are at hand.
+    """
+
+    store: Store
+    series: Series
+    commits: Sequence[str]
+    new: Source
+    paths: Iterable[str]
+    history: History | None
+
+
+def taken(place: Looked) -> dict[str, Taken]:
+    """Return, for each patch that anything speaks for, what is known: by its file name."""
+    if not place.series.patches:
+        return {}
+    found: dict[str, Taken] = {}
+    with place.store.temporary("taken") as folder:
+        work = Workspace.make(folder / "tree", place.new.repo, place.new.commit, place.paths)
+        if place.history is not None:
+            work.borrow(place.history.repo)
+        tip = place.new.commit
+        # last first, each taken away in turn: a later patch may stand on an earlier one
+        for patch, commit in reversed(list(zip(place.series.patches, place.commits, strict=True))):
+            one, tip = _look(place, work, tip, patch.path, commit)
+            if one is not None:
+                found[patch.name] = one
+    return found
+
+
+def _look(
+    place: Looked, work: Workspace, tip: str, patch: Path, commit: str
+) -> tuple[Taken | None, str]:
+    """Look for one patch in a commit; returns that commit without it, where it is there."""
+    made = _made(place.history, work, commit)
+    env = {"GIT_INDEX_FILE": str(work.path / ".git" / "reversed")}
+    work.git("read-tree", tip, env=env)
+    code, _ = git.attempt(work.path, "apply", "--cached", "--reverse", "--whitespace=nowarn",
+                          str(patch.resolve()), env=env)  # fmt: skip
+    if code != 0 and made is None:
+        return None, tip
+    left = work.merged(tip, commit)
+    if left == work.tree_of(tip):
+        if code == 0:
+            how = "all of it is in the new release, at its place: merging it leaves nothing"
+        else:
+            assert made is not None
+            how = (
+                f"upstream's commit {made.commit} makes the same change, and merging leaves nothing"
+            )
+        without = work.merged(tip, commit, revert=True)
+        # a commit made here, for the next to be looked for in
+        return Taken(True, how), tip if without is None else work.commit_like(commit, without, tip)
+    if made is None:
+        what = "the new release has the same change at another place; here it is lacking"
+        return (Taken(False, what) if left is not None else None), tip
+    return _unless_undone(work, tip, commit, made, left), tip
+
+
+def _made(history: History | None, work: Workspace, commit: str) -> Made | None:
+    """Return what upstream did with the change of a commit."""
+    if history is None:
+        return None
+    forth, back = work.diff(f"{commit}^", commit), work.diff(commit, f"{commit}^")
+    return history.made(git.patch_id(forth), git.patch_id(back))
+
+
+def _unless_undone(
+    work: Workspace, tip: str, commit: str, made: Made, left: str | None
+) -> Taken | None:
+    """Judge a change that upstream made and that is not as it was made: changed on, or undone?"""
+    said = f"upstream's commit {made.commit} makes the same change"
+    if made.undone is not None:
+        return Taken(False, f"{said}, and {made.undone} takes it back")
+    if left is not None:
+        return Taken(False, f"{said}, but it is not there any more")
+    if work.merged(made.commit, commit) != work.tree_of(made.commit):
+        return Taken(False, f"{said}, but at another place")
+    if not _evolved(work, tip, commit, made.commit):
+        return Taken(False, f"{said}, and little of it is left: changed again, or taken back?")
+    return Taken(True, f"{said}; it was changed further since", exact=False)
+
+
+def _evolved(work: Workspace, tip: str, commit: str, made: str) -> bool:
+    """Tell whether most of what a change added is there, and nothing that it removed is back."""
+    added = back = there = 0
+    for change in git.changes(work.path, f"{commit}^", commit):
+        diff = git.git_bytes(work.path, "diff-tree", "-p", "--full-index", "--no-renames",
+                             f"{commit}^", commit, "--", change.path)  # fmt: skip
+        now, then = _lines(work, tip, change.path), _lines(work, made, change.path)
+        for hunk in (hunk for part in verdicts.hunks(diff) for hunk in part):
+            lines = verdicts.plain(hunk.added)
+            added += len(lines)
+            there += sum(line in now for line in lines)
+            back += sum(line in now and line not in then for line in verdicts.plain(hunk.removed))
+    return back == 0 and added > 0 and 2 * there >= added
+
+
+def _lines(work: Workspace, commit: str, path: str) -> set[bytes]:
+    blob = git.blobs_at(work.path, commit, [path]).get(path)
+    return set() if blob is None else set(verdicts.plain(git.blob(work.path, blob).splitlines()))

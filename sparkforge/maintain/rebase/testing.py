@@ -1,0 +1,70 @@
+"""The tests of a series that has landed on another release: each patch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core.errors import AblationError
+from sparkforge.core.log import log
+from sparkforge.maintain.ablate.job import dev_python
+from sparkforge.maintain.ablate.outcome import Outcome, run_tests
+from sparkforge.maintain.rebase.state import State
+from sparkforge.series import series
+from sparkforge.store.store import Store
+
+
+@dataclass(frozen=True)
+class Tested:
+    """How a patch's own test ended on the new release."""
+
+    upstream: str
+    patch: str
+    test: str
+    outcome: Outcome
+
+    @property
+    def said(self) -> str:
+        """The outcome in a word or two."""
+        if self.outcome.failed:
+            return "FAILED"
+        return "passed" if self.outcome.passed else "skipped: it proves nothing here"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints of it."""
+        return {"upstream": self.upstream, "patch": self.patch, "test": self.test,
+                "passed": self.outcome.passed, "failed": self.outcome.failed,
+                "skipped": self.outcome.skipped, "message": self.outcome.message}  # fmt: skip
+
+
+def run(root: Path, store: Store, state: State) -> list[Tested]:
+    """Run the tests that the moved patches name, in the checkout as it stands now.
+
+    Raises:
+        SeriesError: pytest finds no such test, or can't run at all.
+    """
+    named = [(leg.upstream, patch.name, patch.trailers["Test"]) for leg in state.legs
+             for patch in series.read(root / "patches" / leg.upstream).patches]  # fmt: skip
+    if not named:
+        return []
+    env = {"SPARKFORGE_STORE": str(store.root)}
+    with log.step("the patches' own tests"), store.temporary("report") as work:
+        tests = [test for _, _, test in named]
+        ended = run_tests(dev_python(root), root, tests, env, work)
+    found = [Tested(upstream, patch, test, ended[test]) for upstream, patch, test in named]
+    log.table([
+        ("patch", "its test"),
+        *((one.patch.removesuffix(".patch"), f"{one.said} {one.outcome.message}".rstrip())
+          for one in found),
+    ])  # fmt: skip
+    return found
+
+
+def verdict(found: Sequence[Tested]) -> int:
+    """Return the exit code: 0, or that of a patch whose test says otherwise."""
+    failed = [one for one in found if one.outcome.failed]
+    for one in failed:
+        log.error(f"{one.upstream}: {one.patch}: {one.test} fails on the new release")
+    return AblationError.exit_code if failed else 0

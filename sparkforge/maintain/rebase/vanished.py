@@ -1,0 +1,106 @@
+"""Names that a series uses and that a new release has nowhere any more.
+
+Git merges text: a patch whose own lines call a function goes onto a tree in which that function has
+another name, without a word. So the words of a patch's added code are looked for in both trees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from sparkforge.core import git
+from sparkforge.maintain.rebase import verdicts
+from sparkforge.pins.pins import PathRule, rule_of
+from sparkforge.sources.sources import Source
+
+_WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{5,}")
+_STRING = re.compile(rb"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'")
+_COMMENT = re.compile(rb"(?:#(?!\s*(?:if|define|include|elif|ifdef|ifndef)\b)|//).*$")
+# what a line itself makes a name of is no use of another's
+_MADE = re.compile(
+    rb"\b(?:def|class|struct|for|as)\s+(\w+)|^\s*(?:auto\s+|const\s+)?(\w+)\s*(?::[^=]+)?=(?!=)"
+)
+_SUBMODULE = "160000"
+_AT_ONCE = 200  # blobs that are in memory together
+
+
+def words(diff: bytes, paths: Iterable[str]) -> set[bytes]:
+    """Return the names that the added code of a diff uses: no comments, strings or prose.
+
+    Args:
+        paths: of the diff's files, in order; None of them is a name's place.
+    """
+    used: set[bytes] = set()
+    made: set[bytes] = set()
+    for path, part in zip(paths, verdicts.hunks(diff), strict=False):
+        if not path:
+            continue
+        for line in (line for hunk in part for line in hunk.added):
+            code = _COMMENT.sub(b"", _STRING.sub(b"''", line))
+            made |= {name for names in _MADE.findall(code) for name in names if name}
+            for match in _WORD.finditer(code):
+                around = (
+                    code[match.start() - 1 : match.start()] + code[match.end() : match.end() + 1]
+                )
+                if _like_code(match[0]) or b"." in around or b"(" in around:
+                    used.add(match[0])
+    return used - made
+
+
+def _like_code(word: bytes) -> bool:
+    """Tell whether a word is written as no word of a sentence is."""
+    return b"_" in word or word[1:] != word[1:].lower()
+
+
+def ships(rules: Iterable[PathRule], path: str) -> bool:
+    """Tell whether a file is of the program itself: tests and docs keep old names for long."""
+    rule = rule_of(rules, path)
+    return rule is None or rule.wheel is not None or rule.build
+
+
+def vanished(wanted: set[bytes], rules: Iterable[PathRule], old: Source, new: Source) -> set[bytes]:
+    """Return those words that the old tree has and the new one has nowhere.
+
+    Args:
+        rules: the upstream's ``paths``.
+        old, new: trees of one upstream, in one repository.
+    """
+    rules = list(rules)
+    changed = [
+        one
+        for one in git.changes(new.repo, old.commit, new.commit)
+        if ships(rules, one.path) and _SUBMODULE not in (one.old_mode, one.new_mode)
+    ]
+    before = _among(wanted, new, (one.old_blob for one in changed))
+    left = before - _among(before, new, (one.new_blob for one in changed))
+    if not left:
+        return set()
+    # few by now: also in files that did not change
+    code, listing = git.attempt(
+        new.repo, "grep", "-h", "-o", "-w", "-F", "-I",
+        *(part for word in sorted(left) for part in ("-e", word.decode())), new.commit, "--",
+        ".", *(f":(exclude,literal){rule.repo}" for rule in rules
+               if rule.wheel is None and not rule.build),
+    )  # fmt: skip
+    return left - ({line.encode() for line in listing.splitlines()} if code == 0 else set())
+
+
+def _among(wanted: set[bytes], source: Source, blobs: Iterable[str]) -> set[bytes]:
+    found: set[bytes] = set()
+    for data in _contents(source, [blob for blob in blobs if blob != git.ABSENT]):
+        if b"\0" not in data:
+            found |= wanted.intersection(_WORD.findall(data))
+    return found
+
+
+def _contents(source: Source, blobs: list[str]) -> Iterator[bytes]:
+    for at in range(0, len(blobs), _AT_ONCE):
+        asked = "".join(f"{blob}\n" for blob in blobs[at : at + _AT_ONCE]).encode()
+        packed = git.git_bytes(source.repo, "cat-file", "--batch", stdin=asked)
+        place = 0
+        while place < len(packed):
+            end = packed.index(b"\n", place)
+            size = int(packed[place:end].rpartition(b" ")[2])
+            yield packed[end + 1 : end + 1 + size]
+            place = end + 1 + size + 1

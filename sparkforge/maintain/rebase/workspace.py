@@ -1,0 +1,166 @@
+"""The git repository that a rebase works in: its own, so that a user may do there what he likes.
+
+It borrows the store's objects (``alternates``) and keeps its own index, files and rerere cache.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.core import git, gitsafe
+
+_CONFIG = {
+    "rerere.enabled": "true",  # resolutions are remembered …
+    "rerere.autoUpdate": "true",  # … and what they resolve counts as resolved
+    "merge.conflictStyle": "diff3",  # a conflict shows what both sides started from
+    "merge.directoryRenames": "true",  # a new file goes where its folder went
+    "merge.renameLimit": "20000",  # vLLM's releases move hundreds of files at once
+    "diff.renameLimit": "20000",
+    "core.autocrlf": "false",
+    "gc.auto": "0",
+    "advice.detachedHead": "false",
+    "user.name": gitsafe.COMMITTER,
+    "user.email": gitsafe.COMMITTER_EMAIL,
+    "commit.gpgSign": "false",
+}
+
+
+@dataclass(frozen=True)
+class Unmerged:
+    """One file in conflict: its blobs by stage (1 base, 2 the new release, 3 the patch)."""
+
+    path: str
+    blobs: dict[int, str]
+
+
+class Workspace:
+    """A working tree at some commit of a borrowed repository."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def make(cls, path: Path, lender: Path, commit: str, only: Iterable[str] | None) -> Workspace:
+        """Make one, with a commit checked out.
+
+        Args:
+            path: the folder; must not exist.
+            lender: a bare repository that has the commit.
+            only: check out no more than these files; None: all.
+        """
+        path.mkdir(parents=True)
+        git.git(path, "init", "--quiet", "--template=", "--initial-branch=main", ".")
+        info = path / ".git" / "objects" / "info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "alternates").write_text(f"{lender.resolve() / 'objects'}\n")
+        config = path / ".git" / "config"
+        with config.open("a") as file:
+            for key, value in _CONFIG.items():
+                section, _, name = key.partition(".")
+                file.write(f"[{section}]\n\t{name} = {value}\n")
+        (path / ".git" / "rr-cache").mkdir()
+        work = cls(path)
+        if only is not None:
+            work._sparse(only)
+        work.reset(commit)
+        return work
+
+    def _sparse(self, only: Iterable[str]) -> None:
+        with (self.path / ".git" / "config").open("a") as file:
+            file.write("[core]\n\tsparseCheckout = true\n\tsparseCheckoutCone = false\n")
+        patterns = self.path / ".git" / "info" / "sparse-checkout"
+        patterns.parent.mkdir(exist_ok=True)
+        patterns.write_bytes(git.sparse_patterns(only))
+
+    def git(self, *args: str, env: dict[str, str] | None = None) -> str:
+        """Run git in it, isolated."""
+        return git.git(self.path, *args, env=env)
+
+    @property
+    def head(self) -> str:
+        return self.git("rev-parse", "HEAD")
+
+    def reset(self, commit: str) -> None:
+        """Throw away what is under way and stand on a commit."""
+        git.tidy(self.path / ".git")  # locks of a git that was killed
+        for name in ("CHERRY_PICK_HEAD", "REVERT_HEAD", "MERGE_MSG", "MERGE_RR", "AUTO_MERGE"):
+            (self.path / ".git" / name).unlink(missing_ok=True)
+        self.git("update-ref", "--no-deref", "HEAD", commit)
+        self.git("read-tree", "--reset", "-u", commit)
+        self.git("clean", "-ffdxq")
+
+    def pick(self, commit: str, *, revert: bool = False) -> tuple[bool, str]:
+        """Merge a commit's change into index and files; returns (no conflict, what git said).
+
+        Args:
+            revert: merge the change backwards, in place of the change.
+        """
+        command = "revert" if revert else "cherry-pick"
+        code, said = git.attempt(self.path, command, "--no-commit", commit)
+        if code not in (0, 1):
+            # anything but a conflict: let git say it again, as an error
+            self.git(command, "--no-commit", commit)
+        return code == 0, said
+
+    def merged(self, tip: str, commit: str, *, revert: bool = False) -> str | None:
+        """Return the tree of a commit with another's change merged; None where they conflict.
+
+        The workspace stands on ``tip`` then.
+        """
+        self.reset(tip)
+        merged, _ = self.pick(commit, revert=revert)
+        tree = self.write_tree() if merged else None
+        self.reset(tip)
+        return tree
+
+    def tree_of(self, commit: str) -> str:
+        """Return a commit's tree."""
+        return self.git("rev-parse", f"{commit}^{{tree}}")
+
+    def borrow(self, repo: Path) -> None:
+        """Have the objects of another repository at hand, too."""
+        objects = git.git(repo, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+        with (self.path / ".git" / "objects" / "info" / "alternates").open("a") as file:
+            file.write(f"{objects}\n")
+
+    def unmerged(self) -> list[Unmerged]:
+        """Return the files in conflict."""
+        found: dict[str, Unmerged] = {}
+        for line in filter(None, self.git("ls-files", "-u", "-z").split("\0")):
+            meta, path = line.split("\t", 1)
+            _, blob, stage = meta.split(" ")
+            found.setdefault(path, Unmerged(path, {})).blobs[int(stage)] = blob
+        return list(found.values())
+
+    def write_tree(self) -> str:
+        """Write the index as a tree."""
+        return self.git("write-tree")
+
+    def commit_like(self, original: str, tree: str, parent: str, told_by: str | None = None) -> str:
+        """Commit a tree with another commit's author and date; nothing is moved.
+
+        Args:
+            told_by: the commit whose message it gets; None: the same one's.
+        """
+        fields = self.git("show", "-s", "--format=%an%x00%ae%x00%ad", "--date=raw", original)
+        name, email, date = fields.split("\0")
+        env = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email, "GIT_AUTHOR_DATE": date,
+               "GIT_COMMITTER_DATE": date}  # fmt: skip
+        message = git.git_bytes(self.path, "show", "-s", "--format=%B", told_by or original)
+        return git.git(self.path, "commit-tree", tree, "-p", parent, "-F", "-",
+                       stdin=message, env=env)  # fmt: skip
+
+    def diff(self, old: str, new: str) -> bytes:
+        """Return the canonical diff of two commits or trees."""
+        return git.git_bytes(self.path, "diff-tree", "-p", "--full-index", "--binary",
+                             "--no-renames", old, new)  # fmt: skip
+
+    @contextmanager
+    def beside(self, hint: str) -> Iterator[Path]:
+        """Give a fresh folder that no repository lies in, for git to work in as in none."""
+        with tempfile.TemporaryDirectory(prefix=f"{hint}-", dir=self.path.resolve().parent) as made:
+            yield Path(made)

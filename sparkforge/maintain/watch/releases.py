@@ -1,0 +1,268 @@
+"""``watch``: has an upstream a newer release, and would our series carry over to it?
+
+Versions come from the package index that pip is configured for. A release is tried as ``rebase``
+would move the series; nothing of the project changes. What can't be asked is an error, never
+"nothing new": an index whose list lacks the pinned release is not believed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from sparkforge.core.errors import FetchError, UsageError, WatchConflict, WatchNews
+from sparkforge.core.log import log
+from sparkforge.maintain.rebase import move, onto
+from sparkforge.maintain.rebase.verdicts import Move
+from sparkforge.pins.pins import Pins, Upstream
+from sparkforge.series.series import Series
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Store
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What the index lists of an upstream.
+
+    Attributes:
+        follows: the upstream whose releases these are; its own name, but for one that is carried.
+        newest: the version that is pinned, or the newest one behind it that nobody silenced.
+        newer: all versions newer than the pinned one that the index has, silenced ones too,
+            newest first.
+        yanked: why upstream withdrew the pinned release; None where it did not.
+    """
+
+    upstream: str
+    follows: str
+    pinned: str
+    newest: str
+    newer: tuple[str, ...]
+    yanked: str | None = None
+
+    @property
+    def news(self) -> bool:
+        """Whether there is a newer release that nobody silenced."""
+        return self.newest != self.pinned
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of an upstream's series on its newest release.
+
+    Attributes:
+        patches: how many there are.
+        moves: a verdict a patch; empty where nothing was tried.
+        lacking: why it could not be tried, though there is a release.
+    """
+
+    listed: Listed
+    patches: int
+    moves: tuple[Move, ...] = ()
+    lacking: str | None = None
+
+    @property
+    def by_hand(self) -> list[Move]:
+        """The patches that a person must carry over."""
+        return [one for one in self.moves if one.stops]
+
+    @property
+    def state(self) -> str:
+        if not self.listed.news:
+            return "silenced" if self.listed.newer else "up to date"
+        if self.lacking is not None:
+            return "not complete yet"
+        return "a person is needed" if self.by_hand else "carries over"
+
+    @property
+    def summary(self) -> str:
+        """The verdicts, counted."""
+        if self.lacking is not None:
+            return self.lacking
+        counts = Counter(one.verdict.value for one in self.moves)
+        return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "-"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        one = self.listed
+        return {
+            "upstream": one.upstream, "follows": one.follows, "pinned": one.pinned,
+            "newest": one.newest, "newer": list(one.newer), "yanked": one.yanked,
+            "state": self.state, "patches": self.patches, "lacking": self.lacking,
+            "moves": [move.as_json() for move in self.moves],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """Releases that somebody has seen already: ``VERSION``, or ``UPSTREAM=VERSION``."""
+
+    versions: frozenset[tuple[str | None, Version]]
+
+    @classmethod
+    def parse(cls, pins: Pins, words: Sequence[str]) -> Known:
+        """Read what stands behind ``--known``.
+
+        Raises:
+            UsageError: no version, or no such upstream.
+        """
+        found = set()
+        for word in words:
+            name, separator, text = word.rpartition("=")
+            if separator:
+                pins.upstream(name)
+            try:
+                found.add((name if separator else None, Version(text)))
+            except InvalidVersion:
+                msg = f"--known {word}: {text!r} is no version"
+                raise UsageError(msg, "for example --known 0.32.0 or vllm=0.32.0") from None
+        return cls(frozenset(found))
+
+    def has(self, upstream: str, version: Version) -> bool:
+        return (None, version) in self.versions or (upstream, version) in self.versions
+
+
+def listed(
+    pins: Pins, access: Access, names: Sequence[str], known: Known, *, pre: bool
+) -> list[Listed]:
+    """Ask the index for the versions of upstreams.
+
+    Args:
+        known: releases that are no news, nor are those older than they.
+        pre: count pre-releases, too.
+
+    Raises:
+        FetchError: the index can't be asked, or gives no whole answer.
+    """
+    return [_listed(pins, access, name, known, pre) for name in names]
+
+
+def _listed(pins: Pins, access: Access, name: str, known: Known, pre: bool) -> Listed:
+    upstream = pins.upstream(name)
+    follows = upstream.source_in or name
+    pinned = pins.upstream(follows).version
+    if access.offline:
+        msg = f"{name}: --offline forbids asking the package index for releases"
+        raise FetchError(msg, "run without --offline")
+    project = _project(upstream)
+    versions: dict[Version, str | None] = {}
+    for link in access.index.all_links(project):
+        version = onto.version_of(link.filename)
+        if version is not None:
+            # a release is withdrawn when all of its files are
+            reason = (
+                None if link.yank_reason is None else str(link.yank_reason) or "no reason given"
+            )
+            versions[version] = reason if versions.get(version, reason) is not None else None
+    here = Version(pinned)
+    if here not in versions:
+        msg = (
+            f"{project}: the package index, as pip is configured here, does not list the pinned"
+            f" release {pinned}, so what else it lists says nothing"
+        )
+        raise FetchError(msg, "point pip at an index that has it (pip config list)")
+    newer = sorted(
+        (one for one, yanked in versions.items()
+         if one > here and yanked is None and (pre or not one.is_prerelease)),
+        reverse=True,
+    )  # fmt: skip
+    seen = [one for one in newer if known.has(name, one) or known.has(follows, one)]
+    news = [one for one in newer if not seen or one > max(seen)]
+    return Listed(name, follows, pinned, str(news[0]) if news else pinned, tuple(map(str, newer)),
+                  versions[here])  # fmt: skip
+
+
+def _project(upstream: Upstream) -> str:
+    """Return the project whose releases count: that of the file that stands in for the commit."""
+    key = upstream.source_file or next(iter(upstream.files))
+    return upstream.files[key].project
+
+
+def look(store: Store, pins: Pins, access: Access, one: Series, found: Listed) -> Found:
+    """Try a series on the newest release of its upstream, where that is news.
+
+    Raises:
+        FetchError: a release file can't be had.
+        IntegrityError: it is not what the index promises.
+        SeriesError: the series does not even apply to the pinned release.
+    """
+    if not found.news or not one.patches:
+        return Found(found, len(one.patches))
+    try:
+        new = onto.resolve(store, pins, found.upstream, f"release:{found.newest}", access)
+    except UsageError as error:  # wheels come before sdists, and not all at once
+        return Found(found, len(one.patches), lacking=error.what)
+    upstream = pins.upstream(found.upstream)
+    old = onto.old_source(store, found.upstream, upstream, new, access)
+    moves = move.verdicts(store, one, old, new.source, rules=upstream.paths)
+    return Found(found, len(one.patches), tuple(moves))
+
+
+def verdict(found: Sequence[Found]) -> int:
+    """Return the exit code: 0, ``WatchNews``'s or ``WatchConflict``'s."""
+    if any(one.by_hand or one.lacking for one in found):
+        return WatchConflict.exit_code
+    return WatchNews.exit_code if any(one.listed.news for one in found) else 0
+
+
+# -- for people ---------------------------------------------------------------------------------
+
+_HEAD = ("upstream", "pinned", "newest", "state", "patches", "verdicts")
+
+
+def _cells(one: Found) -> tuple[str, ...]:
+    newest = one.listed.newer[0] if one.listed.newer else one.listed.newest
+    return (one.listed.upstream, one.listed.pinned, newest, one.state, str(one.patches),
+            one.summary)  # fmt: skip
+
+
+def show(found: Sequence[Found]) -> None:
+    """Print a table, and below it each patch that needs a person."""
+    for one in found:
+        if one.listed.yanked is not None:
+            log.warning(f"{one.listed.upstream}: upstream withdrew the pinned release"
+                        f" {one.listed.pinned}: {one.listed.yanked}")  # fmt: skip
+    log.table([_HEAD, *map(_cells, found)])
+    for one in found:
+        for stuck in one.by_hand:
+            log.info(f"{one.listed.upstream}: {stuck.patch}: {stuck.verdict.value}: {stuck.next}")
+            for line in stuck.detail:
+                log.info(f"    {line}")
+
+
+def markdown(found: Sequence[Found]) -> str:
+    """Return the text of an issue: what is new, and what it does to each patch."""
+    news = [one for one in found if one.listed.news]
+    lines = ["# Newer upstream releases", ""]
+    if not news:
+        lines = ["# No newer upstream release", ""]
+    lines += _table(_HEAD, [_cells(one) for one in found])
+    for one in found:
+        if one.listed.yanked is not None:
+            lines += ["", f"**{one.listed.upstream} {one.listed.pinned}, which is pinned, was"
+                      f" withdrawn by upstream:** {_plain(one.listed.yanked)}"]  # fmt: skip
+    for one in news:
+        name, version = one.listed.upstream, one.listed.newest
+        lines += ["", f"## {name} {one.listed.pinned} → {version}", ""]
+        if not one.moves:
+            lines.append(_plain(one.lacking or "No patch of ours."))
+            continue
+        rows = [(move.patch, move.verdict.value, move.next, "; ".join(move.detail) or "-")
+                for move in one.moves]  # fmt: skip
+        lines += _table(("patch", "verdict", "next", "found"), rows)
+        lines += ["", f"`python3 build.py rebase {name} --onto release:{version}`"]
+    return "\n".join(lines) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [head, ["---"] * len(head), *([_plain(cell) for cell in row] for row in rows)]
+    return ["| " + " | ".join(row) + " |" for row in cells]
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown takes as it stands, on one line of a table."""
+    marked = "".join(f"\\{char}" if char in "\\`*_<>|[]#" else char for char in text)
+    return " ".join(marked.split())

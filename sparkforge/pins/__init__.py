@@ -1,0 +1,1 @@
+"""pins.yaml: read, checked, edited."""

@@ -1,0 +1,111 @@
+"""What one value of pins.yaml cannot say by itself: names that point at nothing, missing files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkforge.pins.yamlfile import Document, Where, dotted
+
+if TYPE_CHECKING:
+    from sparkforge.pins.pins import Pins
+
+
+def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, str]]:
+    """Find names that point at nothing, and files that are not there.
+
+    Returns:
+        (line, problem) of each; ``root`` is the folder that file names start from.
+    """
+    problems: list[tuple[int, str]] = []
+
+    def report(where: Where, what: str, remedy: str) -> None:
+        problems.append((document.line(where), f"{dotted(where)}: {what}: {remedy}"))
+
+    for name, upstream in pins.upstreams.items():
+        here: Where = ("upstreams", name)
+        if upstream.tag.removeprefix("v") != upstream.version:
+            report(
+                (*here, "version"), f"{upstream.version!r} is not that of tag {upstream.tag}",
+                "name the version of the pinned release",
+            )  # fmt: skip
+        if upstream.commit is None and upstream.source_file is None:
+            what = "missing, and no release file stands in for it"
+            report((*here, "commit"), what, "add it, or name a source_file")
+        lender = upstream if upstream.source_in is None else pins.upstreams.get(upstream.source_in)
+        if lender is None:
+            report(
+                (*here, "source_in"), "no such upstream",
+                f"use one of {', '.join(sorted(pins.upstreams))}",
+            )  # fmt: skip
+        elif upstream.source_file is not None and upstream.source_file not in lender.files:
+            report(
+                (*here, "source_file"), f"{upstream.source_file!r} is not among files",
+                f"use one of {', '.join(sorted(lender.files))}",
+            )  # fmt: skip
+        for i, rule in enumerate(upstream.paths):
+            earlier = upstream.paths[:i]
+            for side, prefix, before in (
+                ("repo", rule.repo, [one.repo for one in earlier]),
+                ("wheel", rule.wheel, [one.wheel for one in earlier]),
+            ):
+                if prefix is not None and prefix in before:
+                    what = f"{prefix!r} has a rule already"
+                    report((*here, "paths", i, side), what, "keep one rule a folder")
+                if side == "repo" and rule.build:
+                    continue  # CMakeLists.txt and its like
+                # without the slash, vllm would fit vllm-tests/ too
+                if prefix is not None and not prefix.endswith("/"):
+                    what = f"{prefix!r} does not end with a slash"
+                    report((*here, "paths", i, side), what, "name a folder: NAME/")
+            if rule.build and rule.wheel is not None:
+                what = "rules of compiling that ship in a wheel"
+                report((*here, "paths", i, "build"), what, "write wheel: null")
+    for name, profile in pins.profiles.items():
+        for key, value, pinned in (
+            ("model", profile.model, set(pins.models)),
+            ("vocabulary", profile.vocabulary, set(pins.vocabularies)),
+        ):
+            if value is not None and value not in pinned:
+                report(("profiles", name, key), f"{value!r} is not pinned", "pin it")
+    for name, target in pins.targets.items():
+        here = ("targets", name)
+        if target.base is not None and target.base not in pins.images:
+            report((*here, "base"), f"{target.base!r} is not among images", "pin it there")
+        if target.model is not None and target.model not in pins.models:
+            report((*here, "model"), f"{target.model!r} is not among models", "pin it there")
+        if target.profile is not None and target.profile not in pins.profiles:
+            report(
+                (*here, "profile"), f"{target.profile!r} is not among profiles", "write it there"
+            )
+        for platform in target.platforms:
+            lock = target.requirements.get(platform)
+            if lock is None:
+                report((*here, "requirements"), f"none for {platform}", "name a lock file")
+            elif not (root / lock).is_file():
+                report((*here, "requirements", platform), f"{lock} is not there", "make the lock")
+        for built_for, lock in target.builder.items():
+            if not (root / lock).is_file():
+                report((*here, "builder", built_for), f"{lock} is not there", "make the lock")
+        for up_name, plan in target.wheels.items():
+            at = (*here, "wheels", up_name)
+            if up_name not in pins.upstreams:
+                report(at, "no such upstream", f"use one of {', '.join(sorted(pins.upstreams))}")
+                continue
+            if len(set(plan.carries)) < len(plan.carries) or up_name in plan.carries:
+                what = "names an upstream twice, or the wheel's own"
+                report((*at, "carries"), what, "name each other upstream once")
+            for carried in plan.carries:
+                if carried not in pins.upstreams:
+                    what, known = f"{carried!r}: no such upstream", sorted(pins.upstreams)
+                    report((*at, "carries"), what, f"use one of {', '.join(known)}")
+            for platform in target.platforms:
+                file = plan.files.get(platform)
+                if file is None:
+                    report((*at, "files"), f"none for {platform}", "name the release wheel")
+                elif file not in pins.upstreams[up_name].files:
+                    report(
+                        (*at, "files", platform), f"{file!r} is not among the upstream's files",
+                        f"use one of {', '.join(sorted(pins.upstreams[up_name].files))}",
+                    )  # fmt: skip
+    return problems

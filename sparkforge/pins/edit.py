@@ -1,0 +1,90 @@
+"""Edits of pins.yaml that leave every other line as it is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparkforge.core.errors import PinsError
+from sparkforge.pins import pins, yamlfile
+from sparkforge.pins.pins import Provider, Recorded
+
+
+def with_commit(path: Path, text: str, upstream: str, commit: str | None) -> str:
+    """Return the text of pins.yaml with an upstream's commit; None leaves the key out.
+
+    Raises:
+        PinsError: its upstream is not written one key a line.
+    """
+    here = ("upstreams", upstream)
+    if commit is not None and pins.parse(path, text).upstream(upstream).commit is not None:
+        return yamlfile.replace_scalars(text, {(*here, "commit"): commit})  # keeps its comment
+    block = [] if commit is None else [f"commit: {commit}"]
+    found = yamlfile.replace_block(text, here, "commit", block, behind="tag")
+    if found is None:
+        msg = f"{path.name}: upstreams.{upstream}: stands on one line"
+        raise PinsError(msg, "write it one key a line, so that its commit has a line of its own")
+    return found
+
+
+def record(path: Path, upstream: str, provider: Provider, recorded: Recorded) -> None:
+    """Write what a series gives into pins.yaml, leaving every other line as it is.
+
+    The file is read anew: it may have changed since.
+
+    Raises:
+        UsageError: the file has no such upstream.
+        PinsError: its upstream is not written one key a line.
+    """
+    present = dict(pins.load(path).upstream(upstream).patched) | {provider: recorded}
+    _rewrite(path, upstream, present)
+
+
+def forget(path: Path, upstream: str) -> None:
+    """Remove what pins.yaml records of a series, as ``record`` writes it.
+
+    Raises:
+        UsageError, PinsError: as ``record``.
+    """
+    if pins.load(path).upstream(upstream).patched:
+        _rewrite(path, upstream, {})
+
+
+def _rewrite(path: Path, upstream: str, recorded: Mapping[Provider, Recorded]) -> None:
+    # read_text() would change the line ends
+    text_now = with_record(path, path.read_bytes().decode(), upstream, recorded)
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_bytes(text_now.encode())
+        pins.load(fresh)
+        shutil.copymode(path, fresh)
+        fresh.rename(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider, Recorded]) -> str:
+    """Return the text of pins.yaml with this as all that is recorded of a series.
+
+    Raises:
+        PinsError: its upstream is not written one key a line.
+    """
+    # right behind the source file, which is what the tree was made from
+    text_now = yamlfile.replace_block(
+        text, ("upstreams", upstream), "patched", _block(recorded), behind="source_file"
+    )
+    if text_now is None:
+        msg = f"{path.name}: upstreams.{upstream}: stands on one line"
+        raise PinsError(msg, "write it one key a line, so that the record gets lines of its own")
+    return text_now
+
+
+def _block(recorded: Mapping[Provider, Recorded]) -> list[str]:
+    """Return the lines of ``patched``; none where nothing is recorded."""
+    if not recorded:
+        return []
+    return ["patched:"] + [
+        f"  {kind}: {{commit: {value.commit}, tree: {value.tree}}}"
+        for kind, value in sorted(recorded.items())
+    ]

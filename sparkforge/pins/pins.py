@@ -1,0 +1,393 @@
+"""pins.yaml → a frozen, typed model. Unknown keys, short SHAs and floating tags are errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from sparkforge.core.errors import PinsError, UsageError
+from sparkforge.pins import checks, yamlfile
+from sparkforge.pins.compiling import Compile
+from sparkforge.pins.profiles import Profile
+from sparkforge.pins.types import (
+    REMEDIES,
+    UNKNOWN,
+    AbsolutePath,
+    Commit,
+    Count,
+    CudaArch,
+    DebPackage,
+    Digest,
+    FileName,
+    FilePath,
+    GitUrl,
+    ImageRepository,
+    ImageTag,
+    Model,
+    ModelRepository,
+    Module,
+    Name,
+    Place,
+    Platform,
+    ReleaseFileName,
+    Sha256,
+    Tag,
+    TorchBackend,
+    Variable,
+    number,
+    shaped,
+)
+from sparkforge.pins.yamlfile import Document, NotYamlError, dotted
+
+_T = TypeVar("_T")
+
+Provider = Literal["git", "release"]
+"""Kind of source: the upstream's commit, or the release file in its place."""
+
+_MOST_PROBLEMS = 50
+
+
+class ReleaseFile(Model):
+    """One file that upstream published for the pinned version."""
+
+    project: Name
+    file: ReleaseFileName
+    sha256: Sha256
+    size: Count
+    """Bytes; a dry run adds them up."""
+
+
+class PathRule(Model):
+    """Where files of the repository are found in the release wheel."""
+
+    repo: Place
+    """Prefix in the repository, with its trailing slash; where ``build`` is set, a file, too."""
+    wheel: Place | None
+    """Prefix in the wheel; null: files that no wheel ships and none needs (tests, docs)."""
+    build: bool = False
+    """Build rules: a change of them affects a compile only, never an overlay."""
+
+
+def rule_of(rules: Iterable[PathRule], path: str) -> PathRule | None:
+    """Return the rule that a path of the repository falls under: the longest; None: no rule."""
+    fitting = [
+        rule for rule in rules
+        if path == rule.repo or (rule.repo.endswith("/") and path.startswith(rule.repo))
+    ]  # fmt: skip
+    return max(fitting, key=lambda rule: len(rule.repo), default=None)
+
+
+def member_of(rules: Iterable[PathRule], path: str) -> str | None:
+    """Return where a wheel has a file of the repository; None: it ships none, or no rule says."""
+    rule = rule_of(rules, path)
+    if rule is None or rule.wheel is None:
+        return None
+    return rule.wheel + path[len(rule.repo) :]
+
+
+def path_of(rules: Iterable[PathRule], member: str) -> str | None:
+    """Return where the repository has a wheel's member: by the longest rule; None: no rule says."""
+    fitting = [(rule.wheel, rule) for rule in rules if rule.wheel and member.startswith(rule.wheel)]
+    if not fitting:
+        return None
+    prefix, rule = max(fitting, key=lambda pair: len(pair[0]))
+    return rule.repo + member[len(prefix) :]
+
+
+class External(Model):
+    """A source that the upstream's own build fetches; pinned so that a compile needs no network."""
+
+    git: GitUrl
+    commit: Commit
+    tag: Tag | None = None
+    redirect: Variable
+    """The variable that points the upstream's CMake at a local copy."""
+
+
+class Recorded(Model):
+    """The one commit and tree that a series gives on one kind of source."""
+
+    commit: Commit
+    tree: Commit
+
+
+class Upstream(Model):
+    """A repository that we patch, at one commit, with the release files of that commit."""
+
+    git: GitUrl
+    tag: Tag
+    commit: Commit | None = None
+    """None: nobody here knows it; sources come from release files then (``pins resolve``)."""
+    version: str
+    files: Mapping[Name, ReleaseFile]
+    source_file: Name | None = None
+    """Which of ``files`` stands in for the git commit (the ``release`` provider). Of a wheel, its
+    Python files do, each at the place in the repository that ``paths`` gives."""
+    source_in: Name | None = None
+    """Another upstream, whose file ``source_file`` is: the one whose wheels carry this one."""
+    subdirectory: Place = ""
+    paths: tuple[PathRule, ...] = ()
+    version_file: FilePath | None = None
+    """Path in the wheel of the module that states the version; the overlay corrects it."""
+    patched: Mapping[Provider, Recorded] = Field(default_factory=dict)
+    externals: Mapping[Name, External] = Field(default_factory=dict)
+    compile: Compile = Field(default_factory=Compile)
+    """How its wheels are compiled (``--wheels compile``)."""
+
+    @property
+    def said_commit(self) -> str:
+        """The commit as receipt, bill, provenance and labels name it."""
+        return self.commit or UNKNOWN
+
+
+class BaseImage(Model):
+    """A base image: the tag is for people, the digests count."""
+
+    repository: ImageRepository
+    tag: ImageTag
+    index: Digest
+    platforms: Mapping[Platform, Digest] = Field(default_factory=dict)
+
+    def digest(self, wanted: Platform) -> Digest:
+        """Return the digest for a platform; where none is noted, the index's, which leads there."""
+        return self.platforms.get(wanted, self.index)
+
+
+class ModelPin(Model):
+    """A model's files at one revision."""
+
+    repository: ModelRepository
+    revision: Commit
+
+
+class Vocabulary(Model):
+    """A tokenizer vocabulary that is baked in, so that no request waits for a download."""
+
+    file: FileName
+    sha256: Sha256
+
+
+class WheelPlan(Model):
+    """Which wheel of which upstream a target installs, and what the overlay changes in it."""
+
+    files: Mapping[Platform, Name]
+    """Per platform, the release wheel among the upstream's ``files``."""
+    name: Name | None = None
+    """Distribution name that the result installs as; null keeps the release wheel's."""
+    local: Annotated[str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "as cpu.spark: a-z, 0-9 and dots")]
+    """Local version part, before the release's counter: ``cpu.spark`` → ``0.31.0+cpu.spark.1``."""
+    drop_requires: tuple[Name, ...] = ()
+    """Requirements that the release wheel declares and this target does without."""
+    carries: tuple[Name, ...] = ()
+    """Other upstreams that the wheel holds a copy of, and whose series goes onto it too."""
+
+
+class SourcePlan(Model):
+    """Where a target's sources come from."""
+
+    provider: Provider
+    fallback: Literal["release"] | None = None
+
+
+RELEASE_PLAN = SourcePlan(provider="release")
+"""What commands take that mean the series, and no target's build: to be had everywhere."""
+
+
+class Need(Model):
+    """A thing that has to be in the image; a bake that lacks it fails. One of the first three."""
+
+    program: FileName | None = None
+    """Found on the server's PATH."""
+    file: AbsolutePath | None = None
+    module: Module | None = None
+    """Can be imported where no driver is."""
+    package: DebPackage
+    """Has it: a distribution package, or a wheel."""
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> Need:
+        if sum(one is not None for one in (self.program, self.file, self.module)) != 1:
+            msg = "names not exactly one of program, file and module"
+            raise ValueError(msg)
+        return self
+
+
+class Target(Model):
+    """What is built for whom."""
+
+    summary: str
+    platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
+    python: Annotated[str, shaped(r"^3\.[0-9]+$", "give 3.MINOR, as 3.12")]
+    cuda_arch: CudaArch | None = None
+    memory_gb_s: Count | None = None
+    """Bandwidth of the memory that the model is read from, in 10^9 bytes a second."""
+    source: SourcePlan
+    wheels: Mapping[Name, WheelPlan]
+    requirements: Mapping[Platform, FilePath]
+    """Per platform, a hash-locked requirements file, relative to pins.yaml."""
+    torch_backend: TorchBackend | None = None
+    """Which PyTorch build the lock wants, in uv's words (``cpu``, ``cu130``)."""
+    base: Name | None = None
+    """Base image among ``images``; null: none is pinned, ``--base`` names one."""
+    system_packages: tuple[DebPackage, ...] = ()
+    """Distribution packages that the image needs beside Python and the wheels."""
+    needs: tuple[Need, ...] = ()
+    """What is looked for in the image at the end of its bake: ``serving/needs.py``."""
+    builder: Mapping[Platform, FilePath] = Field(default_factory=dict)
+    """Per platform, a hash-locked requirements file of what wheels are compiled with."""
+    profile: Name | None = None
+    """How its model is served, among ``profiles``."""
+    serve: tuple[str, ...] = ()
+    """Further arguments of ``vllm serve``, behind the profile's."""
+    smoke: Literal["tiny-mxfp4"] | None = None
+    model: Name | None = None
+
+
+class Release(Model):
+    """What this project calls the result."""
+
+    counter: Count
+    source_date_epoch: Annotated[Count, Field(ge=315532800, lt=4354819200)]
+    """Seconds since 1970, in what a zip archive can say: 1980 to 2107."""
+
+
+class Pins(Model):
+    """The whole of pins.yaml."""
+
+    version: Annotated[Literal[1], BeforeValidator(number)] = Field(alias="schema")
+    release: Release
+    upstreams: Mapping[Name, Upstream]
+    images: Mapping[Name, BaseImage]
+    models: Mapping[Name, ModelPin]
+    vocabularies: Mapping[Name, Vocabulary]
+    profiles: Mapping[Name, Profile] = Field(default_factory=dict)
+    targets: Mapping[Name, Target]
+
+    def upstream(self, name: str) -> Upstream:
+        """Return an upstream by name.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        return _pick(self.upstreams, name, "upstream")
+
+    def target(self, name: str) -> Target:
+        """Return a target by name.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        return _pick(self.targets, name, "target")
+
+    def profile_of(self, target: Target) -> dict[str, Any]:
+        """Return a target's profile as the image gets it; empty where it has none."""
+        if target.profile is None:
+            return {}
+        profile = self.profiles[target.profile]
+        document: dict[str, Any] = profile.model_dump(mode="json", exclude_defaults=True)
+        if profile.vocabulary is not None:
+            document["vocabulary_sha256"] = self.vocabularies[profile.vocabulary].sha256
+        if target.cuda_arch is not None:
+            document["cuda_arch"] = target.cuda_arch
+        return document
+
+
+def _pick(table: Mapping[str, _T], name: str, kind: str) -> _T:
+    try:
+        return table[name]
+    except KeyError:
+        import difflib
+
+        near = difflib.get_close_matches(name, table, n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        msg = f"{name!r}: no such {kind}"
+        raise UsageError(msg, f"{guess}pins.yaml has: {', '.join(sorted(table))}") from None
+
+
+def load(path: Path) -> Pins:
+    """Read and check pins.yaml.
+
+    Raises:
+        PinsError: the file is missing, is no YAML, or a value is wrong; every problem is
+            reported as ``pins.yaml:LINE: key: what is wrong: hint``.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        msg = f"{path}: no such file"
+        raise PinsError(msg, "run from a sparkforge checkout, or name one with --pins") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PinsError(f"{path}: {error}", "make it readable UTF-8 text") from None
+    return parse(path, text)
+
+
+def parse(path: Path, text: str) -> Pins:
+    """Check what pins.yaml says, or would say.
+
+    Raises:
+        PinsError: as ``load``.
+    """
+    try:
+        document = yamlfile.read(text)
+    except NotYamlError as error:
+        msg = f"{path.name}:{error.line}: not valid YAML: {error}"
+        raise PinsError(msg, "correct the syntax of that line") from None
+    problems = list(document.problems)
+    try:
+        pins = Pins.model_validate(document.data)
+    except ValidationError as error:
+        problems += [_problem(document, detail) for detail in error.errors()]
+    else:
+        problems += checks.cross_check(pins, document, path.parent)
+    if problems:
+        found = sorted(set(problems))
+        shown = [f"{path.name}:{line}: {text}" for line, text in found[:_MOST_PROBLEMS]]
+        if len(found) > len(shown):
+            shown.append(f"{path.name}: and {len(found) - len(shown)} more problems")
+        raise PinsError("\n".join(shown))
+    return _lend(pins)
+
+
+def _lend(pins: Pins) -> Pins:
+    """Give upstreams without files of their own the one that they are found in."""
+
+    def with_file(upstream: Upstream) -> Upstream:
+        if upstream.source_in is None or upstream.source_file is None:
+            return upstream
+        file = pins.upstreams[upstream.source_in].files[upstream.source_file]
+        files = {**upstream.files, upstream.source_file: file}
+        return upstream.model_copy(update={"files": files})
+
+    upstreams = {name: with_file(upstream) for name, upstream in pins.upstreams.items()}
+    return pins.model_copy(update={"upstreams": upstreams})
+
+
+def _problem(document: Document, detail: Any) -> tuple[int, str]:
+    where = tuple(part for part in detail["loc"] if part != "[key]")
+    kind = detail["type"]
+    context = detail.get("ctx", {})
+    given = repr(detail["input"])
+    given = given if len(given) <= 60 else f"{given[:57]}..."
+    if kind == "extra_forbidden":
+        what, remedy = "unknown key", "remove it, or correct its spelling"
+    elif kind == "missing":
+        what, remedy = "missing", "add it"
+    elif kind == "string_pattern_mismatch":
+        pattern = context["pattern"]
+        what = f"{given} has not the form asked for"
+        remedy = REMEDIES.get(pattern, f"it must match {pattern}")
+    elif kind == "padded":
+        what = f"{given}: {detail['msg']}"
+        remedy = "give the full SHA; an upstream's commit may be left out"
+    elif kind == "literal_error":
+        what, remedy = f"{given} is not allowed", f"use {context['expected']}"
+    elif kind in ("model_type", "mapping_type", "dict_type"):
+        what, remedy = f"{given} is no mapping", "write KEY: VALUE lines below it"
+    elif kind == "value_error":
+        what, remedy = f"{given} {context['error']}", "correct the value"
+    else:
+        what, remedy = f"{given}: {detail['msg']}", "correct the value"
+    return document.line(where), f"{dotted(where)}: {what}: {remedy}"

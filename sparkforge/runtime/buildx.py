@@ -1,0 +1,94 @@
+"""Which of buildx's builders bakes: the engine's own unless another is named.
+
+``docker buildx build`` alone follows whatever builder the user chose last, for whatever project:
+one in a container sees no local base image, and one of another engine leaves the image there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sparkforge.core.errors import CommandError, EngineError
+from sparkforge.core.run import call
+from sparkforge.runtime.engine import Engine
+
+_EMULATION = {"linux/arm64": "aarch64", "linux/amd64": "x86_64"}
+
+
+@dataclass(frozen=True)
+class Builder:
+    """One of buildx's builders.
+
+    Attributes:
+        driver: ``docker`` is the BuildKit in an engine, which sees that engine's images.
+        platforms: whose programs it runs, by itself or emulated.
+    """
+
+    name: str
+    driver: str
+    platforms: frozenset[str]
+
+
+def choose(engine: Engine, wish: str | None) -> Builder:
+    """Return the builder that is asked for, else the engine's own.
+
+    Raises:
+        EngineError: there is none of that name, it does not start, or it is another engine's.
+    """
+    name = wish or engine.context
+    builder = _inspect(name)
+    if builder.driver == "docker" and name != engine.context:
+        msg = f"--builder {name}: is the own builder of another engine than {engine.context}"
+        raise EngineError(msg, f"leave --builder out, or choose that engine: DOCKER_CONTEXT={name}")
+    return builder
+
+
+def _inspect(name: str, *words: str) -> Builder:
+    try:
+        return parse(name, call("docker", "buildx", "inspect", *words, name).stdout.decode())
+    except CommandError as error:
+        msg = f"--builder {name}: buildx can't use it:\n{error}"
+        raise EngineError(msg, "docker buildx ls shows those that there are") from None
+
+
+def parse(name: str, said: str) -> Builder:
+    """Read what ``docker buildx inspect`` prints."""
+
+    def values(key: str) -> list[str]:
+        return re.findall(rf"^{key}:[ \t]*(.*)$", said, re.MULTILINE)
+
+    # an asterisk marks a platform that the user set
+    words = [word.strip(" *") for line in values("Platforms") for word in line.split(",")]
+    return Builder(name, (values("Driver") or ["unknown"])[0], frozenset(filter(None, words)))
+
+
+def check(builder: Builder, engine: Engine, base: str, platform: str) -> None:
+    """Refuse a base or a platform that the builder can't have, before anything is fetched.
+
+    Raises:
+        EngineError: the base is a local image that the builder does not see or of another
+            platform, or the platform's programs do not run there.
+    """
+    if "@" not in base:
+        if builder.driver != "docker":
+            msg = (f"--builder {builder.name} ({builder.driver}) sees registries only, and --base"
+                   f" {base} is a local image")  # fmt: skip
+            remedy = "leave --builder out, or give the base as NAME@sha256:… in a registry"
+            raise EngineError(msg, remedy)
+        found = engine.platform_of(base)
+        if found != platform:
+            msg = f"--base {base}: is for {found}, and the target for {platform}"
+            machine = platform.rpartition("/")[2]
+            remedy = f"name another (scripts/make-base.sh --arch {machine} NAME makes one)"
+            raise EngineError(msg, remedy)
+    if not builder.platforms:  # it sleeps; starting it may fetch its image, so not before now
+        builder = _inspect(builder.name, "--bootstrap")
+    if platform not in builder.platforms:
+        msg = f"builder {builder.name} runs no programs for {platform}"
+        remedy = (
+            f"apt-get install qemu-user-static binfmt-support on the engine's machine (Linux then"
+            f" runs them by qemu-{_EMULATION.get(platform, 'user')}), or bake on a machine of that"
+            " kind; --until wheelhouse needs neither"
+        )
+        raise EngineError(msg, remedy)

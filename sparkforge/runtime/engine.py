@@ -1,0 +1,250 @@
+"""The container engine: docker-py for containers and images, the CLI's buildx for builds."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkforge.core.errors import CommandError, EngineError, UsageError
+from sparkforge.core.run import call, have
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+OLDEST_ENGINE = 25
+"""docker-compose.yml's health check has a ``start_interval``, which older engines do not know. (To
+bake, with named build contexts and ``RUN --mount=type=bind,from=``, 23 would do.)"""
+_INSTALL = (
+    f"install Docker Engine {OLDEST_ENGINE} or newer with buildx, or build without one:"
+    " --engine none"
+)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A reachable engine that is new enough.
+
+    Attributes:
+        containerd_store: images lie in containerd's store, which holds zstd layers.
+        context: what the docker CLI calls the engine, and buildx its builder.
+    """
+
+    client: DockerClient
+    version: str
+    containerd_store: bool
+    context: str = "default"
+
+    def identity(self, ref: str) -> str:
+        """Return what an image reference stands for: its digest, or the id of a local image.
+
+        Raises:
+            EngineError: a name without a digest that the engine does not hold.
+        """
+        if (digest := stated_digest(ref)) is not None:
+            return digest
+        from docker.errors import APIError
+
+        try:
+            return str(self.client.images.get(ref).id)
+        except APIError:  # not there, or no name that an image can have
+            msg = f"--base {ref}: the engine holds no such image"
+            remedy = (
+                "make or load it first (scripts/make-base.sh NAME makes one without a registry),"
+                " or give a reference with its digest: NAME@sha256:…"
+            )
+            raise EngineError(msg, remedy) from None
+
+    def platform_of(self, image: str) -> str:
+        """Return the platform of an image that the engine holds, e.g. ``linux/arm64``."""
+        attrs = self.client.images.get(image).attrs
+        return f"{attrs['Os']}/{attrs['Architecture']}"
+
+    def has_image(self, image: str) -> bool:
+        """Tell whether the engine still holds an image, by its name or id."""
+        from docker.errors import ImageNotFound
+
+        try:
+            self.client.images.get(image)
+        except ImageNotFound:
+            return False
+        return True
+
+    def read_file(self, image: str, path: str) -> bytes:
+        """Return a file of an image, without running anything of it.
+
+        Raises:
+            EngineError: the image has no such file.
+        """
+        from docker.errors import NotFound
+
+        container = self.client.containers.create(image)
+        try:
+            pieces, _ = container.get_archive(path)
+            with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
+                file = archive.extractfile(archive.next() or path)
+                return b"" if file is None else file.read()
+        except NotFound:
+            raise EngineError(f"image {image}: has no file {path}") from None
+        finally:
+            container.remove(v=True)
+
+    def run_python(self, image: str, code: str, folder: str) -> bytes:
+        """Return what Python code writes in an image, with no network and the image's packages.
+
+        Args:
+            folder: in the image, with further packages.
+
+        Raises:
+            EngineError: it ended with an error; its own words are in the message.
+        """
+        # by the CLI, which is attached: docker-py reads the engine's log, and of some megabytes in
+        # one piece that gave lines cut in two
+        command = ("docker", "run", "--rm", "--network", "none", "--entrypoint", "python",
+                   "--env", f"PYTHONPATH={folder}", image, "-P", "-c", code)  # fmt: skip
+        try:
+            return call(*command).stdout
+        except CommandError as error:
+            msg = f"Python in image {image} failed:\n{error}"
+            raise EngineError(msg, "its own words above say why") from None
+
+    def kept_as(self, name: str) -> list[str]:
+        """Return buildx's options for an image that never leaves this engine.
+
+        Compressing its layers would be time for nothing.
+        """
+        if self.containerd_store:
+            return ["--output", f"type=image,name={name},compression=uncompressed,unpack=true"]
+        return ["--load", "--tag", name]
+
+    def image_label(self, image: str, label: str) -> str:
+        """Return a label of an image; the Dockerfile sets those that sparkforge reads."""
+        value: str = self.client.images.get(image).labels[label]
+        return value
+
+
+def stated_digest(ref: str) -> str | None:
+    """Return the digest behind the @ of a reference, or None where it has none.
+
+    Raises:
+        EngineError: what stands there is none.
+    """
+    _, at, digest = ref.partition("@")
+    if at and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        msg = f"--base {ref}: {digest!r} is no digest"
+        raise EngineError(msg, "give NAME@sha256: and 64 hex digits")
+    return digest if at else None
+
+
+def connect() -> Engine:
+    """Connect to the engine that the docker CLI would use.
+
+    Raises:
+        EngineError: there is none, it does not answer, it is too old, or buildx is missing.
+    """
+    if not have("docker"):
+        raise EngineError("no container engine: the docker program is not on the PATH", _INSTALL)
+    import docker
+    from docker.errors import DockerException
+
+    context, host = _context()
+    try:
+        client = docker.DockerClient(host, timeout=600) if host else docker.from_env(timeout=600)
+        version = str(client.version()["Version"])
+        status = client.info().get("DriverStatus") or []
+    except DockerException as error:
+        where = host or os.environ.get("DOCKER_HOST", "its usual socket")
+        msg = f"no container engine answers at {where}: {_reason(error)}"
+        raise EngineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
+    check_version(version)
+    try:
+        call("docker", "buildx", "version")
+    except CommandError:
+        msg = f"engine {version} answers, but the docker CLI has no buildx plugin"
+        remedy = "install the package docker-buildx (or docker-buildx-plugin)"
+        raise EngineError(msg, remedy) from None
+    store = any("io.containerd.snapshotter" in str(value) for value in status)
+    return Engine(client, version, store, context)
+
+
+def _context() -> tuple[str, str | None]:
+    """Return the name of the engine that the docker CLI would use, and where it is.
+
+    docker-py knows the default one's variables (DOCKER_HOST …) and no ``docker context``; without
+    this, the CLI would build in one engine and docker-py look into another.
+
+    Raises:
+        EngineError: the chosen context is not there.
+    """
+    if os.environ.get("DOCKER_HOST"):
+        return "default", None
+    try:
+        name = call("docker", "context", "show").stdout.decode().strip()
+        if name == "default":
+            return name, None
+        form = "{{.Endpoints.docker.Host}}"
+        host = call("docker", "context", "inspect", "--format", form, name).stdout.decode().strip()
+    except CommandError as error:
+        msg = f"the docker CLI can't tell its context:\n{error}"
+        raise EngineError(msg, "choose one: docker context use default") from None
+    return name, host
+
+
+def check_version(version: str) -> None:
+    """Refuse an engine that is too old.
+
+    Raises:
+        EngineError: it is.
+    """
+    match = re.match(r"(\d+)\.", version)
+    if match is None or int(match[1]) < OLDEST_ENGINE:
+        msg = f"container engine {version} is too old: {OLDEST_ENGINE} or newer is needed"
+        raise EngineError(msg, _INSTALL)
+
+
+def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine | None, str]:
+    """Decide what bakes: an engine, or a plain environment.
+
+    Args:
+        wish: ``auto``, ``docker`` or ``none``.
+        base: what ``--base`` names, or None.
+        image_base: the base image that pins.yaml has for the target, or None.
+
+    Returns:
+        The engine or None, and one sentence that says why.
+
+    Raises:
+        EngineError: ``docker`` (or ``--base``) was asked for and can't be had.
+    """
+    if wish == "none":
+        if base is not None:
+            msg = "--base names an image, and --engine none bakes none"
+            raise UsageError(msg, "leave one of them out")
+        return None, "a plain environment, as asked for with --engine none"
+    if wish == "auto" and base is None and image_base is None:
+        why = "no base image is pinned for this target (--base names one)"
+        return None, f"a plain environment: {why}"
+    try:
+        engine = connect()
+    except EngineError as error:
+        if wish == "docker" or base is not None:
+            raise
+        return None, f"a plain environment: {error.what}"
+    if base is None and image_base is None:
+        msg = "pins.yaml has no base image for this target"
+        raise EngineError(msg, "name one: --base IMAGE (scripts/make-base.sh makes one)")
+    return engine, f"an image, with engine {engine.version} on base {base or image_base}"
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]
+
+
+def container_state(container: Any) -> dict[str, Any]:
+    """Return a container's fresh state, as the engine reports it."""
+    container.reload()
+    state: dict[str, Any] = container.attrs["State"]
+    return state

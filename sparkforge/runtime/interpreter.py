@@ -1,0 +1,99 @@
+"""The Python of a plain environment: the machine's own, else the one that uv pins.
+
+uv, which is locked with the driver, knows a CPython build for each minor version with its sha256,
+and refuses a file with another. What it fetches lies in the store, as all that sparkforge makes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sparkforge.core.errors import CommandError, FetchError, ImageError, IntegrityError
+from sparkforge.core.index import pip_settings
+from sparkforge.core.log import log
+from sparkforge.core.run import call
+from sparkforge.store.store import INTERPRETERS, Store
+
+_MISMATCH = "Hash mismatch"  # uv's words for a file that is not the pinned one
+_REMEDY = "install Python {} (the system's package manager, pyenv), or build an image with --base"
+
+
+def uv_program() -> Path:
+    """Return the uv that is locked with the driver."""
+    from uv import find_uv_bin
+
+    return Path(find_uv_bin())
+
+
+def find(store: Store, version: str) -> Path | None:
+    """Return an interpreter of this version that is here: the machine's, else the store's, or None.
+
+    Nothing is fetched or made.
+
+    Args:
+        version: e.g. ``3.11``.
+    """
+    return _found(version, None) or _found(version, store.root / INTERPRETERS)
+
+
+def ensure(store: Store, version: str, *, offline: bool) -> Path:
+    """Return an interpreter of this version; where none is here, uv fetches its pinned one.
+
+    uv's own settings count: ``UV_PYTHON_INSTALL_MIRROR``, or ``python-install-mirror`` in uv.toml.
+
+    Raises:
+        FetchError: none is here, and it can't be had: offline, or no network.
+        IntegrityError: what was fetched is not the pinned one.
+        ImageError: uv fetched it, and it does not run here.
+    """
+    if found := find(store, version):
+        return found
+    absent = f"no Python {version} on this machine, for which the wheels are locked"
+    remedy = _REMEDY.format(version)
+    if offline:
+        msg = f"{absent}, and --offline forbids uv to fetch one"
+        raise FetchError(msg, f"run once without --offline; or {remedy}")
+    folder = store.cache_path(INTERPRETERS)
+    with store.lock(INTERPRETERS):
+        log.info(f"{absent}: uv fetches its pinned build, with its hash checked, into {folder}")
+        try:
+            call(uv_program(), "python", "install", "--no-bin", "--install-dir", folder, version,
+                 env=_variables(folder))  # fmt: skip
+        except CommandError as error:
+            said = [line.strip() for line in error.what.splitlines()[1:] if "cause:" in line]
+            why = "\n".join(f"    {line}" for line in said[-3:]) or error.what
+            if _MISMATCH in error.what:
+                msg = f"Python {version} as fetched is not uv's pinned one:\n{why}"
+                raise IntegrityError(msg, "check UV_PYTHON_INSTALL_MIRROR and proxy") from error
+            msg = f"{absent}, and uv can't fetch one:\n{why}"
+            hint = "check the network, or name a mirror in UV_PYTHON_INSTALL_MIRROR"
+            raise FetchError(msg, f"{hint}; or {remedy}") from error
+    if found := _found(version, folder):
+        return found
+    msg = f"the Python {version} that uv fetched into {folder} does not run on this machine"
+    raise ImageError(msg, remedy)
+
+
+def _found(version: str, folder: Path | None) -> Path | None:
+    """Ask uv for an interpreter: on the machine, or of those that it fetched into a folder."""
+    if folder is not None and not folder.is_dir():
+        return None
+    only = ["--managed-python"] if folder is not None else []
+    found = call(uv_program(), "python", "find", "--no-python-downloads", "--no-project", *only,
+                 version, env=_variables(folder), check=False)  # fmt: skip
+    path = found.stdout.decode(errors="replace").strip()
+    return Path(path) if found.returncode == 0 and path else None
+
+
+def _variables(folder: Path | None) -> dict[str, str | None]:
+    """Return the variables of uv for a folder of interpreters; None: those of its user."""
+    if folder is None:
+        return {}
+    # a company's certificates stand in pip's settings; uv reads this variable
+    cert = None if "SSL_CERT_FILE" in os.environ else pip_settings().cert
+    return {
+        "UV_PYTHON_INSTALL_DIR": str(folder),
+        "VIRTUAL_ENV": None,
+        **({"SSL_CERT_FILE": cert} if cert else {}),
+    }

@@ -1,0 +1,264 @@
+"""Start what was baked as an OpenAI server on loopback, and stop it cleanly.
+
+A plain environment and an image give the same ``Server``, so whatever checks one checks both.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import requests
+
+from sparkforge.core.errors import PortError, SmokeError
+from sparkforge.core.log import log
+from sparkforge.core.run import background, group_alive, stop
+from sparkforge.runtime import containers, serverlog
+from sparkforge.runtime.engine import Engine, container_state
+from sparkforge.runtime.environment import python_path, server_env
+
+LOOPBACK = "127.0.0.1"
+MODEL_NAME = "tiny-gpt-oss"
+SITE_PACKAGES_LABEL = "org.sparkforge.site-packages"
+_STOP_GRACE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How a server ended: its exit code, how long it took, what it left behind."""
+
+    exit_code: int
+    seconds: float
+    stragglers: bool
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to serve.
+
+    Attributes:
+        model: folder of the checkpoint on this machine.
+        options: the target's own arguments of ``vllm serve``; an image has them built in.
+        arguments: further ones.
+        variables: environment variables on top of the usual ones.
+        port: on loopback; 0 picks a free one.
+        gpus: a container gets those of the machine.
+        name: of the model, for its users.
+    """
+
+    model: Path
+    options: Sequence[str]
+    arguments: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
+    gpus: bool = False
+    name: str = MODEL_NAME
+
+
+class Server(Protocol):
+    """A started server, which may still be loading."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens, without a slash at the end."""
+
+    def exited(self) -> int | None:
+        """Return the exit code if it has ended, else None."""
+
+    def output(self) -> str:
+        """Return all that it has printed."""
+
+    def stop(self) -> Stopped:
+        """Ask it to end, wait, and say how it went."""
+
+
+def free_port(wanted: int) -> int:
+    """Return ``wanted`` if it is free on loopback, or a free port for 0.
+
+    Raises:
+        PortError: the port is taken.
+    """
+    with socket.socket() as probe:
+        # as servers do, so that a port in TIME_WAIT counts as free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, wanted))
+        except OSError as error:
+            msg = f"port {wanted} on {LOOPBACK} is taken: {error.strerror}"
+            remedy = "choose another with --port N, or end what listens there"
+            raise PortError(msg, remedy) from None
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@dataclass(frozen=True)
+class ProcessServer:
+    """A server that is a child of this process; its output goes to a file."""
+
+    url: str
+    child: subprocess.Popen[bytes]
+    output_path: Path
+    grace_s: float = _STOP_GRACE_S
+
+    def exited(self) -> int | None:
+        return self.child.poll()
+
+    def output(self) -> str:
+        return self.output_path.read_text(errors="replace")
+
+    def stop(self) -> Stopped:
+        start = time.monotonic()
+        self.child.terminate()
+        try:
+            code = self.child.wait(self.grace_s)
+        except subprocess.TimeoutExpired:
+            stop(self.child, 0)
+            return Stopped(self.child.returncode, time.monotonic() - start, stragglers=True)
+        took = time.monotonic() - start
+        return Stopped(code, took, stragglers=group_alive(self.child.pid))
+
+
+@contextmanager
+def from_environment(
+    folder: Path, launch: Launch, work: Path, cache: Path, cwd: Path | None = None
+) -> Iterator[ProcessServer]:
+    """Serve from a plain environment for the length of the block.
+
+    Args:
+        folder: what ``environment.bake`` made.
+        work: folder for the server's output, ``server.log``.
+        cache: folder for what vLLM and torch write at run time.
+        cwd: the server's present folder; None: ``work``.
+    """
+    port = free_port(launch.port)
+    output = work / "server.log"
+    command = [
+        # -P: a module in the present folder must not stand in for an installed one
+        str(python_path(folder)), "-P", "-m", "vllm.entrypoints.cli.main",
+        "serve", str(launch.model),
+        "--host", LOOPBACK, "--port", str(port), "--served-model-name", launch.name,
+        *launch.options, *launch.arguments,
+    ]  # fmt: skip
+    variables = {**server_env(cache), **launch.variables}
+    with background(*command, output=output, env=variables, cwd=cwd or work) as child:
+        yield ProcessServer(f"http://{LOOPBACK}:{port}", child, output)
+
+
+@dataclass(frozen=True)
+class _ImageServer:
+    url: str
+    container: Any
+
+    def exited(self) -> int | None:
+        state = container_state(self.container)
+        return int(state["ExitCode"]) if state["Status"] in ("exited", "dead") else None
+
+    def output(self) -> str:
+        text: bytes = self.container.logs()
+        return text.decode(errors="replace")
+
+    def stop(self) -> Stopped:
+        start = time.monotonic()
+        self.container.stop(timeout=int(_STOP_GRACE_S))
+        took = time.monotonic() - start
+        # whatever is left in a container dies with its first process
+        return Stopped(int(container_state(self.container)["ExitCode"]), took, stragglers=False)
+
+
+@contextmanager
+def from_image(
+    engine: Engine, image: str, launch: Launch, restored: Mapping[str, Path]
+) -> Iterator[Server]:
+    """Serve from an image for the length of the block, as Compose would: read-only, no rights.
+
+    Args:
+        restored: files of this machine mounted over the image's own, by their path below
+            site-packages (the unpatched release, made of the patched image).
+    """
+    from docker.types import DeviceRequest  # not needed without an engine
+
+    containers.sweep(engine)
+    port = free_port(launch.port)
+    packages = f"{engine.image_label(image, SITE_PACKAGES_LABEL)}/"
+    volumes = {str(launch.model.resolve()): {"bind": "/model", "mode": "ro"}}
+    for member, file in restored.items():
+        volumes[str(file.resolve())] = {"bind": packages + member, "mode": "ro"}
+    # whoever starts it here waits for /health of vLLM, and asks beside no other requests
+    variables = {
+        "SPARKFORGE_WARM_UP": "off", **launch.variables, "SPARKFORGE_MODEL_NAME": MODEL_NAME,
+    }  # fmt: skip
+    if restored:  # the image's own options are for what is patched
+        variables["SPARKFORGE_SERVE_ARGS"] = shlex.join(launch.options)
+        variables["SPARKFORGE_PROFILE"] = ""
+    container = engine.client.containers.create(
+        image, command=["/model", *launch.arguments], volumes=volumes, environment=variables,
+        ports={"8000/tcp": (LOOPBACK, port)}, read_only=True, cap_drop=["ALL"],
+        security_opt=["no-new-privileges"], tmpfs={"/tmp": ""}, shm_size="1g",
+        device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if launch.gpus else [],
+        labels={containers.LABEL: containers.mark()},
+    )  # fmt: skip
+    try:
+        container.start()
+        yield _ImageServer(f"http://{LOOPBACK}:{port}", container)
+    finally:
+        container.remove(force=True, v=True)
+
+
+def wait_ready(
+    server: Server, timeout_s: float, tell: Callable[[float], None] | None = None
+) -> float:
+    """Wait until ``/health`` answers 200; returns the seconds it took.
+
+    Args:
+        timeout_s: may be infinite.
+        tell: called now and then with the seconds waited; None shows them.
+
+    Raises:
+        SmokeError: the server ended, or was not ready in time; its first exception is shown.
+    """
+    limit = f" (at most {timeout_s:.0f} s)" if timeout_s < float("inf") else ""
+    tell = tell or (lambda waited: log.progress(f"loading{limit}", waited, None, "s"))
+    start = time.monotonic()
+    while (waited := time.monotonic() - start) < timeout_s:
+        code = server.exited()
+        if code is not None:
+            msg = f"the server {serverlog.ending(code)} before it was ready:\n{tail(server)}"
+            raise SmokeError(msg, "correct what its first exception names, or report it")
+        try:
+            if requests.get(f"{server.url}/health", timeout=2).status_code == requests.codes.ok:
+                return waited
+        except requests.RequestException:
+            pass  # not listening yet
+        tell(waited)
+        time.sleep(0.25)
+    msg = f"the server was not ready within {timeout_s:.0f} s:\n{tail(server)}"
+    raise SmokeError(msg, "give it longer with --ready-timeout SECONDS")
+
+
+def tail(server: Server, lines: int = serverlog.LINES) -> str:
+    """Return a server's first exception and where it was raised, else its last lines, indented."""
+    return serverlog.explain(server.output(), lines)
+
+
+@contextmanager
+def kept_log(server: Server, path: Path) -> Iterator[None]:
+    """Keep all that a server printed in a file when the block fails, and name the file.
+
+    Raises:
+        SmokeError: the block's own.
+    """
+    try:
+        yield
+    except SmokeError as error:
+        if not isinstance(server, ProcessServer) or path != server.output_path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(server.output())
+        remedy = f"{error.remedy}; all that the server printed: {path}".removeprefix("; ")
+        raise SmokeError(error.what, remedy) from error

@@ -1,0 +1,1 @@
+"""Patch files: read, checked, applied, exported, imported."""

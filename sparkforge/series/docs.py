@@ -1,0 +1,130 @@
+"""The patches told as a page (from their messages and trailers) and as numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from sparkforge.core import git
+from sparkforge.pins.pins import Upstream
+from sparkforge.series.patchfile import Patch
+from sparkforge.series.series import Series
+
+COMMAND = "patches docs"
+_HEAD = ("Patch", "Why", "Risk", "Upstream", "Drop when", "Test")
+_ENOUGH = 120
+# neither v0.7.0 nor "e.g. this" ends a sentence
+_END = re.compile(r"(?<!e\.g)(?<!i\.e)(?<!vs)(?<!cf)[.!?](?=\s|$)")
+
+
+def why(patch: Patch) -> str:
+    """Return the first sentences of a patch's message, on one line.
+
+    One is enough, unless it is so short that it only prepares the next.
+    """
+    first = " ".join(patch.body.strip().partition("\n\n")[0].split())
+    for end in _END.finditer(first):
+        if end.end() >= _ENOUGH:
+            return first[: end.end()]
+    return first
+
+
+def _cell(text: str) -> str:
+    """Return text that Markdown shows as it is in a table's cell."""
+    parts = text.split("`")
+    # inside of backticks nothing but | means something
+    plain = [
+        part if i % 2 and i < len(parts) - 1 else re.sub(r"([\\*_<>\[\]])", r"\\\1", part)
+        for i, part in enumerate(parts)
+    ]
+    return "`".join(plain).replace("|", "\\|")
+
+
+def _row(upstream: str, patch: Patch) -> str:
+    trailer = patch.trailers
+    cells = (
+        f"[{_cell(patch.subject)}](../patches/{upstream}/{patch.name})", _cell(why(patch)),
+        trailer.get("Risk", ""), _cell(trailer.get("Upstream-Status", "")),
+        _cell(trailer.get("Drop-when", "")),
+        f"`{trailer['Test']}`" if "Test" in trailer else "",
+    )  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def page(series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str:
+    """Return docs/patches.md: one table an upstream, the patches in the order of the series."""
+    total = sum(len(one.patches) for one in series)
+    out = [
+        "# Every patch, and why",
+        "",
+        f"<!-- Written by build.py {COMMAND}; edit the patches, not this page. -->",
+        "",
+        f"What we change in the pinned upstreams: {total} patches, in the order in which they are"
+        " applied.",
+        "The whole reason, the cost and how it was checked stand in each patch's message; *Why* is",
+        "its beginning. *Risk* says what a wrong patch could spoil: the build, which kernel is",
+        "taken (dispatch), or the values that come out (numerics). *Test* fails without the patch:",
+        "`python3 build.py ablate` shows it.",
+        "",
+    ]
+    for one in series:
+        upstream = upstreams[one.upstream]
+        out += [f"## {one.upstream} {upstream.tag}", ""]
+        if not one.patches:
+            out += ["Unpatched.", ""]
+            continue
+        out += ["| " + " | ".join(_HEAD) + " |", "|" + " --- |" * len(_HEAD)]
+        out += [*(_row(one.upstream, patch) for patch in one.patches), ""]
+    return "\n".join(out).rstrip("\n") + "\n"
+
+
+# -- numbers ---------------------------------------------------------------------
+
+STATS_HEAD = ("patch", "risk", "files", "added", "removed")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a patch changes: files, lines added and lines removed (none of binary files)."""
+
+    files: int
+    added: int
+    removed: int
+
+
+def size(patch: Patch) -> Size:
+    """Return the size of a patch, as git counts it."""
+    folder = patch.path.parent.resolve()
+    # inside of a repository git would only count what lies below the folder
+    env = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    listing = git.git(folder, "apply", "--numstat", str(patch.path.resolve()), env=env)
+    lines = [line.split("\t")[:2] for line in listing.splitlines()]
+    added, removed = (sum(int(line[i]) for line in lines if line[i] != "-") for i in (0, 1))
+    return Size(len(lines), added, removed)
+
+
+def stats_rows(series: Sequence[Series]) -> list[tuple[str, ...]]:
+    """Return one row a patch, and one an upstream behind them."""
+    rows: list[tuple[str, ...]] = []
+    for one in series:
+        sizes = [size(patch) for patch in one.patches]
+        for patch, its in zip(one.patches, sizes, strict=True):
+            name = f"{one.upstream}: {patch.name.removesuffix('.patch')}"
+            rows.append((name, patch.trailers.get("Risk", "?"), *_numbers(its)))
+        total = Size(
+            len({entry.path for patch in one.patches for entry in patch.entries}),
+            sum(its.added for its in sizes), sum(its.removed for its in sizes),
+        )  # fmt: skip
+        rows.append((f"{one.upstream}, {len(sizes)} patches", "", *_numbers(total)))
+    return rows
+
+
+def stats_json(series: Sequence[Series]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the sizes as JSON values, by upstream and patch."""
+    return {one.upstream: {patch.name: asdict(size(patch)) for patch in one.patches}
+            for one in series}  # fmt: skip
+
+
+def _numbers(its: Size) -> tuple[str, str, str]:
+    return str(its.files), f"+{its.added}", f"-{its.removed}"

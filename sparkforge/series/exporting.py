@@ -1,0 +1,322 @@
+"""Commits → the series in the checkout: staged, linted, applied again, then changed as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core import git, transaction
+from sparkforge.core.errors import SeriesError, SparkforgeError, StaleError, UsageError
+from sparkforge.core.log import log
+from sparkforge.pins import edit
+from sparkforge.pins.pins import Pins, Provider, Recorded
+from sparkforge.series import docs, lint, series
+from sparkforge.series.series import Series
+from sparkforge.sources.sources import Source
+from sparkforge.store.store import Store
+
+# where git's mail format ends a message, and the diff begins
+_BREAKS = re.compile(r"^(---(\s*$| \S)|diff -|Index: )")
+# what it takes for headers of the mail at the beginning of a message
+_HEADERS = re.compile(r"^(From|Date|Subject): ")
+
+_SUBMODULE = re.compile(rb"^(new file mode|index [0-9a-f.]+) 160000$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """The project whose series is written.
+
+    Attributes:
+        root: pins.yaml and patches/ lie in it.
+        pins: what pins.yaml said when the checkout was locked.
+    """
+
+    root: Path
+    pins_path: Path
+    pins: Pins
+    store: Store
+
+    def folder(self, upstream: str) -> Path:
+        return self.root / "patches" / upstream
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Commits that become a series.
+
+    Attributes:
+        env: variables of git with which the store's repository finds them.
+        origins: of each commit the patches that it came from, where that is known.
+    """
+
+    source: Source
+    tip: str
+    env: Mapping[str, str]
+    origins: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an export does to a series, each as names of patches.
+
+    Attributes:
+        refreshed: same change and message; blob ids or line numbers follow an earlier patch.
+        reworded: same change, other message, author or date.
+        renamed, squashed: [name before, name now].
+        moved: the patches that stay are in another order.
+    """
+
+    added: list[str]
+    changed: list[str]
+    refreshed: list[str]
+    reworded: list[str]
+    renamed: list[list[str]]
+    squashed: list[list[str]]
+    dropped: list[str]
+    moved: bool
+    unchanged: int
+
+    def lines(self) -> list[str]:
+        """Return it in words, a line a patch."""
+        told = [("added", self.added), ("changed", self.changed), ("reworded", self.reworded),
+                ("refreshed (only blob ids and line numbers)", self.refreshed),
+                ("dropped", self.dropped)]  # fmt: skip
+        out = [f"{word}: {name}" for word, names in told for name in names]
+        out += [f"renamed: {old} is now {new}" for old, new in self.renamed]
+        out += [f"squashed: {old} is now part of {new}" for old, new in self.squashed]
+        out += ["another order of the patches that stay"] if self.moved else []
+        return out
+
+
+def export(
+    checkout: Checkout, chain: Chain, *, drop: Sequence[str], check: bool
+) -> tuple[Series, Report, list[Path]]:
+    """Make the series of an upstream what a chain of commits says.
+
+    The caller holds the checkout (``transaction.held``).
+
+    Args:
+        drop: patches that may go; one that goes and is not named here is an error.
+        check: write nothing.
+
+    Returns:
+        The new series, what became of the old one, and the files that were written.
+
+    Raises:
+        SeriesError: a commit can't be a patch, or a patch is malformed; nothing was written.
+        UsageError: a patch that may go is not there.
+        StaleError: with ``check``, files would be written.
+    """
+    source = chain.source
+    folder = checkout.folder(source.upstream)
+    old = series.read(folder)
+    if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
+        msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
+        raise UsageError(msg, "build.py patches list shows them")
+    files = _files(chain)
+    with _staged(checkout, source.upstream, files) as fresh, _said_of(folder, fresh.folder):
+        rules = checkout.pins.upstream(source.upstream).paths
+        if problems := lint.lint(fresh, checkout.root, rules):
+            raise SeriesError("\n".join(problems), "nothing was written; fix the commits, then"
+                                                   " export again")  # fmt: skip
+        recorded = _record(checkout, chain, fresh)
+        wanted = _wanted(checkout, source.provider, old, fresh, recorded)
+        report = _report(old, files, chain.origins)
+    stale = {path: data for path, data in wanted.items()
+             if (path.read_bytes() if path.is_file() else None) != data}  # fmt: skip
+    result = Series(source.upstream, folder, fresh.patches)
+    if check:
+        if stale:
+            said = "\n".join(f"  {line}" for line in report.lines())
+            names = ", ".join(path.name for path in stale)
+            msg = f"an export would change {names}\n{said}".rstrip()
+            raise StaleError(msg, "build.py patches export writes it")
+        return result, report, []
+    if unnamed := [name for name in report.dropped if name not in drop]:
+        msg = f"no commit is left of {', '.join(unnamed)}"
+        how = " ".join(f"--drop {name}" for name in unnamed)
+        raise SeriesError(msg, f"nothing was written; if it is to go: {how}")
+    transaction.change(checkout.root, stale)
+    return result, report, list(stale)
+
+
+def told(report: Report, written: Sequence[Path]) -> dict[str, Any]:
+    """Say what an export did; returns it as JSON values."""
+    for line in report.lines():
+        log.info(line)
+    if report.unchanged:
+        log.info(f"{report.unchanged} patch(es) as they were")
+    for path in written:
+        log.detail(f"written: {path}")
+    return {**asdict(report), "written": [str(path) for path in written]}
+
+
+# -- commits → files -----------------------------------------------------------------
+
+
+def _files(chain: Chain) -> list[tuple[str, bytes]]:
+    """Return the canonical patches of a chain.
+
+    Raises:
+        SeriesError: a commit changes nothing, two have one name, or a message can't be mailed.
+    """
+    repo, base = chain.source.repo, chain.source.commit
+    listing = git.git(repo, "log", "--reverse", "--format=%H %T", f"{base}..{chain.tip}",
+                      env=chain.env)  # fmt: skip
+    before = chain.source.tree
+    for line in listing.splitlines():
+        commit, tree = line.split(" ")
+        short = commit[:12]
+        if tree == before:
+            msg = f"commit {short} changes nothing"
+            raise SeriesError(msg, "drop it: git rebase -i --empty=drop, or give it its change")
+        before = tree
+        message = git.git(repo, "show", "-s", "--format=%B", commit, env=chain.env)
+        _check_message(short, message)
+    files = series.export(repo, base, chain.tip, chain.env)
+    names = [name for name, _ in files]
+    if inner := [name for name, data in files if _SUBMODULE.search(data)]:
+        msg = f"{inner[0]}: holds a repository of its own (a submodule), which no wheel can"
+        raise SeriesError(msg, "take it out of the commit: git rm --cached FOLDER")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        msg = f"two commits give {twice[0]}"
+        raise SeriesError(msg, "give one another subject: it is the name of the file")
+    return files
+
+
+def _check_message(commit: str, message: str) -> None:
+    """Refuse what git's mail format would read as something else than a message."""
+    subject, _, body = message.partition("\n")
+    if not re.search("[A-Za-z0-9]", subject):
+        msg = f"commit {commit}: its subject has no letter or digit to make a file name of"
+        raise SeriesError(msg, "say in English what it does")
+    if body.strip() and not body.startswith("\n"):
+        msg = f"commit {commit}: no empty line behind its subject"
+        raise SeriesError(msg, "one line, an empty one, then the reason")
+    for number, line in enumerate(body.splitlines(), start=2):
+        if _BREAKS.match(line):
+            msg = f"commit {commit}: line {number} of its message, {line[:40]!r}, begins a diff"
+            raise SeriesError(f"{msg} in git's mail format", "indent it, or say it otherwise")
+    first = body.lstrip("\n").partition("\n")[0]
+    if _HEADERS.match(first):
+        msg = f"commit {commit}: its message begins with {first[:40]!r}, which a mail's header does"
+        raise SeriesError(msg, "say it otherwise")
+
+
+@contextmanager
+def _staged(
+    checkout: Checkout, upstream: str, files: Sequence[tuple[str, bytes]]
+) -> Iterator[Series]:
+    with checkout.store.temporary("export") as work:
+        folder = work / upstream
+        folder.mkdir()
+        for name, data in files:
+            (folder / name).write_bytes(data)
+        (folder / "series").write_text("".join(f"{name}\n" for name, _ in files))
+        with _said_of(checkout.folder(upstream), folder):
+            fresh = series.read(folder)
+        yield fresh
+
+
+@contextmanager
+def _said_of(folder: Path, staged: Path) -> Iterator[None]:
+    """Name the checkout's files in what is said of the staged ones."""
+    try:
+        yield
+    except SparkforgeError as error:
+        raise type(error)(error.what.replace(str(staged), str(folder)),
+                          error.remedy.replace(str(staged), str(folder))) from None  # fmt: skip
+
+
+def _record(checkout: Checkout, chain: Chain, fresh: Series) -> Recorded | None:
+    """Apply the staged series: it must give back the tree that the commits have."""
+    source = chain.source
+    wanted = git.git(source.repo, "rev-parse", f"{chain.tip}^{{tree}}", env=chain.env)
+    patched = series.apply(checkout.store, fresh, source)
+    if patched.tree != wanted:
+        series.forget(fresh, source)
+        msg = f"the patches give tree {patched.tree[:12]}, the commits have {wanted[:12]}"
+        raise SeriesError(msg, "a commit holds what a patch can't say: take it out")
+    return Recorded(commit=patched.commit, tree=patched.tree) if fresh.patches else None
+
+
+# -- files → checkout ----------------------------------------------------------------
+
+
+def _wanted(
+    checkout: Checkout, provider: Provider, old: Series, fresh: Series, recorded: Recorded | None
+) -> dict[Path, bytes | None]:
+    """Return what the files of the checkout should be; None: gone."""
+    folder = checkout.folder(fresh.upstream)
+    wanted: dict[Path, bytes | None] = dict.fromkeys(folder / patch.name for patch in old.patches)
+    wanted |= {folder / patch.name: patch.path.read_bytes() for patch in fresh.patches}
+    names = [patch.name for patch in fresh.patches]
+    wanted[folder / "series"] = series.listing(folder, names) if names else None
+    before = dict(checkout.pins.upstream(fresh.upstream).patched)
+    after: dict[Provider, Recorded] = {} if recorded is None else {provider: recorded}
+    if fresh.sha256 == old.sha256:  # what another kind of source gives stands, too
+        after = before | after
+    elif gone := sorted(set(before) - {provider}):
+        how = "; ".join(f"build.py {series.RECORD[one]}" for one in gone)
+        log.warning(f"{fresh.upstream}: what sources from {', '.join(gone)} give is not recorded"
+                    f" any more ({how})")  # fmt: skip
+    if after != before:
+        text = checkout.pins_path.read_bytes().decode()  # read_text() would change the line ends
+        wanted[checkout.pins_path] = edit.with_record(
+            checkout.pins_path, text, fresh.upstream, after
+        ).encode()
+    page = checkout.root / "docs" / "patches.md"
+    if page.is_file() and fresh.sha256 != old.sha256:
+        every = [fresh if name == fresh.upstream else series.read(checkout.folder(name))
+                 for name in checkout.pins.upstreams]  # fmt: skip
+        wanted[page] = docs.page(every, checkout.pins.upstreams).encode()
+    return wanted
+
+
+# -- what became of each patch ---------------------------------------------------------
+
+
+def _report(
+    old: Series, files: Sequence[tuple[str, bytes]], origins: Sequence[Sequence[str]]
+) -> Report:
+    before = {patch.name: patch.path.read_bytes() for patch in old.patches}
+    report = Report([], [], [], [], [], [], [], moved=False, unchanged=0)
+    names = [name for name, _ in files]
+    came: dict[str, str] = {}  # name before → name now, in the order of now
+    for (name, data), noted in zip(files, origins, strict=True):
+        # a patch that kept its name is itself, whatever else was squashed into its commit
+        known = [one for one in noted if one in before and one not in came]
+        mine = [one for one in known if one not in names or one == name]
+        if name in before and name not in came and name not in mine:
+            mine.insert(0, name)
+        first = name if name in mine else next(iter(mine), None)
+        if first is None:
+            report.added.append(name)
+            continue
+        came |= dict.fromkeys([first, *mine], name)
+        if first != name:
+            report.renamed.append([first, name])
+        report.squashed.extend([one, name] for one in mine if one != first)
+        _compare(report, name, before[first], data)
+    report.dropped.extend(name for name in before if name not in came)
+    stays = [one for one in came if came[one] == one]
+    moved = stays != [one for one in before if one in stays]
+    unchanged = sum(before.get(name) == data for name, data in files)
+    return replace(report, moved=moved, unchanged=unchanged)
+
+
+def _compare(report: Report, name: str, old: bytes, new: bytes) -> None:
+    if old == new:
+        return
+    same_words = old.partition(b"\ndiff --git ")[0] == new.partition(b"\ndiff --git ")[0]
+    if git.patch_id(old) != git.patch_id(new):
+        report.changed.append(name)
+    elif same_words:
+        report.refreshed.append(name)
+    else:
+        report.reworded.append(name)

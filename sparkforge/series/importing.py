@@ -1,0 +1,178 @@
+"""Patches from outside → commits of a series: applied, their messages brought into our form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.core import git
+from sparkforge.core.errors import CommandError, SeriesError, UsageError
+from sparkforge.series import worktree
+from sparkforge.series.exporting import Chain
+from sparkforge.series.lint import FILL_IN, TRAILERS
+from sparkforge.series.patchfile import NATIVE, trailers_of
+from sparkforge.series.series import Patched, Series
+from sparkforge.store.store import Store
+
+_TEMPLATE = {
+    "Upstream-Status": "Pending | Submitted REF | Backport REF | Inappropriate REASON",
+    "Drop-when": "what upstream change makes it needless",
+    "Risk": "build | dispatch | numerics",
+    "Test": "tests/patches/test_x.py::test_y",
+}
+_WHY = (
+    f"{FILL_IN} why the patch exists (the first sentence or two become the Why of\n"
+    "docs/patches.md), what it costs, and how it was checked."
+)
+_DIFF = re.compile(rb"\A\s*(diff --git |--- |Index: )")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is said of patches from outside.
+
+    Attributes:
+        trailers: those that are given; a patch's own stand where none is.
+        subject: in place of the patch's own; needed for a diff, which has none.
+        why: goes before the patch's own message.
+        before: the patch of the series that they go in front of; None: behind all.
+    """
+
+    trailers: Mapping[str, str]
+    subject: str | None = None
+    why: str | None = None
+    before: str | None = None
+
+
+def template(subject: str, trailers: Mapping[str, str], body: str = "") -> str:
+    """Return a message to be filled in; ``body``: what is known already."""
+    values = {key: trailers.get(key) or f"{FILL_IN} {_TEMPLATE[key]}" for key in TRAILERS}
+    if native := trailers.get(NATIVE):
+        values[NATIVE] = native
+    block = "\n".join(f"{key}: {value}" for key, value in values.items())
+    return f"{subject}\n\n{body.strip() or _WHY}\n\n{block}\n"
+
+
+def chain(
+    store: Store, series: Series, patched: Patched, files: Sequence[Path], wanted: Wanted
+) -> Chain:
+    """Return the series' commits with those of the files among them.
+
+    Args:
+        patched: the series, applied.
+        files: mails with one or more patches (``git format-patch``, a forge's .patch), or diffs.
+
+    Raises:
+        UsageError: something that a patch needs is not given.
+        SeriesError: a file is no patch, or does not apply there.
+    """
+    source = patched.source
+    commits = git.git(
+        source.repo, "rev-list", "--reverse", f"{source.commit}..{patched.commit}"
+    ).split()  # fmt: skip
+    names = [patch.name for patch in series.patches]
+    at = len(names)
+    if wanted.before is not None:
+        if wanted.before not in names:
+            msg = f"{wanted.before}: no such patch in {series.upstream}"
+            raise UsageError(msg, "build.py patches list shows them")
+        at = names.index(wanted.before)
+    paths = [entry.path for patch in series.patches for entry in patch.entries]
+    for file in files:
+        paths += _paths(file)
+    onto = commits[at - 1] if at else source.commit
+    with (
+        store.temporary("import") as work,
+        git.sparse_worktree(source.repo, work / "tree", onto, paths) as tree,
+    ):
+        fresh: list[str] = []
+        for file in files:
+            fresh += _applied(tree, series.upstream, file, wanted)
+        if wanted.subject is not None and len(fresh) > 1:
+            msg = f"--subject is one, but there are {len(fresh)} patches"
+            raise UsageError(msg, "import them one by one")
+        parent = onto
+        for commit in fresh:
+            parent = _rewritten(tree, commit, parent, wanted)
+        git.git(tree, "reset", "--quiet", "--hard", parent)
+        if rest := commits[at:]:
+            try:
+                git.git(tree, "cherry-pick", "--allow-empty", "--no-gpg-sign", *rest)
+            except CommandError as error:
+                msg = f"the patches from {wanted.before} on do not apply behind it:\n{error}"
+                raise SeriesError(msg, _by_hand(series.upstream)) from None
+        tip = git.git(tree, "rev-parse", "HEAD")
+    origins = [*([one] for one in names[:at]), *([] for _ in fresh), *([n] for n in names[at:])]
+    return Chain(source, tip, {}, origins)
+
+
+def _by_hand(upstream: str) -> str:
+    return (
+        f"do it by hand: build.py patches apply {upstream} DIR, there git am --3way FILE (of a"
+        " plain diff git apply --3way, and commit), then build.py patches export DIR"
+    )
+
+
+def _paths(file: Path) -> list[str]:
+    """Return the paths that a patch touches, on both sides of a rename."""
+    try:
+        listing = git.git(Path(), "apply", "--numstat", "-z", str(file.resolve()),
+                          env={"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"})  # fmt: skip
+    except CommandError as error:
+        msg = f"{file}: no patch that git can read:\n{error}"
+        raise SeriesError(msg, "make it with git format-patch, or get a forge's .patch") from None
+    return [field.rpartition("\t")[2] for field in listing.split("\0") if field]
+
+
+def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]:
+    """Apply one file in a worktree; returns the commits that it became."""
+    before = git.git(tree, "rev-parse", "HEAD")
+    try:
+        if _DIFF.match(file.read_bytes()):
+            if wanted.subject is None:
+                msg = f"{file}: a diff has no subject"
+                raise UsageError(msg, "give it one with --subject TEXT")
+            git.git(tree, "apply", "--index", "--whitespace=nowarn", str(file.resolve()))
+            name, address = worktree.identity()
+            author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
+            git.git(tree, "commit", "--quiet", "--no-gpg-sign", "-m", wanted.subject, env=author)
+        else:
+            git.git(tree, "am", "--quiet", "--keep-non-patch", "--keep-cr", "--3way",
+                    "--no-gpg-sign", str(file.resolve()))  # fmt: skip
+    except CommandError as error:
+        msg = f"{file}: does not apply there:\n{error}"
+        raise SeriesError(msg, _by_hand(upstream)) from None
+    fresh = git.git(tree, "rev-list", "--reverse", f"{before}..HEAD").split()
+    if not fresh:
+        raise SeriesError(f"{file}: holds no patch", "make it with git format-patch")
+    return fresh
+
+
+def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
+    """Make the commit anew on a parent, with its message in our form."""
+    name, address, date, message = git.git(
+        tree, "show", "-s", "--date=raw", "--format=%an%x00%ae%x00%ad%x00%B", commit
+    ).split("\0", 3)
+    subject, _, body = message.strip().partition("\n")
+    present = trailers_of(message)
+    ours = {key: wanted.trailers.get(key) or present.get(key, "") for key in TRAILERS}
+    if missing := [key for key, value in ours.items() if not value]:
+        options = " ".join(f"--{key.lower()} TEXT" for key in missing)
+        msg = f"{subject!r}: no trailer {', '.join(missing)}"
+        raise UsageError(msg, f"give {options}")
+    body = _without_trailers(body) if present else body.strip()
+    if native := wanted.trailers.get(NATIVE) or present.get(NATIVE):
+        ours[NATIVE] = native
+    foreign = "\n".join(f"{key}: {value}" for key, value in present.items() if key not in ours)
+    block = "\n".join(f"{key}: {value}" for key, value in ours.items())
+    parts = [wanted.subject or subject, wanted.why, body, foreign, block]
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address, "GIT_AUTHOR_DATE": date}
+    return git.git(tree, "commit-tree", f"{commit}^{{tree}}", "-p", parent, "-F", "-",
+                   stdin=text.encode(errors="surrogateescape"), env=author)  # fmt: skip
+
+
+def _without_trailers(body: str) -> str:
+    return body.strip().rpartition("\n\n")[0].strip()

@@ -1,0 +1,103 @@
+"""What the form of a patch has to be: subject, reason, trailers, the test that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparkforge.core import git, plain
+from sparkforge.pins.pins import PathRule, member_of, rule_of
+from sparkforge.series.patchfile import NATIVE, Patch, slug
+from sparkforge.series.series import Series
+
+STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate")
+RISKS = ("build", "dispatch", "numerics")
+TRAILERS = ("Upstream-Status", "Drop-when", "Risk", "Test")
+FILL_IN = "FILL IN:"
+"""Begins what the template of a message leaves to be written."""
+_NEEDS_REF = ("Submitted", "Backport", "Inappropriate")
+
+
+def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str]:
+    """Return every problem of form; an empty list is a clean series.
+
+    Args:
+        root: the checkout, where the tests that patches name are looked for.
+        rules: the upstream's; they tell which patches change rules of compiling.
+    """
+    return [
+        f"{patch.path}: {plain.escaped(problem)}"
+        for patch in series.patches
+        for problem in (
+            *_lint(patch, root),
+            *_lint_native(patch, rules),
+            *_lint_links(patch, rules),
+        )
+    ]
+
+
+def _lint_links(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
+    """Return the links among what ships in a wheel, which can hold none."""
+    links = [entry.path for entry in patch.entries if entry.link]
+    return [f"{path} becomes a link, which no wheel can hold: copy the file" for path in links
+            if member_of(rules, path) is not None]  # fmt: skip
+
+
+def _lint_native(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
+    """Hold the trailer ``Native`` against the files that the patch changes."""
+    fitting = [(entry.path, rule_of(rules, entry.path)) for entry in patch.entries]
+    build = [path for path, rule in fitting if rule is not None and rule.build]
+    named = patch.trailers.get(NATIVE)
+    if named is None:
+        which = "name the CMake targets that come out otherwise, or none"
+        return [f"trailer {NATIVE}: missing: it changes {path}: {which}" for path in build[:1]]
+    if not build:
+        return [f"trailer {NATIVE}: it changes no rules of compiling: remove the trailer"]
+    if not re.fullmatch(r"\w+(, \w+)*", named):
+        return [f"trailer {NATIVE}: {named!r}: name CMake targets: A, B; or none"]
+    return []
+
+
+def _lint(patch: Patch, root: Path) -> list[str]:
+    problems = []
+    if patch.subject.startswith("[PATCH"):
+        problems.append("subject starts with [PATCH: export with --keep-subject")
+    if patch.name != slug(patch.subject):
+        problems.append(f"file name does not follow the subject: rename to {slug(patch.subject)}")
+    text = patch.path.read_text(encoding="utf-8")
+    if not text.startswith(f"From {git.ABSENT} "):
+        problems.append("first line carries a commit SHA: export with --zero-commit")
+    prose = patch.body.strip().rsplit("\n\n", 1)[0] if patch.trailers else patch.body
+    if len(prose.split()) < 10:
+        problems.append("body says too little: why it exists, what it costs, how it was checked")
+    if FILL_IN in patch.body:
+        problems.append(f"holds {FILL_IN!r}: write what it asks for in its place")
+    if not patch.entries:
+        problems.append("changes no file")
+    for key in TRAILERS:
+        if not patch.trailers.get(key):
+            problems.append(f"trailer {key}: missing: add it to the last paragraph")
+    for key in patch.trailers:
+        if key not in (*TRAILERS, NATIVE):
+            problems.append(f"trailer {key}: unknown: use {', '.join((*TRAILERS, NATIVE))}")
+    status, _, ref = patch.trailers.get("Upstream-Status", "Pending").partition(" ")
+    if status not in STATUSES:
+        problems.append(f"Upstream-Status: {status!r}: use {', '.join(STATUSES)}")
+    elif status in _NEEDS_REF and not ref:
+        problems.append(f"Upstream-Status: {status} needs a reference or reason behind it")
+    if (risk := patch.trailers.get("Risk", RISKS[0])) not in RISKS:
+        problems.append(f"Risk: {risk!r}: use {', '.join(RISKS)}")
+    if test := patch.trailers.get("Test"):
+        file, _, function = test.partition("::")
+        if wrong := plain.path_problem(file):
+            problems.append(f"Test: {file[:60]!r} {wrong}: name a file of the checkout")
+        elif not (root / file).is_file():
+            problems.append(f"Test: {file} is not there")
+        elif not function:
+            problems.append("Test: name the test function too, FILE::FUNCTION")
+        elif f"def {function.split('::')[-1].split('[')[0]}(" not in (
+            (root / file).read_text(encoding="utf-8", errors="replace")
+        ):
+            problems.append(f"Test: {file} has no {function}")
+    return problems

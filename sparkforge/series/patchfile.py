@@ -1,0 +1,213 @@
+"""One patch file: git's mail format with full blob ids → a typed ``Patch``."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.header import decode_header, make_header
+from pathlib import Path
+
+from sparkforge.core import git, plain
+from sparkforge.core.errors import SeriesError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file that a patch changes; blobs are git.ABSENT where it is not there.
+
+    Both are None where only the mode changes: such a patch names no blobs. ``mode`` is git's, after
+    the patch; that of a file which goes, before it.
+    """
+
+    path: str
+    old_blob: str | None
+    new_blob: str | None
+    mode: str = "100644"
+
+    @property
+    def link(self) -> bool:
+        """Whether it is a symbolic link after the patch."""
+        return self.mode == _LINK and self.new_blob != git.ABSENT
+
+
+NATIVE = "Native"
+"""Trailer of a patch that changes rules of compiling (``build`` in pins.yaml's paths)."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patch file.
+
+    Attributes:
+        path: the file; its name is the slug of ``subject``.
+        body: the message below the subject, trailers included.
+        trailers: by key, e.g. ``Risk``.
+        entries: the files it changes, in the patch's order.
+        sha256: of the file's bytes.
+    """
+
+    path: Path
+    subject: str
+    author: str
+    body: str
+    trailers: Mapping[str, str]
+    entries: tuple[Entry, ...]
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def natives(self) -> tuple[str, ...]:
+        """Targets of the upstream's CMake that are compiled otherwise by its rules of compiling.
+
+        What its other changes touch, the paths tell; no trailer ``Native``, or none: empty.
+        """
+        named = self.trailers.get(NATIVE, "none")
+        return () if named == "none" else tuple(name.strip() for name in named.split(","))
+
+
+def slug(subject: str) -> str:
+    """Return the file name of a subject: lower case words joined by hyphens, ``.patch``."""
+    words = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
+    return f"{words[:64].rstrip('-')}.patch"
+
+
+_SUBJECT = re.compile(r"^Subject: (.*(?:\n[ \t].*)*)", re.MULTILINE)
+_AUTHOR = re.compile(r"^From: (.*)$", re.MULTILINE)
+_FILE = re.compile(r"^diff --git (.*)$", re.MULTILINE)
+_FIRST = re.compile(r"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
+_INDEX = re.compile(r"^index ([0-9a-f]+)\.\.([0-9a-f]+)(?: \d+)?$", re.MULTILINE)
+_MODE = re.compile(
+    r"^(?:(?:new|deleted) file mode|new mode|index [0-9a-f]+\.\.[0-9a-f]+) (\d+)$", re.MULTILINE
+)
+_LINK = "120000"
+_MODES = ("100644", "100755", _LINK)
+# they change what git makes of other files
+_GITS_OWN = (".git", ".gitattributes", ".gitmodules")
+
+
+def read_patch(path: Path) -> Patch:
+    """Read one patch file.
+
+    Raises:
+        SeriesError: it is not a mail-format patch with full blob ids, or it changes what no series
+            may: a file outside of the repository, a submodule, git's own files.
+    """
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise SeriesError(f"{path}: {error.strerror}", "restore it from git") from None
+    except UnicodeDecodeError as error:
+        msg = f"{path}: not UTF-8 text: {error}"
+        raise SeriesError(msg, "export it again") from None
+    head, _, rest = text.partition("\n\n")
+    # with --no-stat nothing but an empty line stands between message and diff
+    message, separator, diff = rest.partition("\ndiff --git ")
+    message, diff = message.removesuffix("\n---\n"), f"diff --git {diff}"
+    if len(_FIRST.findall(text)) > 1:
+        raise SeriesError(f"{path}: holds more than one patch", "one file a patch: split it")
+    subject = _SUBJECT.search(head)
+    author = _AUTHOR.search(head)
+    if not (subject and author and separator):
+        msg = f"{path}: not a mail-format patch (From:, Subject:, message, diff)"
+        raise SeriesError(msg, "make it with git format-patch, see docs/patches-howto.md")
+    entries = []
+    starts = [match.start() for match in _FILE.finditer(diff)] + [len(diff)]
+    for start, end in itertools.pairwise(starts):
+        part = diff[start:end]
+        name, index = _file_name(path, part), _INDEX.search(part)
+        if "\nrename from " in part or "\ncopy from " in part or name is None:
+            msg = (
+                f"{path}: {plain.escaped(part.partition(chr(10))[0])}: written as a rename or copy"
+            )
+            raise SeriesError(msg, "export with --no-renames, so that blobs can be compared")
+        mode = _checked_mode(path, part, name)
+        if index is None and "\nold mode " in part:
+            entries.append(Entry(name, None, None, mode))
+            continue
+        if index is None or len(index[1]) != 40 or len(index[2]) != 40:
+            msg = f"{path}: {name}: no full blob ids on its index line"
+            raise SeriesError(msg, "export with --full-index")
+        entries.append(Entry(name, index[1], index[2], mode))
+    return Patch(
+        path=path,
+        subject=_decoded(subject[1]),
+        author=_decoded(author[1]),
+        body=message,
+        trailers=trailers_of(message),
+        entries=tuple(entries),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def _file_name(path: Path, part: str) -> str | None:
+    """Return the path of a file's diff; None where it has two (a rename or copy).
+
+    The two names on the line are the same but for a/ and b/, so its middle parts them, whatever
+    spaces they hold.
+
+    Raises:
+        SeriesError: it is no plain path below the repository.
+    """
+    names = part.partition("\n")[0].removeprefix("diff --git ")
+    middle = len(names) // 2
+    try:
+        old, new = git.unquoted(names[:middle]), git.unquoted(names[middle + 1 :])
+    except ValueError:
+        msg = f"{path}: {plain.escaped(names)}: not quoted in git's way"
+        raise SeriesError(msg, "export it again") from None
+    if not (old.startswith("a/") and new.startswith("b/") and old[2:] == new[2:]):
+        return None
+    name = new[2:]
+    if problem := plain.path_problem(name):
+        msg = f"{path}: a path {problem}: {plain.escaped(name)!r}"
+        raise SeriesError(msg, "change files below the repository's folder only")
+    return name
+
+
+def _checked_mode(path: Path, part: str, name: str) -> str:
+    """Return git's mode of a file's diff.
+
+    Raises:
+        SeriesError: it is neither a file nor a link, or one of git's own files.
+    """
+    modes = _MODE.findall(part)
+    if any(mode not in _MODES for mode in modes):
+        msg = f"{path}: {name}: a submodule, or a kind of file that git has not"
+        raise SeriesError(msg, "copy the files that are needed in the patch")
+    if not set(_GITS_OWN).isdisjoint(name.split("/")):
+        msg = f"{path}: changes {name}, which changes how git reads other files"
+        raise SeriesError(msg, "leave it out of the patch")
+    return modes[-1] if modes else Entry.mode
+
+
+def _decoded(header: str) -> str:
+    """Return a mail header's text: unfolded, and without the encoding of what is not ASCII."""
+    unfolded = re.sub(r"\n[ \t]", " ", header)
+    try:
+        return str(make_header(decode_header(unfolded)))
+    except (LookupError, UnicodeDecodeError):  # an encoding that nobody knows: as it stands
+        return unfolded
+
+
+def trailers_of(message: str) -> dict[str, str]:
+    """Return the trailers: the ``Key: value`` lines of the last paragraph; values may be folded."""
+    last = message.strip().split("\n\n")[-1]
+    found: dict[str, str] = {}
+    key = ""
+    for line in last.splitlines():
+        match = re.match(r"^([A-Z][A-Za-z-]+): (.*)$", line)
+        if match:
+            key = match[1]
+            found[key] = match[2].strip()
+        elif key and line.startswith((" ", "\t")):
+            found[key] += " " + line.strip()
+        else:
+            return {}  # prose, not a block of trailers
+    return found

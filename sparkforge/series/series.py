@@ -1,0 +1,318 @@
+"""Series ↔ commits: read, check in memory, apply, export.
+
+A patch is exact or it is refused: the blob that each of its files had before (which
+``--full-index`` writes into the patch) must be the blob in the tree, so neither fuzz nor offset
+can happen, and the blob after must be the one that the patch promises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparkforge.core import git
+from sparkforge.core.errors import CommandError, IntegrityError, SeriesError
+from sparkforge.pins.pins import Provider, Recorded, Upstream
+from sparkforge.series.patchfile import Patch, read_patch, slug
+from sparkforge.sources.sources import RELEASE_INSTEAD, Source
+from sparkforge.store.store import Store
+
+# What makes `git format-patch` give the same bytes on every machine, with clean_env():
+EXPORT_FLAGS = (
+    "--zero-commit",  # no commit SHA in the first line: it changes with every rebase
+    "--no-signature",  # no git version at the end
+    "--full-index",  # whole blob ids: the exactness check reads them
+    "--no-stat",  # a summary that changes with the terminal's width
+    "--no-numbered",  # [PATCH 3/7] changes with every insertion
+    "--keep-subject",  # no [PATCH] at all
+    "--binary",  # binary files as data, not as "files differ"
+)
+RECORD: Mapping[Provider, str] = {"release": "pins record", "git": "pins record --source git"}
+"""The command that records what a series gives on each kind of source."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """The ordered patches of one upstream."""
+
+    upstream: str
+    folder: Path
+    patches: tuple[Patch, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """One digest over names and contents in order."""
+        text = "".join(f"{patch.sha256}  {patch.name}\n" for patch in self.patches)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def without(self, names: Sequence[str]) -> Series:
+        """Return the series with some patches left out (the unpatched release: all of them)."""
+        kept = tuple(patch for patch in self.patches if patch.name not in names)
+        return Series(self.upstream, self.folder, kept)
+
+
+@dataclass(frozen=True)
+class Patched:
+    """A source with its series applied.
+
+    Attributes:
+        commit, tree: full SHAs, the same on every machine.
+        touched: paths that differ from the source, each with its patch's name (the last one).
+    """
+
+    source: Source
+    commit: str
+    tree: str
+    touched: Mapping[str, str] = field(default_factory=dict)
+
+
+# -- reading -------------------------------------------------------------------
+
+
+def read(folder: Path) -> Series:
+    """Read ``folder/series`` and the patches it names; no such file: an empty series.
+
+    Raises:
+        SeriesError: series and files disagree, or a patch can't be read.
+    """
+    listing = folder / "series"
+    names = []
+    if listing.exists():
+        try:
+            lines = listing.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise SeriesError(f"{listing}: not UTF-8 text: {error}", "write it anew") from None
+        except OSError as error:
+            raise SeriesError(f"{listing}: {error.strerror}", "restore it from git") from None
+        names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    files = {path.name for path in folder.glob("*.patch") if path.is_file()}
+    problems = [f"{listing}: {name} is named twice: keep one line" for name in twice]
+    problems += [f"{listing}: {n}: no such file: add it or remove the line"
+                 for n in names if n not in files]  # fmt: skip
+    problems += [f"{folder / n}: not named in series: add a line or remove the file"
+                 for n in sorted(files - set(names))]  # fmt: skip
+    if problems:
+        raise SeriesError("\n".join(problems))
+    return Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
+
+
+def listing(folder: Path, names: Sequence[str]) -> bytes:
+    """Return what ``folder/series`` becomes with these patches: each with the comments before it.
+
+    Comments before a patch that goes stay, in front of the next: the head of the file is among
+    them, whichever patch comes first.
+    """
+    path = folder / "series"
+    comments: dict[str, list[str]] = {}
+    waiting: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        if not line.strip() or line.startswith("#"):
+            waiting.append(line)
+        elif line.strip() in names:
+            comments[line.strip()], waiting = waiting, []
+    lines = [line for name in names for line in (*comments.get(name, ()), name)]
+    return "".join(f"{line}\n" for line in [*lines, *waiting]).encode()
+
+
+# -- check and apply ---------------------------------------------------------------
+
+
+def _check_exact(series: Series, source: Source) -> None:
+    """Hold every patch's "before" blobs against the tree that it meets.
+
+    Raises:
+        SeriesError: a patch was made on another content.
+    """
+    paths = [entry.path for patch in series.patches for entry in patch.entries]
+    now = git.blobs_at(source.repo, source.commit, paths)
+    for patch in series.patches:
+        for entry in patch.entries:
+            met = now.get(entry.path, git.ABSENT)
+            exact = met != git.ABSENT if entry.old_blob is None else met == entry.old_blob
+            if not exact:
+                state = "is not there" if met == git.ABSENT else f"is blob {met[:12]}"
+                before = entry.old_blob or "another mode of it"
+                wanted = "no such file" if before == git.ABSENT else before[:12]
+                msg = (
+                    f"{patch.path}: does not apply exactly: {entry.path} {state}"
+                    f" in {source.upstream} ({source.origin}), the patch was made on {wanted}"
+                )
+                remedy = "no fuzz and no offset are allowed: remake the patch on the pinned tree"
+                if source.provider == "git":
+                    remedy = f"{RELEASE_INSTEAD}; or remake the patch on git's tree"
+                raise SeriesError(msg, remedy)
+            now[entry.path] = entry.new_blob or met
+
+
+def patched_tree(store: Store, series: Series, source: Source) -> str:
+    """Apply the series in memory, with no checkout; returns the tree.
+
+    Raises:
+        SeriesError: a patch does not apply exactly.
+    """
+    _check_exact(series, source)
+    with store.temporary("check") as work:
+        env = {"GIT_INDEX_FILE": str(work / "index")}
+        git.git(source.repo, "read-tree", source.commit, env=env)
+        tree = source.tree
+        for patch in series.patches:
+            try:
+                git.git(source.repo, "apply", "--cached", "--whitespace=nowarn", str(patch.path),
+                        env=env)  # fmt: skip
+            except CommandError as error:
+                msg = f"{patch.path}: does not apply:\n{error}"
+                raise SeriesError(msg, "remake the patch on the pinned tree") from error
+            _check_diff(patch, source, tree, tree := git.git(source.repo, "write-tree", env=env))
+            # the last entry of a path counts: a file that becomes a link is deleted, then new
+            for entry in {entry.path: entry for entry in patch.entries}.values():
+                listing = git.git(source.repo, "--literal-pathspecs", "ls-files", "-s", "--",
+                                  entry.path, env=env)  # fmt: skip
+                met = listing.split(" ")[1] if listing else git.ABSENT
+                if entry.new_blob is not None and met != entry.new_blob:
+                    wanted = entry.new_blob[:12]
+                    msg = f"{patch.path}: {entry.path} becomes {met[:12]}, not {wanted}"
+                    raise SeriesError(msg, "its diff was edited by hand: export it again")
+        return tree
+
+
+def _check_diff(patch: Patch, source: Source, before: str, after: str) -> None:
+    """Hold a patch's diff against the one that git makes of what it did.
+
+    Raises:
+        SeriesError: they differ: a hunk's line numbers were moved, or it is not canonical.
+    """
+    made = git.git_bytes(
+        source.repo, "diff-tree", "-p", "--full-index", "--binary", "--no-renames", before, after
+    )
+    if patch.path.read_bytes().partition(b"\ndiff --git ")[2].strip() != (
+        made.removeprefix(b"diff --git ").strip()
+    ):
+        msg = f"{patch.path}: its diff is not the one that git makes of its change"
+        raise SeriesError(msg, "it was edited by hand, or is not canonical: export it again")
+
+
+def check_emptied(series: Series, upstream: Upstream) -> None:
+    """Refuse an upstream whose record says patched while its series is empty.
+
+    Raises:
+        IntegrityError: it would be built unpatched, under the patched name.
+    """
+    if not series.patches and upstream.patched:
+        msg = f"{series.folder}: no patch, but pins.yaml records a patched tree for it"
+        remedy = f"restore the series, or remove upstreams.{series.upstream}.patched from pins.yaml"
+        raise IntegrityError(msg, remedy)
+
+
+def apply(store: Store, series: Series, source: Source) -> Patched:
+    """Apply the series as commits on the source, in the store's repository.
+
+    Raises:
+        SeriesError: a patch does not apply exactly, or is not in canonical form.
+    """
+    if not series.patches:
+        return Patched(source, source.commit, source.tree)
+    _check_exact(series, source)
+    paths = [entry.path for patch in series.patches for entry in patch.entries]
+    with (
+        store.temporary("series") as work,
+        git.sparse_worktree(source.repo, work / "tree", source.commit, paths) as tree,
+    ):
+        try:
+            git.git(
+                tree, "am", "--quiet",
+                "--keep-non-patch",  # subjects may start with [something]
+                "--keep-cr",  # files with CRLF line ends stay as they are
+                "--no-3way",  # an exact patch needs no merge
+                "--committer-date-is-author-date",  # no clock in the commit
+                "--no-gpg-sign",
+                *(str(patch.path.resolve()) for patch in series.patches),
+            )  # fmt: skip
+        except CommandError as error:
+            msg = f"{series.folder}: git am stopped:\n{error}"
+            raise SeriesError(msg, "remake that patch on the pinned tree") from error
+        commit = git.git(tree, "rev-parse", "HEAD")
+        # a worktree's commits are only kept while something points at them
+        git.git(source.repo, "update-ref", _ref(series, source), commit)
+    _check_canonical(series, source, commit)
+    touched = {}
+    for patch in series.patches:
+        touched.update({entry.path: patch.name for entry in patch.entries})
+    final = git.git(source.repo, "rev-parse", f"{commit}^{{tree}}")
+    return Patched(source, commit, final, touched)
+
+
+def forget(series: Series, source: Source) -> None:
+    """Let git collect the commits of a series that nobody will ask for again."""
+    git.git(source.repo, "update-ref", "-d", _ref(series, source))
+
+
+def _ref(series: Series, source: Source) -> str:
+    return f"refs/patched/{series.sha256[:16]}-{source.commit[:16]}"
+
+
+def export(
+    repo: Path, base: str, commit: str, env: Mapping[str, str] | None = None
+) -> list[tuple[str, bytes]]:
+    """Return (file name, bytes) of each commit's patch in canonical form, oldest first.
+
+    Args:
+        repo: its own configuration counts, so a bare repository of the store.
+        env: further variables of git.
+    """
+    result = []
+    for one in git.git(repo, "rev-list", "--reverse", f"{base}..{commit}", env=env).splitlines():
+        data = git.git_bytes(repo, "format-patch", *EXPORT_FLAGS, "--no-renames", "--stdout", "-1",
+                             one, env=env)  # fmt: skip
+        subject = git.git(repo, "show", "-s", "--format=%s", one, env=env)
+        result.append((slug(subject), data))
+    return result
+
+
+def _check_canonical(series: Series, source: Source, commit: str) -> None:
+    for patch, (_, data) in zip(
+        series.patches, export(source.repo, source.commit, commit), strict=True
+    ):
+        if patch.path.read_bytes() != data:
+            msg = f"{patch.path}: not in canonical form: exporting it again changes its bytes"
+            flags = " ".join(EXPORT_FLAGS)
+            raise SeriesError(msg, f"export it with git format-patch {flags}")
+
+
+def apply_recorded(store: Store, series: Series, source: Source, upstream: Upstream) -> Patched:
+    """Apply a series that must give what pins.yaml records of it, as far as it records anything.
+
+    Raises:
+        SeriesError: as ``apply``.
+        IntegrityError: as ``check_emptied`` and ``check_record``.
+    """
+    check_emptied(series, upstream)
+    patched = apply(store, series, source)
+    recorded = upstream.patched.get(source.provider)
+    check_record(series.upstream, source, patched.commit, patched.tree, recorded)
+    return patched
+
+
+def check_record(
+    upstream: str, source: Source, commit: str | None, tree: str, recorded: Recorded | None
+) -> None:
+    """Hold a patched tree (and commit, where one was made) against the record in pins.yaml.
+
+    Raises:
+        IntegrityError: they differ.
+    """
+    if recorded is None:
+        return
+    if recorded.tree != tree or (commit is not None and recorded.commit != commit):
+        msg = (
+            f"upstreams.{upstream}.patched.{source.provider}: the patched tree is {tree}"
+            f" (commit {commit or 'not made'}), recorded is {recorded.tree}"
+            f" (commit {recorded.commit})"
+        )
+        remedy = (
+            f"if a patch was changed on purpose, record it: build.py {RECORD[source.provider]};"
+            " if not, the series or the source is not what was reviewed"
+        )
+        raise IntegrityError(msg, remedy)

@@ -1,0 +1,222 @@
+"""Work trees: clones in which each patch of a series is a commit, to be changed with plain git.
+
+A work tree remembers by itself what it was made from: the upstream and its pinned commit
+(``refs/sparkforge/base``), the series (``sparkforge.series``), its last commit
+(``refs/sparkforge/tip``: what stands on it is the developer's own), and of each commit the name of
+the patch that it came from, as a note, which git carries along when it is amended or rebased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.core import git, gitsafe
+from sparkforge.core.errors import CommandError, SeriesError, UsageError
+from sparkforge.core.run import call
+from sparkforge.series import patchfile
+from sparkforge.series.series import Patched, Series
+
+BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
+NOTES_REF = "refs/notes/sparkforge"
+_AUTHOR = {"GIT_AUTHOR_NAME": gitsafe.COMMITTER, "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
+           "GIT_NO_REPLACE_OBJECTS": "1"}  # fmt: skip
+# what git leaves while one of its commands waits for the user
+_UNDER_WAY = {
+    "rebase-merge": "rebase", "rebase-apply": "rebase", "MERGE_HEAD": "merge",
+    "CHERRY_PICK_HEAD": "cherry-pick", "REVERT_HEAD": "revert",
+}  # fmt: skip
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class WorkTree:
+    """What a work tree remembers.
+
+    Attributes:
+        base: the pinned commit that the series stands on.
+        series: sha256 of the series that it was made from, and of those it was exported to.
+    """
+
+    folder: Path
+    upstream: str
+    base: str
+    series: tuple[str, ...]
+
+    def git(self, *args: str) -> str:
+        """Run git in it, isolated from the user's settings but not from the work tree's own."""
+        return git.git(self.folder, *args, env=_AUTHOR)
+
+    @property
+    def head(self) -> str:
+        return self.git("rev-parse", "--verify", "HEAD^{commit}")
+
+    @property
+    def objects(self) -> dict[str, str]:
+        """Variables with which git finds this work tree's commits from another repository."""
+        path = self.git("rev-parse", "--path-format=absolute", "--git-path", "objects")
+        # a colon would end the path, so git takes it quoted
+        quoted = path.replace("\\", "\\\\").replace('"', '\\"')
+        return {"GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"', "GIT_NO_REPLACE_OBJECTS": "1"}
+
+
+def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
+    """Make a work tree of a series; the folder must not exist yet.
+
+    Raises:
+        UsageError: no folder can be made there.
+    """
+    repo = patched.source.repo
+    # git reads the user's settings again in there: those that would change files are overruled
+    settings = {
+        "sparkforge.upstream": series.upstream,
+        "sparkforge.series": series.sha256,
+        "notes.rewriteRef": NOTES_REF,
+        "core.autocrlf": "false",
+        "core.safecrlf": "false",
+    }
+    name, address = identity()
+    if address == gitsafe.COMMITTER_EMAIL:  # else the first commit would fail
+        settings |= {"user.name": name, "user.email": address}
+
+    def remember(fresh: Path) -> None:
+        for key, value in settings.items():
+            git.git(fresh, "config", key, value)
+        git.git(fresh, "update-ref", BASE_REF, patched.source.commit)
+        git.git(fresh, "update-ref", TIP_REF, patched.commit)
+        tree = WorkTree(fresh, series.upstream, patched.source.commit, (series.sha256,))
+        _note(tree, [[patch.name] for patch in series.patches])
+
+    git.clone_at(repo, folder, patched.commit, remember)
+    return WorkTree(folder, series.upstream, patched.source.commit, (series.sha256,))
+
+
+def read(folder: Path) -> WorkTree:
+    """Return what a work tree remembers; a folder inside of it will do.
+
+    Raises:
+        UsageError: it is none that ``make`` made.
+    """
+    remedy = "make one: build.py patches apply UPSTREAM DIR"
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder", remedy)
+    try:
+        top = Path(git.git(folder, "rev-parse", "--show-toplevel"))
+        upstream = git.git(top, "config", "sparkforge.upstream")
+        series = git.git(top, "config", "--get-all", "sparkforge.series").split()
+        base = git.git(top, "rev-parse", "--verify", f"{BASE_REF}^{{commit}}")
+    except CommandError:
+        raise UsageError(f"{folder}: no work tree of a series", remedy) from None
+    return WorkTree(top, upstream, base, tuple(series))
+
+
+def untracked(tree: WorkTree) -> list[str]:
+    """Return the files that git does not know and does not ignore; they belong to no commit."""
+    listing = tree.git("ls-files", "-z", "--others", "--exclude-standard")
+    return [name for name in listing.split("\0") if name]
+
+
+def check_settled(tree: WorkTree) -> None:
+    """Make sure that all there is to export is committed, one after the other.
+
+    Raises:
+        SeriesError: changes are not committed, a rebase is under way, or there is a merge.
+    """
+    for name, what in _UNDER_WAY.items():
+        if Path(tree.git("rev-parse", "--path-format=absolute", "--git-path", name)).exists():
+            msg = f"{tree.folder}: a {what} is under way"
+            raise SeriesError(msg, f"finish it: git {what} --continue (or --abort)")
+    listing = tree.git("-c", "core.quotePath=true", "status", "--porcelain",
+                       "--untracked-files=no")  # fmt: skip
+    if changed := [line[3:] for line in listing.splitlines()]:
+        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+        msg = f"{tree.folder}: changes are not committed: {', '.join(changed[:_NAMED])}{more}"
+        raise SeriesError(msg, "commit them (git commit, git commit --amend), or put them aside"
+                               " with git stash")  # fmt: skip
+    if not git.git_ok(tree.folder, "merge-base", "--is-ancestor", tree.base, tree.head):
+        msg = f"{tree.folder}: HEAD does not stand on the pinned commit {tree.base[:12]}"
+        raise SeriesError(msg, "check out the branch of the series: git checkout sparkforge")
+    if merges := tree.git("rev-list", "--merges", f"{tree.base}..HEAD").split():
+        msg = f"{tree.folder}: commit {merges[0][:12]} is a merge: no patch can say what it did"
+        raise SeriesError(msg, f"make it a line of commits: git rebase {tree.base[:12]}")
+
+
+def origins(tree: WorkTree, commits: Sequence[str]) -> list[list[str]]:
+    """Return of each commit the patches that it came from.
+
+    Two or more where commits were squashed, or a patch was renamed by an earlier export, which the
+    checkout may have undone since.
+    """
+    listing = git.git(tree.folder, "notes", "--ref", NOTES_REF, "list", env=_AUTHOR)
+    noted = {commit: note for note, commit in map(str.split, listing.splitlines())}
+    return [
+        tree.git("cat-file", "blob", noted[commit]).split() if commit in noted else []
+        for commit in commits
+    ]
+
+
+def exported(tree: WorkTree, names: Sequence[str], series: str) -> None:
+    """Remember that its commits are these patches now, too."""
+    if series not in tree.series:
+        tree.git("config", "--add", "sparkforge.series", series)
+    tree.git("update-ref", TIP_REF, "HEAD")
+    before = origins(tree, _commits(tree))
+    after = [list(dict.fromkeys([*old, name])) for old, name in zip(before, names, strict=True)]
+    if after != before:
+        _note(tree, after)
+
+
+def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
+    """Remember that it stands on another series, or another pin, now."""
+    tree.git("update-ref", BASE_REF, patched.source.commit)
+    tree.git("update-ref", TIP_REF, patched.commit)
+    tree.git("config", "--replace-all", "sparkforge.series", series.sha256)
+    now = WorkTree(tree.folder, tree.upstream, patched.source.commit, (series.sha256,))
+    own = len(_commits(now)) - len(series.patches)
+    _note(now, [*([patch.name] for patch in series.patches), *([] for _ in range(own))])
+    return now
+
+
+def _commits(tree: WorkTree) -> list[str]:
+    return tree.git("rev-list", "--reverse", f"{tree.base}..HEAD").split()
+
+
+def _note(tree: WorkTree, names: Sequence[Sequence[str]]) -> None:
+    # removed first: notes of commits that are gone would stay for ever
+    tree.git("update-ref", "-d", NOTES_REF)
+    for commit, its in zip(_commits(tree), names, strict=True):
+        if its:
+            tree.git("notes", "--ref", NOTES_REF, "add", "--message", "\n".join(its), commit)
+
+
+def identity() -> tuple[str, str]:
+    """Return the name and the address that the user's git commits with, or ours for none."""
+    found = [call("git", "config", "--get", key, check=False).stdout.decode().strip()
+             for key in ("user.name", "user.email")]  # fmt: skip
+    return (found[0], found[1]) if all(found) else (gitsafe.COMMITTER, gitsafe.COMMITTER_EMAIL)
+
+
+def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
+    """Commit what is staged; returns the commit. Nothing staged: the newest commit is meant.
+
+    Args:
+        message: gets subject and body of that commit (empty for a new one), gives the message.
+
+    Raises:
+        SeriesError: nothing is staged, and the newest commit is a patch already.
+        CommandError: git would not commit.
+    """
+    staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
+    subject = body = ""
+    if not staged:
+        head = tree.head
+        subject, _, body = tree.git("show", "-s", "--format=%B", head).partition("\n")
+        if head == tree.base or origins(tree, [head]) != [[]] or patchfile.trailers_of(body):
+            msg = f"{tree.folder}: nothing is staged, and the newest commit is a patch already"
+            raise SeriesError(msg, "stage a change (git add FILE), or commit it")
+    # as the user: name, address. The message is ours, hooks and signatures are upstream's business
+    call("git", "-C", tree.folder, *gitsafe.no_programs(tree.folder), "commit", "--quiet",
+         "--no-gpg-sign", "--cleanup=verbatim", *([] if staged else ["--amend"]), "-F", "-",
+         stdin=message(subject, body).encode(errors="surrogateescape"))  # fmt: skip
+    return tree.head

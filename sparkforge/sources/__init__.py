@@ -1,0 +1,1 @@
+"""Pinned files and commits, fetched into the store."""

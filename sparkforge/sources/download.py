@@ -1,0 +1,242 @@
+"""URL + sha256 → a verified file in the store. Resumes, retries, shows progress."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from sparkforge.core.disk import disk_errors
+from sparkforge.core.errors import FetchError, IntegrityError
+from sparkforge.core.log import human_bytes, log
+from sparkforge.store.store import Store
+
+if TYPE_CHECKING:
+    import requests
+
+_CHUNK = 1 << 20
+_TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
+_ATTEMPTS = 5
+_FIRST_WAIT_S = 1.0  # doubled with every attempt
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """What making something would fetch.
+
+    Attributes:
+        known: bytes, of files whose size is recorded.
+        unknown: what else, in words.
+    """
+
+    known: int = 0
+    unknown: tuple[str, ...] = ()
+
+    def __add__(self, other: Fetches) -> Fetches:
+        return Fetches(self.known + other.known, (*self.unknown, *other.unknown))
+
+
+def fetch(
+    store: Store,
+    *,
+    name: str,
+    sha256: str,
+    locate: Callable[[], str],
+    size: int | None = None,
+    offline: bool = False,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> Path:
+    """Return the verified file, downloading it where the store lacks it.
+
+    What is in the store is hashed again: it is about to be built on, and disks lie.
+
+    Args:
+        name: file name it gets.
+        sha256: the pinned hash, 64 hex digits.
+        locate: gives the URL (http, https or file); asked only when it is needed.
+        size: the pinned number of bytes, where one is pinned; no more than these are taken.
+        offline: refuse to ask any network.
+        progress: called with (bytes here, bytes in all or None); None shows a line of its own.
+
+    Raises:
+        FetchError: offline and not in the store, or the network failed again and again; what
+            has arrived stays, and the next run goes on from there.
+        IntegrityError: the file that arrived is not the pinned one, or is not of its size.
+    """
+    final = store.download_path(sha256, name)
+    with store.lock(f"download-{sha256[:32]}"):
+        if store.verified(sha256, name):
+            return final
+        if offline:
+            msg = f"{name}: not in the store, and --offline forbids fetching it"
+            raise FetchError(msg, "run once without --offline on a machine with network")
+        url = locate()
+        partial = store.partial_path(sha256)
+        if urlsplit(url).scheme == "file":
+            _copy(Path(unquote(urlsplit(url).path)), partial, name, size)
+            return _accept(store, partial, sha256, name, size)
+        wanted = _Wanted(url, partial, name, size)
+        show = progress or (lambda done, total: log.progress(name, done, total))
+        resumes = partial.exists()
+        try:
+            _download(wanted, show)
+            return _accept(store, partial, sha256, name, size)
+        except IntegrityError:
+            if not resumes:
+                raise
+            # the part that was there may have been the wrong one: once more, from the start
+            log.warning(f"{name}: what an earlier run had fetched does not fit: starting over")
+            _download(wanted, show)
+            return _accept(store, partial, sha256, name, size)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One download: from where, to where, how it is called, and its size where that is pinned."""
+
+    url: str
+    partial: Path
+    name: str
+    size: int | None
+
+
+def _accept(store: Store, partial: Path, sha256: str, name: str, size: int | None) -> Path:
+    length = partial.stat().st_size
+    final = store.accept_download(partial, sha256, name)
+    if size is not None and length != size:
+        msg = f"{name}: has {length} bytes, pinned are {size}, with the same sha256"
+        raise IntegrityError(msg, "correct its size in pins.yaml")
+    return final
+
+
+def _refuse_longer(wanted: _Wanted, length: int) -> None:
+    """Refuse a file that is longer than the pinned one; what has arrived of it goes."""
+    if wanted.size is not None and length > wanted.size:
+        wanted.partial.unlink(missing_ok=True)
+        msg = f"{wanted.name}: {length} bytes or more, pinned are {wanted.size}"
+        remedy = (
+            "the index or a proxy gave another file than the pinned one: check where it comes"
+            " from; if the size in pins.yaml is wrong, correct it"
+        )
+        raise IntegrityError(msg, remedy)
+
+
+def size_of(url: str, name: str) -> int:
+    """Return how many bytes a file has, without fetching it.
+
+    Raises:
+        FetchError: its server does not say, or can't be reached.
+    """
+    import requests
+
+    if urlsplit(url).scheme == "file":
+        path = Path(unquote(urlsplit(url).path))
+        if not path.is_file():
+            raise FetchError(f"{name}: {path} is not there", "check the index or mirror it is on")
+        return path.stat().st_size
+    try:
+        # not HEAD, which some mirrors refuse; the body is not read
+        with requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True,
+                          timeout=_TIMEOUT_S) as reply:  # fmt: skip
+            reply.raise_for_status()
+            return int(reply.headers["Content-Length"])
+    except (requests.RequestException, KeyError, ValueError) as error:
+        msg = f"{name}: its size can't be asked: {type(error).__name__}: {error}"
+        raise FetchError(msg, "check the network, proxy and certificates") from error
+
+
+def _copy(source: Path, partial: Path, name: str, size: int | None) -> None:
+    if not source.is_file():
+        raise FetchError(f"{name}: {source} is not there", "check the index or mirror it is on")
+    _refuse_longer(_Wanted("", partial, name, size), source.stat().st_size)
+    with disk_errors(partial):
+        shutil.copyfile(source, partial)
+
+
+_Progress = Callable[[int, int | None], None]
+
+
+def _download(wanted: _Wanted, progress: _Progress) -> None:
+    import requests
+
+    partial, name = wanted.partial, wanted.name
+    with requests.Session() as session:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                _stream(session, wanted, progress)
+                return
+            except requests.RequestException as error:
+                status = error.response.status_code if error.response is not None else None
+                final_no = status is not None and 400 <= status < 500 and status not in (408, 429)
+                final_no |= isinstance(error, ValueError)  # requests' way to say: that is no URL
+                if attempt == _ATTEMPTS or final_no:
+                    have = partial.stat().st_size if partial.exists() else 0
+                    msg = f"{name}: download failed after {attempt} attempt(s): {error}"
+                    remedy = "check the network, proxy and certificates, then run again"
+                    if have:
+                        remedy += f"; it goes on after the {human_bytes(have)} that have arrived"
+                    raise FetchError(msg, remedy) from error
+                wait = _FIRST_WAIT_S * 2 ** (attempt - 1)
+                log.warning(f"{name}: {error}; trying again in {wait:.0f} s")
+                time.sleep(wait)
+
+
+def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> None:
+    """One attempt: ask for what is missing and append it.
+
+    Raises:
+        requests.RequestException: the connection or the server failed, or the body was short.
+        IntegrityError: the body is longer than the pinned size.
+    """
+    import requests
+
+    partial, name = wanted.partial, wanted.name
+    have = partial.stat().st_size if partial.exists() else 0
+    # no transfer compression: byte positions must be those of the file, for the resume
+    headers = {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    with session.get(wanted.url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
+        if have and reply.status_code == requests.codes.requested_range_not_satisfiable:
+            return  # all of it is here already (or too much: the hash will tell)
+        reply.raise_for_status()
+        resumed = reply.status_code == requests.codes.partial_content
+        if have and not resumed:
+            have = 0  # the server ignored the range: start over
+        length = reply.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        if have:
+            log.info(f"{name}: going on at {human_bytes(have)}")
+        if total is not None:
+            _refuse_longer(wanted, total)  # before a byte of it is written
+        done = have
+        with disk_errors(partial), partial.open("ab" if resumed else "wb") as file:
+            for chunk in _as_sent(reply):
+                done += len(chunk)
+                _refuse_longer(wanted, done)
+                file.write(chunk)
+                progress(done, total)
+        if total is not None and done < total:
+            msg = f"the connection ended after {done} of {total} bytes"
+            raise requests.ConnectionError(msg)
+
+
+def _as_sent(reply: requests.Response) -> Iterator[bytes]:
+    """Give the body's bytes as they came.
+
+    ``iter_content`` would unpack what a server calls gzip-encoded, and some call a .tar.gz that.
+
+    Raises:
+        requests.ConnectionError: the connection failed.
+    """
+    import requests
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield from reply.raw.stream(_CHUNK, decode_content=False)
+    except HTTPError as error:
+        raise requests.ConnectionError(error) from error

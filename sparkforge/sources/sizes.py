@@ -1,0 +1,107 @@
+"""How many bytes the locked files have: known before they are fetched, for a plan and for an ETA.
+
+A lock has hashes and no sizes, and not every index gives them. ``requirements/sizes.txt`` records
+them; ``scripts/sizes.py`` makes it of the files themselves. Nothing is checked by a size.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from sparkforge.core.errors import PinsError
+from sparkforge.core.log import human_bytes, log
+
+FILE = "requirements/sizes.txt"
+_LINE = re.compile(r"([0-9a-f]{64})  (\d{1,15})  (\S+)")
+_SETTLED_S = 2.0  # a rate of less than that says nothing
+
+
+@dataclass(frozen=True)
+class Known:
+    """A file whose size is recorded; ``size`` in bytes."""
+
+    sha256: str
+    size: int
+    name: str
+
+
+def read(path: Path) -> Mapping[str, Known]:
+    """Return the recorded files by sha256; {} where nothing is recorded.
+
+    Raises:
+        PinsError: a line is malformed.
+    """
+    if not path.is_file():
+        return {}
+    found = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            msg = f"{path}:{number}: {line[:60]!r} is not SHA256  BYTES  NAME"
+            raise PinsError(msg, "make it again with scripts/sizes.py")
+        found[match[1]] = Known(match[1], int(match[2]), match[3])
+    return found
+
+
+@dataclass
+class Progress:
+    """Shows one line for many files at once: bytes, share, and the time that is left.
+
+    State: what has arrived. ``sizes``: of each file by name, as far as they are known; of the
+    others the server says it with the first bytes.
+    """
+
+    what: str
+    names: tuple[str, ...]
+    sizes: dict[str, int]
+    _here: dict[str, int] = field(default_factory=dict)
+    _done: set[str] = field(default_factory=set)
+    _fetched: int = 0  # of this run: what the store had says nothing about the network
+    _since: float = 0.0
+    _lock: Lock = field(default_factory=Lock)
+
+    def arrived(self, name: str, here: int, total: int | None) -> None:
+        """Note that so many bytes of a file are here; called from any thread."""
+        with self._lock:
+            self._since = self._since or time.monotonic()
+            # a download that is resumed begins with what an earlier run had fetched
+            self._fetched += here - self._here.get(name, here)
+            self._here[name] = here
+            if total is not None:
+                self.sizes[name] = total
+            self._show()
+
+    def finished(self, name: str, size: int) -> None:
+        """Note that a whole file is here, fetched or from the store."""
+        with self._lock:
+            self._here[name] = self.sizes[name] = size
+            self._done.add(name)
+            self._show()
+
+    def _show(self) -> None:
+        done = sum(self._here.values())
+        files = f"{self.what} ({len(self._done)} of {len(self.names)})"
+        known = all(name in self.sizes for name in self.names)
+        total = sum(self.sizes.values()) if known else None
+        log.progress(files, done, total, note=self._left(total, done))
+
+    def _left(self, total: int | None, done: int) -> str:
+        waited = time.monotonic() - self._since if self._since else 0.0
+        if total is None or waited < _SETTLED_S or not self._fetched or done >= total:
+            return ""
+        rate = self._fetched / waited
+        return f"{human_bytes(rate)}/s, about {duration((total - done) / rate)} left"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that people would say, e.g. ``40 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,288 @@
+"""Pin → commit in the store's bare repository. Two providers, one result.
+
+``git`` fetches the one pinned commit and checks that the pinned tag names it. ``release`` takes
+the release file of the same version and turns it into a commit with a fixed author and date, so
+that a series applies to it and the patched tree has one hash everywhere.
+"""
+
+from __future__ import annotations
+
+import gzip
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sparkforge.core import git
+from sparkforge.core.errors import CommandError, FetchError, IntegrityError, PinsError
+from sparkforge.core.hashing import key_of
+from sparkforge.core.index import Index
+from sparkforge.core.log import human_bytes, log
+from sparkforge.pins.pins import PathRule, Provider, ReleaseFile, SourcePlan, Upstream, path_of
+from sparkforge.sources.download import fetch
+from sparkforge.store.codekey import code_of
+from sparkforge.store.store import Store
+
+RELEASE_INSTEAD = "to build from the release file instead: build.py --target NAME --source release"
+"""The way out of what is wrong with git's tree; never taken without being asked for."""
+_IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
+
+
+@dataclass(frozen=True)
+class Source:
+    """An upstream's pinned tree as a commit in ``repo``.
+
+    Attributes:
+        provider: which record of ``patched`` applies.
+        commit, tree: full SHAs. The release provider's commit is made here, not upstream's.
+        origin: for people: where it came from.
+    """
+
+    upstream: str
+    provider: Provider
+    repo: Path
+    commit: str
+    tree: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Access:
+    """How sources may be reached.
+
+    Attributes:
+        index: the package index.
+        mirrors: per upstream, a URL or path to use in place of the pinned git URL.
+        offline: use only what the store holds (a mirror given as a path still counts as here).
+    """
+
+    index: Index
+    mirrors: Mapping[str, str]
+    offline: bool
+
+
+def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access: Access) -> Source:
+    """Return the upstream's source, fetching it where the store lacks it.
+
+    Raises:
+        FetchError: it can't be had.
+        IntegrityError: the tag names another commit, or a file has another hash.
+        PinsError: the commit is unknown, and no release file may stand in for it.
+    """
+    # an explicitly named mirror is a wish for git, whatever the target prefers
+    provider: Provider = "git" if name in access.mirrors else plan.provider
+    if provider == "release":
+        return release(store, name, upstream, access)
+    if upstream.commit is None:
+        msg = f"{name}: commit: unknown: pins.yaml names none for {upstream.tag}"
+        if plan.fallback is None or name in access.mirrors:
+            remedy = "on a machine that reaches its repository: build.py pins resolve"
+            raise PinsError(msg, remedy)
+        log.info(f"{msg}: the release file is taken in its place")
+        return release(store, name, upstream, access)
+    try:
+        return _git(store, name, upstream, upstream.commit, access)
+    except FetchError as error:
+        if plan.fallback is None or name in access.mirrors or upstream.source_file is None:
+            raise
+        log.warning(f"{name}: {error.what}")
+        log.warning(f"{name}: falling back from git to the release file")
+        return release(store, name, upstream, access)
+
+
+def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
+    """Return a pinned release file, downloading it where the store lacks it."""
+    return fetch(
+        store, name=file.file, sha256=file.sha256, size=file.size, offline=access.offline,
+        locate=lambda: access.index.url_of(file.project, file.file),
+    )  # fmt: skip
+
+
+# -- git ---------------------------------------------------------------------
+
+
+def _git(store: Store, name: str, upstream: Upstream, commit: str, access: Access) -> Source:
+    repo = store.git_path(name)
+    url = access.mirrors.get(name, upstream.git)
+    # the ref is set only after the tag was checked, so it stands for "fetched and checked"
+    ref = f"refs/pins/{upstream.tag}/{commit}"
+    if git.ref_commit(repo, ref) != commit:
+        with store.lock(f"git-{name}"):
+            if git.ref_commit(repo, ref) != commit:
+                _fetch_git(repo, name, url, upstream, commit, ref, access)
+    else:
+        log.info(f"{name}: git commit {commit[:12]} ({upstream.tag}), in the store")
+    tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
+    return Source(name, "git", repo, commit, tree, f"git {upstream.git}")
+
+
+def _fetch_git(
+    repo: Path, name: str, url: str, upstream: Upstream, commit: str, ref: str, access: Access
+) -> None:
+    is_local = "://" not in url and Path(url).exists()
+    instead = f"; {RELEASE_INSTEAD}" if upstream.source_file is not None else ""
+    if access.offline and not is_local:
+        msg = f"{name}: commit {commit[:12]} is not in the store, and --offline is given"
+        raise FetchError(msg, f"run once with network, or give --mirror {name}=PATH of a clone")
+    where = str(Path(url).resolve()) if is_local else url
+    log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
+    try:
+        tagged = git.remote_tag(where, upstream.tag)
+        if tagged is None:
+            msg = f"{name}: {where} has no tag {upstream.tag}"
+            remedy = f"correct the tag in pins.yaml, or use a mirror that has tags{instead}"
+            raise IntegrityError(msg, remedy)
+        if tagged != commit:
+            msg = f"{name}: tag {upstream.tag} names {tagged}, pinned is {commit}"
+            remedy = (
+                "the tag was moved or the pin is wrong: compare with the release page before"
+                f" changing pins.yaml{instead}"
+            )
+            raise IntegrityError(msg, remedy)
+        git.init_bare(repo)
+        git.tidy(repo)
+        git.fetch_commit(repo, where, commit)
+    except CommandError as error:
+        msg = f"{name}: git could not fetch from {where}:\n{error}"
+        remedy = f"check the network, or give --mirror {name}=URL-or-path{instead}"
+        raise FetchError(msg, remedy) from error
+    git.git(repo, "update-ref", ref, commit)
+
+
+# -- release files -----------------------------------------------------------
+
+
+def release(store: Store, name: str, upstream: Upstream, access: Access) -> Source:
+    """Return the source that the release file stands for.
+
+    Raises:
+        PinsError: no release file does.
+        FetchError, IntegrityError: as ``ensure``.
+    """
+    if upstream.source_file is None:
+        msg = f"upstreams.{name}: no release file stands in for its git commit"
+        raise PinsError(msg, f"give --mirror {name}=URL-or-path of a git repository")
+    file = upstream.files[upstream.source_file]
+    repo = store.git_path(name)
+    # of a wheel the commit depends on where its files belong, too
+    places = f"-{key_of(_places(upstream))[:16]}" if file.file.endswith(".whl") else ""
+    # a change of how archives become commits needs a new name: old stores keep the old commits
+    ref = f"refs/release/{code_of(__name__)}/{file.sha256}{places}"
+    commit = git.ref_commit(repo, ref)
+    if commit is None:
+        with store.lock(f"git-{name}"):
+            commit = git.ref_commit(repo, ref)
+            if commit is None:
+                path = fetch_release_file(store, file, access)
+                log.info(f"{name}: turning {file.file} ({human_bytes(file.size)}) into a commit")
+                git.init_bare(repo)
+                git.tidy(repo)
+                commit = _import(repo, ref, name, upstream, path)
+    log.info(f"{name}: release file {file.file}, commit {commit[:12]} made of it")
+    tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
+    return Source(name, "release", repo, commit, tree, f"release file {file.file}")
+
+
+def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> str:
+    message = f"{name} {upstream.version}, release file {path.name}\n"
+    is_wheel = path.suffix == ".whl"
+    files = _wheel_files(path, upstream.paths) if is_wheel else _sdist_files(path)
+    # a ref of its own until all is in: a killed import must not look finished
+    pending = ref.replace("refs/release/", "refs/importing/")
+    try:
+        # 2000-01-01: fixed, and not meant to look like a date of upstream's
+        commit = git.import_tree(
+            repo, files, ref=pending, message=message, author=_IMPORT_AUTHOR, epoch=946684800
+        )
+    # RuntimeError: encrypted, or packed by a method that this Python lacks
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        gzip.BadGzipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        struct.error,
+    ) as error:
+        msg = f"{path.name}: can't be read as an archive: {error}"
+        raise IntegrityError(msg, "the pinned file is damaged: correct pins.yaml") from error
+    git.git(repo, "update-ref", ref, commit)
+    git.git(repo, "update-ref", "-d", pending)
+    return commit
+
+
+def _safe(path: str, archive: Path) -> str:
+    pure = PurePosixPath(path)
+    inside = pure.parts and not pure.is_absolute() and ".." not in pure.parts
+    if not inside or any(part.lower() == ".git" for part in pure.parts):
+        msg = f"{archive.name}: member {path!r} would leave the tree"
+        raise IntegrityError(msg, "do not use this file")
+    return str(pure)
+
+
+def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
+    """Give an sdist's files without their top folder, in the archive's order."""
+    tops = set()
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            top, _, path = _safe(member.name, archive).partition("/")
+            tops.add(top)
+            if len(tops) > 1 or not (path or member.isdir()):
+                msg = f"{archive.name}: member {member.name!r} is not in the one top folder"
+                raise IntegrityError(msg, "this is no sdist: do not use this file")
+            if member.isdir():
+                continue
+            if member.issym():
+                target = member.linkname.encode(errors="surrogateescape")
+                yield git.TreeFile(path, "120000", target)
+            elif member.isreg() or member.islnk():
+                mode = "100755" if member.mode & stat.S_IXUSR else "100644"
+                yield git.TreeFile(path, mode, _content(tar, member, archive))
+            else:
+                msg = f"{archive.name}: member {member.name!r} is neither file nor link"
+                raise IntegrityError(msg, "do not use this file")
+    if not tops:
+        raise IntegrityError(f"{archive.name}: holds no file", "do not use this file")
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> bytes:
+    try:
+        content = tar.extractfile(member)  # of a hard link: the file that it is a link to
+    except KeyError:
+        content = None
+    if content is None:
+        msg = f"{archive.name}: member {member.name!r} is a link to nothing in it"
+        raise IntegrityError(msg, "do not use this file")
+    return content.read()
+
+
+def _places(upstream: Upstream) -> dict[str, Any]:
+    return {"paths": [rule.model_dump() for rule in upstream.paths]}
+
+
+def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeFile]:
+    """Give a wheel's Python files at their places in the repository.
+
+    What is compiled or copied together for a wheel is no source; what no rule names is none of
+    this upstream's.
+    """
+    found = False
+    with zipfile.ZipFile(archive) as wheel:
+        for info in wheel.infolist():
+            member = _safe(info.filename, archive) if not info.is_dir() else ""
+            path = path_of(rules, member)
+            if not member.endswith(".py") or path is None:
+                continue
+            found = True
+            executable = (info.external_attr >> 16) & stat.S_IXUSR
+            mode = "100755" if executable else "100644"
+            yield git.TreeFile(path, mode, wheel.read(info))
+    if not found:
+        msg = f"{archive.name}: holds no Python file at a place that paths names"
+        raise IntegrityError(msg, "correct paths or source_file in pins.yaml")

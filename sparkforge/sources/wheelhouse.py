@@ -1,0 +1,338 @@
+"""Hash-locked requirements → a folder of verified wheels for one Python and platform.
+
+Environment and image install from this folder alone: their builds need no network and no
+registry settings, and every file in it has passed its sha256.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from packaging.markers import Marker
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from sparkforge.core.errors import FetchError, PinsError
+from sparkforge.core.hashing import sha256_file
+from sparkforge.core.index import Index, torch_link
+from sparkforge.core.parallel import in_parallel
+from sparkforge.sources import sizes
+from sparkforge.sources.download import Fetches, fetch
+from sparkforge.store.store import Store
+
+if TYPE_CHECKING:
+    from unearth.link import Link
+
+_PARALLEL = 8
+# newest glibc first: Ubuntu 24.04 (the Spark's) has 2.39, Debian 12 has 2.36
+_GLIBC_MINOR = {"linux/amd64": 36, "linux/arm64": 39}
+_MACHINE = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Locked:
+    """One line of a lock: name, version, and the sha256 of every file that may serve it.
+
+    ``marker``: the condition behind a semicolon, e.g. ``python_full_version < '3.12'``.
+    """
+
+    name: str
+    version: str
+    sha256s: frozenset[str]
+    marker: str | None = None
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a wheelhouse is for.
+
+    Attributes:
+        lock: the requirements file.
+        tools: locked wheels beside it that the image's build itself runs (uv).
+        python: e.g. ``3.11``.
+        platform: e.g. ``linux/amd64``.
+        torch_backend: uv's name of the PyTorch build, or None.
+    """
+
+    lock: Path
+    tools: tuple[Locked, ...]
+    python: str
+    platform: str
+    torch_backend: str | None
+
+
+_LINE = re.compile(
+    r"^(?P<name>[A-Za-z0-9._-]+)(\[[^\]]*\])?==(?P<version>[^\s;\\]+)(\s*;(?P<marker>.*?)(?= --))?"
+)
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+
+def read_lock(path: Path) -> list[Locked]:
+    """Read a requirements file in which every line is pinned and hashed.
+
+    Raises:
+        PinsError: a line is neither.
+    """
+    result = []
+    body, first = "", 0
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate([*lines, ""], 1):
+        text = re.sub(r"(^|\s)#.*$", "", line).strip()
+        first = first if body else number
+        body = f"{body} {text.removesuffix(chr(92))}".strip()
+        if text.endswith("\\") or not body:
+            continue
+        match, hashes = _LINE.match(body), _HASH.findall(body)
+        if match is None or not hashes:
+            msg = f"{path}:{first}: {body[:60]!r} is not NAME==VERSION with --hash=sha256"
+            raise PinsError(msg, "make the lock again with scripts/lock.sh")
+        name = str(canonicalize_name(match["name"]))
+        marker = (match["marker"] or "").strip() or None
+        result.append(Locked(name, match["version"], frozenset(hashes), marker))
+        body = ""
+    return result
+
+
+def _applies(item: Locked, python: str, platform: str) -> bool:
+    """Tell whether a line is for this Python and platform at all."""
+    environment = {
+        "python_version": python, "python_full_version": f"{python}.0", "os_name": "posix",
+        "sys_platform": "linux", "platform_system": "Linux", "implementation_name": "cpython",
+        "platform_machine": _MACHINE[platform], "platform_python_implementation": "CPython",
+        "extra": "",
+    }  # fmt: skip
+    return item.marker is None or Marker(item.marker).evaluate(environment)
+
+
+def platform_tags(python: str, platform: str) -> list[Tag]:
+    """Return the wheel tags that an interpreter on a platform installs, best first."""
+    machine = _MACHINE[platform]
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC_MINOR[platform], 4, -1)]
+    platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}"]
+    platforms.append(f"linux_{machine}")
+    major, minor = (int(part) for part in python.split("."))
+    # abis are named: the default looks at the interpreter that runs this
+    tags = list(cpython_tags((major, minor), abis=[f"cp{major}{minor}"], platforms=platforms))
+    tags += compatible_tags((major, minor), interpreter=f"cp{major}{minor}", platforms=platforms)
+    return tags
+
+
+def applying(
+    locked: Sequence[Locked], tools: Sequence[Locked], python: str, platform: str
+) -> list[Locked]:
+    """Return the lines of a lock, and the tools beside it, that are for a Python and platform."""
+    every = {item.requirement: item for item in [*tools, *locked]}  # the lock may hold a tool too
+    return [item for item in every.values() if _applies(item, python, platform)]
+
+
+def in_store(store: Store, item: Locked, python: str, platform: str) -> tuple[str, Path] | None:
+    """Return sha256 and path of the file of a line that the store has; not hashed again."""
+    return _stored(store, item, _ranked(python, platform))
+
+
+def recorded(
+    item: Locked, python: str, platform: str, known: Mapping[str, sizes.Known]
+) -> sizes.Known | None:
+    """Return the recorded file of a line for a Python and platform, or None."""
+    rank = _ranked(python, platform)
+    files = (known[sha256] for sha256 in item.sha256s if sha256 in known)
+    fitting = [
+        (best, one.sha256) for one in files if (best := _fitness(one.name, item, rank)) is not None
+    ]
+    return known[min(fitting)[1]] if fitting else None
+
+
+def to_fetch(store: Store, wanted: Wanted, known: Mapping[str, sizes.Known]) -> Fetches:
+    """Return what filling a wheelhouse would fetch."""
+    total, unknown = 0, 0
+    for item in applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform):
+        if in_store(store, item, wanted.python, wanted.platform) is not None:
+            continue
+        file = recorded(item, wanted.python, wanted.platform, known)
+        total += file.size if file else 0
+        unknown += file is None
+    return Fetches(total, (f"{unknown} wheels of {wanted.lock.name}",) if unknown else ())
+
+
+def fill(
+    store: Store,
+    wanted: Wanted,
+    index: Index,
+    uv: Path,
+    *,
+    offline: bool,
+    into: Path,
+    known: Mapping[str, sizes.Known] | None = None,
+) -> int:
+    """Fetch every locked requirement and link the files into a folder.
+
+    Args:
+        known: sizes of files, for the progress line.
+
+    Returns:
+        How many files there are.
+
+    Raises:
+        FetchError, IntegrityError: as ``download.fetch``; FetchError also where no listed file
+            is both locked and fit for the platform.
+    """
+    locked = applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform)
+    rank = _ranked(wanted.python, wanted.platform)
+    files = {
+        item.name: file.size
+        for item in locked
+        if (file := recorded(item, wanted.python, wanted.platform, known or {}))
+    }
+    progress = sizes.Progress("third-party wheels", tuple(item.name for item in locked), files)
+
+    def one(item: Locked, stopping: Event) -> Path:
+        path = _fetch_one(
+            store,
+            item,
+            wanted,
+            rank,
+            index,
+            uv,
+            offline=offline,
+            stopping=stopping,
+            progress=progress,
+        )
+        progress.finished(item.name, path.stat().st_size)
+        return path
+
+    for path in in_parallel(one, locked, _PARALLEL):
+        os.link(path, into / path.name)
+    return len(locked)
+
+
+def damaged(folder: Path, wanted: Wanted) -> list[str]:
+    """Return the names of files whose bytes are none of those locked under their name."""
+    locked: dict[str, set[str]] = {}
+    for item in [*wanted.tools, *read_lock(wanted.lock)]:
+        locked.setdefault(item.name, set()).update(item.sha256s)
+
+    def one(path: Path, stopping: Event) -> str | None:
+        return None if sha256_file(path) in locked.get(_project(path.name), ()) else path.name
+
+    return [name for name in in_parallel(one, sorted(folder.glob("*.whl")), _PARALLEL) if name]
+
+
+def _project(name: str) -> str:
+    return str(canonicalize_name(name.partition("-")[0]))
+
+
+class _Stopped(Exception):
+    """Ends a download that nobody waits for: another one failed, or the user had enough."""
+
+
+def _fetch_one(
+    store: Store, item: Locked, wanted: Wanted, rank: dict[Tag, int], index: Index, uv: Path,
+    *, offline: bool, stopping: Event, progress: sizes.Progress,
+) -> Path:  # fmt: skip
+    if path := _in_store(store, item, rank):
+        return path
+    if offline:
+        msg = f"{item.requirement}: no locked file of it is in the store, and --offline is given"
+        raise FetchError(msg, "run once without --offline on a machine with network")
+    found = _best_link(item, index.links(item.name), rank)
+    if found is None and item.name == "torch" and wanted.torch_backend is not None:
+        url, sha256 = torch_link(
+            item.requirement, wanted.python, _MACHINE[wanted.platform], wanted.torch_backend, uv
+        )
+        if sha256 not in item.sha256s:
+            msg = f"{item.requirement}: PyTorch's index has sha256 {sha256}, which is not locked"
+            raise FetchError(msg, f"compare, then lock it: {wanted.lock.name}")
+        name = unquote(urlsplit(url).path.rpartition("/")[2])
+        found = (url, name, sha256)
+    if found is None:
+        msg = (
+            f"{item.requirement}: the package index, as pip is configured here, lists no file that"
+            f" is locked in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
+        )
+        remedy = "point pip at an index or folder that has it (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS)"
+        raise FetchError(msg, remedy)
+    url, name, sha256 = found
+
+    # many files at once: one line counts them all, none draws its own
+    def unseen(done: int, total: int | None) -> None:
+        if stopping.is_set():
+            raise _Stopped
+        progress.arrived(item.name, done, total)
+
+    return fetch(store, name=name, sha256=sha256, locate=lambda: url, progress=unseen)
+
+
+def _fitness(name: str, item: Locked, rank: dict[Tag, int]) -> int | None:
+    try:
+        project, version, _, tags = parse_wheel_filename(name)
+    except (InvalidWheelFilename, InvalidVersion):
+        return None  # an sdist, or a name from before the rules
+    if project != item.name or version != Version(item.version):
+        return None
+    return min((rank[tag] for tag in tags if tag in rank), default=None)
+
+
+@cache
+def _ranked(python: str, platform: str) -> dict[Tag, int]:
+    return {tag: i for i, tag in enumerate(platform_tags(python, platform))}
+
+
+def _in_store(store: Store, item: Locked, rank: dict[Tag, int]) -> Path | None:
+    found = _stored(store, item, rank)
+    return found[1] if found and store.verified(found[0], found[1].name) else None
+
+
+def _stored(store: Store, item: Locked, rank: dict[Tag, int]) -> tuple[str, Path] | None:
+    fitting = []
+    for sha256 in item.sha256s:
+        folder = store.download_path(sha256, "")
+        if folder.is_dir():
+            for path in folder.iterdir():
+                if (fitness := _fitness(path.name, item, rank)) is not None:
+                    fitting.append((fitness, sha256, path))
+    if not fitting:
+        return None
+    _, sha256, path = min(fitting)
+    return sha256, path
+
+
+def _best_link(
+    item: Locked, links: Sequence[Link], rank: dict[Tag, int]
+) -> tuple[str, str, str] | None:
+    """Return (url, file name, sha256) of the locked file that fits best."""
+    fitting = sorted(_candidates(item, links, rank))
+    return fitting[0][1:] if fitting else None
+
+
+def _candidates(
+    item: Locked, links: Sequence[Link], rank: dict[Tag, int]
+) -> Iterator[tuple[int, str, str, str]]:
+    for link in links:
+        fitness = _fitness(link.filename, item, rank)
+        if fitness is None:
+            continue
+        url = str(link.normalized)
+        parts = urlsplit(url)
+        sha256 = parts.fragment.removeprefix("sha256=").partition("&")[0]
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            if link.hashes and "sha256" in link.hashes:
+                sha256 = link.hashes["sha256"]  # from a page in JSON
+            elif parts.scheme == "file":
+                sha256 = sha256_file(link.file_path)
+            else:
+                continue  # an index without hashes can't say which locked file this is
+        if sha256 in item.sha256s:
+            yield fitness, url.partition("#")[0], link.filename, sha256

@@ -1,0 +1,81 @@
+"""Which folder is a store? Only one that was empty, or absent, when sparkforge marked it.
+
+Somebody may name a home or ``/`` as the store, which have a ``tmp`` or a ``git`` of their own; what
+a store has under such names is swept and cleaned away, and no backup holds a folder so marked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sparkforge.core.errors import StoreError
+
+_NAME = "CACHEDIR.TAG"
+_OURS = "# This folder is sparkforge's store"
+_TEXT = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    f"{_OURS}; it can be deleted, the next build fills it again.\n"
+)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_BROUGHT = ("downloads", "partial")
+
+
+def marked(root: Path) -> bool:
+    """Tell whether a folder is marked as a store."""
+    try:
+        return _OURS in (root / _NAME).read_text(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def mark(root: Path) -> None:
+    """Mark a folder as a store, and for backup programs as a cache; the tag is never half written.
+
+    Raises:
+        OSError: the folder can't be made or written.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    if not marked(root):
+        handle, name = tempfile.mkstemp(prefix=f".{_NAME}-", dir=root)
+        with os.fdopen(handle, "w") as file:
+            file.write(_TEXT)
+        fresh = Path(name)
+        fresh.chmod(0o644)
+        fresh.rename(root / _NAME)
+
+
+def refuse_others(root: Path) -> None:
+    """Refuse a folder that is no store and is not empty.
+
+    What is named by a hash may be there before the store is: downloads, brought from elsewhere.
+
+    Raises:
+        StoreError: there is something else, and no mark.
+    """
+    found = next(_foreign(root), None)
+    # the mark is looked for last: another build that makes this store sets it before it fills it
+    if found is None or marked(root):
+        return
+    msg = f"{root}: is no store of sparkforge's, and holds {found.relative_to(root)}"
+    raise StoreError(msg, "name an empty or a new folder for the store with --store DIR")
+
+
+def _foreign(root: Path) -> Iterator[Path]:
+    for path in _entries(root):
+        if path.name.startswith(f".{_NAME}-"):
+            continue  # another build is making this store
+        if path.name == "lost+found" and not any(_entries(path)):
+            continue  # the root of a fresh file system
+        inside = list(_entries(path)) if path.name in _BROUGHT and not path.is_symlink() else [path]
+        yield from (one for one in inside if not _SHA256.fullmatch(one.name))
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    try:
+        yield from folder.iterdir()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return

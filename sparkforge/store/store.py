@@ -1,0 +1,392 @@
+"""The store: downloads, git mirrors and finished artefacts; the only module that touches it.
+
+Layout under the root::
+
+    CACHEDIR.TAG
+    downloads/<sha256>/<file name>     verified release files; read-only once named
+    partial/<sha256>                   a download under way; the next run goes on with it
+    git/<upstream>.git                 bare repositories
+    artefacts/<stage>/<key>/           finished results, each with its artefact.json
+    last/<target>/<label>.json         what the newest build of a target was made from
+    unpacked/                          uv's cache of wheels, which environments are linked from
+    bisect/<key>.json                  what an interrupted ablate --bisect knows
+    serve/                             what servers of plain environments write at run time
+    compile/<wheel>-<key>/, ccache/    an unfinished compile; what compilers made, by ccache
+    tmp/                               work in progress; each folder locked by its maker, swept
+                                       when nobody holds that lock
+    locks/                             one file a resource, held with flock: gone with its holder
+
+Nothing gets its final name before it is complete and checked, so ``kill -9`` at any point
+leaves only files under ``partial`` and ``tmp``.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core.disk import disk_errors, flocked, read_json
+from sparkforge.core.errors import IntegrityError, StoreError
+from sparkforge.core.hashing import key_of, sha256_file
+from sparkforge.core.log import log
+from sparkforge.store import marker
+
+_FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
+INTERPRETERS = "interpreters"
+_RESULTS = ("artefacts", "last", "bisect", "compile", "unpacked")
+_REST = ("downloads", "partial", "git", "serve", "ccache", INTERPRETERS)
+_SHARED = ("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS, "artefacts/intake",
+           "artefacts/sources", "artefacts/wheelhouse", "artefacts/smoke")  # fmt: skip
+"""What a borrowed store has in common; of ``smoke`` only the unpatched release is asked for."""
+_TEMPORARY = re.compile(r"[\w. -]+-[a-z0-9_]{8}")  # as mkdtemp names them
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A finished result in the store.
+
+    Attributes:
+        stage: which stage made it.
+        key: sha256 of ``inputs`` in canonical JSON.
+        inputs: everything that went in, by name.
+        outputs: what the stage wants to tell later stages and the receipt.
+        path: its folder.
+        seconds: how long making it took.
+    """
+
+    stage: str
+    key: str
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    path: Path
+    seconds: float
+
+
+def _seal(meta: Mapping[str, Any]) -> str:
+    """Return the sha256 of an artefact's record, by which a damaged one is known."""
+    return key_of({name: value for name, value in meta.items() if name != "seal"})
+
+
+class Store:
+    """Access to one store folder; made on first use."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._prepared = False
+
+    def _prepare(self) -> None:
+        """Make the folders; called by whatever writes, so that a dry run leaves no trace."""
+        if self._prepared:
+            return
+        with disk_errors(self.root):
+            marker.refuse_others(self.root)
+            try:
+                marker.mark(self.root)  # before there is anything that it would have to explain
+                for name in _FOLDERS:
+                    (self.root / name).mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+                what = "can't be made" if error.errno == errno.ENOENT else "is no folder"
+                msg = f"{error.filename}: {what}, so the store can't be made in it"
+                raise StoreError(msg, "choose another place with --store DIR") from error
+        self._prepared = True
+
+    # -- locks and temporary folders ---------------------------------------
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold a named lock; says so when another build has it.
+
+        The operating system drops the lock with its holder, also after ``kill -9``.
+        """
+        from filelock import FileLock, Timeout  # not needed by a build in which nothing changed
+
+        self._prepare()
+        lock = FileLock(self.root / "locks" / f"{name}.lock")
+        with disk_errors(self.root):
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                log.info(f"waiting: another build is at work on {name}")
+                lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def temporary(self, hint: str) -> Iterator[Path]:
+        """Give a fresh folder in the store (so that renames out of it are atomic)."""
+        self._prepare()
+        parent = self.root / "tmp"
+        with disk_errors(self.root), flocked(parent, fcntl.LOCK_SH):
+            path = Path(tempfile.mkdtemp(prefix=f"{hint}-", dir=parent))
+            path.chmod(0o755)
+            # dropped by the operating system with this process, whatever ends it
+            held = os.open(path, os.O_RDONLY)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(held)
+
+    def sweep(self) -> int:
+        """Remove what killed runs left under tmp; returns how many folders went."""
+        parent = self.root / "tmp"
+        gone = 0
+        if not marker.marked(self.root):
+            return gone
+        # the exclusive lock: no other process is between making a folder and locking it
+        with disk_errors(self.root), flocked(parent, fcntl.LOCK_EX) as here:
+            ours = (path for path in parent.iterdir() if _TEMPORARY.fullmatch(path.name))
+            for path in ours if here else ():
+                with flocked(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as abandoned:
+                    if abandoned:
+                        shutil.rmtree(path, ignore_errors=True)
+                        gone += 1
+        return gone
+
+    def borrowed(self, root: Path, shared: Sequence[str] = _SHARED) -> Store:
+        """Return a store in a new folder that shares what does not depend on a series.
+
+        Args:
+            shared: which folders, where it is less than that.
+
+        Its other artefacts, and what it remembers as newest, are its own and go with the folder.
+        """
+        self._prepare()
+        with disk_errors(root):
+            root.mkdir(parents=True)
+            marker.mark(root)
+            for name in shared:
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).symlink_to(self.root / name)
+        return Store(root)
+
+    # -- places --------------------------------------------------------------
+
+    def download_path(self, sha256: str, name: str) -> Path:
+        """Where a verified file is, or will be; with an empty name the folder of its hash."""
+        return self.root / "downloads" / sha256 / name
+
+    def partial_path(self, sha256: str) -> Path:
+        """Where a download under way is, which the next run goes on with."""
+        return self.root / "partial" / sha256
+
+    def git_path(self, upstream: str) -> Path:
+        """The bare repository of an upstream; it need not be there yet."""
+        return self.root / "git" / f"{upstream}.git"
+
+    def drop_repository(self, repository: Path) -> None:
+        """Remove a damaged repository; what it holds is fetched or made again.
+
+        Raises:
+            StoreError: it is none of this store's.
+        """
+        if repository.resolve().parent != (self.root / "git").resolve():
+            raise StoreError(f"{repository}: damaged, and not of this store", "remove it by hand")
+        with self.lock(f"git-{repository.name.removesuffix('.git')}"):
+            self._discard(repository)
+
+    def cache_path(self, name: str) -> Path:
+        """A folder that a tool (uv) uses as its own cache."""
+        self._prepare()
+        path = self.root / name
+        with disk_errors(path):
+            path.mkdir(exist_ok=True)
+        return path
+
+    @contextmanager
+    def unpacked(self) -> Iterator[Path]:
+        """Give the folder of unpacked wheels, to one build at a time.
+
+        Its real path, also from a borrowed store: uv goes by names.
+        """
+        with self.lock("unpacked"):
+            yield self.cache_path("unpacked").resolve()
+
+    def verified(self, sha256: str, name: str) -> bool:
+        """Tell whether a download is there and still what its hash says; a damaged one goes."""
+        path = self.download_path(sha256, name)
+        if not path.exists():
+            return False
+        if sha256_file(path) == sha256:
+            return True
+        log.warning(f"{path}: damaged in the store: fetching it again")
+        path.unlink()
+        return False
+
+    def accept_download(self, partial: Path, sha256: str, name: str) -> Path:
+        """Check a finished download and give it its name.
+
+        Raises:
+            IntegrityError: its hash is not the one pinned; the file is removed.
+        """
+        found = sha256_file(partial)
+        if found != sha256:
+            partial.unlink()
+            msg = f"{name}: sha256 is {found}, pinned is {sha256}"
+            remedy = (
+                "the index or a proxy gave another file than the pinned one: check where it"
+                " comes from; if upstream really changed it, update the hash in pins.yaml"
+            )
+            raise IntegrityError(msg, remedy)
+        final = self.download_path(sha256, name)
+        with disk_errors(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            partial.rename(final)
+            final.chmod(0o444)  # not before: the next run must be able to go on with a partial file
+        return final
+
+    # -- artefacts -----------------------------------------------------------
+
+    def find(self, stage: str, inputs: Mapping[str, Any]) -> Artefact | None:
+        """Return the finished artefact for these inputs, or None."""
+        return self._load(self.root / "artefacts" / stage / key_of(inputs)[:32])
+
+    def build(
+        self,
+        stage: str,
+        inputs: Mapping[str, Any],
+        make: Callable[[Path], Mapping[str, Any]],
+        *,
+        again: bool = False,
+    ) -> Artefact:
+        """Return the artefact for these inputs, making it where the store lacks it.
+
+        Args:
+            stage: name of the stage.
+            inputs: everything that determines the result; JSON values.
+            make: fills the folder it is given and returns the outputs.
+            again: make it although it is there; the old one stands until the new one does.
+
+        Two builds that want the same artefact at once: the second waits, then finds it.
+        """
+        key = key_of(inputs)
+        final = self.root / "artefacts" / stage / key[:32]
+        if not again and (found := self._load(final)):
+            return found
+        with self.lock(f"{stage}-{key[:32]}"):
+            if not again and (found := self._load(final)):
+                return found
+            with self.temporary(stage) as work, disk_errors(self.root):
+                start = time.monotonic()
+                outputs = make(work)
+                meta = {
+                    "stage": stage, "key": key, "inputs": inputs, "outputs": outputs,
+                    "seconds": round(time.monotonic() - start, 3),
+                }  # fmt: skip
+                meta["seal"] = _seal(meta)
+                (work / "artefact.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
+                final.parent.mkdir(parents=True, exist_ok=True)
+                if final.exists():  # the old one, or one without a readable artefact.json
+                    self._discard(final)
+                work.rename(final)
+        made = self._load(final)
+        assert made is not None
+        return made
+
+    def _discard(self, path: Path) -> None:
+        # renamed first: nobody must find half of it
+        with self.temporary("discarded") as work, disk_errors(path):
+            try:
+                path.rename(work / "it")
+            except FileNotFoundError:
+                pass  # another build was quicker
+
+    def _load(self, path: Path) -> Artefact | None:
+        """Return an artefact; None where there is none, or its record is not the one written."""
+        meta = read_json(path / "artefact.json")
+        if meta is None or meta.get("seal") != _seal(meta):
+            return None
+        return Artefact(
+            meta["stage"], meta["key"], meta["inputs"], meta["outputs"], path, meta["seconds"]
+        )
+
+    # -- what the last build was made from ------------------------------------
+
+    def remember(self, target: str, label: str, artefact: Artefact) -> None:
+        """Note an artefact as the newest of its label for a target (``explain`` reads it)."""
+        record = {"key": artefact.key, "inputs": artefact.inputs}
+        self.write_json(self.root / "last" / target / f"{label}.json", record)
+
+    def last(self, target: str, label: str) -> Mapping[str, Any] | None:
+        """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
+        return read_json(self.root / "last" / target / f"{label}.json")
+
+    def write_json(self, path: Path, value: Any) -> None:
+        """Write a small JSON file atomically; untouched where it already says the same."""
+        text = json.dumps(value, indent=1, sort_keys=True) + "\n"
+        with disk_errors(path):
+            if path.exists() and path.read_text() == text:
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self.temporary("json") as work:
+                (work / path.name).write_text(text)
+                (work / path.name).rename(path)
+
+    def clean(self, *, everything: bool) -> int:
+        """Remove artefacts (and, with ``everything``, downloads and mirrors too).
+
+        Returns:
+            The bytes freed.
+
+        Raises:
+            StoreError: the folder is no store.
+        """
+        if not self._there():
+            return 0
+        self.sweep()
+        names = (*_RESULTS, *_REST) if everything else _RESULTS
+        freed = sum(self._remove(self.root / name) for name in names)
+        self._prepared = False  # what is written next makes the folders again
+        return freed
+
+    def clean_superseded(self) -> int:
+        """Remove the artefacts that are not the newest of their name for any target.
+
+        Returns:
+            The bytes freed.
+
+        Raises:
+            StoreError: the folder is no store.
+        """
+        if not self._there():
+            return 0
+        self.sweep()
+        records = (read_json(path) for path in (self.root / "last").rglob("*.json"))
+        newest = {record["key"][:32] for record in records if record is not None}
+        doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
+        # uv forgets no wheel by itself: what the newest environment has is linked there, too
+        return sum(self._remove(folder) for folder in [*doomed, self.root / "unpacked"])
+
+    def _there(self) -> bool:
+        """Tell whether there is a store; cleaning makes none.
+
+        Raises:
+            StoreError: the folder holds something else.
+        """
+        marker.refuse_others(self.root)
+        return marker.marked(self.root)
+
+    def _remove(self, folder: Path) -> int:
+        """Remove a folder with all that is in it; returns the bytes freed, 0 where it is not."""
+        if not folder.is_dir():
+            return 0
+        # a file that is linked elsewhere, too (downloads, unpacked wheels), counts by its share
+        found = (file.lstat() for file in folder.rglob("*"))
+        freed = sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
+        self._discard(folder)
+        return freed

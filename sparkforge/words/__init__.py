@@ -1,1 +1,0 @@
-"""The arguments of each command: its options, and the function that they call."""
