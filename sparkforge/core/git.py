@@ -268,6 +268,11 @@ def unpack(repo: Path, tree: str, paths: Iterable[str], where: Path) -> None:
         tar.extractall(where, filter="data")
 
 
+def shown(blob_id: str) -> str:
+    """Return how messages name a blob; ABSENT is no file."""
+    return "no file" if blob_id == ABSENT else f"blob {blob_id[:12]}"
+
+
 def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
     """Return the blob id of each path in a commit; paths that are not there are left out."""
     wanted = sorted(set(paths))

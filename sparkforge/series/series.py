@@ -133,11 +133,9 @@ def _check_exact(series: Series, source: Source) -> None:
             met = now.get(entry.path, git.ABSENT)
             exact = met != git.ABSENT if entry.old_blob is None else met == entry.old_blob
             if not exact:
-                state = "is not there" if met == git.ABSENT else f"is blob {met[:12]}"
-                before = entry.old_blob or "another mode of it"
-                wanted = "no such file" if before == git.ABSENT else before[:12]
+                wanted = git.shown(entry.old_blob) if entry.old_blob else "another mode of it"
                 msg = (
-                    f"{patch.path}: does not apply exactly: {entry.path} {state}"
+                    f"{patch.path}: does not apply exactly: {entry.path} is {git.shown(met)}"
                     f" in {source.upstream} ({source.origin}), the patch was made on {wanted}"
                 )
                 remedy = "no fuzz and no offset are allowed: remake the patch on the pinned tree"
@@ -172,8 +170,8 @@ def patched_tree(store: Store, series: Series, source: Source) -> str:
                                   entry.path, env=env)  # fmt: skip
                 met = listing.split(" ")[1] if listing else git.ABSENT
                 if entry.new_blob is not None and met != entry.new_blob:
-                    wanted = entry.new_blob[:12]
-                    msg = f"{patch.path}: {entry.path} becomes {met[:12]}, not {wanted}"
+                    wanted = git.shown(entry.new_blob)
+                    msg = f"{patch.path}: {entry.path} becomes {git.shown(met)}, not {wanted}"
                     raise SeriesError(msg, "its diff was edited by hand: export it again")
         return tree
 

@@ -213,13 +213,9 @@ def _check_before(
     if found == change.old_blob:
         return
     state = "is not in it" if data is None else "is another version than the pinned source's"
-    there, here = (
-        "no file" if blob == git.ABSENT else f"blob {blob[:12]}"
-        for blob in (found, change.old_blob)
-    )
     msg = (
-        f"{request.wheel.name}: {member} {state}: {there} in the wheel,"
-        f" {here} at {change.path} in {source.upstream} ({source.origin})"
+        f"{request.wheel.name}: {member} {state}: {git.shown(found)} in the wheel,"
+        f" {git.shown(change.old_blob)} at {change.path} in {source.upstream} ({source.origin})"
     )
     remedy = "wheel and source in pins.yaml must be of the same release"
     if source.provider == "git":

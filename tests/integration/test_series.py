@@ -161,7 +161,7 @@ def test_a_mode_of_a_file_that_is_not_there_is_refused(shop: Workshop) -> None:
     shop.patch("Make the tool executable", {})
     path.unlink()
     (shop.patches / "series").write_text("make-the-tool-executable.patch\n")
-    refused(shop, "tool is not there")
+    refused(shop, r"tool is no file in .* was made on another mode of it")
 
 
 def test_a_file_that_becomes_a_link_applies(shop: Workshop) -> None:
@@ -217,14 +217,14 @@ def test_a_new_file_that_is_there_already_is_refused(shop: Workshop) -> None:
     shop.patch("Add a module to the package", {"pkg/new.py": b"x\n"})
     shop.repo("checkout", "--quiet", shop.base)
     shop.base = shop.repo.commit({"pkg/new.py": b"other\n"})
-    refused(shop, r"pkg/new\.py is blob .* made on no such file")
+    refused(shop, r"pkg/new\.py is blob .* made on no file")
 
 
 def test_a_changed_file_that_is_not_there_is_refused(shop: Workshop) -> None:
     shop.patch("Change the twentieth line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
     shop.repo("checkout", "--quiet", shop.base)
     shop.base = shop.repo.commit({"pkg/mod.py": None})
-    refused(shop, r"pkg/mod\.py is not there")
+    refused(shop, r"pkg/mod\.py is no file")
 
 
 def test_a_diff_edited_by_hand_is_refused(shop: Workshop) -> None:
