@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from sparkforge.cli.parser import Parents, Subparsers
+from sparkforge.cli.parser import Parents, Subparsers, later
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
@@ -49,10 +48,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         "--python", type=Path, metavar="FILE",
         help="Python with pytest (default: .venv-dev, created if missing)",
     )  # fmt: skip
-    ablate.set_defaults(run=_ablate)
-
-
-def _ablate(options: argparse.Namespace) -> int:
-    from sparkforge.maintain.ablate import command  # no other command needs it
-
-    return command.run(options)
+    ablate.set_defaults(run=later("sparkforge.maintain.ablate.command"))

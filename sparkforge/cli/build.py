@@ -1,23 +1,32 @@
-"""build, explain, smoke, serve, images, rollback, verify, clean."""
+"""build, explain, smoke."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
 
-from sparkforge.build import composing
+from sparkforge.build import executor, publish, receipt
 from sparkforge.build.context import STAGES
-from sparkforge.cli import commands
-from sparkforge.cli.parser import Parents, Parser, Subparsers, target_options
-from sparkforge.cli.sign import trust_options
+from sparkforge.build.graph import items
+from sparkforge.build.options import pins_path, platform_of
+from sparkforge.build.setup import context_of, follow_last_build
+from sparkforge.cli.parser import Parents, Subparsers, target_options
+from sparkforge.core import disk
+from sparkforge.core.errors import EngineError, UsageError
+from sparkforge.core.log import human_bytes, log
+from sparkforge.pins import pins
+from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import interpreter
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the commands that make something of a target."""
-    shared, sources, target = groups
+    """Add the commands that build a target, or say what a build would do."""
     build = subparsers.add_parser(
         "build",
-        parents=[shared, sources, target],
+        parents=[groups.shared, groups.sources, groups.target],
         help="fetch, patch, build and test (default)",
     )
     build.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
@@ -29,92 +38,132 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         help="run this stage again even if its result is in the store",
     )
     build.add_argument("--dry-run", action="store_true", help="print the plan and exit")
-    build.set_defaults(run=commands.build)
+    build.set_defaults(run=_build)
 
     explain = subparsers.add_parser(
         "explain",
-        parents=[shared, sources, target_options(serves=False)],
+        parents=[groups.shared, groups.sources, target_options(serves=False)],
         help="show what would be rebuilt, and which input changed",
     )
-    explain.set_defaults(run=commands.explain)
+    explain.set_defaults(run=_explain)
 
     smoke = subparsers.add_parser(
         "smoke",
-        parents=[shared, sources, target],
+        parents=[groups.shared, groups.sources, groups.target],
         help="repeat the smoke test on the last build",
     )
-    smoke.set_defaults(run=commands.smoke)
+    smoke.set_defaults(run=_smoke)
 
-    serve = subparsers.add_parser(
-        "serve",
-        parents=[shared, sources, target],
-        help="serve the last build on loopback until Ctrl-C",
-    )
-    model = serve.add_mutually_exclusive_group()
-    model.add_argument(
-        "--model",
-        type=Path,
-        default=None,
-        metavar="DIR",
-        help="checkpoint to serve (default: a tiny test model)",
-    )
-    model.add_argument(
-        "--chat", action="store_true",
-        help="serve a tiny model with canned chat and tool-call replies",
+
+def _build(options: argparse.Namespace) -> int:
+    """Make what the store lacks, publish it under dist/, print the receipt."""
+    start = time.monotonic()
+    if options.dry_run:
+        return _dry_run(options)
+    context = context_of(options, options.until, options.force)
+    todo = items(context, options.until)
+    steps = executor.plan(context, todo)
+    log.heading(f"{context.target_name} on {context.platform}: {sum(step.made for step in steps)}"
+                f" of {len(steps)} items to make")  # fmt: skip
+    if any(step.made and step.label == "environment" for step in steps):
+        # before anything else is fetched
+        interpreter.ensure(context.store, context.target.python, offline=options.offline)
+    lines = executor.run(context, todo)
+    mention_fallback(lines)
+    seconds = time.monotonic() - start
+    document = receipt.receipt(
+        target=context.target_name, target_platform=context.platform, pins=context.pins_path,
+        lines=lines, seconds=seconds,
     )  # fmt: skip
-    serve.set_defaults(run=commands.serve)
-
-    _image_commands(subparsers, shared)
-
-    verify = subparsers.add_parser(
-        "verify", parents=[shared, sources, target_options(required=False, serves=False)],
-        help="rebuild from scratch and compare every byte; or check an image",
-    )  # fmt: skip
-    verify.add_argument(
-        "image", nargs="?",
-        help="check that this checkout builds this image: an archive, a receipt.json or a name"
-        " that the engine knows; with --key or --identity also a folder of published files"
-        " (default: rebuild --target and compare)",
-    )  # fmt: skip
-    verify.add_argument("--until", choices=("wheels", "image"), default="image",
-                        help="compare up to this stage (default: image)")  # fmt: skip
-    trust_options(verify)
-    verify.set_defaults(run=_verify)
-
-    clean = subparsers.add_parser(
-        "clean", parents=[shared], help="delete build results from the store"
-    )
-    how = clean.add_mutually_exclusive_group()
-    how.add_argument("--all", action="store_true", help="delete downloads and git mirrors, too")
-    how.add_argument(
-        "--superseded",
-        action="store_true",
-        help="delete only results that no target's newest build uses",
-    )
-    clean.set_defaults(run=commands.clean)
+    folder, document = publish.publish(context, lines, document)
+    if options.json:
+        log.json(document)
+    publish.summary(context, lines, folder, seconds)
+    return 0
 
 
-def _image_commands(subparsers: Subparsers, shared: Parser) -> None:
-    images = subparsers.add_parser(
-        "images", parents=[shared], help="list built images and the one that Compose uses"
-    )
-    images.add_argument("--target", metavar="NAME", help="list only this target's images")
-    images.set_defaults(run=composing.images)
+def _dry_run(options: argparse.Namespace) -> int:
+    """Show the plan; where this machine can't make all of it, as far as it can, and why no more."""
+    until, note = options.until, ""
+    try:
+        context = context_of(options, until, options.force, plan_only=True)
+    except (UsageError, EngineError) as error:
+        target = pins.load(pins_path(options)).target(options.target)
+        here = MACHINES.get(platform.machine()) == platform_of(target)
+        if here or STAGES.index(until) <= STAGES.index("wheelhouse"):
+            raise
+        until, note = "wheelhouse", f"not here, the stages after it: {error.what}; {error.remedy}"
+        force = [stage for stage in options.force if STAGES.index(stage) <= STAGES.index(until)]
+        context = context_of(options, until, force, plan_only=True)
+    steps = executor.plan(context, items(context, until))
+    if options.json:
+        fetches = asdict(executor.total(steps))
+        document = {"plan": [asdict(step) for step in steps], "fetches": fetches, "until": until,
+                    "source": context.target.source.model_dump()}  # fmt: skip
+        log.json({**document, "note": note} if note else document)
+        return 0
+    log.heading(f"plan for {context.target_name} on {context.platform}, up to {until}")
+    executor.show(context, steps)
+    free = disk.free(context.store.root)
+    log.info(f"disk: {human_bytes(free)} free for the store in {context.store.root}")
+    if note:
+        log.info(note)
+    return 0
 
-    rollback = subparsers.add_parser(
-        "rollback", parents=[shared], help="switch Compose to the previous image, or to another"
-    )
-    rollback.add_argument(
-        "--target", required=True, metavar="NAME", help="target whose image to switch"
-    )
-    rollback.add_argument(
-        "image", nargs="?", metavar="IMAGE",
-        help="image or tag from `build.py images` (default: the previous image)",
-    )  # fmt: skip
-    rollback.set_defaults(run=composing.rollback)
+
+def mention_fallback(lines: Sequence[receipt.Line]) -> None:
+    """Say which sources, fetched by an earlier build, are release files in place of commits."""
+    names = []
+    for line in lines:
+        asked = line.artefact.inputs.get("provider")  # an external has one place to come from
+        if line.artefact.stage != "sources" or line.made_now or asked is None:
+            continue
+        used = line.artefact.outputs["provider"]
+        if used != asked:
+            names.append(line.label.removeprefix("source "))
+    if names:
+        log.info(f"sources of {', '.join(names)}: release files, since git was out of reach when"
+                 " they were fetched; --force sources tries again")  # fmt: skip
 
 
-def _verify(options: argparse.Namespace) -> int:
-    from sparkforge.inspect.verify import command as verify  # no other command needs it
+def _explain(options: argparse.Namespace) -> int:
+    """Say for each item whether it stands, and if not, which input changed."""
+    follow_last_build(options)
+    target = pins.load(pins_path(options)).target(options.target)
+    here = MACHINES.get(platform.machine()) == platform_of(target)
+    until = STAGES[-1] if here else "wheelhouse"
+    context = context_of(options, until, plan_only=True)
+    steps = executor.plan(context, items(context, until))
+    if not here:
+        log.info(f"up to the {until}: what follows is made on {context.platform}")
+    if options.json:
+        log.json({"explain": [asdict(step) for step in steps],
+                  "source": context.target.source.model_dump()})  # fmt: skip
+    else:
+        executor.show(context, steps)
+    return 0
 
-    return verify.run(options)
+
+def _smoke(options: argparse.Namespace) -> int:
+    """Run the smoke test again; what it tests is built first where it is missing."""
+    follow_last_build(options)
+    if options.serve_arguments:
+        return _smoke_with_arguments(options)
+    options.until, options.force, options.dry_run = STAGES[-1], ["smoke"], False
+    return _build(options)
+
+
+def _smoke_with_arguments(options: argparse.Namespace) -> int:
+    """Run the smoke test with the user's arguments of ``vllm serve``; dist/ stays as it is."""
+    start = time.monotonic()
+    context = context_of(options, STAGES[-1], ["smoke"])
+    if context.target.smoke is None:
+        msg = f"target {context.target_name} has no smoke test"
+        raise UsageError(msg, "serve with these arguments: build.py serve --target NAME -- …")
+    lines = executor.run(context, items(context, STAGES[-1]))
+    if options.json:
+        log.json(receipt.receipt(
+            target=context.target_name, target_platform=context.platform, pins=context.pins_path,
+            lines=lines, seconds=time.monotonic() - start,
+        ))  # fmt: skip
+    return 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from sparkforge.cli.parser import Parents, Subparsers
+from sparkforge.cli.parser import Parents, Subparsers, later
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
@@ -19,10 +18,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     )
     dev.add_argument("--dir", type=Path, metavar="DIR",
                      help="folder of the work trees (default: dev/TARGET)")  # fmt: skip
-    dev.set_defaults(run=_dev)
-
-
-def _dev(options: argparse.Namespace) -> int:
-    from sparkforge.maintain.dev import command  # no other command needs it
-
-    return command.run(options)
+    dev.set_defaults(run=later("sparkforge.maintain.dev.command"))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from sparkforge.cli.parser import Parents, Subparsers, positive
+from sparkforge.cli.parser import Parents, Subparsers, later, positive
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
@@ -41,10 +40,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     how = doctor.add_mutually_exclusive_group()
     how.add_argument("--docs", action="store_true", help="write the table in docs/doctor.md")
     how.add_argument("--check", action="store_true", help="fail if that table is stale")
-    doctor.set_defaults(run=_doctor)
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    from sparkforge.inspect.doctor import command  # no other command needs it
-
-    return command.run(options)
+    doctor.set_defaults(run=later("sparkforge.inspect.doctor.command"))

@@ -16,15 +16,22 @@ from typing import NoReturn
 
 from sparkforge.cli import (
     ablate,
+    bench,
     build,
+    clean,
     dev,
     doctor,
-    measure,
+    images,
     model,
     overview,
     patches,
+    pins,
+    proofs,
     rebase,
+    roofline,
+    serve,
     sign,
+    verify,
     watch,
 )
 from sparkforge.cli.parser import Parser, parents
@@ -33,10 +40,17 @@ from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
 
 _DEFAULT_COMMAND = "build"
-_WORDS = (
+_COMMANDS = (
     build,
+    serve,
+    images,
+    verify,
+    clean,
     model,
-    measure,
+    bench,
+    roofline,
+    proofs,
+    pins,
     patches,
     dev,
     ablate,
@@ -74,8 +88,8 @@ def _parser() -> Parser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND",
                                       parser_class=Parser)  # fmt: skip
     groups = parents()
-    for words in _WORDS:
-        words.register(subparsers, groups)
+    for command in _COMMANDS:
+        command.register(subparsers, groups)
     return parser
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from sparkforge.cli.parser import Parents, Parser, Subparsers
+from sparkforge.cli.parser import Parents, Parser, Subparsers, later
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
@@ -22,10 +20,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     fetch.add_argument(
         "--dry-run", action="store_true", help="print the model and the folder, and exit"
     )
-    fetch.set_defaults(run=_fetch)
-
-
-def _fetch(options: argparse.Namespace) -> int:
-    from sparkforge.build import modelfetch  # no other command needs it
-
-    return modelfetch.run(options)
+    fetch.set_defaults(run=later("sparkforge.build.modelfetch"))

@@ -16,17 +16,7 @@ from sparkforge.core.log import log
 from sparkforge.pins import pins
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "use": (
-        "doctor",
-        "build",
-        "model",
-        "serve",
-        "smoke",
-        "images",
-        "rollback",
-        "verify",
-        "clean",
-    ),
+    "use": ("doctor", "build", "model", "serve", "smoke", "images", "rollback", "verify", "clean"),
     "change": ("patches", "pins", "dev", "rebase", "watch"),
     "judge": ("explain", "roofline", "bench", "ablate", "proofs", "sign"),
 }

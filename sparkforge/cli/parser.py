@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -56,6 +57,16 @@ def _near(word: str, names: Iterable[str]) -> str:
     """Return a question that names what a misspelt word may mean; "" where nothing is near."""
     near = difflib.get_close_matches(word, list(names), n=1)
     return f"did you mean {near[0]}? " if near else ""
+
+
+def later(module: str) -> Callable[[argparse.Namespace], int]:
+    """Return a module's ``run``, imported when the command runs: no other command needs it."""
+
+    def run(options: argparse.Namespace) -> int:
+        code: int = import_module(module).run(options)
+        return code
+
+    return run
 
 
 class Parents(NamedTuple):

@@ -1,115 +1,167 @@
-"""pins, patches."""
+"""patches: list, check, apply, stats, docs."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from typing import Any
 
-from sparkforge.cli import authoring, patchcommands
+from sparkforge.build.options import (
+    access_of,
+    chosen_series,
+    pins_path,
+    settle,
+    source_plan,
+    store_of,
+)
+from sparkforge.cli import editing
 from sparkforge.cli.parser import Parents, Parser, Subparsers, source_option
-from sparkforge.series.lint import TRAILERS
-from sparkforge.series.patchfile import NATIVE
+from sparkforge.core.errors import SeriesError, UsageError
+from sparkforge.core.log import log
+from sparkforge.pins import pins
+from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.series import lint, series, worktree
+from sparkforge.sources import sources
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the commands about pins and series."""
-    shared, sources, _ = groups
-    pins = subparsers.add_parser("pins", help="check pins.yaml and record the patched trees")
-    pins_commands = pins.add_subparsers(dest="action", required=True, metavar="ACTION",
-                                        parser_class=Parser)  # fmt: skip
-    check = pins_commands.add_parser("check", parents=[shared], help="check pins.yaml")
-    check.set_defaults(run=patchcommands.pins_check)
-    record = pins_commands.add_parser(
-        "record",
-        parents=[shared, sources],
-        help="record the patched trees in pins.yaml",
-    )
-    source_option(record, "release")
-    record.set_defaults(run=patchcommands.pins_record)
-    resolve = pins_commands.add_parser(
-        "resolve", parents=[shared, sources],
-        help="look up the commits that pins.yaml leaves out, and record them",
-    )  # fmt: skip
-    resolve.add_argument(
-        "upstream",
-        nargs="*",
-        help="upstreams to look up, even if recorded (default: those without a commit)",
-    )
-    resolve.set_defaults(run=patchcommands.pins_resolve)
-
-    patches = subparsers.add_parser("patches", help="list, check, apply, edit or document patches")
-    patches_commands = patches.add_subparsers(dest="action", required=True, metavar="ACTION",
+    """Add the commands about the series."""
+    parser = subparsers.add_parser("patches", help="list, check, apply, edit or document patches")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION",
                                               parser_class=Parser)  # fmt: skip
-    listing = patches_commands.add_parser(
-        "list", parents=[shared], help="list all patches in order"
-    )
+    listing = actions.add_parser("list", parents=[groups.shared], help="list all patches in order")
     listing.add_argument("upstream", nargs="?", help="only this upstream's series")
-    listing.set_defaults(run=patchcommands.patches_list)
-    check = patches_commands.add_parser(
+    listing.set_defaults(run=_list)
+    check = actions.add_parser(
         "check",
-        parents=[shared, sources],
+        parents=[groups.shared, groups.sources],
         help="lint the patches and check that they apply and give the recorded trees",
     )
     check.add_argument("upstream", nargs="?", help="only this upstream's series")
     source_option(check, "release")
-    check.set_defaults(run=patchcommands.patches_check)
-    apply = patches_commands.add_parser(
+    check.set_defaults(run=_check)
+    apply = actions.add_parser(
         "apply",
-        parents=[shared, sources],
+        parents=[groups.shared, groups.sources],
         help="create a git work tree with the patches as commits",
     )
     apply.add_argument("upstream")
     apply.add_argument("folder", type=Path, help="folder to create; must not exist")
-    apply.set_defaults(run=patchcommands.patches_apply)
-    export = patches_commands.add_parser(
-        "export", parents=[shared, sources], help="write the commits of a work tree back as patches"
-    )
-    export.add_argument("folder", type=Path, nargs="?", default=Path(),
-                        help="work tree (default: the current folder)")  # fmt: skip
-    export.add_argument(
-        "--check", action="store_true", help="fail if it would change a file; write nothing"
-    )
-    export.add_argument(
-        "--drop",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="patch whose commit was removed on purpose; may be repeated",
-    )
-    export.set_defaults(run=authoring.patches_export)
-    import_ = patches_commands.add_parser(
-        "import", parents=[shared, sources, _trailers()],
-        help="import patches (mbox, .patch, diff) into a series",
-    )  # fmt: skip
-    import_.add_argument("upstream")
-    import_.add_argument("file", type=Path, nargs="+")
-    import_.add_argument(
-        "--before", metavar="NAME", help="insert before this patch (default: at the end)"
-    )
-    import_.add_argument(
-        "--subject", metavar="TEXT", help="subject to use instead of the patch's own"
-    )
-    import_.add_argument("--why", metavar="TEXT", help="text to put before the patch's message")
-    import_.set_defaults(run=authoring.patches_import)
-    new = patches_commands.add_parser(
-        "new", parents=[shared, _trailers()],
-        help="commit the staged changes of a work tree with a message template",
-    )  # fmt: skip
-    new.add_argument("folder", type=Path, help="work tree from `patches apply`")
-    new.add_argument("subject", help="one line that says what the patch does")
-    new.set_defaults(run=authoring.patches_new)
-
-    stats = patches_commands.add_parser(
-        "stats", parents=[shared], help="show the size of each patch"
-    )
+    apply.set_defaults(run=_apply)
+    editing.register(actions, groups)
+    stats = actions.add_parser("stats", parents=[groups.shared], help="show the size of each patch")
     stats.add_argument("upstream", nargs="?", help="only this upstream's series")
-    stats.set_defaults(run=patchcommands.patches_stats)
-    page = patches_commands.add_parser("docs", parents=[shared], help="write docs/patches.md")
+    stats.set_defaults(run=_stats)
+    page = actions.add_parser("docs", parents=[groups.shared], help="write docs/patches.md")
     page.add_argument("--check", action="store_true", help="fail if it is stale; write nothing")
-    page.set_defaults(run=patchcommands.patches_docs, upstream=None)
+    page.set_defaults(run=_docs, upstream=None)
 
 
-def _trailers() -> Parser:
-    parser = Parser(add_help=False)
-    for key in (*TRAILERS, NATIVE):
-        parser.add_argument(f"--{key.lower()}", metavar="TEXT", help=f"value of the trailer {key}")
-    return parser
+def _list(options: argparse.Namespace) -> int:
+    """Print every patch in order."""
+    path = pins_path(options)
+    chosen = chosen_series(options, path.parent, pins.load(path))
+    if options.json:
+        log.json({
+            one.upstream: [
+                {"file": patch.name, "subject": patch.subject, "author": patch.author,
+                 "sha256": patch.sha256, "trailers": dict(patch.trailers),
+                 "files": [entry.path for entry in patch.entries]}
+                for patch in one.patches
+            ]
+            for one in chosen
+        })  # fmt: skip
+        return 0
+    for one in chosen:
+        log.heading(f"{one.upstream}: {len(one.patches)} patch(es)")
+        for patch in one.patches:
+            risk = patch.trailers.get("Risk", "?")
+            status = patch.trailers.get("Upstream-Status", "?")
+            log.info(f"{patch.name}  [{risk}, {status}]")
+            log.info(f"    {patch.subject}")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Lint every series; apply it in memory where the store has (or can get) its source."""
+    path = pins_path(options)
+    loaded = pins.load(path)
+    store = store_of(options)
+    access = access_of(options, loaded)
+    plan = source_plan(options, RELEASE_PLAN)
+    report: dict[str, Any] = {}
+    problems: list[str] = []
+    for one in chosen_series(options, path.parent, loaded):
+        problems += lint.lint(one, path.parent, loaded.upstreams[one.upstream].paths)
+        series.check_emptied(one, loaded.upstreams[one.upstream])
+        if not one.patches:
+            report[one.upstream] = {"patches": 0}
+            continue
+        upstream = loaded.upstreams[one.upstream]
+        source = sources.ensure(store, one.upstream, upstream, plan, access)
+        tree = series.patched_tree(store, one, source)
+        recorded = upstream.patched.get(source.provider)
+        # as commits, too: only so is it seen that exporting them again gives the same bytes
+        commit = series.apply(store, one, source).commit
+        series.check_record(one.upstream, source, commit, tree, recorded)
+        report[one.upstream] = {"patches": len(one.patches), "tree": tree,
+                                "recorded": recorded is not None}  # fmt: skip
+        note = (
+            "as recorded"
+            if recorded
+            else f"not recorded: build.py {series.RECORD[source.provider]}"
+        )
+        log.info(f"{one.upstream}: {len(one.patches)} patch(es) apply exactly, tree {tree[:12]},"
+                 f" {note}")  # fmt: skip
+    if problems:
+        raise SeriesError("\n".join(problems))
+    if options.json:
+        log.json(report)
+    return 0
+
+
+def _apply(options: argparse.Namespace) -> int:
+    """Give a work tree: the patched tree in a clone, with one commit a patch."""
+    path = pins_path(options)
+    loaded = pins.load(path)
+    upstream = loaded.upstream(options.upstream)
+    if options.folder.exists():
+        msg = f"{options.folder}: is there already"
+        raise UsageError(msg, "name a folder that does not exist yet")
+    store = store_of(options)
+    source = sources.ensure(store, options.upstream, upstream, RELEASE_PLAN,
+                            access_of(options, loaded))  # fmt: skip
+    one = series.read(path.parent / "patches" / options.upstream)
+    patched = series.apply(store, one, source)
+    recorded = upstream.patched.get(source.provider)
+    series.check_record(options.upstream, source, patched.commit, patched.tree, recorded)
+    worktree.make(patched, one, options.folder)
+    log.info(f"{options.folder}: {options.upstream} with {len(one.patches)} patch(es),"
+             f" commit {patched.commit}")  # fmt: skip
+    if options.json:
+        log.json({"folder": str(options.folder.resolve()), "commit": patched.commit,
+                  "tree": patched.tree})  # fmt: skip
+    return 0
+
+
+def _stats(options: argparse.Namespace) -> int:
+    """Print how many files and lines each patch changes."""
+    from sparkforge.series import docs
+
+    path = pins_path(options)
+    chosen = chosen_series(options, path.parent, pins.load(path))
+    if options.json:
+        log.json(docs.stats_json(chosen))
+    else:
+        log.table([docs.STATS_HEAD, *docs.stats_rows(chosen)])
+    return 0
+
+
+def _docs(options: argparse.Namespace) -> int:
+    """Write docs/patches.md from the patches' messages, or say whether it is what they say."""
+    from sparkforge.series import docs
+
+    root = pins_path(options).parent
+    loaded = pins.load(pins_path(options))
+    text = docs.page(chosen_series(options, root, loaded), loaded.upstreams)
+    return settle(options, {root / "docs" / "patches.md": text}, docs.COMMAND)

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from sparkforge.cli.parser import Parents, Subparsers
-
-
-def _rebase(options: argparse.Namespace) -> int:
-    from sparkforge.maintain.rebase import command  # no other command needs it
-
-    return command.run(options)
+from sparkforge.cli.parser import Parents, Subparsers, later
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
@@ -45,4 +37,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         action="store_true",
         help="cancel the rebase; patches/ and pins.yaml stay as they are",
     )
-    rebase.set_defaults(run=_rebase)
+    rebase.set_defaults(run=later("sparkforge.maintain.rebase.command"))

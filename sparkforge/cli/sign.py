@@ -1,10 +1,8 @@
-"""sign, and what verify asks of signatures."""
+"""sign."""
 
 from __future__ import annotations
 
-import argparse
-
-from sparkforge.cli.parser import Parents, Parser, Subparsers
+from sparkforge.cli.parser import Parents, Subparsers, later
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
@@ -28,21 +26,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     )
     sign.add_argument("--image", metavar="REPOSITORY@sha256:…",
                       help="also sign the image in the registry that it was pushed to")  # fmt: skip
-    sign.set_defaults(run=_sign)
-
-
-def trust_options(verify: Parser) -> None:
-    """Whose signatures must be there."""
-    verify.add_argument("--key", metavar="FILE", help="require signatures by this public key")
-    verify.add_argument(
-        "--identity",
-        metavar="WHO",
-        help="require keyless signatures by this identity (e-mail or URI)",
-    )
-    verify.add_argument("--issuer", metavar="URL", help="OIDC issuer of --identity")
-
-
-def _sign(options: argparse.Namespace) -> int:
-    from sparkforge.inspect.verify import signing  # no other command needs it
-
-    return signing.run(options)
+    sign.set_defaults(run=later("sparkforge.inspect.verify.signing"))

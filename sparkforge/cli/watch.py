@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from sparkforge.cli.parser import Parents, Subparsers
+from sparkforge.cli.parser import Parents, Subparsers, later
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
@@ -20,10 +19,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
                        help="ignore this release and older ones; may be repeated")  # fmt: skip
     watch.add_argument("--markdown", type=Path, metavar="FILE",
                        help="write the result to this file as issue text")  # fmt: skip
-    watch.set_defaults(run=_watch)
-
-
-def _watch(options: argparse.Namespace) -> int:
-    from sparkforge.maintain.watch import command  # no other command needs it
-
-    return command.run(options)
+    watch.set_defaults(run=later("sparkforge.maintain.watch.command"))

@@ -10,7 +10,7 @@ import pytest
 
 from sparkforge.build.compile import externals
 from sparkforge.build.receipt import Line
-from sparkforge.cli.commands import mention_fallback
+from sparkforge.cli.build import mention_fallback
 from sparkforge.core.errors import FetchError, IntegrityError
 from sparkforge.core.index import Index
 from sparkforge.pins.pins import External

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkforge.cli import commands
+from sparkforge.cli import bench
 from sparkforge.core.errors import QualityError, SmokeError, UsageError
 from sparkforge.inspect.perf import quality
 from sparkforge.inspect.perf.quality import Limits, Material, Plan, Seen, Text
@@ -202,16 +202,16 @@ def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
     assert found["failed"] == {"o": "the server ended with exit code 1"}
     assert list(found["layers"]) == ["qkv", "lm_head"]
     assert {line.partition(":")[0] for line in found["beyond"]} == {"lm_head"}
-    assert commands.report_quality(found, as_json=False) == SmokeError.exit_code
+    assert bench.report_quality(found, as_json=False) == SmokeError.exit_code
     said = capsys.readouterr()
     assert [line.split()[0] for line in said.out.splitlines() if "KL" not in line][-2:] == [
         "qkv", "lm_head",
     ]  # fmt: skip
     assert "o: the server ended with exit code 1" in said.err
     assert "lm_head: mean KL" in said.err
-    assert commands.report_quality({**found, "failed": {}}, as_json=True) == QualityError.exit_code
+    assert bench.report_quality({**found, "failed": {}}, as_json=True) == QualityError.exit_code
     assert json.loads(capsys.readouterr().out)["layers"]["qkv"]["positions"] == 2
-    assert commands.report_quality({**found, "failed": {}, "beyond": []}, as_json=True) == 0
+    assert bench.report_quality({**found, "failed": {}, "beyond": []}, as_json=True) == 0
 
 
 def test_only_what_the_model_wrote_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:

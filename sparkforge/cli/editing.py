@@ -1,12 +1,14 @@
-"""What ``patches export``, ``import`` and ``new`` do. Returns exit codes, raises our errors."""
+"""patches: export, import, new."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sparkforge.build.options import access_of, pins_path, store_of
+from sparkforge.cli.parser import Parents, Parser, Subparsers
 from sparkforge.core import transaction
 from sparkforge.core.errors import SeriesError, StaleError, UsageError
 from sparkforge.core.log import log
@@ -14,10 +16,61 @@ from sparkforge.pins import pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import exporting, importing, lint, series, worktree
 from sparkforge.series.exporting import Chain, Checkout
+from sparkforge.series.lint import TRAILERS
 from sparkforge.series.patchfile import NATIVE
 from sparkforge.series.worktree import WorkTree
 from sparkforge.sources import sources
 from sparkforge.sources.sources import Source
+
+
+def register(actions: Subparsers, groups: Parents) -> None:
+    """Add the commands that write patches."""
+    export = actions.add_parser(
+        "export",
+        parents=[groups.shared, groups.sources],
+        help="write the commits of a work tree back as patches",
+    )
+    export.add_argument("folder", type=Path, nargs="?", default=Path(),
+                        help="work tree (default: the current folder)")  # fmt: skip
+    export.add_argument(
+        "--check", action="store_true", help="fail if it would change a file; write nothing"
+    )
+    export.add_argument(
+        "--drop",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="patch whose commit was removed on purpose; may be repeated",
+    )
+    export.set_defaults(run=_export)
+    import_ = actions.add_parser(
+        "import", parents=[groups.shared, groups.sources, _trailer_options()],
+        help="import patches (mbox, .patch, diff) into a series",
+    )  # fmt: skip
+    import_.add_argument("upstream")
+    import_.add_argument("file", type=Path, nargs="+")
+    import_.add_argument(
+        "--before", metavar="NAME", help="insert before this patch (default: at the end)"
+    )
+    import_.add_argument(
+        "--subject", metavar="TEXT", help="subject to use instead of the patch's own"
+    )
+    import_.add_argument("--why", metavar="TEXT", help="text to put before the patch's message")
+    import_.set_defaults(run=_import)
+    new = actions.add_parser(
+        "new", parents=[groups.shared, _trailer_options()],
+        help="commit the staged changes of a work tree with a message template",
+    )  # fmt: skip
+    new.add_argument("folder", type=Path, help="work tree from `patches apply`")
+    new.add_argument("subject", help="one line that says what the patch does")
+    new.set_defaults(run=_new)
+
+
+def _trailer_options() -> Parser:
+    parser = Parser(add_help=False)
+    for key in (*TRAILERS, NATIVE):
+        parser.add_argument(f"--{key.lower()}", metavar="TEXT", help=f"value of the trailer {key}")
+    return parser
 
 
 @contextmanager
@@ -35,7 +88,7 @@ def _source(options: argparse.Namespace, checkout: Checkout, upstream: str) -> S
                           access)  # fmt: skip
 
 
-def patches_export(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> int:
     """Write a work tree's commits back as the series of its upstream."""
     tree = worktree.read(options.folder)
     worktree.check_settled(tree)
@@ -81,7 +134,7 @@ def _names(words: list[str]) -> list[str]:
     return [f"{word.removesuffix('.patch')}.patch" for word in words]
 
 
-def patches_import(options: argparse.Namespace) -> int:
+def _import(options: argparse.Namespace) -> int:
     """Take patches from outside into a series."""
     for file in options.file:
         if not file.is_file():
@@ -103,7 +156,7 @@ def patches_import(options: argparse.Namespace) -> int:
     return 0
 
 
-def patches_new(options: argparse.Namespace) -> int:
+def _new(options: argparse.Namespace) -> int:
     """Commit what is staged in a work tree, under a message to be filled in."""
     if len(options.subject.split("\n")) != 1 or not any(map(str.isalnum, options.subject)):
         msg = f"{options.subject!r}: no subject"

@@ -1,0 +1,100 @@
+"""bench."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build import executor, publish
+from sparkforge.build.graph import items
+from sparkforge.build.setup import context_of, follow_last_build
+from sparkforge.cli.parser import Parents, Subparsers, count, share
+from sparkforge.core.errors import QualityError, SmokeError, UsageError
+from sparkforge.core.log import log
+
+
+def register(subparsers: Subparsers, groups: Parents) -> None:
+    """Add the command."""
+    bench = subparsers.add_parser(
+        "bench",
+        parents=[groups.shared, groups.sources, groups.target],
+        help="measure the answers of the last build",
+    )
+    bench.add_argument("--quality", action="store_true", required=True,
+                       help="measure how --mxfp4-layers changes the model's answers")  # fmt: skip
+    bench.add_argument("--model", type=Path, metavar="DIR",
+                       help="checkpoint to measure (default: a tiny test model)")  # fmt: skip
+    bench.add_argument("--layers", action="append", metavar="KINDS",
+                       help="--mxfp4-layers value to measure; may be repeated"
+                       " (default: qkv, o, lm_head, and all three)")  # fmt: skip
+    bench.add_argument(
+        "--max-kl",
+        type=share,
+        default=0.1,
+        metavar="NATS",
+        help="limit of the mean KL divergence of the next token (default: 0.1)",
+    )
+    bench.add_argument(
+        "--min-agreement",
+        type=share,
+        default=0.9,
+        metavar="SHARE",
+        help="least share of positions with the same top token (default: 0.9)",
+    )
+    bench.add_argument("--max-score-drop", type=share, default=0.05, metavar="SHARE",
+                       help="limit of the drop in right answers (default: 0.05)")  # fmt: skip
+    for name, default, what in (
+        ("prompts", None, "number of prompts to continue (default: all 24)"),
+        ("questions", None, "number of questions to ask (default: all 65)"),
+        ("tokens", 64, "tokens per continuation (default: 64)"),
+        ("top", 256, "top logprobs to compare per position; the rest are pooled (default: 256)"),
+    ):
+        bench.add_argument(f"--{name}", type=count, default=default, metavar="N", help=what)
+    bench.set_defaults(run=_bench)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    """Measure what --mxfp4-layers changes in what the model says; 15 where it is too much."""
+    from sparkforge.build import serve
+    from sparkforge.inspect.perf import quality, roofline
+
+    for layers in options.layers or ():
+        roofline.parse_layers(layers)  # here, and not by a server after the first has run
+    follow_last_build(options)
+    context = context_of(options, "image")
+    if options.model is None and context.target.smoke is None:
+        msg = f"target {context.target_name} comes without a checkpoint"
+        raise UsageError(msg, "name the folder of one with --model DIR")
+    model = None if options.model is None else serve.checkpoint(options.model)
+    baked = executor.run(context, items(context, "image"))[-1].artefact
+    plan = quality.Plan(
+        tuple(options.layers or quality.DEFAULT_LAYERS), options.prompts, options.questions,
+        options.tokens, options.top,
+    )  # fmt: skip
+    limits = quality.Limits(options.max_kl, options.min_agreement, options.max_score_drop)
+    with context.store.temporary("quality") as work:
+        tiny = publish.tiny_model(context.root / "dist" / context.target_name)
+        start = quality.starter(context, baked, model, tiny, work)
+        document = quality.run(start, plan, limits, quality.Material.load(plan))
+    return report_quality({"model": str(model or tiny), **document}, as_json=options.json)
+
+
+def report_quality(document: Mapping[str, Any], *, as_json: bool) -> int:
+    """Print what ``quality.run`` measured, then what is wrong with it; returns the exit code."""
+    from sparkforge.inspect.perf import quality
+
+    if as_json:
+        log.json(document)
+    else:
+        log.table(quality.table(document))
+    if document["beyond"]:
+        remedy = "leave those layers out, or give them more precision: KIND=mxfp8"
+        log.error(str(QualityError("\n".join(document["beyond"]), remedy)))
+    if document["failed"]:
+        words = "\n".join(f"{name}: {what}" for name, what in document["failed"].items())
+        remedy = "the figures of the others are above; the servers' own words say why"
+        log.error(str(SmokeError(words, remedy)))
+        return SmokeError.exit_code
+    return QualityError.exit_code if document["beyond"] else 0

@@ -1,0 +1,29 @@
+"""images, rollback."""
+
+from __future__ import annotations
+
+from sparkforge.build import composing
+from sparkforge.cli.parser import Parents, Subparsers
+
+
+def register(subparsers: Subparsers, groups: Parents) -> None:
+    """Add the commands about the images of past builds."""
+    images = subparsers.add_parser(
+        "images", parents=[groups.shared], help="list built images and the one that Compose uses"
+    )
+    images.add_argument("--target", metavar="NAME", help="list only this target's images")
+    images.set_defaults(run=composing.images)
+
+    rollback = subparsers.add_parser(
+        "rollback",
+        parents=[groups.shared],
+        help="switch Compose to the previous image, or to another",
+    )
+    rollback.add_argument(
+        "--target", required=True, metavar="NAME", help="target whose image to switch"
+    )
+    rollback.add_argument(
+        "image", nargs="?", metavar="IMAGE",
+        help="image or tag from `build.py images` (default: the previous image)",
+    )  # fmt: skip
+    rollback.set_defaults(run=composing.rollback)
