@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from sparkforge import __version__
 from sparkforge.build.context import Context
-from sparkforge.build.receipt import Line
+from sparkforge.build.receipt import Line, baked
 from sparkforge.core import git
 from sparkforge.core.errors import CommandError
 from sparkforge.core.hashing import sha256_file
@@ -38,16 +38,15 @@ def statement(
         subjects: sha256 of each thing that was made, by its name.
         third_party: the verified wheels that went in beside ours.
     """
-    artefacts = [line.artefact for line in lines]
-    baked = next((one for one in artefacts if one.stage == "image"), None)
+    served = baked(lines)
     external: dict[str, Any] = {
         "target": context.target_name, "platform": context.platform,
         "pins": {"sha256": sha256_file(context.pins_path)},
     }  # fmt: skip
     if context.wheels == "compile":
         external |= {"wheels": context.wheels, "native": context.native}
-    if baked is not None:
-        external["bakes"] = baked.outputs["kind"]
+    if served is not None:
+        external["bakes"] = served.outputs["kind"]
         if context.base is not None:
             external["base"] = context.base
     dependencies = [
@@ -56,8 +55,8 @@ def statement(
         *_builders(context, lines),
         *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
     ]
-    if baked is not None and "base" in baked.inputs:
-        digest = str(baked.inputs["base"]).removeprefix("sha256:")
+    if served is not None and "base" in served.inputs:
+        digest = str(served.inputs["base"]).removeprefix("sha256:")
         dependencies.append({"name": "base image", "digest": {"sha256": digest}})
     return {
         "_type": STATEMENT,

@@ -18,7 +18,16 @@ from typing import Any
 from sparkforge.build import composing
 from sparkforge.build.context import WHEELS, Context, wheel_path
 from sparkforge.build.options import SOURCES
-from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Line, is_receipt
+from sparkforge.build.receipt import (
+    PROVENANCE,
+    SBOM,
+    SUFFIX,
+    SUMS,
+    Line,
+    baked,
+    image_of,
+    is_receipt,
+)
 from sparkforge.core import plain
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.hashing import intact
@@ -53,9 +62,9 @@ def publish(
     ]  # fmt: skip
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    baked = next((ln.artefact for ln in lines if ln.artefact.stage == "image"), None)
-    if baked is not None and baked.outputs["kind"] == "image":
-        for_compose(context, baked, folder)  # also after a rollback: a build means the newest
+    served = baked(lines)
+    if served is not None and served.outputs["kind"] == "image":
+        for_compose(context, served, folder)  # also after a rollback: a build means the newest
     before = _receipt(receipt_path)
     if before.get("items") == document["items"] and _complete(folder, before, wheels):
         return folder, {**document, "files": before.get("files", {})}
@@ -107,7 +116,8 @@ def _publish_wheels(context: Context, folder: Path, lines: Sequence[Line]) -> di
     found = {line.label: line.artefact for line in lines}
     house = found.get("wheelhouse")
     third_party = house.path / WHEELS if house is not None else None
-    image = found.get("image")
+    served = baked(lines)
+    image = served if served is not None and served.outputs["kind"] == "image" else None
     system = image.outputs["system"] if image is not None else []
     bill = sbom.document(
         context, {name: found[f"wheel {name}"].outputs for name in context.target.wheels},
@@ -143,8 +153,7 @@ def _write(path: Path, data: bytes) -> str:
 def last_base(context_root: Path, target: str) -> str | None:
     """Return the base of the image that was built last; None after a plain environment."""
     items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
-    outputs = [item["outputs"] for item in items if item["stage"] == "image"]
-    base = outputs[0].get("base") if outputs and outputs[0].get("kind") == "image" else None
+    base = image_of(items).get("base")
     return base if isinstance(base, str) else None
 
 
@@ -231,9 +240,9 @@ def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: floa
         if line.artefact.stage == "wheels":
             path = wheel_path(line.artefact)
             log.info(f"wheel    {path.name}  {human_bytes(path.stat().st_size)}")
-    baked = next((line.artefact for line in lines if line.artefact.stage == "image"), None)
-    if baked is not None and baked.outputs["kind"] == "image":
-        log.info(f"image    {baked.outputs['tag']}")
+    served = baked(lines)
+    if served is not None and served.outputs["kind"] == "image":
+        log.info(f"image    {served.outputs['tag']}")
     report = lines[-1].artefact if lines and lines[-1].label == "smoke" else None
     if report is not None:
         out = report.outputs
@@ -243,7 +252,7 @@ def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: floa
     log.info(f"receipt  {os.path.relpath(folder / 'receipt.json')}")
     if made:
         log.info(f"time     {', '.join(times(lines))}")
-    log.info(f"next     {next_step(context, baked)}")
+    log.info(f"next     {next_step(context, served)}")
 
 
 def times(lines: Sequence[Line]) -> list[str]:

@@ -79,6 +79,18 @@ def is_receipt(document: Any) -> bool:
     )  # fmt: skip
 
 
+def baked(lines: Sequence[Line]) -> Artefact | None:
+    """Return what a build serves: its image, or its plain environment; None before that stage."""
+    found = (line.artefact for line in lines if line.artefact.stage == "image")
+    return next((one for one in found if one.outputs.get("kind") in ("image", "environment")), None)
+
+
+def image_of(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the outputs of the image among a receipt's items; {} where none was baked."""
+    found = (item["outputs"] for item in items if item["stage"] == "image")
+    return next((outputs for outputs in found if outputs.get("kind") == "image"), {})
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
     """Return each input that differs, one line each: ``name: old → new``."""
     result = []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sparkforge.build import publish
+from sparkforge.build import publish, receipt
 from sparkforge.build.receipt import Line
+from sparkforge.build.stages.trial import trial_item
 from sparkforge.pins import pins
 from sparkforge.store.store import Artefact
 from tests.support import ROOT
@@ -52,6 +54,30 @@ def test_the_time_of_each_stage_is_that_of_what_this_run_made() -> None:
     lines = [line("sources", 1.0), line("sources", 2.25), line("series", 9.0, made_now=False),
              line("wheels", 0.5)]  # fmt: skip
     assert publish.times(lines) == ["sources 3.2 s", "wheels 0.5 s"]
+
+
+def test_the_image_is_found_beside_what_it_is_made_of(tmp_path: Path) -> None:
+    def made(stage: str, kind: str, **outputs: Any) -> Line:
+        artefact = Artefact(stage, "0" * 64, {}, {"kind": kind, **outputs}, tmp_path, 1.0)
+        return Line(kind, artefact, made_now=True)
+
+    checkpoint, unpatched = made("image", "checkpoint"), made("smoke", "environment")
+    image = made("image", "image", base="sha256:1")
+    assert trial_item().stage == "image"
+    for found in (image, made("image", "environment")):
+        assert receipt.baked([checkpoint, found, unpatched]) is found.artefact
+    assert receipt.baked([checkpoint, unpatched]) is None
+
+    def base(*lines: Line) -> str | None:
+        items = [{"stage": one.artefact.stage, "inputs": {}, "outputs": one.artefact.outputs}
+                 for one in lines]  # fmt: skip
+        (tmp_path / "dist" / "spark").mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"items": items})
+        (tmp_path / "dist" / "spark" / "receipt.json").write_text(text)
+        return publish.last_base(tmp_path, "spark")
+
+    assert base(checkpoint, image) == "sha256:1"
+    assert base(checkpoint, made("image", "environment")) is None
 
 
 @pytest.mark.parametrize(

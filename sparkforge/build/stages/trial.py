@@ -11,10 +11,7 @@ from sparkforge.store.codekey import code_of
 
 
 def trial_item() -> Item:
-    """Return the checkpoint; it is the same for every target.
-
-    Of the stage that gathers what an image is made of: the stage after it has one item, the image.
-    """
+    """Return the checkpoint; it is the same for every target."""
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         # not needed by a build in which nothing changed
@@ -24,4 +21,4 @@ def trial_item() -> Item:
         trial.make(folder / preflight.NAME)
         return {"kind": "checkpoint"}
 
-    return Item("wheelhouse", "preflight checkpoint", {"code": code_of(__name__)}, make)
+    return Item("image", "preflight checkpoint", {"code": code_of(__name__)}, make)

@@ -169,7 +169,7 @@ def _compare(
             if hashes[0] != hashes[1] or one.name != two.name:
                 found += bytediff.wheels(one, two)
                 _diffoscope(one, two)
-        elif old.artefact.stage == "image":
+        elif old.artefact.outputs.get("kind") == "image":
             tag, digest = str(old.artefact.outputs["tag"]), str(old.artefact.outputs["digest"])
             again = str(new.artefact.outputs["digest"])
             document.append({"name": tag, "first": digest, "second": again})

@@ -19,7 +19,7 @@ from zipfile import ZipFile
 
 from sparkforge.build import graph, image
 from sparkforge.build.context import Context
-from sparkforge.build.receipt import SBOM, differences
+from sparkforge.build.receipt import SBOM, differences, image_of
 from sparkforge.core import git, plain
 from sparkforge.core.errors import CommandError, CompileError, EngineError, ImageError, UsageError
 from sparkforge.core.hashing import key_of, sha256_file
@@ -83,9 +83,9 @@ def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
     if path.is_file() and path.suffix == ".json":
         try:
             items = plain.json_of(path.read_text())["items"]
-            built = next(item["outputs"] for item in items if item["stage"] == "image")
+            built = image_of(items)
             named, promised = str(built["image_id"]), built["digest"]
-        except (ValueError, KeyError, TypeError, StopIteration):
+        except (ValueError, KeyError, TypeError, AttributeError):
             msg = f"{path}: no receipt of a build that baked an image"
             raise UsageError(msg, "name the receipt.json of one, or the image itself") from None
     elif path.is_file():

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sparkforge.build import options
-from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, is_receipt
+from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, image_of, is_receipt
 from sparkforge.core import plain
 from sparkforge.core.errors import CommandError, SignError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
@@ -111,10 +111,9 @@ def _image(named: str, folder: Path) -> str:
     if match is None:
         msg = f"--image {named}: a name can mean another image tomorrow"
         raise UsageError(msg, "give it as docker push prints it: REPOSITORY@sha256:…")
-    built = [item["outputs"].get("digest") for item in _receipt(folder).get("items", [])
-             if item["stage"] == "image"]  # fmt: skip
-    if match[1] not in built:
-        told = ", ".join(str(one) for one in built if one) or "no image's digest"
+    built = image_of(_receipt(folder).get("items", [])).get("digest")
+    if match[1] != built:
+        told = built or "no image's digest"
         msg = f"--image {named}: is not the image that was built; the receipt has {told}"
         raise SignError(msg, "push that one, and name it")
     return named
