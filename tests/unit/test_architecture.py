@@ -14,6 +14,24 @@ MODULES = {path.relative_to(ROOT).with_suffix("").parts: path for path in PACKAG
 # beside run.py: in the image, and in front of a compiler, where nothing else of sparkforge is
 STARTS_PROCESSES = {"core/run.py", "serving/supervise.py", "build/compile/gate.py"}
 PRINTS = {"serving/supervise.py"}  # log.py writes to its streams itself
+_BASE = {"core", "store", "pins"}
+_BUILD = {*_BASE, "sources", "series", "wheels", "runtime", "checkpoints", "serving"}
+ALLOWED: dict[str, set[str]] = {
+    "core": {"serving"},  # one pattern of secrets, for the log and for the image
+    "store": {"core"},
+    "pins": {"core"},
+    "checkpoints": {"serving"},  # trial.py writes what serving/preflight.py reads
+    "runtime": {"core", "store"},
+    "sources": _BASE,
+    "series": {*_BASE, "sources"},
+    "wheels": {*_BASE, "sources", "series"},
+    "build": _BUILD,
+    "inspect": {*_BUILD, "build"},
+    "maintain": {*_BUILD, "build"},
+    "cli": {*_BUILD, "build", "inspect", "maintain"},
+    "serving": set(),  # the image copies it, and nothing else
+}
+"""What the modules of each package may import beside those of their own."""
 
 
 def nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -43,19 +61,32 @@ def place(module: tuple[str, ...]) -> str:
     return module[1] if len(module) > 1 else module[0]
 
 
-def test_imports_point_one_way() -> None:
-    graph: dict[str, set[str]] = {}
-    for module, path in MODULES.items():
-        wanted = {place(one) for one in imports(path)} - {place(module)}
-        graph.setdefault(place(module), set()).update(wanted)
-    TopologicalSorter(graph).prepare()  # a cycle is an error that names it
+def forbidden(package: str, wanted: set[str]) -> set[str]:
+    """Return which of the packages that a package's module imports it may not import."""
+    return wanted - ALLOWED[package] - {package, "sparkforge"}
 
 
-def test_what_the_image_copies_needs_nothing_else() -> None:
-    inside = [path for module, path in MODULES.items() if place(module) == "serving"]
-    assert inside
-    for path in inside:
-        assert {place(one) for one in imports(path)} <= {"serving"}, path
+def test_every_package_imports_only_what_its_layer_allows() -> None:
+    inside = {module: path for module, path in MODULES.items() if len(module) > 2}
+    assert {place(module) for module in inside} == set(ALLOWED)
+    assert {module[1] for module in set(MODULES) - set(inside)} == {"__init__", "__main__"}
+    for module, path in inside.items():
+        wanted = {place(one) for one in imports(path)}
+        assert not forbidden(place(module), wanted), ".".join(module)
+
+
+def test_a_layer_that_reaches_up_is_seen() -> None:
+    assert forbidden("series", {"checkpoints", "core"}) == {"checkpoints"}
+    assert forbidden("serving", {"core"}) == {"core"}
+    assert forbidden("core", {"core"}) == set()
+
+
+def test_the_layers_have_no_cycle() -> None:
+    TopologicalSorter(ALLOWED).prepare()  # a cycle is an error that names it
+
+
+def test_no_module_is_imported_in_a_circle() -> None:
+    TopologicalSorter({module: imports(path) for module, path in MODULES.items()}).prepare()
 
 
 def test_the_monopolies_hold() -> None:
