@@ -1,12 +1,13 @@
 """What docker-compose.yml uses: which image of a target, and the volume of the models.
 
-Every baked image keeps a tag of its own, so that an older one can be chosen again. None is ever
-removed here.
+Every baked image keeps a tag of its own, so that an older one can be chosen again. Only ``images
+--prune`` removes any, and none that Compose uses or ``rollback`` would choose next.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 from sparkforge.build import image
 from sparkforge.build.options import pins_path, platform_of
-from sparkforge.core.errors import ImageError
+from sparkforge.core.errors import ImageError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
@@ -89,14 +90,23 @@ def on_engine(
 
 
 def images(options: argparse.Namespace) -> int:
-    """List what was baked, and say which one Compose uses."""
+    """List what was baked, and say which one Compose uses; or remove old ones.
+
+    Raises:
+        UsageError: ``--dry-run`` without ``--prune``.
+    """
+    if options.dry_run and not options.prune:
+        raise UsageError("images --dry-run: nothing to try", "add --prune, or leave it out")
     path = pins_path(options)
     all_pins = pins.load(path)
     targets = [options.target] if options.target else sorted(all_pins.targets)
     for target in targets:
         all_pins.target(target)
     variables = envfile.seen(path.parent / ".env")
-    found = on_engine(connect(), targets, variables)
+    engine = connect()
+    found = on_engine(engine, targets, variables)
+    if options.prune:
+        return _prune(engine, found, dry_run=options.dry_run, as_json=options.json)
     missing = {
         target: name for target in targets
         if (name := in_use(variables, target)) and not any(
@@ -116,9 +126,52 @@ def images(options: argparse.Namespace) -> int:
     if rows:
         log.table(rows)
         log.info("*: Compose uses it; another one: build.py rollback --target NAME [IMAGE];"
-                 " remove one: docker image rm IMAGE")  # fmt: skip
+                 " remove old ones: build.py images --prune")  # fmt: skip
     for target, name in missing.items():
         log.warning(f"{variable(target)} is {name}, which the engine does not hold")
+    return 0
+
+
+def old_ones(found: Sequence[Baked]) -> list[Baked]:
+    """Return the images that may go: older than the one before the one that Compose uses.
+
+    Of a target of which Compose uses none that is there, the newest counts as used.
+
+    Args:
+        found: as ``on_engine`` gives them.
+    """
+    old: list[Baked] = []
+    for _, group in itertools.groupby(found, key=lambda one: one.target):
+        ordered = list(group)
+        used = next((at for at, one in enumerate(ordered) if one.used), 0)
+        old += [one for one in ordered[used + 2 :] if not one.used]
+    return old
+
+
+def _prune(engine: Engine, found: Sequence[Baked], *, dry_run: bool, as_json: bool) -> int:
+    """Remove old images, or print which; what a container uses stays, and is named."""
+    old = old_ones(found)
+    stay: dict[str, str] = {}
+    freed = 0
+    if dry_run:
+        for one in old:
+            log.info(f"would remove {one.image}, {human_bytes(one.size)}, less what others share")
+    elif old:
+        before = engine.layers_bytes()
+        for one in old:
+            if why := engine.remove(one.image):
+                stay[one.image] = why
+                log.warning(f"{one.image} stays: {why}")
+            else:
+                log.info(f"removed {one.image}")
+        freed = before - engine.layers_bytes()
+    if as_json:
+        removed = [one.image for one in old if one.image not in stay]
+        log.json({"removed": removed, "stay": stay, "dry_run": dry_run, "freed_bytes": freed})
+    if not dry_run:
+        log.info(f"freed {human_bytes(freed)}")
+    elif not old:
+        log.info("nothing to remove")
     return 0
 
 

@@ -12,6 +12,13 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         "images", parents=[groups.shared], help="list built images and the one that Compose uses"
     )
     images.add_argument("--target", metavar="NAME", help="list only this target's images")
+    images.add_argument(
+        "--prune", action="store_true",
+        help="remove images older than the one before the one that Compose uses",
+    )  # fmt: skip
+    images.add_argument(
+        "--dry-run", action="store_true", help="with --prune: print the images and exit"
+    )
     images.set_defaults(run=composing.images)
 
     rollback = subparsers.add_parser(

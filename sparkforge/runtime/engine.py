@@ -7,6 +7,7 @@ import os
 import re
 import tarfile
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from sparkforge.core.errors import CommandError, EngineError, UsageError
@@ -72,6 +73,28 @@ class Engine:
         except ImageNotFound:
             return False
         return True
+
+    def remove(self, image: str) -> str:
+        """Remove an image by its name; returns why it stays (a container uses it), or "".
+
+        Raises:
+            EngineError: the engine refuses for another reason.
+        """
+        from docker.errors import APIError
+
+        try:
+            self.client.images.remove(image)
+        except APIError as error:
+            if error.status_code == HTTPStatus.CONFLICT:
+                return str(error.explanation)
+            if error.status_code != HTTPStatus.NOT_FOUND:  # else somebody was faster
+                msg = f"{image} cannot be removed: {error.explanation or error}"
+                raise EngineError(msg, f"docker image rm {image} says more") from None
+        return ""
+
+    def layers_bytes(self) -> int:
+        """Return the bytes that the layers of all images take."""
+        return int(self.client.df().get("LayersSize") or 0)
 
     def read_file(self, image: str, path: str) -> bytes:
         """Return a file of an image, without running anything of it.

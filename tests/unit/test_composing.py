@@ -10,12 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
+from docker.errors import APIError
 
 from sparkforge.build import composing
 from sparkforge.cli import main
-from sparkforge.core.errors import ImageError
+from sparkforge.core.errors import ImageError, UsageError
 from sparkforge.pins import pins
 from sparkforge.runtime import envfile
+from sparkforge.runtime.engine import Engine
 from tests.support import ROOT
 
 OLD, MID, NEW = (f"sparkforge/spark:1-{digit * 12}" for digit in "abc")
@@ -23,8 +26,7 @@ Run = Callable[..., int]
 
 
 class Images:
-    """Images of an engine, in no order; only ``list`` and ``volumes.create`` are there to be used,
-    so nothing can be removed."""
+    """Images of an engine, in no order; each has 1 GB of its own, and one layer is common."""
 
     def __init__(self) -> None:
         self.held = [
@@ -34,6 +36,18 @@ class Images:
             self.one("sparkforge/spark-dev:1", "2026-05", "spark"),
         ]  # fmt: skip
         self.volumes: list[str] = []
+        self.running: list[str] = []
+
+    def remove(self, name: str) -> None:
+        held = [one for one in self.held if name not in one.tags]
+        response = requests.Response()
+        response.status_code = 409 if name in self.running else 404
+        if name in self.running or len(held) == len(self.held):
+            raise APIError("", response, f"container 12 uses {name}")
+        self.held = held
+
+    def df(self) -> dict[str, int]:
+        return {"LayersSize": 19_000_000_000 + 1_000_000_000 * len(self.held)}
 
     @staticmethod
     def one(name: str, made: str, target: str) -> Any:
@@ -52,8 +66,10 @@ class Images:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Images:
     found = Images()
-    client = SimpleNamespace(images=found, volumes=SimpleNamespace(create=found.volumes.append))
-    monkeypatch.setattr(composing, "connect", lambda: SimpleNamespace(client=client))
+    client: Any = SimpleNamespace(
+        images=found, volumes=SimpleNamespace(create=found.volumes.append), df=found.df
+    )
+    monkeypatch.setattr(composing, "connect", lambda: Engine(client, "26", containerd_store=False))
     return found
 
 
@@ -132,6 +148,58 @@ def test_images_lists_the_newest_first_and_marks_what_compose_uses(
     assert "SPARKFORGE_IMAGE_CPU is away:1, which the engine does not hold" in said
 
 
+@pytest.mark.parametrize(
+    ("used", "gone"),
+    [
+        (NEW, [OLD]),
+        (MID, []),  # after a rollback: the newest stays, too
+        (OLD, []),
+        ("sparkforge/spark:1-gone", [OLD]),
+        ("", [OLD]),
+    ],
+)
+def test_prune_keeps_the_used_one_and_the_one_before(
+    engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], used: str,
+    gone: list[str],
+) -> None:  # fmt: skip
+    (tmp_path / ".env").write_text(f"SPARKFORGE_IMAGE_SPARK={used}\n")
+    before = engine.held
+    assert run("images", "--prune", "--dry-run", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"removed": gone, "stay": {}, "dry_run": True, "freed_bytes": 0}
+    assert engine.held == before
+    assert run("images", "--prune", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    freed = 1_000_000_000 * len(gone)
+    assert said == {"removed": gone, "stay": {}, "dry_run": False, "freed_bytes": freed}
+    assert engine.held == [one for one in before if one.tags[0] not in gone]
+    if used == NEW:
+        assert run("rollback", "--target", "spark") == 0
+        assert envfile.read(tmp_path / ".env")["SPARKFORGE_IMAGE_SPARK"] == MID
+
+
+def test_prune_is_of_one_target_and_leaves_what_a_container_uses(
+    engine: Images, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.running = [OLD]
+    engine.held += [engine.one(f"sparkforge/cpu:{at}", f"2026-0{at}", "cpu") for at in (1, 2)]
+    before = engine.held
+    assert run("images", "--prune", "--target", "spark") == 0
+    said = "".join(capsys.readouterr())
+    assert f"{OLD} stays: container 12 uses {OLD}" in said
+    assert "freed 0 B" in said
+    assert engine.held == before
+    assert run("images", "--prune") == 0
+    said = "".join(capsys.readouterr())
+    assert "removed sparkforge/cpu:1\n" in said
+    assert "freed 953.7 MiB" in said
+    assert [one.tags[0] for one in before if one not in engine.held] == ["sparkforge/cpu:1"]
+
+
+def test_a_dry_run_of_nothing_is_refused(engine: Images, run: Run) -> None:
+    assert run("images", "--dry-run") == UsageError.exit_code
+
+
 @pytest.mark.parametrize(("machine", "made"), [("aarch64", ["sparkforge-models"]), ("x86_64", [])])
 def test_the_models_volume_is_made_where_the_image_is_served(
     monkeypatch: pytest.MonkeyPatch, machine: str, made: list[str]
@@ -172,8 +240,8 @@ def test_what_is_written_is_read_again(tmp_path: Path, value: str) -> None:
     assert envfile.read(real) == {"A": value}
 
 
-def test_nothing_of_sparkforge_removes_an_image() -> None:
-    """But for the name that an image has while it is baked; so .env never names what is gone."""
+def test_images_are_removed_in_two_places_only() -> None:
+    """The name that an image has while it is baked; and --prune, whose choice is tested above."""
     removes = re.compile(
         r"images\.(remove|prune)|\brmi\b|\"(image|system|builder)\", \"(rm|prune)\""
     )
@@ -182,6 +250,6 @@ def test_nothing_of_sparkforge_removes_an_image() -> None:
         for path in (ROOT / "sparkforge").rglob("*.py")
     }
     assert {name: count for name, count in found.items() if count} == {
-        "sparkforge/build/image.py": 1
-    }
+        "sparkforge/build/image.py": 1, "sparkforge/runtime/engine.py": 1
+    }  # fmt: skip
     assert "images.remove(passing)" in (ROOT / "sparkforge/build/image.py").read_text()
