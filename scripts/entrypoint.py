@@ -22,6 +22,7 @@ which is downloaded first.
     SPARKFORGE_WARM_UP_FAILURE  fail or warn, where one of them fails
     SPARKFORGE_PREFLIGHT        auto, off or always: a small model with known answers is served
                                 before the real one is fetched (docs/serving.md)
+    SPARKFORGE_PREFLIGHT_SECONDS  for all of it; 1800
     SPARKFORGE_JIT_DIR          where compiled kernels are kept, a folder for each build and device
     SPARKFORGE_JIT_BUDGET_GIB   of all builds together; the longest unused go first; 20
     SPARKFORGE_HANG_SECONDS     within so many without progress a server is ended; 60; 0: never
@@ -264,6 +265,7 @@ def try_out(
         check: how strictly backends are compared.
     """
     mode = settings.choice(os.environ, "SPARKFORGE_PREFLIGHT", "auto", preflight.MODES)
+    limit_s = settings.number(os.environ, "SPARKFORGE_PREFLIGHT_SECONDS", 1800)
     on_device = bool(plan.get("cuda_arch"))
     if not preflight.wanted(mode, plan):
         return None
@@ -284,7 +286,7 @@ def try_out(
     end = supervise.run(supervise.Plan(
         command=trial.command, variables=given, client=trial.client, strict=check == "fail",
         expected={} if check == "off" else profile.expectations(plan, trial.command, caller),
-        trial=trial.run,
+        trial=trial.run, trial_s=limit_s,
     ))  # fmt: skip
     if end.told():
         return end

@@ -9,6 +9,7 @@ It has no compiler, and can be told to behave as if: FAKE_COMPILES holds words, 
 one of them takes a moment and leaves a kernel in TRITON_CACHE_DIR, where none of that name is yet.
 A request with the word FAKE_FAILS is answered 500, one with FAKE_REFUSES 400, and with FAKE_HANGS
 never; one with FAKE_DIES ends the server with SIGILL. FAKE_ANSWER is what each chat says.
+FAKE_LOADS_S is SECONDS-UNTIL-READY where that is not given.
 FAKE_REFERENCE names a preflight's reference, whose prompts are answered right. FAKE_LATE is said at
 the end. With FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at the first request,
 and the server after it, as vLLM does. A request for /drip or /odd has all later answers come byte
@@ -99,7 +100,8 @@ def end(*_: object) -> None:
 
 def main() -> None:
     """Serve until SIGTERM."""
-    port, ready_at = int(sys.argv[1]), time.monotonic() + float([*sys.argv, "0"][2])
+    loads_s = float(sys.argv[2] if len(sys.argv) > 2 else os.environ.get("FAKE_LOADS_S", "0"))
+    port, ready_at = int(sys.argv[1]), time.monotonic() + loads_s
     engine = Engine()
     manners: set[str] = set()
 

@@ -90,6 +90,7 @@ class Plan:
         warm_strict: end the server when that fails; else warn.
         trial: what the server is started for, in place of users: called at the first answer,
             returns what is wrong, or nothing. Then the server ends: with 0, or 78.
+        trial_s: seconds for all of that, from the start of the server.
         link: to the other machine that serves half of the model; None: this one serves alone.
         guard: of memory; None: nobody watches it.
     """
@@ -106,6 +107,7 @@ class Plan:
     warm_up: WarmUp | None = None
     warm_strict: bool = True
     trial: Callable[[], str] | None = None
+    trial_s: float = 1800.0
     link: Link | None = None
     guard: Guard | None = None
 
@@ -307,6 +309,9 @@ class _Attendant:
                     self.told_ready = True
                     plan.at_ready()
             now = time.monotonic()
+            if plan.trial and now - self.start > plan.trial_s:
+                say(f"error: no result within {plan.trial_s:.0f} s (SPARKFORGE_PREFLIGHT_SECONDS)")
+                return EX_CONFIG
             if self._warming is not None and not self._warming.is_alive():
                 if plan.trial:
                     if self._warming.problem:

@@ -83,3 +83,19 @@ def test_a_wrong_one_ends_the_start_before_the_model_is_touched(
     assert "vllm serve some/model" not in one.text()
     assert "Traceback" not in one.text()
     assert not list(tmp_path.glob("jit/*/preflight.json"))
+
+
+@pytest.mark.parametrize("hangs", ["loading", "answer"])
+def test_one_without_a_result_in_time_ends_the_start(
+    start: Start, variables: dict[str, str], hangs: str
+) -> None:
+    name = {"loading": "FAKE_LOADS_S", "answer": "FAKE_HANGS"}[hangs]
+    # all that the supervisor asks before the first token lacks the word
+    value = {"loading": "600", "answer": "prompt_logprobs"}[hangs]
+    one = start(**variables, **{name: value}, SPARKFORGE_PREFLIGHT_SECONDS="6")
+    assert one.process.wait(PATIENCE_S) == EX_CONFIG
+    said = one.text()
+    assert ("first token after" in said) is (hangs == "answer")
+    assert "error: no result within 6 s (SPARKFORGE_PREFLIGHT_SECONDS)" in said
+    assert "error: the preflight failed" in said
+    assert "vllm serve some/model" not in said
