@@ -198,6 +198,8 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
     warm_strict = settings.choice(
         os.environ, "SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn")
     ) == "fail"  # fmt: skip
+    nodes = 1 if pair is None else 2
+    memory_options(plan, caller, share, nodes)  # computed anew later: hours may pass until then
     held = jit_folder(variables)
     if held is not None:
         variables |= held.variables
@@ -222,8 +224,10 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         link.meet()  # the same
     if plan.get("evict_page_cache"):
         evict(weight_files(served))  # first: memory is measured after it
-    command += memory_options(plan, caller, share, nodes=1 if pair is None else 2)
-    command += last
+    asked_memory, found = memory_options(plan, caller, share, nodes)
+    if found:
+        say(found)
+    command += [*asked_memory, *last]
 
     say(shlex.join(access.redacted(command)))
     variables["MAX_JOBS"] = str(max_jobs(plan, command))
@@ -401,26 +405,30 @@ def wanted_profile() -> Mapping[str, Any]:
 
 
 def memory_options(
-    plan: Mapping[str, Any], caller: list[str], share: str, nodes: int = 1
-) -> list[str]:
+    plan: Mapping[str, Any], caller: list[str], share: str, nodes: int
+) -> tuple[list[str], str]:
     """Return the share of memory to ask for: the user's, else what the profile's plan gives.
+
+    With it, what it was computed from, in words; "" where nothing was computed.
 
     Args:
         share: the user's, or "".
         nodes: machines that the weights are split over.
+
+    Raises:
+        MemoryShortError: the model cannot fit.
     """
     option = "--gpu-memory-utilization"
     if share:
-        return [option, share]
+        return [option, share], ""
     others = (option, "--device-memory-utilization", "--kv-cache-memory-bytes")
     if not plan.get("memory") or any(profile.given(caller, other) for other in others):
-        return []
+        return [], ""
     reading = memory.read()
     wanted = {**plan["memory"], "least_gib": -(-int(plan["memory"]["least_gib"]) // nodes)}
     cuda_total = devices.unified_bytes()
     share = f"{memory.utilisation(wanted, reading, cuda_total):.2f}"
-    say(f"{memory.described(reading, cuda_total)}: {option} {share}")
-    return [option, share]
+    return [option, share], f"{memory.described(reading, cuda_total)}: {option} {share}"
 
 
 def weight_files(model: str) -> list[Path]:

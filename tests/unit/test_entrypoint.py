@@ -297,9 +297,27 @@ def test_a_machine_of_two_needs_room_for_half_of_the_model(
     reading = memory.Reading(total=120 * memory.GIB, available=60 * memory.GIB)
     monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
     plan = {"memory": SPARK_MEMORY}
-    assert entrypoint.memory_options(plan, [], "", nodes=2) == ["--gpu-memory-utilization", "0.40"]
+    options, said = entrypoint.memory_options(plan, [], "", nodes=2)
+    assert options == ["--gpu-memory-utilization", "0.40"]
+    assert said == "60.0 of 120.0 GiB are available: --gpu-memory-utilization 0.40"
     with pytest.raises(memory.MemoryShortError):
-        entrypoint.memory_options(plan, [], "")
+        entrypoint.memory_options(plan, [], "", nodes=1)
+
+
+def test_too_little_memory_ends_a_start_before_the_download(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fetch(*words: object) -> None:
+        raise AssertionError("65 GB are fetched")
+
+    reading = memory.Reading(total=120 * memory.GIB, available=80 * memory.GIB)
+    monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
+    monkeypatch.setattr(entrypoint.hub, "fetch", fetch)
+    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
+    monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "entrypoint")
+    assert entrypoint.main([]) == EX_CONFIG
+    assert "error: 80.0 of 120.0 GiB are available; 12 are kept" in capsys.readouterr().err
 
 
 def test_without_counters_a_busy_server_is_not_ended(
@@ -559,7 +577,8 @@ def test_weights_are_evicted_before_memory_is_measured_and_after_loading(
     monkeypatch.setattr(entrypoint.memory, "read", read)
     plan = plan_of(entrypoint, monkeypatch, [])
     plan.at_ready()
-    assert order == ["model-00001.safetensors", "read", "read", "model-00001.safetensors"]
+    # first of all: is there enough at all?
+    assert order == ["read", "model-00001.safetensors", "read", "read", "model-00001.safetensors"]
 
 
 @pytest.mark.parametrize("target", ["spark", "rtx"])
