@@ -198,7 +198,7 @@ def rollback(options: argparse.Namespace) -> int:
     log.info(f"Compose uses {chosen.image}{f', and no longer {before}' if before else ''}")
     if (outside := os.environ.get(variable(target))) and outside != chosen.image:
         log.warning(f"{variable(target)} of the environment counts before .env: unset it")
-    log.info("next     docker compose up -d")
+    log.info("next     docker compose up -d   # a server that runs serves on until then")
     return 0
 
 

@@ -126,7 +126,9 @@ def test_the_environment_counts_before_dot_env(
     assert envfile.read(tmp_path / ".env") == {
         "COMPOSE_PROFILES": "spark", "SPARKFORGE_IMAGE_SPARK": OLD
     }  # fmt: skip
-    assert "of the environment counts before .env" in "".join(capsys.readouterr())
+    said = "".join(capsys.readouterr())
+    assert "of the environment counts before .env" in said
+    assert "docker compose up -d   # a server that runs serves on until then" in said
 
 
 def test_images_lists_the_newest_first_and_marks_what_compose_uses(
