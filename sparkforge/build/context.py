@@ -16,7 +16,8 @@ from sparkforge.series.series import Series
 from sparkforge.serving import profile
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.sources import Access, Source
-from sparkforge.store.store import Artefact, Store
+from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
     from sparkforge.runtime.engine import Engine

@@ -12,7 +12,7 @@ from sparkforge.build.receipt import Line, differences
 from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.download import Fetches
-from sparkforge.store.store import Artefact
+from sparkforge.store.artefact import Artefact
 
 _NEW = ("never made for this target",)
 

@@ -34,7 +34,7 @@ from sparkforge.core.hashing import intact
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
-from sparkforge.store.store import Artefact
+from sparkforge.store.artefact import Artefact
 
 # what the smoke test saw of the unpatched release, by ``smoke.ReleaseProof.done``
 _RELEASE = {

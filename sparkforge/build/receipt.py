@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkforge import __version__
 from sparkforge.core.hashing import sha256_file
-from sparkforge.store.store import Artefact
+from sparkforge.store.artefact import Artefact
 
 SCHEMA = 1
 # what lies beside the receipt, and is named in it by its sha256

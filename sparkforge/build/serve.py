@@ -28,7 +28,7 @@ from sparkforge.runtime import envfile, servers
 from sparkforge.runtime.environment import python_path
 from sparkforge.runtime.serverlog import ending
 from sparkforge.runtime.servers import LOOPBACK, Launch, ProcessServer
-from sparkforge.store.store import Artefact
+from sparkforge.store.artefact import Artefact
 
 _COMPOSE_GRACE_S = 60.0  # more than the container's own (docker-compose.yml: 30 s)
 _ANSWER_S = 600.0  # for the first token: it may compile kernels

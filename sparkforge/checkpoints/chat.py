@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparkforge.checkpoints.harmony import SPECIAL_TOKENS, VOCAB_SIZE, tokenizer
+from sparkforge.checkpoints.tensors import to_bf16
 from sparkforge.checkpoints.tiny import (
     MX_BLOCK,
-    byte_characters,
     json_files,
-    to_bf16,
     write_checkpoint,
 )
 
@@ -41,13 +41,6 @@ TOOL, ARGUMENTS = "weather", '{"city":"Paris"}'
 TOOL_ANSWER = "Sunny all day \U0001f9be"
 """The final message after a tool's result; the last character is three tokens."""
 
-VOCAB_SIZE = 201_088
-SPECIAL_TOKENS = {
-    "<|startoftext|>": 199_998, "<|endoftext|>": 199_999, "<|return|>": 200_002,
-    "<|constrain|>": 200_003, "<|channel|>": 200_005, "<|start|>": 200_006, "<|end|>": 200_007,
-    "<|message|>": 200_008, "<|call|>": 200_012, "<|endofprompt|>": 200_018,
-}  # fmt: skip
-"""Of o200k_harmony; the other numbers from 200,000 on are reserved ones."""
 
 HIDDEN_SIZE = 96
 INTERMEDIATE_SIZE = 64
@@ -56,14 +49,6 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 32
 # the real model's
 ROPE_THETA, YARN_FACTOR, ORIGINAL_CONTEXT, WINDOW = 150_000.0, 32, 4096, 128
 
-# How the vocabulary splits text: facts of o200k_base.
-_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
-_SPLIT = "|".join((
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}",
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}",
-    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
-))  # fmt: skip
 
 Words = tuple[bytes | str, ...]
 _REASONING: Words = (b"The", b" words", b" of", b" this", b" thought", b" are", b" built", b" in",
@@ -342,48 +327,5 @@ def _files(ranks: dict[bytes, int]) -> dict[str, Any]:
         "bos_token_id": start, "eos_token_id": ends, "pad_token_id": pad,
     }  # fmt: skip
     files["tokenizer_config.json"] |= {"model_max_length": context}
-    files["tokenizer.json"] = _tokenizer(ranks)
+    files["tokenizer.json"] = tokenizer(ranks)
     return files
-
-
-def _tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
-    """Return tokenizer.json: a byte-level BPE with the vocabulary's merges.
-
-    A token's rank is the place of its merges, too. Each pair of tokens that makes it is one: which
-    of them comes into question depends on what was merged before.
-    """
-    characters = byte_characters()
-    written = {token: "".join(characters[byte] for byte in token) for token in ranks}
-    vocabulary = {written[token]: rank for token, rank in ranks.items()}
-    merges = []
-    for token in sorted(ranks, key=ranks.__getitem__):
-        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
-        known = [(ranks[a], ranks[b], a, b) for a, b in pairs if a in ranks and b in ranks]
-        merges += [f"{written[a]} {written[b]}" for *_, a, b in sorted(known)]
-    names = {number: name for name, number in SPECIAL_TOKENS.items()}
-    special = [
-        {
-            "id": number, "content": names.get(number, f"<|reserved_{number}|>"),
-            "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-            "special": True,
-        }
-        for number in range(len(ranks), VOCAB_SIZE)
-    ]  # fmt: skip
-    byte_level = {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
-    }  # fmt: skip
-    split = {
-        "type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False,
-    }  # fmt: skip
-    return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None, "decoder": byte_level,
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "ignore_merges": False, "vocab": vocabulary,
-            "merges": merges,
-        },
-    }  # fmt: skip

@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from sparkforge.core.errors import CommandError, StoreError
-from sparkforge.core.run import call, failure
+from sparkforge.core.programs import failure
+from sparkforge.core.run import call
 
 COMMITTER = "sparkforge"
 COMMITTER_EMAIL = "sparkforge@localhost"

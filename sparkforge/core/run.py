@@ -7,7 +7,6 @@ Ctrl-C or an error leaves no server or compiler behind.
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import re
 import select
@@ -24,16 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, StoreError
+from sparkforge.core.errors import CommandError
 from sparkforge.core.log import log
+from sparkforge.core.programs import failure, merged, resolve, unusable
 
-_TAIL_LINES = 40
 _SILENCE_S = 60.0  # a program that says nothing for so long may be taken for one that hangs
-_INSTALL_HINTS = {
-    "git": "install git 2.34 or newer with the system's package manager",
-    "docker": "install Docker Engine, or build without one: --engine none",
-    "nvcc": "install NVIDIA's CUDA 13.0 toolkit (nvcc, crt, cudart headers), its bin on the PATH",
-}
 
 
 def call(
@@ -60,9 +54,9 @@ def call(
         MachineError: the program is not on this machine.
         CommandError: it ended with an error (only with ``check``) or ran out of time.
     """
-    command = _resolve(args)
+    command = resolve(args)
     log.detail("+ " + shlex.join(command))
-    full_env = _merged(env)
+    full_env = merged(env)
     with _child(
         command,
         cwd=cwd,
@@ -116,23 +110,6 @@ def _next(stream: IO[bytes]) -> bytes:
     return os.read(stream.fileno(), 1 << 16)
 
 
-def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
-    """Return what a failed command was and the end of what it said."""
-    said = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
-    tail = "\n".join(f"    {line}" for line in said[-_TAIL_LINES:])
-    return f"{shlex.join(result.args)} ended with exit code {result.returncode}\n{tail}"
-
-
-def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
-    """Return the error that a failed command is."""
-    text = failure_text(result)
-    # git's fast-import has words of its own for it
-    if os.strerror(errno.ENOSPC) in text or "Out of diskspace" in text:
-        remedy = "make room, or put the store on a larger disk with --store DIR"
-        return StoreError(f"the disk is full:\n{text}", remedy)
-    return CommandError(text)
-
-
 @dataclass(frozen=True)
 class Glimpse:
     """What a program that may be broken gave within its bounds.
@@ -164,7 +141,7 @@ def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
     log.detail("+ " + shlex.join(args))
     try:
         child = subprocess.Popen(
-            [program, *args[1:]], env=_merged({"LC_ALL": "C"}), stdin=subprocess.DEVNULL,
+            [program, *args[1:]], env=merged({"LC_ALL": "C"}), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
     except OSError as error:  # not a program after all
@@ -200,11 +177,6 @@ def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
     return Glimpse(None if problem else child.returncode, out, err, problem)
 
 
-def have(program: str) -> bool:
-    """Tell whether a program is on the PATH."""
-    return shutil.which(program) is not None
-
-
 @contextmanager
 def piped(
     *args: str | os.PathLike[str],
@@ -216,9 +188,9 @@ def piped(
     Raises:
         MachineError, CommandError: as ``call``; CommandError at the end of the block.
     """
-    command = _resolve(args)
+    command = resolve(args)
     log.detail("+ " + shlex.join(command))
-    full_env = _merged(env)
+    full_env = merged(env)
     with _child(
         command, cwd=cwd, env=full_env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -245,9 +217,9 @@ def background(
     At the end it gets SIGTERM and ``grace_s`` seconds, then its whole process group is killed.
     When this process is killed and can't do that itself, a guardian does.
     """
-    command = _resolve(args)
+    command = resolve(args)
     log.detail("+ " + shlex.join(command) + f"  > {output}")
-    full_env = _merged(env)
+    full_env = merged(env)
     with output.open("wb") as sink, _child(
         command, cwd=cwd, env=full_env, stdin=subprocess.DEVNULL, stdout=sink,
         stderr=subprocess.STDOUT, grace_s=grace_s, ends_with_us=True,
@@ -257,7 +229,7 @@ def background(
 
 def replace_process(*args: str | os.PathLike[str]) -> None:
     """Become another program (what ``serve`` does, so that signals reach the server)."""
-    command = _resolve(args)
+    command = resolve(args)
     log.detail("+ exec " + shlex.join(command))
     os.execv(command[0], command)
 
@@ -283,7 +255,7 @@ def _child(
     except OSError as error:
         if error.filename != command[0]:  # its folder, or no file left for a pipe
             raise
-        raise _unusable(command[0], f"can't be started: {error.strerror}") from error
+        raise unusable(command[0], f"can't be started: {error.strerror}") from error
     _living.add(child)
     guardian = _guard(child.pid) if ends_with_us else None
     try:
@@ -377,22 +349,3 @@ def group_alive(pid: int, wait_s: float = 60.0) -> bool:
         if time.monotonic() > deadline:
             return True
         time.sleep(0.1)
-
-
-def _merged(env: Mapping[str, str | None] | None) -> dict[str, str]:
-    merged = {**os.environ, **(env or {})}
-    return {name: value for name, value in merged.items() if value is not None}
-
-
-def _resolve(args: Sequence[str | os.PathLike[str]]) -> list[str]:
-    command = [os.fspath(arg) for arg in args]
-    program = shutil.which(command[0])
-    if program is None:
-        raise _unusable(command[0], "no such program on this machine")
-    return [program, *command[1:]]
-
-
-def _unusable(program: str, why: str) -> MachineError:
-    name = Path(program).name
-    hint = _INSTALL_HINTS.get(name, f"install {name} and put it on the PATH")
-    return MachineError(f"{program}: {why}", hint)

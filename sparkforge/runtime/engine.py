@@ -11,7 +11,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from sparkforge.core.errors import CommandError, EngineError, UsageError
-from sparkforge.core.run import call, have
+from sparkforge.core.programs import have
+from sparkforge.core.run import call
 
 if TYPE_CHECKING:
     from docker import DockerClient

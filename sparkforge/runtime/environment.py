@@ -11,7 +11,8 @@ from pathlib import Path
 
 from sparkforge.core.errors import CommandError, ImageError
 from sparkforge.core.log import log
-from sparkforge.core.run import call, have
+from sparkforge.core.programs import have
+from sparkforge.core.run import call
 from sparkforge.runtime.interpreter import uv_program
 
 

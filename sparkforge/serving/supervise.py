@@ -22,6 +22,7 @@ from sparkforge.serving.backends import SENTENCES, Watch
 from sparkforge.serving.cluster import Link
 from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
 from sparkforge.serving.guard import Guard
+from sparkforge.serving.hang import Hang
 from sparkforge.serving.progress import Client, Counters, NoTokenError
 from sparkforge.serving.session import kill, session
 from sparkforge.serving.warmup import WarmUp
@@ -42,37 +43,6 @@ _DIED = re.compile(rb"died (?:unexpectedly \(exit code: |with exit code )(-?\d{1
 def say(text: str) -> None:
     """Print one line of our own between the server's."""
     print(f"entrypoint: {text}", file=sys.stderr, flush=True)
-
-
-@dataclass
-class Hang:
-    """Decides when a server counts as hung. Times in seconds of the monotonic clock.
-
-    One failed look is no proof, and neither is a long time without a look: a container that was
-    paused wakes up with an old clock. It takes ``looks`` failures in a row, and ``limit_s`` less
-    ``spare_s`` since the last success.
-    """
-
-    limit_s: float
-    looks: int = 3
-    spare_s: float = 0.0
-    answered: bool = False
-    _since: float = 0.0
-    _failures: int = 0
-
-    def well(self, now: float) -> None:
-        """Note a success that began at ``now``."""
-        self.answered, self._since, self._failures = True, now, 0
-
-    def excused(self, now: float) -> None:
-        """Note a failure at ``now`` that has a good reason."""
-        self._since, self._failures = now, 0
-
-    def ill(self, now: float) -> bool:
-        """Note a failure; returns whether the server is to be ended."""
-        self._failures += 1
-        enough = self._failures >= self.looks and now - self._since >= self.limit_s - self.spare_s
-        return self.answered and self.limit_s > 0 and enough
 
 
 @dataclass(frozen=True)

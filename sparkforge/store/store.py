@@ -32,7 +32,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from sparkforge.core.errors import IntegrityError, StoreError
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.core.log import log
 from sparkforge.store import marker
+from sparkforge.store.artefact import Artefact, seal
 
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
 INTERPRETERS = "interpreters"
@@ -50,32 +50,6 @@ _SHARED = ("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS, "ar
            "artefacts/sources", "artefacts/wheelhouse", "artefacts/smoke")  # fmt: skip
 """What a borrowed store has in common; of ``smoke`` only the unpatched release is asked for."""
 _TEMPORARY = re.compile(r"[\w. -]+-[a-z0-9_]{8}")  # as mkdtemp names them
-
-
-@dataclass(frozen=True)
-class Artefact:
-    """A finished result in the store.
-
-    Attributes:
-        stage: which stage made it.
-        key: sha256 of ``inputs`` in canonical JSON.
-        inputs: everything that went in, by name.
-        outputs: what the stage wants to tell later stages and the receipt.
-        path: its folder.
-        seconds: how long making it took.
-    """
-
-    stage: str
-    key: str
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
-    path: Path
-    seconds: float
-
-
-def _seal(meta: Mapping[str, Any]) -> str:
-    """Return the sha256 of an artefact's record, by which a damaged one is known."""
-    return key_of({name: value for name, value in meta.items() if name != "seal"})
 
 
 class Store:
@@ -288,7 +262,7 @@ class Store:
                     "stage": stage, "key": key, "inputs": inputs, "outputs": outputs,
                     "seconds": round(time.monotonic() - start, 3),
                 }  # fmt: skip
-                meta["seal"] = _seal(meta)
+                meta["seal"] = seal(meta)
                 (work / "artefact.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
                 final.parent.mkdir(parents=True, exist_ok=True)
                 if final.exists():  # the old one, or one without a readable artefact.json
@@ -309,7 +283,7 @@ class Store:
     def _load(self, path: Path) -> Artefact | None:
         """Return an artefact; None where there is none, or its record is not the one written."""
         meta = read_json(path / "artefact.json")
-        if meta is None or meta.get("seal") != _seal(meta):
+        if meta is None or meta.get("seal") != seal(meta):
             return None
         return Artefact(
             meta["stage"], meta["key"], meta["inputs"], meta["outputs"], path, meta["seconds"]

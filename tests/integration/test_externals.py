@@ -15,7 +15,8 @@ from sparkforge.core.errors import FetchError, IntegrityError
 from sparkforge.core.index import Index
 from sparkforge.pins.pins import External
 from sparkforge.sources.sources import Access
-from sparkforge.store.store import Artefact, Store
+from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Store
 from tests.support import Repo
 
 

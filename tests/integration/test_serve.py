@@ -23,7 +23,8 @@ from sparkforge.core.index import Index
 from sparkforge.pins.pins import load
 from sparkforge.runtime.servers import free_port
 from sparkforge.sources.sources import Access
-from sparkforge.store.store import Artefact, Store
+from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Store
 from tests.support import ROOT
 
 _WAIT_S = 120.0

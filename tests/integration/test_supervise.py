@@ -21,9 +21,9 @@ import requests
 
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
+from sparkforge.serving.hang import Hang
 from sparkforge.serving.progress import Client, NoProgressError
 from sparkforge.serving.session import session
-from sparkforge.serving.supervise import Hang
 from tests.support import PATIENCE_S, ROOT, health, wait_for
 
 FAKE = ROOT / "tests" / "fake_server.py"

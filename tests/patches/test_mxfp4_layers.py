@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pytest
 
 from sparkforge.checkpoints import gptoss as reference
-from sparkforge.checkpoints.tiny import VOCAB_SIZE, TinyCheckpoint, to_bf16
+from sparkforge.checkpoints.tensors import to_bf16
+from sparkforge.checkpoints.tiny import VOCAB_SIZE, TinyCheckpoint
 from sparkforge.runtime import isa
 from tests.patches import mx_reference as mx
 from tests.patches.probing import PROMPT, relative_distance, result_of, runner

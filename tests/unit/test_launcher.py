@@ -11,7 +11,8 @@ from sparkforge.core import git
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.sources.sources import Access
-from sparkforge.store.store import Artefact, Store
+from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Store
 from tests.support import ROOT
 
 

@@ -13,7 +13,7 @@ from sparkforge.build import publish, receipt
 from sparkforge.build.receipt import Line
 from sparkforge.build.stages.trial import trial_item
 from sparkforge.pins import pins
-from sparkforge.store.store import Artefact
+from sparkforge.store.artefact import Artefact
 from tests.support import ROOT
 
 

@@ -26,7 +26,8 @@ from sparkforge.core.index import Index
 from sparkforge.inspect.verify import command
 from sparkforge.pins import pins
 from sparkforge.sources.sources import Access
-from sparkforge.store.store import Artefact, Store
+from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Store
 from tests.support import ROOT, make_wheel, sha256
 
 BASE = f"sha256:{'5' * 64}"

@@ -15,7 +15,7 @@ from sparkforge.store.codekey import code_of
 if TYPE_CHECKING:
     from sparkforge.pins.pins import Upstream
     from sparkforge.series.series import Series
-    from sparkforge.store.store import Artefact
+    from sparkforge.store.artefact import Artefact
 
 
 def series_item(

@@ -11,8 +11,8 @@ from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.runtime import interpreter
 from sparkforge.sources import sizes
+from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Artefact
 
 
 def wheelhouse_item(

@@ -26,7 +26,7 @@ from sparkforge.core.errors import SmokeError, UsageError
 from sparkforge.core.log import log
 from sparkforge.runtime import servers
 from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
-from sparkforge.store.store import Artefact
+from sparkforge.store.artefact import Artefact
 
 DEFAULT_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 MATERIAL = Path(__file__).with_name("quality.json")

@@ -14,8 +14,9 @@ from sparkforge.core.run import call
 from sparkforge.inspect.proofs.sass import Kernel, read
 from sparkforge.runtime import interpreter
 from sparkforge.sources.sources import Access
+from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Artefact, Store
+from sparkforge.store.store import Store
 
 LOCK = "requirements/proofs.txt"
 _HERE = Path(__file__).parent

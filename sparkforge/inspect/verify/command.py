@@ -21,7 +21,8 @@ from sparkforge.build.receipt import Line
 from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.core.run import call, have
+from sparkforge.core.programs import have
+from sparkforge.core.run import call
 from sparkforge.inspect.verify import bytediff, signing
 from sparkforge.inspect.verify.bytediff import Difference
 from sparkforge.pins import pins
@@ -181,9 +182,9 @@ def _compare(
 
 
 def _image_differences(context: Context, image_id: str, second: Path) -> list[Difference]:
-    from sparkforge.inspect.verify import imagecheck, ociarchive
+    from sparkforge.inspect.verify import ociarchive, reading
 
-    with imagecheck.archive(image_id, context.store) as (first, _):
+    with reading.archive(image_id, context.store) as (first, _):
         found = ociarchive.compare(first, second)
         _diffoscope(first, second)
     return found
@@ -204,23 +205,23 @@ def _diffoscope(one: Path, two: Path) -> None:
 def _image(opts: argparse.Namespace) -> int:
     """Say what is in an image, and compare it with what this checkout would make."""
     from sparkforge.build import image
-    from sparkforge.inspect.verify import imagecheck
+    from sparkforge.inspect.verify import imagecheck, reading
 
     store = options.store_of(opts)
     store.sweep()
-    with imagecheck.archive(opts.image, store) as (path, promised):
-        reading = imagecheck.read(path)
-    name = reading.labels[image.TARGET_LABEL]
+    with reading.archive(opts.image, store) as (path, promised):
+        found = reading.read(path)
+    name = found.labels[image.TARGET_LABEL]
     if opts.target not in (None, name):
         raise UsageError(f"{opts.image}: is of target {name}", f"leave out --target {opts.target}")
     all_pins = pins.load(options.pins_path(opts))
     target = all_pins.target(name)
     context = Context(
         root=options.pins_path(opts).parent, pins=all_pins, pins_path=options.pins_path(opts),
-        store=store, target_name=name, target=target, platform=_platform(reading.platform, target),
+        store=store, target_name=name, target=target, platform=_platform(found.platform, target),
         access=options.access_of(opts, all_pins),
     )  # fmt: skip
-    report = imagecheck.check(reading, context, promised)
+    report = imagecheck.check(found, context, promised)
     if opts.json:
         log.json({**asdict(report), "matches": not report.problems})
     log.heading(f"{report.target} {report.version}, {context.platform}, {report.digest}")

@@ -11,26 +11,20 @@ import hashlib
 import io
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 from sparkforge.build import graph, image
 from sparkforge.build.context import Context
-from sparkforge.build.receipt import SBOM, differences, image_of
+from sparkforge.build.receipt import SBOM, differences
 from sparkforge.core import git, plain
-from sparkforge.core.errors import CommandError, CompileError, EngineError, ImageError, UsageError
+from sparkforge.core.errors import CompileError, EngineError
 from sparkforge.core.hashing import key_of, sha256_file
-from sparkforge.core.log import log
-from sparkforge.core.run import call
-from sparkforge.inspect.verify import installed, ociarchive
-from sparkforge.inspect.verify.ociarchive import Entry
+from sparkforge.inspect.verify import installed
+from sparkforge.inspect.verify.reading import Reading, site_of
 from sparkforge.pins.pins import member_of
-from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock
-from sparkforge.store.store import Store
 
 _PROFILE = "profile.json"
 
@@ -54,80 +48,8 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Reading:
-    """An image as it was read: its labels and its files."""
-
-    digest: str
-    platform: str
-    labels: Mapping[str, str]
-    files: Mapping[str, Entry]
-
-    def share(self, name: str) -> bytes | None:
-        entry = self.files.get(f"{image.SHARE}/{name}")
-        return None if entry is None else entry.data
-
-
-@contextmanager
-def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
-    """Give the archive of an image, and the digest that a receipt promises for it.
-
-    Args:
-        named: an archive, a receipt.json, or a reference of an image that the engine holds.
-
-    Raises:
-        ImageError: the engine has no such image. UsageError: the receipt names none.
-    """
-    path = Path(named)
-    promised = None
-    if path.is_file() and path.suffix == ".json":
-        try:
-            items = plain.json_of(path.read_text())["items"]
-            built = image_of(items)
-            named, promised = str(built["image_id"]), built["digest"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            msg = f"{path}: no receipt of a build that baked an image"
-            raise UsageError(msg, "name the receipt.json of one, or the image itself") from None
-    elif path.is_file():
-        yield path, None
-        return
-    with store.temporary("image") as work:
-        log.info(f"reading {named} out of the engine")
-        try:
-            call("docker", "save", "--output", work / "image.tar", "--", named)
-        except CommandError as error:
-            msg = f"{named}: neither a file nor an image of the engine:\n{error}"
-            remedy = "give an archive, a receipt.json or an image that docker images lists"
-            raise ImageError(msg, remedy) from None
-        yield work / "image.tar", promised
-
-
-def read(path: Path) -> Reading:
-    """Read an image made by sparkforge.
-
-    Raises:
-        ImageError: it was not, or can't be read.
-    """
-    with ociarchive.opened(path) as found:
-        if image.TARGET_LABEL not in found.labels:
-            msg = f"{path.name}: not made by sparkforge: no label {image.TARGET_LABEL}"
-            raise ImageError(msg, "name an image that build.py baked")
-        site = _site(found.labels)
-        files = ociarchive.files(
-            found,
-            lambda name: name.startswith(f"{image.SHARE}/") or (
-                name.startswith(site) and name.endswith(".dist-info/RECORD")
-            ),
-        )  # fmt: skip
-        return Reading(found.digest, found.platform, found.labels, files)
-
-
-def _site(labels: Mapping[str, str]) -> str:
-    return labels.get(SITE_PACKAGES_LABEL, "").strip("/") + "/"
-
-
 def _records(reading: Reading) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    return installed.records(reading.files, _site(reading.labels))
+    return installed.records(reading.files, site_of(reading.labels))
 
 
 def check(reading: Reading, context: Context, promised: str | None = None) -> Report:
@@ -146,7 +68,7 @@ def check(reading: Reading, context: Context, promised: str | None = None) -> Re
         report.problems.append(f"the receipt promises {promised}")
     _check_notes(report, reading, context)
     installed_files = installed.check(
-        reading.files, _site(labels), read_lock(context.lock), context.store,
+        reading.files, site_of(labels), read_lock(context.lock), context.store,
         f"build.py --target {report.target} --until wheelhouse",
     )  # fmt: skip
     report.checked |= installed_files.checked
@@ -270,7 +192,7 @@ _IN_TRIPLETS = {"x86": "i686", "arm": "arm", "amd64": "x86_64", "arm64": "aarch6
 def _check_machine(report: Report, reading: Reading) -> None:
     """Find programs and libraries for another processor than the image's."""
     wanted = reading.platform.rpartition("/")[2]
-    site, count, aside = _site(reading.labels), 0, 0
+    site, count, aside = site_of(reading.labels), 0, 0
     for path, entry in reading.files.items():
         if entry.machine in _PROCESSORS:
             count += 1
@@ -289,7 +211,7 @@ def _check_machine(report: Report, reading: Reading) -> None:
 
 def _check_patched(report: Report, reading: Reading, context: Context) -> None:
     """Hold each patched file against the blob that the checkout's last patch of it promises."""
-    site = _site(reading.labels)
+    site = site_of(reading.labels)
     wanted: dict[str, tuple[str, str]] = {}
     for wheel in context.target.wheels:
         for layer in context.layers(wheel):
@@ -380,7 +302,7 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
             record = next(n for n in wheel.namelist() if n.endswith(".dist-info/RECORD"))
             text = wheel.read(record).decode()
         there = dict(rows.get(record.rpartition("/")[0], []))
-        site = _site(reading.labels)
+        site = site_of(reading.labels)
         members = {
             installed.joined(site, row[0]): installed.hex_of(row[1])
             for row in csv.reader(io.StringIO(text)) if row and ".data/" not in row[0]

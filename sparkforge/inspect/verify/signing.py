@@ -22,7 +22,8 @@ from sparkforge.core import plain
 from sparkforge.core.errors import CommandError, SignError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.core.run import call, have
+from sparkforge.core.programs import have
+from sparkforge.core.run import call
 from sparkforge.pins import pins
 
 RECEIPT = "receipt.json"

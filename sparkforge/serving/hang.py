@@ -1,0 +1,36 @@
+"""When a server counts as hung."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Hang:
+    """Decides when a server counts as hung. Times in seconds of the monotonic clock.
+
+    One failed look is no proof, and neither is a long time without a look: a container that was
+    paused wakes up with an old clock. It takes ``looks`` failures in a row, and ``limit_s`` less
+    ``spare_s`` since the last success.
+    """
+
+    limit_s: float
+    looks: int = 3
+    spare_s: float = 0.0
+    answered: bool = False
+    _since: float = 0.0
+    _failures: int = 0
+
+    def well(self, now: float) -> None:
+        """Note a success that began at ``now``."""
+        self.answered, self._since, self._failures = True, now, 0
+
+    def excused(self, now: float) -> None:
+        """Note a failure at ``now`` that has a good reason."""
+        self._since, self._failures = now, 0
+
+    def ill(self, now: float) -> bool:
+        """Note a failure; returns whether the server is to be ended."""
+        self._failures += 1
+        enough = self._failures >= self.looks and now - self._since >= self.limit_s - self.spare_s
+        return self.answered and self.limit_s > 0 and enough
