@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkforge.core.errors import StoreError
 from sparkforge.core.hashing import intact, key_of
-from sparkforge.pins.pins import Pins, ReleaseFile, Target
+from sparkforge.pins.pins import Pins, ReleaseFile, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import series
 from sparkforge.series.series import Series
@@ -103,6 +103,20 @@ class Context:
     def layers(self, wheel: str) -> tuple[str, ...]:
         """Return the upstreams whose series go onto a wheel: its own, and those it carries."""
         return (wheel, *self.target.wheels[wheel].carries)
+
+    def upstream(self, name: str) -> Upstream:
+        """Return an upstream; its source file, if a wheel, is the one that the target installs.
+
+        Python files are the same in the wheels of all platforms, which the recorded tree proves;
+        so nothing is fetched for them alone.
+        """
+        upstream = self.pins.upstream(name)
+        if not upstream.from_wheel:
+            return upstream
+        holder = next(wheel for wheel in self.target.wheels if name in self.layers(wheel))
+        key = self.target.wheels[holder].files[self.platform]
+        files = {**upstream.files, key: self.pins.upstream(holder).files[key]}
+        return upstream.model_copy(update={"source_file": key, "files": files})
 
     def series_of(self, upstream: str) -> Series:
         """Read an upstream's series; raises what ``series.read`` does."""

@@ -35,7 +35,7 @@ def items(context: Context, until: str) -> list[Item]:
     for name in context.target.wheels:
         for layer in context.layers(name):
             patches = context.series_of(layer)
-            upstream = context.pins.upstream(layer)
+            upstream = context.upstream(layer)
             series.check_emptied(patches, upstream)
             if patches.patches or compiles:
                 source = source_item(context, layer, upstream)

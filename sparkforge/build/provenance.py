@@ -101,11 +101,11 @@ def _upstreams(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
         release = context.pins.upstream(wheel).files[plan.files[context.platform]]
         result.append(_file(release.file, release.sha256))
         for name in context.layers(wheel):
-            upstream = context.pins.upstream(name)
+            upstream = context.upstream(name)
             source, series = found.get(f"source {name}"), found.get(f"series {name}")
             if source is not None and series is not None:
                 tree = {"patchedTree": series.outputs["tree"]}
-                result.append(_source(context, name, source.outputs["provider"], upstream, tree))
+                result.append(_source(name, source.outputs["provider"], upstream, tree))
             result += [
                 {"name": f"patches/{name}/{patch.name}", "digest": {"sha256": patch.sha256}}
                 for patch in context.series_of(name).patches
@@ -134,7 +134,7 @@ def _builders(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def _source(
-    context: Context, name: str, provider: Provider, upstream: Upstream, notes: Mapping[str, str]
+    name: str, provider: Provider, upstream: Upstream, notes: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return what was really read: the commit, or the release file in its place."""
     if provider == "git" or upstream.source_file is None:
@@ -142,7 +142,7 @@ def _source(
             "name": name, "uri": f"git+{upstream.git}@refs/tags/{upstream.tag}",
             "digest": {"gitCommit": upstream.commit}, "annotations": dict(notes),
         }  # fmt: skip
-    file = context.pins.upstream(upstream.source_in or name).files[upstream.source_file]
+    file = upstream.files[upstream.source_file]
     if upstream.commit is None:
         said = {"standsFor": f"git+{upstream.git}@refs/tags/{upstream.tag}", "commit": UNKNOWN}
     else:

@@ -138,6 +138,12 @@ class Upstream(Model):
     """How its wheels are compiled (``--wheels compile``)."""
 
     @property
+    def from_wheel(self) -> bool:
+        """Whether the file that stands in for the commit is a wheel."""
+        file = self.files.get(self.source_file or "")
+        return file is not None and file.file.endswith(".whl")
+
+    @property
     def said_commit(self) -> str:
         """The commit as receipt, bill, provenance and labels name it."""
         return self.commit or UNKNOWN

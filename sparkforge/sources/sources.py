@@ -189,8 +189,10 @@ def release(store: Store, name: str, upstream: Upstream, access: Access) -> Sour
 
 
 def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> str:
-    message = f"{name} {upstream.version}, release file {path.name}\n"
     is_wheel = path.suffix == ".whl"
+    # wheels of all platforms have the same Python files: one commit stands for all of them
+    told = "Python files of its wheel" if is_wheel else f"release file {path.name}"
+    message = f"{name} {upstream.version}, {told}\n"
     files = _wheel_files(path, upstream.paths) if is_wheel else _sdist_files(path)
     # a ref of its own until all is in: a killed import must not look finished
     pending = ref.replace("refs/release/", "refs/importing/")

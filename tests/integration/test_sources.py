@@ -83,6 +83,18 @@ def listing(source: Source) -> dict[str, str]:
     return {path: meta.split()[0] for meta, path in entries}
 
 
+def test_wheels_of_two_platforms_give_one_commit(world: World) -> None:
+    commits = set()
+    for number, name in enumerate(("one", "two")):
+        (world.folder / name).mkdir()
+        file = make_wheel(
+            world.folder / name, f"demo_{name}", "1.0",
+            {"demo/__init__.py": b"x = 1\n", "demo/native.so": b"%d" % number},
+        )  # fmt: skip
+        commits.add(world.release(file).commit)
+    assert len(commits) == 1
+
+
 # -- git ---------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from sparkforge.build import image, provenance, sbom
+from sparkforge.build import executor, graph, image, provenance, sbom
 from sparkforge.build.context import Context
 from sparkforge.build.receipt import Line
 from sparkforge.build.sbom import SystemPackage
@@ -46,6 +46,24 @@ def context(target: str = "spark", root: Path = ROOT) -> Context:
         target_name=target, target=chosen, platform=chosen.platforms[0],
         access=Access(Index(), {}, offline=True),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["spark", "rtx", "cpu"])
+def test_a_target_fetches_no_wheel_of_another_platform_as_a_source(target: str) -> None:
+    here = context(target)
+    todo = {item.label: item for item in graph.items(here, "wheels")}
+    installed = {
+        file for item in todo.values() if item.stage == "wheels" for file in item.download
+    }  # fmt: skip
+    for name in [layer for wheel in here.target.wheels for layer in here.layers(wheel)]:
+        (file,) = todo[f"source {name}"].download
+        assert file in installed or file.file.endswith(".tar.gz"), name
+        assert todo[f"source {name}"].inputs["release_file"] == file.sha256
+    steps = executor.plan(here, list(todo.values()))
+    sdists = {
+        file for item in todo.values() for file in item.download if file.file.endswith(".gz")
+    }  # fmt: skip
+    assert executor.total(steps).known == sum(file.size for file in installed | sdists)
 
 
 def bill(**more: Any) -> Any:

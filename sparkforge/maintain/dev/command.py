@@ -95,7 +95,7 @@ def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, Wo
         raise UsageError(msg, f"it has: {', '.join(every)}")
     found = {}
     for name in names or every:
-        upstream = context.pins.upstream(name)
+        upstream = context.upstream(name)
         # as `patches export` does: both must mean the same commit
         source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
         one = context.series_of(name)
