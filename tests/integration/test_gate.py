@@ -15,7 +15,7 @@ import pytest
 from sparkforge.build import jobs
 from tests.support import PATIENCE_S, ROOT, alive, wait_for
 
-GATE = ROOT / "sparkforge" / "compiling" / "gate.py"
+GATE = ROOT / "sparkforge" / "build" / "compile" / "gate.py"
 # notes that it runs, then counts, so that a stopped one is seen to stand still
 COMPILER = """
 import pathlib, sys, time

@@ -297,4 +297,4 @@ def test_what_git_cannot_give_names_the_way_out_and_nothing_is_taken_instead(wor
     assert "tag v1.0 names" in said
     assert "--source release" in said
     mirror = ("--mirror", f"demo={words.project.repo.path}")
-    assert "leave one of them out" in words.build("--source", "release", *mirror, code=2)
+    assert "omit one of them" in words.build("--source", "release", *mirror, code=2)
