@@ -17,8 +17,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,28 +44,37 @@ class Steps:
 
     def __init__(self, env: dict[str, str]) -> None:
         self.env = env
+        self.images: dict[str, str] = {}
+        """What tests that make images need beside ``env``: the engine, the bases."""
         self.rows: list[tuple[str, bool, float]] = []
+        self._apart = False
+        self._printing = threading.Lock()
 
-    def run(self, name: str, *command: str | Path) -> bool:
-        """Run one step; returns whether it succeeded."""
-        print(f"\n== {name}", flush=True)
+    def run(self, name: str, *command: str | Path, images: bool = False) -> bool:
+        """Run one step, with what makes images if it does; returns whether it succeeded."""
+        apart = self._apart
         start = time.monotonic()
-        code = subprocess.run(command, cwd=ROOT, env=self.env, check=False).returncode
-        self.rows.append((name, code == 0, time.monotonic() - start))
-        return code == 0
+        if not apart:
+            print(f"\n== {name}", flush=True)
+        done = subprocess.run(
+            command, cwd=ROOT, env={**self.env, **(self.images if images else {})}, check=False,
+            stdout=subprocess.PIPE if apart else None, stderr=subprocess.STDOUT if apart else None,
+        )  # fmt: skip
+        ok = done.returncode == 0
+        with self._printing:
+            self.rows.append((name, ok, time.monotonic() - start))
+            if apart:
+                print(f"\n== {name}\n{done.stdout.decode(errors='replace')}", end="", flush=True)
+        return ok
 
-    def together(self, commands: Mapping[str, Sequence[str | Path]]) -> set[str]:
-        """Run steps at once, which use a core each; returns the names of those that succeeded."""
-        print(f"\n== {', '.join(commands)}", flush=True)
-        start = time.monotonic()
-        children = {
-            name: subprocess.Popen(command, cwd=ROOT, env=self.env)
-            for name, command in commands.items()
-        }
-        done = {name for name, child in children.items() if child.wait() == 0}
-        took = time.monotonic() - start
-        self.rows += [(name, name in done, took) for name in commands]
-        return done
+    def at_once(self, *lanes: Callable[[], object]) -> None:
+        """Run lanes of steps that use one core, two at a time; what one prints comes at its end."""
+        self._apart = len(lanes) > 1
+        with ThreadPoolExecutor(2) as pool:
+            started = [pool.submit(lane) for lane in lanes]
+        self._apart = False
+        for lane in started:
+            lane.result()
 
     def finish(self) -> int:
         """Print the table; returns the exit code."""
@@ -97,12 +109,45 @@ def main() -> int:
     bin_ = python.parent
     steps = Steps({**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
     steps.env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code makes every start faster
-    lint(steps, bin_)
-    # a folder of our own: pytest's default is shared by all runs of a user, and it fails where an
+    # folders of our own: pytest's default is shared by all runs of a user, and it fails where an
     # earlier run left a file that it cannot delete (a mount, say)
-    with tempfile.TemporaryDirectory(prefix="sparkforge-test-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="sparkforge-test-") as scratch, ExitStack() as stack:
+        lanes = [lambda: lint(steps, bin_)]
+        if options.with_engine:
+            lanes.append(lambda: bases(steps, stack))
+        if not options.fast:
+            lanes.append(lambda: prove(steps))
+        steps.at_once(*lanes)
         check(steps, options, (python, "-m", "pytest", "--basetemp", Path(scratch) / "pytest"))
     return steps.finish()
+
+
+def prove(steps: Steps) -> None:
+    """Compile the kernels that a CI run proves."""
+    if shutil.which("nvcc"):
+        steps.run("proofs, the smallest set", sys.executable, "build.py", "proofs", "--ci")
+    else:
+        print("\n== proofs: left out, nvcc (CUDA 13.0) is not on this machine")
+
+
+def bases(steps: Steps, stack: ExitStack) -> None:
+    """Start an engine that runs until ``stack`` is closed, and make what images are baked on."""
+    scripts = ROOT / "scripts"
+    # before the engine starts: it looks once what runs here
+    arm64 = steps.run("emulation of arm64", scripts / "emulate.sh", "arm64")
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="engine-"))
+    stack.callback(lambda: subprocess.run([scripts / "engine.sh", "stop", folder], check=True))
+    started = subprocess.run(
+        [scripts / "engine.sh", "start", folder], stdout=subprocess.PIPE, text=True, check=True
+    )
+    for line in started.stdout.splitlines():
+        name, _, value = line.removeprefix("export ").partition("=")
+        steps.images[name] = value
+    make = scripts / "make-base.sh"
+    if arm64 and steps.run("arm64 base", make, "--arch", "arm64", _ARM64_BASE, images=True):
+        steps.images["SPARKFORGE_TEST_ARM64_BASE"] = _ARM64_BASE
+    if steps.run("base image", make, _BASE_IMAGE, images=True):
+        steps.images["SPARKFORGE_TEST_BASE"] = _BASE_IMAGE
 
 
 def check(steps: Steps, options: argparse.Namespace, pytest: tuple[str | Path, ...]) -> None:
@@ -114,36 +159,10 @@ def check(steps: Steps, options: argparse.Namespace, pytest: tuple[str | Path, .
         return
     steps.run("patch lint and exact application", sys.executable, "build.py", "patches", "check")
     steps.run("patches", *pytest, *_BY_GROUP, "tests/patches")
-    if shutil.which("nvcc"):
-        steps.run("proofs, the smallest set", sys.executable, "build.py", "proofs", "--ci")
-    else:
-        print("\n== proofs: left out, nvcc (CUDA 13.0) is not on this machine")
     if not options.with_engine:
         steps.run("whole build", *pytest, *_BY_GROUP, "tests/e2e")
-        return
-    # before the engine starts: it looks once what runs here
-    arm64 = steps.run("emulation of arm64", ROOT / "scripts" / "emulate.sh", "arm64")
-    with tempfile.TemporaryDirectory(prefix="engine-") as folder:
-        engine = ROOT / "scripts" / "engine.sh"
-        started = subprocess.run(
-            [engine, "start", folder], stdout=subprocess.PIPE, text=True, check=True
-        )
-        try:
-            for line in started.stdout.splitlines():
-                name, _, value = line.removeprefix("export ").partition("=")
-                steps.env[name] = value
-            steps.env["SPARKFORGE_TEST_BASE"] = _BASE_IMAGE
-            make_base = ROOT / "scripts" / "make-base.sh"
-            bases: dict[str, Sequence[str | Path]] = {"base image": (make_base, _BASE_IMAGE)}
-            if arm64:
-                bases["arm64 base"] = (make_base, "--arch", "arm64", _ARM64_BASE)
-            made = steps.together(bases)
-            if "arm64 base" in made:
-                steps.env["SPARKFORGE_TEST_ARM64_BASE"] = _ARM64_BASE
-            if "base image" in made:
-                steps.run("whole build, with image", *pytest, *_BY_GROUP, "tests/e2e")
-        finally:
-            subprocess.run([engine, "stop", folder], check=True)
+    elif "SPARKFORGE_TEST_BASE" in steps.images:
+        steps.run("whole build, with image", *pytest, *_BY_GROUP, "tests/e2e", images=True)
 
 
 if __name__ == "__main__":
