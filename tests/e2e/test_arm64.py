@@ -3,7 +3,7 @@
 The path is the whole one: build.py --target spark, the real Dockerfile, an arm64 base, our overlay
 wheel of FlashInfer, wheels of others from the real lock. Left out for time: torch and vLLM (6 GB
 and some 20,000 files to compile under emulation); with them it was done by hand:
-docs/cross-build.md. Debian has no Python 3.12, so the base brings 3.11.
+docs/cross-build.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,9 @@ import pytest
 
 from sparkforge.build import image
 from sparkforge.pins import pins
-from sparkforge.sources.wheelhouse import read_lock
 from tests.support import ROOT
 
-from .conftest import Build, on_base
-
-# the vocabulary, and a library of each of C and Rust
-_PACKAGES = ("oss-harmony", "pydantic", "pydantic-core", "annotated-types", "typing-extensions",
-             "typing-inspection", "msgspec")  # fmt: skip
-_LEFT_OUT = (
-    "apache-tvm-ffi, click, cuda-python, cuda-tile, einops, nccl-extensions, nccl4py, ninja, numpy,"
-    " nvidia-cudnn-frontend, nvidia-cutlass-dsl, nvidia-ml-py, packaging, requests, tabulate,"
-    " torch, tqdm"
-)
+from .conftest import Build, on_base, small_target
 
 
 @pytest.fixture(scope="module")
@@ -45,37 +34,7 @@ def base() -> str:
 
 @pytest.fixture(scope="module")
 def small(checkout: Path) -> Path:
-    """The spark target with fewer wheels, in pins of its own beside those of the checkout."""
-    text = (checkout / "pins.yaml").read_text()
-    start, end = text.index("\n  spark:\n    summary"), text.index("\n  rtx:\n    summary")
-    spark = text[start:end]
-    wheels = re.search(r"    wheels:\n(?:      .*\n)+", spark)
-    assert wheels is not None
-    spark = spark.replace(wheels[0], (
-        "    wheels:\n      flashinfer:\n        files: {linux/arm64: wheel}\n"
-        f"        local: spark\n        drop_requires: [{_LEFT_OUT}]\n"
-    ))  # fmt: skip
-    for old, new in (
-        ("python: 3.12", "python: 3.11"),
-        ("requirements/spark-linux-arm64.txt", "requirements/small.txt"),
-        ("    base: cuda-devel\n", ""),
-    ):
-        assert spark.count(old) == 1, old
-        spark = spark.replace(old, new)
-    spark = re.sub(r"    system_packages: .*\n", "", spark)
-    spark, count = re.subn(r"    needs:.*\n(?:      .*\n)+", (
-        "    needs: [{program: dpkg, package: dpkg}, {module: msgspec, package: msgspec}]\n"
-    ), spark)  # fmt: skip
-    assert count == 1
-    (checkout / "small.yaml").write_text(text[:start] + spark + text[end:])
-    locked = {one.name: one for one in read_lock(ROOT / "requirements" / "spark-linux-arm64.txt")}
-    lines = [
-        " \\\n".join([locked[name].requirement, *(f"    --hash=sha256:{one}"
-                                                   for one in sorted(locked[name].sha256s))])
-        for name in _PACKAGES
-    ]  # fmt: skip
-    (checkout / "requirements" / "small.txt").write_text("\n".join(lines) + "\n")
-    return checkout / "small.yaml"
+    return small_target(checkout, "spark", "linux/arm64")
 
 
 @pytest.fixture(scope="module")
