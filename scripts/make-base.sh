@@ -79,8 +79,11 @@ second_stage() {
 }
 
 bootstrap() {
-  local foreign=''
-  [[ $(dpkg --print-architecture),$arch != amd64,arm64 ]] || foreign=--foreign
+  local foreign='' release
+  # shellcheck source=/dev/null
+  release=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
+  # the suites that this was tried with; the programs that stand in are of the same one
+  [[ $(dpkg --print-architecture),$arch,$release,$suite != amd64,arm64,bookworm,bookworm ]] || foreign=--foreign
   debootstrap $foreign --arch="$arch" --variant=minbase --include=ca-certificates,python3 "$suite" "$rootfs" \
     ${mirror:+"$mirror"} || return
   [[ -n $foreign ]] || return 0
