@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from sparkforge.core import git
+from sparkforge.core import git, pages
 from sparkforge.pins.pins import Upstream
 from sparkforge.series.patchfile import Patch
 from sparkforge.series.series import Series
@@ -30,53 +31,27 @@ def why(patch: Patch) -> str:
     return first
 
 
-def _cell(text: str) -> str:
-    """Return text that Markdown shows as it is in a table's cell."""
-    parts = text.split("`")
-    # inside of backticks nothing but | means something
-    plain = [
-        part if i % 2 and i < len(parts) - 1 else re.sub(r"([\\*_<>\[\]])", r"\\\1", part)
-        for i, part in enumerate(parts)
-    ]
-    return "`".join(plain).replace("|", "\\|")
-
-
-def _row(upstream: str, patch: Patch) -> str:
+def _row(upstream: str, patch: Patch) -> tuple[str, ...]:
     trailer = patch.trailers
-    cells = (
-        f"[{_cell(patch.subject)}](../patches/{upstream}/{patch.name})", _cell(why(patch)),
-        trailer.get("Risk", ""), _cell(trailer.get("Upstream-Status", "")),
-        _cell(trailer.get("Drop-when", "")),
+    subject = f"[{pages.escape(patch.subject)}](../patches/{upstream}/{patch.name})"
+    return (
+        pages.Markdown(subject), why(patch), trailer.get("Risk", ""),
+        trailer.get("Upstream-Status", ""), trailer.get("Drop-when", ""),
         f"`{trailer['Test']}`" if "Test" in trailer else "",
     )  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
 
 
 def page(series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str:
     """Return docs/patches.md: one table an upstream, the patches in the order of the series."""
-    total = sum(len(one.patches) for one in series)
-    out = [
-        "# Every patch, and why",
-        "",
-        f"<!-- Written by build.py {COMMAND}; edit the patches, not this page. -->",
-        "",
-        f"What we change in the pinned upstreams: {total} patches, in the order in which they are"
-        " applied.",
-        "The whole reason, the cost and how it was checked stand in each patch's message; *Why* is",
-        "its beginning. *Risk* says what a wrong patch could spoil: the build, which kernel is",
-        "taken (dispatch), or the values that come out (numerics). *Test* fails without the patch:",
-        "`python3 build.py ablate` shows it.",
-        "",
-    ]
-    for one in series:
-        upstream = upstreams[one.upstream]
-        out += [f"## {one.upstream} {upstream.tag}", ""]
-        if not one.patches:
-            out += ["Unpatched.", ""]
-            continue
-        out += ["| " + " | ".join(_HEAD) + " |", "|" + " --- |" * len(_HEAD)]
-        out += [*(_row(one.upstream, patch) for patch in one.patches), ""]
-    return "\n".join(out).rstrip("\n") + "\n"
+    return pages.render(
+        Path(__file__).with_name("patches.md.j2"),
+        command=COMMAND,
+        total=sum(len(one.patches) for one in series),
+        series=series,
+        upstreams=upstreams,
+        head=_HEAD,
+        rows=lambda one: [_row(one.upstream, patch) for patch in one.patches],
+    )
 
 
 # -- numbers ---------------------------------------------------------------------

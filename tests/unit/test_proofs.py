@@ -167,7 +167,7 @@ def test_the_report_names_what_does_not_hold(good: Kernel, stub: Kernel) -> None
     text = report.markdown(verdicts, "nvcc 13.0")
     assert f"1 `{QMMA}`" in text
     assert "**does not hold**" in text
-    assert f"121: block_scaled: has no matrix instruction in 4 registers: {checks.STUB}" in text
+    assert f"121: block\\_scaled: has no matrix instruction in 4 registers: {checks.STUB}" in text
     assert "Other instructions from target to target: block-scaled-mma." in text
     assert "same instructions on all their targets: block-scaled-mma." in report.markdown(
         verdicts[:2], "nvcc 13.0"

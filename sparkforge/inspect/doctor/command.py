@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from sparkforge.build.options import pins_path, settle, store_of
-from sparkforge.core import generated
+from sparkforge.core import generated, pages
 from sparkforge.core.errors import DoctorError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.doctor import (
@@ -165,10 +165,14 @@ def show(target: str, findings: Iterable[Finding]) -> None:
 
 def markdown() -> str:
     """Return the table of all checks."""
-    rows = ["| finding | what is read | more than a note | why |", "|---|---|---|---|"]
-    for name, check in CHECKS.items():
-        rows.append(f"| `{name}` | {check.what} | {check.worse or 'never'} | {check.why} |")
-    return "\n".join(rows)
+    # the texts of the checks are Markdown
+    return pages.table(
+        ("finding", "what is read", "more than a note", "why"),
+        [
+            (f"`{name}`", *map(pages.Markdown, (check.what, check.worse or "never", check.why)))
+            for name, check in CHECKS.items()
+        ],
+    )
 
 
 def _likely_target() -> str:

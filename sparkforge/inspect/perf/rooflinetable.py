@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
+from sparkforge.core import pages
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.perf.published import FIGURES, READ_ON, Figure
@@ -187,22 +188,17 @@ def show(case: Case, table: Sequence[Row]) -> None:
                 log.info(f"(1) {figure.note}")
 
 
-def _markdown(head: Sequence[str], body: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
-    rule = ["---:" if i in numbers else "---" for i in range(len(head))]
-    lines = [head, rule, *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def markdown(case: Case) -> str:
     """Return the tables of docs/roofline.md."""
-    table = [cells(row, case.batch) for row in rows(case)]
-    theirs = [published_cells(*pair) for pair in compared(case)]
-    notes = [figure.note for figure, _ in compared(case) if figure.note]
-    return (
-        _markdown(HEAD, table, range(1, 9))
-        + f"\nPublished by others for one Spark, read on {READ_ON}. None is ours:\n\n"
-        + _markdown(PUBLISHED_HEAD, theirs, (1, 3, 4))
-        + "".join(f"\n(1) {note[0].upper()}{note[1:]}.\n" for note in notes)
+    theirs = compared(case)
+    return pages.render(
+        Path(__file__).with_name("roofline.md.j2"),
+        head=HEAD,
+        ours=[cells(row, case.batch) for row in rows(case)],
+        read_on=READ_ON,
+        published_head=PUBLISHED_HEAD,
+        theirs=[published_cells(*pair) for pair in theirs],
+        notes=[figure.note for figure, _ in theirs if figure.note],
     )
 
 
@@ -236,39 +232,58 @@ def as_json(case: Case, table: Sequence[Row]) -> Mapping[str, Any]:
 
 # -- the picture -------------------------------------------------------------------
 
-_PARTS = (("experts", "#3b6ea5"), ("qkv + o", "#d98032"), ("lm_head", "#8a5aa8"),
-          ("KV and rest", "#8c8c8c"))  # fmt: skip
+_PARTS = (
+    ("experts", "#3b6ea5"),
+    ("qkv + o", "#d98032"),
+    ("lm_head", "#8a5aa8"),
+    ("KV and rest", "#8c8c8c"),
+)
 _LEFT, _SCALE, _LINE, _TOP, _WIDTH = 250, 72, 26, 62, 760
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A coloured piece of a bar, or of the legend; in pixels."""
+
+    x: float
+    colour: str
+    width: float = 0.0
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """One configuration: its pieces, and the text behind them."""
+
+    name: str
+    y: int
+    parts: Sequence[_Part]
+    end: float
+    text: str
 
 
 def svg(case: Case) -> str:
     """Return the picture: GB a token by part, one bar a configuration, its ceiling behind it."""
     table = rows(case)
-    height = _TOP + len(table) * _LINE + 12
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"'
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="10" y="20" font-size="14">{escape(case.model)}: GB read a token, and the'
-        f" ceiling at {case.bandwidth:g} GB/s (arithmetic, not measured)</text>",
-    ]
-    x = _LEFT
-    for name, colour in _PARTS:
-        out.append(f'<rect x="{x}" y="34" width="12" height="12" fill="{colour}"/>')
-        out.append(f'<text x="{x + 17}" y="44">{name}</text>')
-        x += 100
-    for i, row in enumerate(table):
-        y, step = _TOP + i * _LINE, row.step
-        out.append(
-            f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(row.name)}</text>'
-        )
-        x_at = float(_LEFT)
-        parts = (step.experts, step.qkv + step.o, step.lm_head, step.kv + step.router + step.other)
-        for part, (_, colour) in zip(parts, _PARTS, strict=True):
-            width = part / case.batch / GB * _SCALE
-            out.append(f'<rect x="{x_at:.1f}" y="{y}" width="{width:.1f}" height="19"'
-                       f' fill="{colour}"/>')  # fmt: skip
-            x_at += width
-        text = f"{row.gb_per_token:.2f} GB, {row.ceiling:.0f} tok/s"
-        out.append(f'<text x="{x_at + 6:.1f}" y="{y + 14}">{text}</text>')
-    return "\n".join([*out, "</svg>"]) + "\n"
+    return pages.render(
+        Path(__file__).with_name("roofline.svg.j2"),
+        case=case,
+        width=_WIDTH,
+        height=_TOP + len(table) * _LINE + 12,
+        left=_LEFT,
+        legend=[
+            _Part(_LEFT + 100 * i, colour, text=name) for i, (name, colour) in enumerate(_PARTS)
+        ],
+        bars=[_bar(row, case.batch, _TOP + i * _LINE) for i, row in enumerate(table)],
+    )
+
+
+def _bar(row: Row, batch: int, y: int) -> _Bar:
+    step = row.step
+    sizes = (step.experts, step.qkv + step.o, step.lm_head, step.kv + step.router + step.other)
+    parts, x = [], float(_LEFT)
+    for size, (_, colour) in zip(sizes, _PARTS, strict=True):
+        parts.append(_Part(x, colour, size / batch / GB * _SCALE))
+        x += parts[-1].width
+    text = f"{row.gb_per_token:.2f} GB, {row.ceiling:.0f} tok/s"
+    return _Bar(row.name, y, parts, x + 6, text)

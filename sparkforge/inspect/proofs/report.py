@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from sparkforge.core import pages
 from sparkforge.inspect.proofs.runner import Verdict
+
+_HEAD = (
+    "Proof",
+    "For",
+    "Kernels",
+    "Matrix instructions",
+    "Registers",
+    "Stack, bytes",
+    "Shared, bytes",
+    "Compiled in",
+    "Verdict",
+)
 
 
 def document(verdicts: Sequence[Verdict], nvcc: str) -> dict[str, Any]:
@@ -29,45 +43,36 @@ def document(verdicts: Sequence[Verdict], nvcc: str) -> dict[str, Any]:
 
 def markdown(verdicts: Sequence[Verdict], nvcc: str) -> str:
     """Return the table that people read: one line a unit and architecture."""
-    lines = [
-        "# Proofs from machine code",
-        "",
-        f"Compiled by nvcc ({nvcc}) and disassembled; nothing was run. Registers and spills are a"
-        " thread's, shared memory a block's, static and dynamic together.",
-        "",
-        "| Proof | For | Kernels | Matrix instructions | Registers | Stack, bytes | Shared, bytes"
-        " | Compiled in | Verdict |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for verdict in verdicts:
-        label = verdict.job.label.rpartition(" ")[0]
-        kernels = verdict.kernels
-        mma: dict[str, int] = {}
-        for kernel in kernels:
-            for word, count in kernel.mma.items():
-                mma[word] = mma.get(word, 0) + count
-        words = ", ".join(f"{count} `{word}`" for word, count in mma.items()) or "none"
-        shared = [kernel.shared + (kernel.shared_dynamic or 0) for kernel in kernels]
-        good = "fails, as it must" if verdict.job.unit.control else "holds"
-        lines.append(
-            f"| {label} | {verdict.job.arch} | {len(kernels)} | {words}"
-            f" | {_span([kernel.registers for kernel in kernels])}"
-            f" | {_span([kernel.stack for kernel in kernels])} | {_span(shared)}"
-            f" | {verdict.seconds:.0f} s | {good if verdict.ok else '**does not hold**'} |"
-        )
     alike, differ = _same_code(verdicts)
-    if alike or differ:
-        lines += ["", f"The same instructions on all their targets: {', '.join(alike) or 'none'}."]
-    if differ:
-        lines.append(f"Other instructions from target to target: {', '.join(differ)}.")
-    failed = [verdict for verdict in verdicts if not verdict.ok]
-    if failed:
-        lines += ["", "## What does not hold", ""]
-        lines += [
-            f"* {verdict.job.label}: {problem}" for verdict in failed
-            for problem in verdict.problems or ("a control that no check refuses",)
-        ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    return pages.render(
+        Path(__file__).with_name("report.md.j2"),
+        nvcc=nvcc,
+        head=_HEAD,
+        rows=[_row(verdict) for verdict in verdicts],
+        alike=alike,
+        differ=differ,
+        failed=[verdict for verdict in verdicts if not verdict.ok],
+    )
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    kernels = verdict.kernels
+    mma: dict[str, int] = {}
+    for kernel in kernels:
+        for word, count in kernel.mma.items():
+            mma[word] = mma.get(word, 0) + count
+    good = "fails, as it must" if verdict.job.unit.control else "holds"
+    return (
+        verdict.job.label.rpartition(" ")[0],
+        verdict.job.arch,
+        str(len(kernels)),
+        ", ".join(f"{count} `{word}`" for word, count in mma.items()) or "none",
+        _span([kernel.registers for kernel in kernels]),
+        _span([kernel.stack for kernel in kernels]),
+        _span([kernel.shared + (kernel.shared_dynamic or 0) for kernel in kernels]),
+        f"{verdict.seconds:.0f} s",
+        good if verdict.ok else pages.Markdown("**does not hold**"),
+    )
 
 
 def _same_code(verdicts: Sequence[Verdict]) -> tuple[list[str], list[str]]:

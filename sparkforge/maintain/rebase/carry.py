@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from sparkforge.core import pages
 from sparkforge.core.log import log
 from sparkforge.maintain.rebase import onto
 from sparkforge.maintain.rebase.move import verdicts
@@ -81,7 +83,7 @@ def cell(move: Move) -> str:
     """Return a verdict as the table shows it."""
     if move.stops:
         mark = " (follows)" if move.after else ""
-        return f"**{move.verdict.value}**{mark}"
+        return pages.Markdown(f"**{move.verdict.value}**{mark}")
     return f"{move.verdict.value}{' (remembered)' if move.remembered else ''}"
 
 
@@ -101,25 +103,6 @@ def rows(one: Carried) -> list[tuple[str, ...]]:
 
 def page(found: Sequence[Carried]) -> str:
     """Return docs/carry.md."""
-    out = [
-        "# Which release takes which patch",
-        "",
-        f"<!-- Written by build.py {COMMAND}; run it again instead of editing. -->",
-        "",
-        "Each series, moved from the pinned release onto others as `build.py rebase --dry-run` does"
-        " it:",
-        "from release files, patch by patch. **Bold** stops a rebase until a person has merged it;",
-        "*(follows)* marks a patch that changes a file of an earlier one which stopped, and was",
-        "tried without it. *(remembered)*: in conflict, and resolved as it was resolved before.",
-        "What the words mean: [rebase.md](rebase.md#verdicts).",
-        "",
-        "That a patch merges does not say that it still does its work: its test does.",
-        "",
-    ]
-    for one in found:
-        out += [f"## {one.series.upstream}", ""]
-        head, *body = rows(one)
-        out += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-        out += ["| " + " | ".join(row) + " |" for row in body]
-        out.append("")
-    return "\n".join(out).rstrip("\n") + "\n"
+    return pages.render(
+        Path(__file__).with_name("carry.md.j2"), command=COMMAND, found=found, rows_of=rows
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from sparkforge.core import pages
 from sparkforge.maintain.rebase.companions import Companion
 from sparkforge.maintain.rebase.state import Leg, State
 from sparkforge.maintain.rebase.verdicts import Move
@@ -36,24 +38,19 @@ def row(move: Move) -> tuple[str, str, str]:
 
 def page(state: State, chapters: Sequence[Chapter], found: Sequence[Companion]) -> str:
     """Return the page as Markdown."""
-    own = state.legs[0]
-    out = [f"# {own.upstream} {own.pinned['tag']} → {own.goal.tag}", ""]
-    out += [f"From {own.old.origin} to {own.new.origin}.", ""]
-    for chapter in chapters:
-        leg = chapter.leg
-        out += [f"## {leg.upstream}", ""]
-        out += ["| patch | verdict | what was found |", "| --- | --- | --- |"]
-        for move in leg.moves:
-            name, verdict, _ = row(move)
-            said = [*move.detail, *move.culprits]
-            if move.reason is not None:
-                said.append(f"left out: {move.reason}")
-            out.append(f"| {name} | {verdict} | {'<br>'.join(said).replace('|', '&#124;')} |")
-        out.append("")
-    out += ["## What no longer agrees", ""]
-    out += [f"* {one.what}: {one.mend}" for one in found] or ["Nothing."]
-    for chapter in chapters:
-        # a fence longer than any in the text
-        out += ["", f"## Range-diff of {chapter.leg.upstream}", "", "````````diff",
-                chapter.range_diff, "````````"]  # fmt: skip
-    return "\n".join(out) + "\n"
+    return pages.render(
+        Path(__file__).with_name("report.md.j2"),
+        own=state.legs[0],
+        chapters=chapters,
+        found=found,
+        rows=lambda leg: [_found(move) for move in leg.moves],
+        raw=pages.Markdown,
+    )
+
+
+def _found(move: Move) -> tuple[str, ...]:
+    name, verdict, _ = row(move)
+    said = [*move.detail, *move.culprits]
+    if move.reason is not None:
+        said.append(f"left out: {move.reason}")
+    return (name, verdict, pages.Markdown("<br>".join(map(pages.escape, said))))

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from sparkforge.core import pages
 from sparkforge.core.errors import FetchError, UsageError, WatchConflict, WatchNews
 from sparkforge.core.log import log
 from sparkforge.maintain.rebase import move, onto
@@ -235,34 +237,14 @@ def show(found: Sequence[Found]) -> None:
 
 def markdown(found: Sequence[Found]) -> str:
     """Return the text of an issue: what is new, and what it does to each patch."""
-    news = [one for one in found if one.listed.news]
-    lines = ["# Newer upstream releases", ""]
-    if not news:
-        lines = ["# No newer upstream release", ""]
-    lines += _table(_HEAD, [_cells(one) for one in found])
-    for one in found:
-        if one.listed.yanked is not None:
-            lines += ["", f"**{one.listed.upstream} {one.listed.pinned}, which is pinned, was"
-                      f" withdrawn by upstream:** {_plain(one.listed.yanked)}"]  # fmt: skip
-    for one in news:
-        name, version = one.listed.upstream, one.listed.newest
-        lines += ["", f"## {name} {one.listed.pinned} → {version}", ""]
-        if not one.moves:
-            lines.append(_plain(one.lacking or "No patch of ours."))
-            continue
-        rows = [(move.patch, move.verdict.value, move.next, "; ".join(move.detail) or "-")
-                for move in one.moves]  # fmt: skip
-        lines += _table(("patch", "verdict", "next", "found"), rows)
-        lines += ["", f"`python3 build.py rebase {name} --onto release:{version}`"]
-    return "\n".join(lines) + "\n"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [head, ["---"] * len(head), *([_plain(cell) for cell in row] for row in rows)]
-    return ["| " + " | ".join(row) + " |" for row in cells]
-
-
-def _plain(text: str) -> str:
-    """Return a text that Markdown takes as it stands, on one line of a table."""
-    marked = "".join(f"\\{char}" if char in "\\`*_<>|[]#" else char for char in text)
-    return " ".join(marked.split())
+    return pages.render(
+        Path(__file__).with_name("issue.md.j2"),
+        found=found,
+        news=[one for one in found if one.listed.news],
+        head=_HEAD,
+        cells=[_cells(one) for one in found],
+        rows=lambda one: [
+            (move.patch, move.verdict.value, move.next, "; ".join(move.detail) or "-")
+            for move in one.moves
+        ],
+    )

@@ -1,0 +1,70 @@
+"""Generated pages, by jinja2: values are escaped, and a missing name is an error.
+
+A template is stored beside the module that fills it. In ``NAME.md.j2`` values are escaped for
+Markdown, in ``NAME.svg.j2`` for XML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+_SPECIAL = re.compile(r"([\\*_<>\[\]])")
+
+
+class Markdown(str):
+    """Text that is Markdown already."""
+
+    __slots__ = ()
+
+
+def escape(value: object) -> str:
+    """Return a value as Markdown that shows it as it is, on one line, also in a table's cell.
+
+    Code between backticks stays code.
+    """
+    if isinstance(value, Markdown):
+        return value
+    parts = " ".join(str(value).split()).split("`")
+    # inside of backticks nothing but | means something; the last backtick of an odd number is none
+    plain = [
+        part if i % 2 and i < len(parts) - 1 else _SPECIAL.sub(r"\\\1", part)
+        for i, part in enumerate(parts)
+    ]
+    return Markdown("`".join(plain).replace("|", "\\|"))
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], right: Collection[int] = ()
+) -> Markdown:
+    """Return a Markdown table, its values escaped.
+
+    Args:
+        right: columns of numbers, from 0.
+    """
+    rule = [Markdown("---:" if i in right else "---") for i in range(len(head))]
+    lines = ("| " + " | ".join(map(escape, row)) + " |" for row in (head, rule, *rows))
+    return Markdown("\n".join(lines))
+
+
+def render(template: Path, **values: object) -> str:
+    """Return the page that a template gives.
+
+    Raises:
+        jinja2.UndefinedError: the template uses a name that has no value.
+    """
+    import jinja2  # most commands write no page
+
+    markdown = template.name.endswith(".md.j2")
+    environment = jinja2.Environment(
+        autoescape=not markdown,
+        finalize=escape if markdown else None,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals["table"] = table
+    text = template.read_text(encoding="utf-8")
+    return environment.from_string(text).render(values)

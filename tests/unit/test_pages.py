@@ -1,0 +1,57 @@
+"""Generated pages: values are escaped, names that are missing are errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from sparkforge.core import pages
+from tests.support import ROOT
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("lm_head*2", r"lm\_head\*2"),
+        ("a|b `c_d|e`", r"a\|b `c_d\|e`"),
+        ("<f> [g]", r"\<f\> \[g\]"),
+        ("one ` of_two", r"one ` of\_two"),
+        ("two\nlines", "two lines"),
+        (7, "7"),
+        (pages.Markdown("**bold**"), "**bold**"),
+    ],
+)
+def test_a_value_is_shown_as_it_is(text: object, shown: str) -> None:
+    assert pages.escape(text) == shown
+
+
+def test_a_table_escapes_cells_and_aligns_numbers() -> None:
+    text = pages.table(("a_b", "n"), [("x|y", 1)], right=(1,))
+    assert text.splitlines() == [r"| a\_b | n |", "| --- | ---: |", r"| x\|y | 1 |"]
+
+
+def test_what_a_template_shows_is_escaped_in_its_language(tmp_path: Path) -> None:
+    for name, shown in (
+        ("page.md.j2", r"*kept* a\_b\<c\>"),
+        ("page.svg.j2", "*kept* a_b&lt;c&gt;"),
+    ):
+        template = tmp_path / name
+        template.write_text("*kept* {{ value }}\n")
+        assert pages.render(template, value="a_b<c>") == f"{shown}\n"
+
+
+def test_a_name_without_a_value_is_an_error(tmp_path: Path) -> None:
+    template = tmp_path / "page.md.j2"
+    template.write_text("{{ misspelt }}")
+    with pytest.raises(jinja2.UndefinedError, match="misspelt"):
+        pages.render(template, value=1)
+
+
+def test_every_template_belongs_to_a_module_beside_it() -> None:
+    templates = sorted((ROOT / "sparkforge").rglob("*.j2"))
+    assert templates
+    for template in templates:
+        beside = (path.read_text() for path in template.parent.glob("*.py"))
+        assert any(f'"{template.name}"' in text for text in beside), template
