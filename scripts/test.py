@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 from build import ensure_environment  # noqa: E402
 
 _BASE_IMAGE = "localhost/sparkforge/base:bookworm"
+_DRIVER = ROOT / "tests" / "e2e" / "driver.py"
 _ARM64_BASE = "localhost/sparkforge/base:bookworm-arm64"
 _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
 # two workers: most tests wait for a process or a server; not more, since some fill 3 GB of memory.
@@ -133,13 +134,17 @@ def prove(steps: Steps) -> None:
 def bases(steps: Steps, stack: ExitStack) -> None:
     """Start an engine that runs until ``stack`` is closed, and make what images are baked on."""
     scripts = ROOT / "scripts"
-    # before the engine starts: it looks once what runs here
+    # before the engine starts: it looks once what runs here, and who gives containers a GPU
     arm64 = steps.run("emulation of arm64", scripts / "emulate.sh", "arm64")
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="engine-"))
+    driver = Path(folder) / "driver"
+    if arm64 and steps.run("made-up driver of a Spark", sys.executable, _DRIVER, driver):
+        steps.images["SPARKFORGE_TEST_DRIVER"] = str(driver)
     stack.callback(lambda: subprocess.run([scripts / "engine.sh", "stop", folder], check=True))
     started = subprocess.run(
-        [scripts / "engine.sh", "start", folder], stdout=subprocess.PIPE, text=True, check=True
-    )
+        [scripts / "engine.sh", "start", folder], stdout=subprocess.PIPE, text=True, check=True,
+        env={**os.environ, "PATH": f"{driver / 'bin'}:{os.environ['PATH']}"},
+    )  # fmt: skip
     for line in started.stdout.splitlines():
         name, _, value = line.removeprefix("export ").partition("=")
         steps.images[name] = value

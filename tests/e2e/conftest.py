@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +19,9 @@ from build import ensure_environment
 from sparkforge.sources.wheelhouse import read_lock
 
 from . import served
+
+if TYPE_CHECKING:
+    from .small import Small
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -37,7 +41,7 @@ _LEFT_OUT = (
 # baked by then. A file that is named nowhere is a group, too.
 _GROUPS = (
     ("test_cluster", "test_image"), ("test_compile",), ("test_signing",), ("test_cpu_build",),
-    ("test_compose",), ("test_arm64",), ("test_quality",), ("test_dev",),
+    ("test_arm64", "test_spark"), ("test_compose",), ("test_quality",), ("test_dev",),
 )  # fmt: skip
 
 
@@ -91,9 +95,8 @@ def _with_json(arguments: tuple[str, ...]) -> list[str]:
     return [*arguments[:at], "--json", *arguments[at:]]
 
 
-@pytest.fixture(scope="session")
-def build(checkout: Path) -> Build:
-    """Run build.py of the clone with --json; returns its document."""
+def runner(checkout: Path) -> Build:
+    """Return what runs build.py of a clone with --json; it returns the document."""
 
     def run(*arguments: str, store: Path | None = None, **variables: str) -> Any:
         env = {**os.environ, **variables}
@@ -107,6 +110,12 @@ def build(checkout: Path) -> Build:
         return json.loads(done.stdout)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def build(checkout: Path) -> Build:
+    """Run build.py of the clone."""
+    return runner(checkout)
 
 
 def small_target(checkout: Path, name: str, platform: str) -> Path:
@@ -158,6 +167,17 @@ def base_image() -> str:
     if name is None:
         pytest.skip("no engine: scripts/test.py --with-engine (root) starts one")
     return name
+
+
+@pytest.fixture(scope="session")
+def small_spark(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """A clone whose spark image is small; it is for arm64, and emulated."""
+    from .small import Small  # it imports this file
+
+    base = os.environ.get("SPARKFORGE_TEST_ARM64_BASE")
+    if base is None or platform.machine() != "x86_64":
+        pytest.skip("no emulated arm64: scripts/test.py --with-engine (root, amd64)")
+    return Small.of(tmp_path_factory.mktemp("small"), base)
 
 
 @pytest.fixture(scope="session")

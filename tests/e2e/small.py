@@ -1,0 +1,126 @@
+"""The spark image for arm64 without what makes it large, and a stand-in for vLLM in it.
+
+The path is the whole one: build.py --target spark, the real Dockerfile, an arm64 base, our overlay
+wheel of FlashInfer, wheels of others from the real lock. Left out for time: torch and vLLM (6 GB
+and some 20,000 files to compile under emulation); with them it was done by hand:
+docs/cross-build.md. Debian has no Python 3.12, so the base brings 3.11.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core.hashing import sha256_file
+from sparkforge.sources.wheelhouse import read_lock
+from tests.support import ROOT, make_wheel
+
+from .conftest import Build, clone, on_base, runner
+
+# the vocabulary, a library of each of C and Rust, and what downloads the model
+_PACKAGES = (
+    "oss-harmony", "pydantic", "pydantic-core", "annotated-types", "typing-extensions",
+    "typing-inspection", "msgspec", "huggingface-hub", "click", "filelock", "fsspec", "hf-xet",
+    "httpx", "httpcore", "h11", "anyio", "certifi", "idna", "packaging", "pyyaml", "tqdm",
+)  # fmt: skip
+_LEFT_OUT = (
+    "apache-tvm-ffi, cuda-python, cuda-tile, einops, nccl-extensions, nccl4py, ninja, numpy,"
+    " nvidia-cudnn-frontend, nvidia-cutlass-dsl, nvidia-ml-py, requests, tabulate, torch"
+)
+_STAND_IN = """
+
+def cli():
+    if "--headless" in sys.argv:  # the second of two machines: it listens to the first, no more
+        print("half", os.getpid(), flush=True)
+        signal.pause()
+    os.environ["FAKE_HOST"] = "0.0.0.0"
+    os.environ.setdefault("FAKE_ANSWER", "17 + 25 = 42")
+    if "--die-of" in sys.argv:
+        os.environ["FAKE_ENGINE_DIES"] = sys.argv[sys.argv.index("--die-of") + 1]
+    if (reference := Path(sys.argv[2], "reference.json")).exists():  # this is a preflight
+        os.environ["FAKE_REFERENCE"] = str(reference)
+    if "--attention-backend" in sys.argv:
+        name = sys.argv[sys.argv.index("--attention-backend") + 1]
+        print(f"INFO 11-21 07:21:00 [cuda.py:8] Using AttentionBackendEnum.{name} backend.")
+    sys.argv = ["vllm", sys.argv[sys.argv.index("--port") + 1]]
+    main()
+"""
+
+
+def stand_in_wheel(folder: Path) -> Path:
+    """Write a wheel named vllm, whose program is tests/fake_server.py; and one named c++.
+
+    A GPU's server wants a compiler; this one is never called.
+    """
+    source = (ROOT / "tests/fake_server.py").read_text()
+    files = {
+        "vllm_stand_in.py": f"{source.partition('if __name__ ==')[0]}{_STAND_IN}".encode(),
+        "vllm-0.data/scripts/c++": b"#!/bin/sh\nexit 1\n",
+    }
+    program = {"entry_points.txt": b"[console_scripts]\nvllm = vllm_stand_in:cli\n"}
+    return make_wheel(folder, "vllm", "0", files, info=program)
+
+
+@dataclass(frozen=True)
+class Small:
+    """A clone with pins of the small image in place of its own."""
+
+    checkout: Path
+    build: Build
+    base: str
+    wheels: Path
+
+    @classmethod
+    def of(cls, folder: Path, base: str) -> Small:
+        checkout, wheels = folder / "sparkforge", folder / "wheels"
+        clone(ROOT, checkout)
+        wheel = stand_in_wheel(wheels)
+        pins = checkout / "pins.yaml"
+        pins.write_text(_pins(pins.read_text()))
+        lock = checkout / "requirements" / "small.txt"
+        lock.write_text(_lock() + f"vllm==0 --hash=sha256:{sha256_file(wheel)}\n")
+        return cls(checkout, runner(checkout), base, wheels)
+
+    def bake(self) -> Any:
+        """Build the image; returns what the receipt has of it."""
+        found = " ".join(filter(None, (os.environ.get("PIP_FIND_LINKS"), str(self.wheels))))
+        words = ["--target", "spark", "--until", "image", *on_base(self.base)]
+        receipt = self.build(*words, PIP_FIND_LINKS=found)
+        return next(one["outputs"] for one in receipt["items"] if one["label"] == "image")
+
+
+def _pins(text: str) -> str:
+    """Return pins whose spark target has fewer wheels."""
+    start, end = text.index("\n  spark:\n    summary"), text.index("\n  rtx:\n    summary")
+    spark = text[start:end]
+    wheels = re.search(r"    wheels:\n(?:      .*\n)+", spark)
+    assert wheels is not None
+    spark = spark.replace(wheels[0], (
+        "    wheels:\n      flashinfer:\n        files: {linux/arm64: wheel}\n"
+        f"        local: spark\n        drop_requires: [{_LEFT_OUT}]\n"
+    ))  # fmt: skip
+    for old, new in (
+        ("python: 3.12", "python: 3.11"),
+        ("requirements/spark-linux-arm64.txt", "requirements/small.txt"),
+        ("    base: cuda-devel\n", ""),
+    ):
+        assert spark.count(old) == 1, old
+        spark = spark.replace(old, new)
+    spark = re.sub(r"    system_packages: .*\n", "", spark)
+    spark, count = re.subn(r"    needs:.*\n(?:      .*\n)+", (
+        "    needs: [{program: dpkg, package: dpkg}, {module: msgspec, package: msgspec}]\n"
+    ), spark)  # fmt: skip
+    assert count == 1
+    return text[:start] + spark + text[end:]
+
+
+def _lock() -> str:
+    locked = {one.name: one for one in read_lock(ROOT / "requirements" / "spark-linux-arm64.txt")}
+    return "".join(
+        " \\\n".join([locked[name].requirement, *(f"    --hash=sha256:{one}"
+                                                   for one in sorted(locked[name].sha256s))]) + "\n"
+        for name in _PACKAGES
+    )  # fmt: skip
