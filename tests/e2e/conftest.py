@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ ROOT = HERE.parents[1]
 Build = Callable[..., Any]
 
 # the vocabulary, and a library of each of C and Rust
-_SMALL = ("oss-harmony", "pydantic", "pydantic-core", "annotated-types", "typing-extensions",
+SMALL = ("oss-harmony", "pydantic", "pydantic-core", "annotated-types", "typing-extensions",
           "typing-inspection", "msgspec")  # fmt: skip
 _LEFT_OUT = (
     "apache-tvm-ffi, click, cuda-python, cuda-tile, einops, nccl-extensions, nccl4py, ninja, numpy,"
@@ -118,11 +118,14 @@ def build(checkout: Path) -> Build:
     return runner(checkout)
 
 
-def small_target(checkout: Path, name: str, platform: str) -> Path:
+def small_target(checkout: Path, name: str, platform: str, packages: Sequence[str] = SMALL) -> Path:
     """Write pins in which a GPU target has few and small wheels; returns their path.
 
     They lie beside those of the checkout. FlashInfer's overlay is ours, the other wheels are of the
     target's own lock. Debian has no Python 3.12, so the base brings 3.11.
+
+    Args:
+        packages: wheels of the lock that the target keeps.
     """
     text = (checkout / "pins.yaml").read_text()
     found = re.search(rf"(?m)^  {name}:\n    summary(?:.*\n(?!  \w))*", text)
@@ -154,7 +157,7 @@ def small_target(checkout: Path, name: str, platform: str) -> Path:
     lines = [
         " \\\n".join([locked[package].requirement, *(f"    --hash=sha256:{one}"
                                                       for one in sorted(locked[package].sha256s))])
-        for package in _SMALL
+        for package in packages
     ]  # fmt: skip
     (checkout / "requirements" / f"small-{architecture}.txt").write_text("\n".join(lines) + "\n")
     return small

@@ -9,27 +9,20 @@ docs/cross-build.md. Debian has no Python 3.12, so the base brings 3.11.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sparkforge.core.hashing import sha256_file
-from sparkforge.sources.wheelhouse import read_lock
 from tests.support import ROOT, make_wheel
 
-from .conftest import Build, clone, on_base, runner
+from .conftest import SMALL, Build, clone, on_base, runner, small_target
 
-# the vocabulary, a library of each of C and Rust, and what downloads the model
-_PACKAGES = (
-    "oss-harmony", "pydantic", "pydantic-core", "annotated-types", "typing-extensions",
-    "typing-inspection", "msgspec", "huggingface-hub", "click", "filelock", "fsspec", "hf-xet",
-    "httpx", "httpcore", "h11", "anyio", "certifi", "idna", "packaging", "pyyaml", "tqdm",
+# what downloads the model
+_DOWNLOAD = (
+    "huggingface-hub", "click", "filelock", "fsspec", "hf-xet", "httpx", "httpcore", "h11", "anyio",
+    "certifi", "idna", "packaging", "pyyaml", "tqdm",
 )  # fmt: skip
-_LEFT_OUT = (
-    "apache-tvm-ffi, cuda-python, cuda-tile, einops, nccl-extensions, nccl4py, ninja, numpy,"
-    " nvidia-cudnn-frontend, nvidia-cutlass-dsl, nvidia-ml-py, requests, tabulate, torch"
-)
 _STAND_IN = """
 
 def cli():
@@ -78,10 +71,10 @@ class Small:
         checkout, wheels = folder / "sparkforge", folder / "wheels"
         clone(ROOT, checkout)
         wheel = stand_in_wheel(wheels)
-        pins = checkout / "pins.yaml"
-        pins.write_text(_pins(pins.read_text()))
-        lock = checkout / "requirements" / "small.txt"
-        lock.write_text(_lock() + f"vllm==0 --hash=sha256:{sha256_file(wheel)}\n")
+        small = small_target(checkout, "spark", "linux/arm64", (*SMALL, *_DOWNLOAD))
+        small.rename(checkout / "pins.yaml")
+        with (checkout / "requirements" / "small-linux-arm64.txt").open("a") as lock:
+            lock.write(f"vllm==0 --hash=sha256:{sha256_file(wheel)}\n")
         return cls(checkout, runner(checkout), base, wheels)
 
     def bake(self) -> Any:
@@ -90,37 +83,3 @@ class Small:
         words = ["--target", "spark", "--until", "image", *on_base(self.base)]
         receipt = self.build(*words, PIP_FIND_LINKS=found)
         return next(one["outputs"] for one in receipt["items"] if one["label"] == "image")
-
-
-def _pins(text: str) -> str:
-    """Return pins whose spark target has fewer wheels."""
-    start, end = text.index("\n  spark:\n    summary"), text.index("\n  rtx:\n    summary")
-    spark = text[start:end]
-    wheels = re.search(r"    wheels:\n(?:      .*\n)+", spark)
-    assert wheels is not None
-    spark = spark.replace(wheels[0], (
-        "    wheels:\n      flashinfer:\n        files: {linux/arm64: wheel}\n"
-        f"        local: spark\n        drop_requires: [{_LEFT_OUT}]\n"
-    ))  # fmt: skip
-    for old, new in (
-        ("python: 3.12", "python: 3.11"),
-        ("requirements/spark-linux-arm64.txt", "requirements/small.txt"),
-        ("    base: cuda-devel\n", ""),
-    ):
-        assert spark.count(old) == 1, old
-        spark = spark.replace(old, new)
-    spark = re.sub(r"    system_packages: .*\n", "", spark)
-    spark, count = re.subn(r"    needs:.*\n(?:      .*\n)+", (
-        "    needs: [{program: dpkg, package: dpkg}, {module: msgspec, package: msgspec}]\n"
-    ), spark)  # fmt: skip
-    assert count == 1
-    return text[:start] + spark + text[end:]
-
-
-def _lock() -> str:
-    locked = {one.name: one for one in read_lock(ROOT / "requirements" / "spark-linux-arm64.txt")}
-    return "".join(
-        " \\\n".join([locked[name].requirement, *(f"    --hash=sha256:{one}"
-                                                   for one in sorted(locked[name].sha256s))]) + "\n"
-        for name in _PACKAGES
-    )  # fmt: skip
