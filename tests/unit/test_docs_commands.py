@@ -13,7 +13,7 @@ import pytest
 from sparkforge.cli import main
 from tests.support import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SHELL = set("|&;<>")
 _COMPOSE = ("up", "down", "ps", "logs", "restart", "stop", "version")
