@@ -368,7 +368,7 @@ def make_tar(path: Path, members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> Pa
 
 
 def make_sdist(folder: Path, name: str, version: str, files: Mapping[str, bytes]) -> Path:
-    """Write an sdist with its one top folder."""
+    """Write an sdist with its single top folder."""
     top = f"{name}-{version}"
     members = [tar_member(f"{top}/{key}", data) for key, data in files.items()]
     return make_tar(folder / f"{top}.tar.gz", members)

@@ -117,7 +117,7 @@ def images(options: argparse.Namespace) -> int:
         log.json({"images": [asdict(one) for one in found], "missing": missing})
         return 0
     if not found:
-        log.info(f"the engine holds no image of {', '.join(targets)}")
+        log.info(f"the engine has no image of {', '.join(targets)}")
     rows: list[tuple[str, ...]] = [
         ("*" if one.used else "", one.image, one.made[:16].replace("T", " "),
          human_bytes(one.size), f"key {one.key[:12]}")
@@ -125,10 +125,10 @@ def images(options: argparse.Namespace) -> int:
     ]  # fmt: skip
     if rows:
         log.table(rows)
-        log.info("*: Compose uses it; another one: build.py rollback --target NAME [IMAGE];"
+        log.info("*: used by Compose; to switch: build.py rollback --target NAME [IMAGE];"
                  " remove old ones: build.py images --prune")  # fmt: skip
     for target, name in missing.items():
-        log.warning(f"{variable(target)} is {name}, which the engine does not hold")
+        log.warning(f"{variable(target)} is {name}, which the engine does not have")
     return 0
 
 
@@ -195,7 +195,7 @@ def rollback(options: argparse.Namespace) -> int:
     keep_models(engine, pinned, platform_of(pinned))  # the image may come from another machine
     if options.json:
         log.json({"target": target, "image": chosen.image, "before": before})
-    log.info(f"Compose uses {chosen.image}{f', and no longer {before}' if before else ''}")
+    log.info(f"Compose uses {chosen.image}{f', not {before} any more' if before else ''}")
     if (outside := os.environ.get(variable(target))) and outside != chosen.image:
         log.warning(f"{variable(target)} of the environment counts before .env: unset it")
     log.info("next     docker compose up -d   # a server that runs serves on until then")
@@ -208,14 +208,14 @@ def _chosen(found: Sequence[Baked], target: str, wanted: str | None, used: str) 
         for one in found:
             if wanted in (one.image, one.image.partition(":")[2], one.image_id):
                 return one
-        msg = f"the engine holds no image {wanted} of target {target}"
-        raise ImageError(msg, f"{listing} lists those that are there")
+        msg = f"the engine has no image {wanted} of target {target}"
+        raise ImageError(msg, f"see {listing}")
     at = next((at for at, one in enumerate(found) if one.used), None)
     if at is None:
-        what = f"{used}, which Compose uses, is gone" if used else "Compose uses none yet"
-        msg = f"no image of {target} is known as the one before: {what}"
-        raise ImageError(msg, f"name one: build.py rollback --target {target} IMAGE; {listing}")
+        what = f"{used}, which Compose uses, is gone" if used else "Compose uses no image yet"
+        msg = f"no previous image of {target} is known: {what}"
+        raise ImageError(msg, f"choose one: build.py rollback --target {target} IMAGE; {listing}")
     if at + 1 == len(found):
         msg = f"{found[at].image} is the oldest image of target {target}"
-        raise ImageError(msg, f"{listing} lists those that are there")
+        raise ImageError(msg, f"see {listing}")
     return found[at + 1]

@@ -193,6 +193,6 @@ def wheel_path(artefact: Artefact) -> Path:
     """
     path = artefact.path / str(artefact.outputs["file"])
     if not holds_wheel(artefact):
-        msg = f"{path}: gone from the store, or damaged there"
-        raise StoreError(msg, "run the build again: it makes the wheel anew")
+        msg = f"{path}: missing or damaged in the store"
+        raise StoreError(msg, "run the build again: it rebuilds the wheel")
     return path

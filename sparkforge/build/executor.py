@@ -14,7 +14,7 @@ from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.download import Fetches
 from sparkforge.store.artefact import Artefact
 
-_NEW = ("never made for this target",)
+_NEW = ("never built for this target",)
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ def _why(context: Context, item: Item) -> list[str]:
     if changed:
         return changed
     return (
-        ["asked for"]
+        ["--force"]
         if item.stage in context.force
-        else ["its result is gone from the store, or damaged there"]
+        else ["its result is missing or damaged in the store"]
     )
 
 
@@ -121,7 +121,7 @@ def _run(context: Context, items: Sequence[Item], made: set[str]) -> list[Line]:
             again = not item.valid(kept) or (any(makes[at + 1 :]) and not item.sound(kept))
             if again:
                 log.warning(
-                    f"{item.label}: gone, damaged or outdated in the store: making it again"
+                    f"{item.label}: missing, damaged or outdated in the store: rebuilding it"
                 )
         if kept is None or again:
             with log.step(item.label):
@@ -171,6 +171,8 @@ def show(context: Context, steps: Sequence[Step]) -> None:
         for command in step.commands:
             log.info(f"    {command}")
     if new:
-        log.info(f"{new} of {len(steps)} were never made for this target")
-    unsized = "; sizes of what git and engine fetch are not known" if total(steps).unknown else ""
+        log.info(f"{new} of {len(steps)} were never built for this target")
+    unsized = (
+        "; plus downloads of unknown size by git and the engine" if total(steps).unknown else ""
+    )
     log.info(f"to fetch: {words(total(steps))}{unsized}")

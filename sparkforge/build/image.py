@@ -207,12 +207,12 @@ def bake(
     except CommandError as error:
         if lacks := list(dict.fromkeys(_LACKS.findall(str(error)))):
             remedy = (
-                f"add the package to system_packages of targets.{request.target}, or take a base"
-                " that has it (a wheel: lock it); what is needed stands there in needs"
+                f"add the package to system_packages of targets.{request.target}, or use a base"
+                " that has it (for a wheel: lock it); see needs there"
             )
             raise ImageError("\n".join(lacks), remedy) from None
         msg = f"docker buildx build failed:\n{error}"
-        raise ImageError(msg, "the engine's words are above") from error
+        raise ImageError(msg, "see the docker output above") from error
     digest = plain.json_of(metadata.read_text()).get("containerimage.digest")
     if request.cold:
         return {"kind": "image", "digest": digest, "archive": ARCHIVE}

@@ -39,7 +39,7 @@ _PASSED = (
     "all_proxy", "HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_TOKEN",
 )  # fmt: skip
 _KINDS: Mapping[int, type[SparkforgeError]] = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
-_AGAIN = "the next run continues where this one stopped"
+_AGAIN = "the next run continues from here"
 
 
 @dataclass(frozen=True)
@@ -111,23 +111,24 @@ def _wanted(
 ) -> Wanted:
     target = all_pins.target(name)
     if target.model is None:
-        msg = f"target {name} serves no model of the hub"
-        raise UsageError(msg, "name the folder of a checkpoint: build.py serve --model DIR")
+        msg = f"target {name} serves no model from the hub"
+        raise UsageError(msg, "give the folder of a checkpoint: build.py serve --model DIR")
     model = all_pins.models[target.model]
     place = variables.get("SPARKFORGE_HF_CACHE") or composing.MODELS_VOLUME
     if place.startswith(("/", "~", ".")):
         folder = (root / Path(place).expanduser()).resolve()
         if not folder.is_dir():
-            msg = f"SPARKFORGE_HF_CACHE is {place}, and there is no folder {folder}"
-            raise UsageError(msg, f"mkdir -p {shlex.quote(str(folder))}; docs/serving.md has the"
-                             " rights that the container needs")  # fmt: skip
+            msg = f"SPARKFORGE_HF_CACHE is {place}, but {folder} does not exist"
+            raise UsageError(
+                msg, f"mkdir -p {shlex.quote(str(folder))}; see docs/serving.md for its permissions"
+            )
         place = str(folder)
     image = composing.in_use(variables, name)
     if not image or not engine.has_image(image):
         baked = composing.on_engine(engine, [name], variables)
         if not baked:
-            msg = f"no image of target {name} is on this machine, and the image downloads"
-            raise ImageError(msg, f"python3 build.py --target {name} makes one")
+            msg = f"no image of target {name} on this machine; the download runs in the image"
+            raise ImageError(msg, f"build it: python3 build.py --target {name}")
         image = baked[0].image
     return Wanted(name, model.repository, model.revision, place, image)
 
@@ -149,7 +150,7 @@ def _download(
         return
     if progress.error:
         raise _KINDS.get(progress.code, FetchError)(progress.error, _AGAIN)
-    msg = f"the download ended with exit code {ended}: {progress.last or 'it said nothing'}"
+    msg = f"the download failed with exit code {ended}: {progress.last or 'no output'}"
     raise EngineError(msg, "an image of an older checkout cannot download: build it again")
 
 

@@ -38,9 +38,9 @@ from sparkforge.store.artefact import Artefact
 
 # what the smoke test saw of the unpatched release, by ``smoke.ReleaseProof.done``
 _RELEASE = {
-    "refused": "unpatched, it refuses the same checkpoint on this CPU",
-    "compared": "unpatched, it serves the same checkpoint on a backend of its own (AMX), with the"
-    " same answers, and refuses it with AMX hidden",
+    "refused": "unpatched, it rejects the same checkpoint on this CPU",
+    "compared": "unpatched, it serves the same checkpoint on its own backend (AMX), with the"
+    " same answers, and rejects it with AMX hidden",
 }
 
 
@@ -221,7 +221,7 @@ def for_compose(context: Context, image: Artefact, folder: Path) -> None:
     env_file = context.root / ".env"
     name = composing.variable(context.target_name)
     if (before := envfile.read(env_file).get(name, tag)) != tag:
-        log.info(f"Compose uses {tag}, and no longer {before}; back to it:"
+        log.info(f"Compose now uses {tag} instead of {before}; to switch back:"
                  f" build.py rollback --target {context.target_name}")  # fmt: skip
     envfile.put(env_file, {
         "COMPOSE_PROFILES": context.target_name,
@@ -235,7 +235,7 @@ def for_compose(context: Context, image: Artefact, folder: Path) -> None:
 def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: float) -> None:
     """Print what there is now, how long each stage took, and what to do next."""
     made = sum(line.made_now for line in lines)
-    log.heading(f"done in {seconds:.1f} s: {made} made, {len(lines) - made} as they were")
+    log.heading(f"done in {seconds:.1f} s: {made} built, {len(lines) - made} up to date")
     for line in lines:
         if line.artefact.stage == "wheels":
             path = wheel_path(line.artefact)
@@ -279,5 +279,5 @@ def next_step(context: Context, baked: Artefact | None) -> str:
     if context.target.smoke is not None:
         return f"{where}python3 build.py serve --target {name}"
     model = context.pins.models[context.target.model].repository if context.target.model else ""
-    fetches = f"   # the first start fetches {model}" if model else ""
-    return f"{where}docker compose up -d{fetches}; `docker compose ps` until it is healthy"
+    fetches = f"   # the first start downloads {model}" if model else ""
+    return f"{where}docker compose up -d{fetches}; run `docker compose ps` until it is healthy"

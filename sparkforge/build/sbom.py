@@ -284,7 +284,7 @@ def _license(wheel: Path) -> str | None:
             )  # fmt: skip
             stated = BytesHeaderParser().parsebytes(archive.read(member))["License-Expression"]
     except (BadZipFile, StopIteration):
-        msg = f"{wheel.name}: no wheel that can be read"
+        msg = f"{wheel.name}: not a readable wheel"
         raise WheelError(msg, "run build.py clean, then build again") from None
     return None if stated is None else str(stated).strip()
 

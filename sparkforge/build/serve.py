@@ -48,9 +48,9 @@ def checkpoint(model: Path) -> Path:
         UsageError: it is none.
     """
     if not (model / "config.json").is_file():
-        what = "holds no config.json" if model.is_dir() else "no such folder"
+        what = "has no config.json" if model.is_dir() else "no such folder"
         msg = f"--model {model}: {what}"
-        raise UsageError(msg, "name the folder of a checkpoint")
+        raise UsageError(msg, "give the folder of a checkpoint")
     return model.resolve()
 
 
@@ -175,7 +175,7 @@ def serve(
         ready = _first_answer(
             server, name, chat=chat or (is_image and context.target.smoke is None)
         )
-        log.info(f"ready after {took:.0f} s; Ctrl-C ends it")
+        log.info(f"ready after {took:.0f} s; stop it with Ctrl-C")
         log.info(f"URL    {ready.url}")
         log.info(f"model  {ready.model}")
         log.info(f"try    {ready.curl}")
@@ -204,7 +204,7 @@ def _first_answer(server: ProcessServer, name: str | None, *, chat: bool) -> Rea
         reply.raise_for_status()
         model = name or str(reply.json()["data"][0]["id"])
         body = {"model": model, "prompt": "Hello", "max_tokens": 1}
-        log.info("asking for the first token")
+        log.info("requesting the first token")
         said = requests.post(f"{url}/completions", json=body, timeout=_ANSWER_S)
         if said.status_code >= requests.codes.internal_server_error:
             msg = f"the first token was refused: {said.status_code} {said.text[:200]}"

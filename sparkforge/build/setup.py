@@ -35,8 +35,8 @@ def context_of(
     target = target.model_copy(update={"source": source_plan(options, target.source)})
     wanted = platform_of(target)
     if options.wheels != "compile" and (options.native is not None or options.jobs is not None):
-        msg = "--native and --jobs are about compiling"
-        raise UsageError(msg, "give --wheels compile, or leave them out")
+        msg = "--native and --jobs need --wheels compile"
+        raise UsageError(msg, "add --wheels compile, or omit them")
     baker = _baker(options, all_pins, until, plan_only=plan_only)
     context = Context(
         root=path.parent, pins=all_pins, pins_path=path, store=store_of(options),
@@ -74,21 +74,21 @@ def _baker(
     wanted = platform_of(target)
     elsewhere = MACHINES.get(platform.machine()) != wanted
     if elsewhere and compiles and (bakes or not plan_only):
-        msg = f"target {options.target} is for {wanted}, this machine is {platform.machine()}"
-        remedy = "compile there; here: --wheels overlay, or --dry-run --until wheelhouse"
+        msg = f"target {options.target} is for {wanted}; this machine is {platform.machine()}"
+        remedy = "compile there; here use --wheels overlay, or --dry-run --until wheelhouse"
         raise UsageError(msg, remedy)
     reference = _pinned_base(all_pins, target, wanted)
     base = options.base or reference
     chosen, builder = None, "default"
     if not (elsewhere and compiles):
         chosen, why = _engine_for(options, reference, compiles=compiles, plan_only=plan_only)
-        log.info(f"bakes {why}" if bakes else f"compiles with {why}")
+        log.info(f"builds {why}" if bakes else f"compiles with {why}")
     if chosen is None and not plan_only and (options.builder or options.ca_bundle):
-        msg = "--builder and --ca-bundle are for what an engine bakes, and none is at work here"
-        raise UsageError(msg, "--engine docker, or leave them out")
+        msg = "--builder and --ca-bundle need a container engine"
+        raise UsageError(msg, "use --engine docker, or omit them")
     if options.ca_bundle is not None and not options.ca_bundle.is_file():
         msg = f"--ca-bundle {options.ca_bundle}: no such file"
-        raise UsageError(msg, "name a file of certificates in PEM")
+        raise UsageError(msg, "give a PEM file of certificates")
     if chosen is not None and base is not None:
         chosen.identity(base)
         chosen_builder = buildx.choose(chosen, options.builder)
@@ -118,14 +118,14 @@ def _check_foreign(
     """
     here = platform.machine()
     if chosen is None:
-        msg = f"this target is for {wanted}, and this machine is {here}"
-        remedy = "bake an image (with an engine: --base), or stop earlier: --until wheelhouse"
+        msg = f"this target is for {wanted}; this machine is {here}"
+        remedy = "build an image (needs an engine: --base), or stop earlier: --until wheelhouse"
         if command != "build":
-            remedy = f"run it on {wanted}; here: build.py --target NAME --until wheelhouse"
+            remedy = f"run it on {wanted}; here use build.py --target NAME --until wheelhouse"
         raise UsageError(msg, remedy)
     if target.smoke is not None and until == STAGES[-1]:
-        msg = f"this target's smoke test runs on {wanted}, and this machine is {here}"
-        raise UsageError(msg, "bake the image here (--until image), test it there")
+        msg = f"this target's smoke test runs on {wanted}; this machine is {here}"
+        raise UsageError(msg, "build the image here (--until image) and test it there")
 
 
 def _engine_for(
@@ -134,10 +134,10 @@ def _engine_for(
     """Choose what bakes and compiles; a compile that is more than a plan needs an engine."""
     chosen, why = engine.choose(options.engine, options.base, reference)
     if compiles and chosen is None and not plan_only:
-        msg = f"wheels are compiled in a container, and this would be {why}"
+        msg = f"compiling wheels needs a container, but this would use {why}"
         remedy = (
-            f"start Docker Engine {engine.OLDEST_ENGINE} or newer and name a base (--base IMAGE)"
-            " where none is pinned; or take --wheels overlay, which needs neither"
+            f"start Docker Engine {engine.OLDEST_ENGINE} or newer, and give a base (--base IMAGE)"
+            " if none is pinned; or use --wheels overlay, which needs neither"
         )
         raise EngineError(msg, remedy)
     return chosen, why

@@ -116,12 +116,12 @@ def exercise(
         )  # fmt: skip
         _expect(
             usage["completion_tokens"] == _TOKENS == len(choice["token_ids"]),
-            f"asked for {_TOKENS} tokens, usage says {usage}", server,
+            f"requested {_TOKENS} tokens, but usage says {usage}", server,
         )  # fmt: skip
         # the tiny model's tokens are bytes, so the count is known without its tokenizer
         _expect(
             usage["prompt_tokens"] == len(_PROMPT.encode()),
-            f"prompt of {len(_PROMPT.encode())} tokens, usage says {usage}", server,
+            f"prompt of {len(_PROMPT.encode())} tokens, but usage says {usage}", server,
         )  # fmt: skip
         streamed, stream_usage = _stream(server)
         _expect(streamed == choice["token_ids"], "the streamed completion differs", server)
@@ -136,10 +136,10 @@ def exercise(
             server, {"model": MODEL_NAME, "prompt": "x", "max_tokens": -1},
             requests.codes.bad_request,
         )  # fmt: skip
-        log.info("bad requests are refused with 404 and 400")
+        log.info("bad requests get 404 and 400")
 
         stopped = server.stop()
-        _expect(not stopped.stragglers, "the server left processes behind", server)
+        _expect(not stopped.stragglers, "the server left processes running", server)
         _expect(stopped.exit_code == 0, f"exit code {stopped.exit_code} after SIGTERM", server)
         log.info(f"stopped cleanly in {stopped.seconds:.1f} s")
     return Report(
@@ -167,11 +167,11 @@ def check_release(
     """
     with start() as server:
         if refusal := _refusal(server, timeout_s):
-            log.info(f"the unpatched release refuses: {refusal}")
+            log.info(f"the unpatched release fails as expected: {refusal}")
             return ReleaseProof("refused", refusal)
         if start_hidden is None:
             msg = "the unpatched release serves this checkpoint: the patch is not needed here"
-            raise SmokeError(msg, "compare with the patch's Drop-when")
+            raise SmokeError(msg, "see the patch's Drop-when")
         difference = _compare(server, answers)
     log.info(
         f"the unpatched release serves the checkpoint on its own backend: {len(answers)} prompts,"
@@ -179,9 +179,9 @@ def check_release(
     )
     with start_hidden() as server:
         if (refusal := _refusal(server, timeout_s)) is None:
-            msg = "the unpatched release serves this checkpoint with AMX hidden from it, too"
-            raise SmokeError(msg, "compare with the patch's Drop-when")
-    log.info(f"with AMX hidden from that one process it refuses: {refusal}")
+            msg = "the unpatched release also serves this checkpoint with AMX hidden"
+            raise SmokeError(msg, "see the patch's Drop-when")
+    log.info(f"with AMX hidden from that process it fails: {refusal}")
     return ReleaseProof("compared", refusal, hidden="amx", difference=round(difference, 4))
 
 
@@ -199,7 +199,7 @@ def _refusal(server: Server, timeout_s: float) -> str | None:
         if STOCK_ERROR in server.output():
             return STOCK_ERROR
         msg = f"the unpatched release fails, but not with {STOCK_ERROR}:\n{tail(server)}"
-        raise SmokeError(msg, "compare with the patch's Drop-when") from error
+        raise SmokeError(msg, "see the patch's Drop-when") from error
     return None
 
 
@@ -296,5 +296,5 @@ def _refuse(server: Server, body: Mapping[str, Any], status: int) -> None:
 
 def _expect(truth: bool, otherwise: str, server: Server) -> None:
     if not truth:
-        msg = f"{otherwise}; the server's last words:\n{tail(server, 8)}"
+        msg = f"{otherwise}; end of the server log:\n{tail(server, 8)}"
         raise SmokeError(msg, "run it again: build.py smoke --target NAME")

@@ -82,7 +82,7 @@ def _read_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
             bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << np.uint32(16)
             values = bits.view(np.float32)
         else:
-            raise ValueError(f"{name} has type {entry['dtype']}, only BF16 and U8 are known")
+            raise ValueError(f"{name} has type {entry['dtype']}, use BF16 or U8")
         tensors[name] = values.reshape(entry["shape"])
     return tensors
 

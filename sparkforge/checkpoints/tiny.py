@@ -113,7 +113,7 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> Tiny
         OSError: The folder cannot be written.
     """
     if not 0 <= seed < 2**32:
-        raise ValueError(f"seed must lie between 0 and 2**32 - 1, got {seed}")
+        raise ValueError(f"seed must be between 0 and 2**32 - 1, got {seed}")
     tensors = _make_tensors(seed, shape)
     total = write_checkpoint(dest, tensors, json_files(shape))
 
@@ -153,7 +153,7 @@ def write_checkpoint(
         OSError: The folder cannot be written.
     """
     if dest.exists():
-        raise FileExistsError(f"{dest} exists; a checkpoint is only written to a new folder")
+        raise FileExistsError(f"{dest} exists; give a new folder")
     dest.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
     try:

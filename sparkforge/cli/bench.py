@@ -65,8 +65,8 @@ def _bench(options: argparse.Namespace) -> int:
     follow_last_build(options)
     context = context_of(options, "image")
     if options.model is None and context.target.smoke is None:
-        msg = f"target {context.target_name} comes without a checkpoint"
-        raise UsageError(msg, "name the folder of one with --model DIR")
+        msg = f"target {context.target_name} has no checkpoint"
+        raise UsageError(msg, "give one with --model DIR")
     model = None if options.model is None else serve.checkpoint(options.model)
     baked = executor.run(context, items(context, "image"))[-1].artefact
     plan = quality.Plan(
@@ -90,11 +90,11 @@ def report_quality(document: Mapping[str, Any], *, as_json: bool) -> int:
     else:
         log.table(quality.table(document))
     if document["beyond"]:
-        remedy = "leave those layers out, or give them more precision: KIND=mxfp8"
+        remedy = "omit those layers, or use more precision: KIND=mxfp8"
         log.error(str(QualityError("\n".join(document["beyond"]), remedy)))
     if document["failed"]:
         words = "\n".join(f"{name}: {what}" for name, what in document["failed"].items())
-        remedy = "the figures of the others are above; the servers' own words say why"
+        remedy = "the other results are above; see the servers' output"
         log.error(str(SmokeError(words, remedy)))
         return SmokeError.exit_code
     return QualityError.exit_code if document["beyond"] else 0

@@ -64,7 +64,7 @@ def _build(options: argparse.Namespace) -> int:
     todo = items(context, options.until)
     steps = executor.plan(context, todo)
     log.heading(f"{context.target_name} on {context.platform}: {sum(step.made for step in steps)}"
-                f" of {len(steps)} items to make")  # fmt: skip
+                f" of {len(steps)} items to build")  # fmt: skip
     if any(step.made and step.label == "environment" for step in steps):
         # before anything else is fetched
         interpreter.ensure(context.store, context.target.python, offline=options.offline)
@@ -92,7 +92,7 @@ def _dry_run(options: argparse.Namespace) -> int:
         here = MACHINES.get(platform.machine()) == platform_of(target)
         if here or STAGES.index(until) <= STAGES.index("wheelhouse"):
             raise
-        until, note = "wheelhouse", f"not here, the stages after it: {error.what}; {error.remedy}"
+        until, note = "wheelhouse", f"later stages cannot run here: {error.what}; {error.remedy}"
         force = [stage for stage in options.force if STAGES.index(stage) <= STAGES.index(until)]
         context = context_of(options, until, force, plan_only=True)
     steps = executor.plan(context, items(context, until))
@@ -122,8 +122,10 @@ def mention_fallback(lines: Sequence[receipt.Line]) -> None:
         if used != asked:
             names.append(line.label.removeprefix("source "))
     if names:
-        log.info(f"sources of {', '.join(names)}: release files, since git was out of reach when"
-                 " they were fetched; --force sources tries again")  # fmt: skip
+        log.info(
+            f"sources of {', '.join(names)}: release files, because git was unreachable when they"
+            " were fetched; retry with --force sources"
+        )
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -135,7 +137,7 @@ def _explain(options: argparse.Namespace) -> int:
     context = context_of(options, until, plan_only=True)
     steps = executor.plan(context, items(context, until))
     if not here:
-        log.info(f"up to the {until}: what follows is made on {context.platform}")
+        log.info(f"up to the {until}: the later stages run on {context.platform}")
     if options.json:
         log.json({"explain": [asdict(step) for step in steps],
                   "source": context.target.source.model_dump()})  # fmt: skip
@@ -159,7 +161,7 @@ def _smoke_with_arguments(options: argparse.Namespace) -> int:
     context = context_of(options, STAGES[-1], ["smoke"])
     if context.target.smoke is None:
         msg = f"target {context.target_name} has no smoke test"
-        raise UsageError(msg, "serve with these arguments: build.py serve --target NAME -- …")
+        raise UsageError(msg, "use build.py serve --target NAME -- …")
     lines = executor.run(context, items(context, STAGES[-1]))
     if options.json:
         log.json(receipt.receipt(

@@ -28,7 +28,7 @@ def _clean(options: argparse.Namespace) -> int:
     """Empty the store."""
     store = store_of(options)
     superseded, everything = options.superseded, options.all
-    log.info(f"emptying {store.root}: large stores take minutes")
+    log.info(f"cleaning {store.root}; a large store takes minutes")
     freed = store.clean_superseded() if superseded else store.clean(everything=everything)
     log.info(f"freed {human_bytes(freed)}")
     if options.json:

@@ -93,14 +93,15 @@ def _export(options: argparse.Namespace) -> int:
     tree = worktree.read(options.folder)
     worktree.check_settled(tree)
     if left := worktree.untracked(tree):
-        log.warning(f"{tree.folder}: in no commit: {', '.join(left[:5])}"
+        log.warning(f"{tree.folder}: not committed: {', '.join(left[:5])}"
                     + (f" and {len(left) - 5} more" if len(left) > 5 else ""))  # fmt: skip
     with _held(options) as checkout:
         source = _source(options, checkout, tree.upstream)
         if source.commit != tree.base:
-            msg = f"{tree.folder}: stands on {tree.base[:12]}, pinned is {source.commit[:12]}"
-            raise SeriesError(msg, "make a new work tree (build.py patches apply) and cherry-pick"
-                                   " your commits onto it")  # fmt: skip
+            msg = f"{tree.folder}: is based on {tree.base[:12]}, but {source.commit[:12]} is pinned"
+            raise SeriesError(
+                msg, "create a new work tree (build.py patches apply) and cherry-pick your commits"
+            )
         tip = tree.head
         commits = tree.git("rev-list", "--reverse", f"{tree.base}..{tip}").split()
         chain = Chain(source, tip, tree.objects, worktree.origins(tree, commits))
@@ -125,7 +126,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _behind(tree: WorkTree) -> SeriesError:
-    msg = f"patches/{tree.upstream}: has changed since {tree.folder} was made from it"
+    msg = f"patches/{tree.upstream}: changed since {tree.folder} was created from it"
     return SeriesError(msg, "make a new work tree (build.py patches apply) and cherry-pick your"
                             " commits onto it")  # fmt: skip
 
@@ -138,7 +139,7 @@ def _import(options: argparse.Namespace) -> int:
     """Take patches from outside into a series."""
     for file in options.file:
         if not file.is_file():
-            raise UsageError(f"{file}: no such file", "name a .patch, an mbox or a diff")
+            raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
     with _held(options) as checkout:
         source = _source(options, checkout, options.upstream)
         one = series.read(checkout.folder(options.upstream))
@@ -159,8 +160,8 @@ def _import(options: argparse.Namespace) -> int:
 def _new(options: argparse.Namespace) -> int:
     """Commit what is staged in a work tree, under a message to be filled in."""
     if len(options.subject.split("\n")) != 1 or not any(map(str.isalnum, options.subject)):
-        msg = f"{options.subject!r}: no subject"
-        raise UsageError(msg, "one line that says what the patch does; its file is named after it")
+        msg = f"{options.subject!r}: empty subject"
+        raise UsageError(msg, "say in one line what the patch does; the file is named after it")
     tree = worktree.read(options.folder)
     trailers = _trailers(options)
     commit = worktree.commit_template(

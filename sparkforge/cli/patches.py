@@ -126,8 +126,8 @@ def _apply(options: argparse.Namespace) -> int:
     loaded = pins.load(path)
     upstream = loaded.upstream(options.upstream)
     if options.folder.exists():
-        msg = f"{options.folder}: is there already"
-        raise UsageError(msg, "name a folder that does not exist yet")
+        msg = f"{options.folder}: already exists"
+        raise UsageError(msg, "give a folder that does not exist")
     store = store_of(options)
     source = sources.ensure(store, options.upstream, upstream, RELEASE_PLAN,
                             access_of(options, loaded))  # fmt: skip

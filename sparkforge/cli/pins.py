@@ -57,7 +57,7 @@ def _check(options: argparse.Namespace) -> int:
         log.json({"pins": str(path), "ok": True, **counts, "commit_unknown": unknown})
     else:
         log.info(f"{path.name}: {counts['upstreams']} upstreams, {counts['files']} release files,"
-                 f" {counts['targets']} targets: all well formed")  # fmt: skip
+                 f" {counts['targets']} targets; no problems")  # fmt: skip
         for name in unknown:
             log.info(f"{name}: commit: unknown (build.py pins resolve)")
     return 0
@@ -107,11 +107,11 @@ def _resolve(options: argparse.Namespace) -> int:
                 transaction.change(path.parent, {path: fresh.encode()})
         found[name] = {"commit": resolved.commit, "files": resolved.files,
                        "written": upstream.commit is None}  # fmt: skip
-        agree = f", {resolved.files} files agree with the release's" if resolved.files else ""
+        agree = f", {resolved.files} files match the release" if resolved.files else ""
         wrote = "written" if upstream.commit is None else "as pinned"
         log.info(f"{name}: {upstream.tag} is {resolved.commit}: {wrote}{agree}")
     if not chosen:
-        log.info("no upstream lacks its commit; name one to check it")
+        log.info("every upstream has its commit; give an upstream to check it")
     if options.json:
         log.json(found)
     return 0

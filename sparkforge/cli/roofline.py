@@ -51,8 +51,8 @@ def _roofline(options: argparse.Namespace) -> int:
     )  # fmt: skip
     if options.docs or options.check:
         if options.layers or case != rooflinetable.case(target, options.target):
-            msg = "docs/roofline.md is about the target's own model and the defaults"
-            raise UsageError(msg, "with --docs or --check give --target alone")
+            msg = "docs/roofline.md covers the target's own model and the defaults only"
+            raise UsageError(msg, "with --docs or --check, give --target only")
         command = f"roofline --target {options.target} --docs"
         page = pins_path(options).parent / "docs" / "roofline.md"
         wanted = {

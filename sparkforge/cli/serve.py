@@ -41,8 +41,8 @@ def _serve(options: argparse.Namespace) -> int:
 
     context = context_of(options, "image")
     if options.chat and context.target.smoke is None:
-        msg = f"--chat: target {context.target_name} serves a real model, and has no tiny one"
-        raise UsageError(msg, "--target cpu, or serve without --chat")
+        msg = f"--chat: target {context.target_name} serves a real model; it has no tiny one"
+        raise UsageError(msg, "use --target cpu, or omit --chat")
     lines = executor.run(context, items(context, "image"))
     limit = options.ready_timeout or float("inf")
     return serve.serve(

@@ -86,7 +86,7 @@ def flocked(folder: Path, how: int) -> Iterator[bool]:
 
 def _disk_full(where: Path, more: str = "") -> StoreError:
     remedy = (
-        "make room (build.py clean empties the store's artefacts), or put the store on"
+        "free space (build.py clean deletes build results), or put the store on"
         " a larger disk with --store DIR or SPARKFORGE_STORE; the next run continues from here"
     )
     msg = f"{where}: the disk is full ({human_bytes(free(where))} free){more}"

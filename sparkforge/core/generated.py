@@ -23,8 +23,8 @@ def between(path: Path, command: str, text: str) -> str:
         raise UsageError(f"{path}: {error.strerror}", "restore it from git") from None
     _, ended, tail = rest.partition(END)
     if not (found and ended):
-        msg = f"{path}: the lines {begin} and {END} are not there, in this order"
-        raise UsageError(msg, "restore them: what is generated stands between them")
+        msg = f"{path}: the lines {begin} and {END} are missing or out of order"
+        raise UsageError(msg, "restore them: the generated text goes between them")
     return f"{head}{begin}\n\n{text.strip()}\n\n{END}{tail}"
 
 
@@ -47,6 +47,6 @@ def settle(wanted: Mapping[Path, str], command: str, *, check: bool) -> list[Pat
             if not check:
                 path.write_bytes(data)
     if check and stale:
-        msg = f"no longer what it is made from: {', '.join(map(str, stale))}"
-        raise StaleError(msg, f"write it anew: build.py {command}")
+        msg = f"out of date: {', '.join(map(str, stale))}"
+        raise StaleError(msg, f"update it: build.py {command}")
     return stale

@@ -342,8 +342,8 @@ def clone_at(
 
 
 def _no_folder(where: Path, error: OSError) -> UsageError:
-    msg = f"{where}: no folder can be made there: {error.strerror}"
-    return UsageError(msg, "name another place")
+    msg = f"{where}: cannot create a folder there: {error.strerror}"
+    return UsageError(msg, "choose another folder")
 
 
 def patch_id(diff: bytes) -> str:

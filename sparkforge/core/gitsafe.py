@@ -48,7 +48,7 @@ class DamagedRepository(StoreError):
 
     def __init__(self, repository: Path, complaint: str) -> None:
         msg = f"{repository}: damaged: {complaint}"
-        super().__init__(msg, "remove that folder: the next run fetches it again")
+        super().__init__(msg, "delete that folder: the next run fetches it again")
         self.repository = repository
 
 
@@ -219,9 +219,9 @@ def check_owner(folder: Path, *, refused: bool = False) -> None:
     covered = any(one == "*" or folder.is_relative_to(one) for one in trusted())
     if not refused and (owner in us() or covered):
         return
-    msg = f"{folder}: belongs to another user (uid {owner}), who could have us run anything"
+    msg = f"{folder}: belongs to another user (uid {owner}), who could make us run any program"
     remedy = (
-        "work on a folder of your own (a store: --store DIR); if you trust that user:"
+        "use a folder of your own (a store: --store DIR); if you trust that user:"
         f" git config --global --add safe.directory {folder}"
     )
     raise StoreError(msg, remedy)

@@ -111,7 +111,7 @@ class Index:
             packages = self._finder.find_all_packages(project, allow_yanked=True)
             return [package.link for package in packages]
         except Exception as error:  # httpx's, unearth's and parser errors share no base class
-            msg = f"{project}: the package index can't be read: {type(error).__name__}: {error}"
+            msg = f"{project}: cannot read the package index: {type(error).__name__}: {error}"
             remedy = "check network, proxy and pip's configuration (pip config list)"
             raise FetchError(msg, remedy) from error
 
@@ -124,8 +124,8 @@ class Index:
         with _unearth_warnings() as warnings:
             found = self.links(project)
         if refused := [text for text in warnings if "Client Error(404)" not in text]:
-            msg = f"{project}: the package index can't be read: {'; '.join(refused)}"
-            raise FetchError(msg, "try again later, or check pip's configuration (pip config list)")
+            msg = f"{project}: cannot read the package index: {'; '.join(refused)}"
+            raise FetchError(msg, "retry later, or check pip's configuration (pip config list)")
         return found
 
     def url_of(self, project: str, file: str) -> str:
@@ -137,9 +137,9 @@ class Index:
         for link in self.links(project):
             if link.filename == file:
                 return str(link.normalized)
-        msg = f"{file}: the package index, as pip is configured here, lists no such file"
+        msg = f"{file}: the package index of pip's configuration has no such file"
         remedy = (
-            "point pip at an index or mirror that carries it (pip config set"
+            "configure pip with an index or mirror that has it (pip config set"
             " global.extra-index-url …, or PIP_FIND_LINKS=a folder with the file)"
         )
         raise FetchError(msg, remedy)
@@ -203,8 +203,8 @@ def torch_link(
             stdin=requirement.encode(),
         ).stdout.decode()  # fmt: skip
     except CommandError as error:
-        msg = f"{requirement}: neither pip's index nor PyTorch's own has it:\n{error}"
-        remedy = "check the network, or give pip a folder that holds the wheel (PIP_FIND_LINKS)"
+        msg = f"{requirement}: neither pip's index nor PyTorch's has it:\n{error}"
+        remedy = "check the network, or give pip a folder with the wheel (PIP_FIND_LINKS)"
         raise FetchError(msg, remedy) from error
     log.detail(f"uv found {requirement}")
     return first_wheel(lock, requirement, python, machine)
@@ -226,4 +226,4 @@ def first_wheel(pylock: str, requirement: str, python: str, machine: str) -> tup
             if sha256 and f"-{tag}-{tag}-" in file and file.endswith(f"{machine}.whl"):
                 return url, str(sha256)
     msg = f"{requirement}: no wheel for Python {python} on {machine}"
-    raise FetchError(msg, "build for a machine for which one is published")
+    raise FetchError(msg, "build for a platform that has one")

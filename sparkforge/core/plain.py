@@ -42,7 +42,7 @@ def json_of(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        msg = "its values are nested too deeply"
+        msg = "values are nested too deeply"
         raise ValueError(msg) from None
 
 
@@ -57,15 +57,15 @@ def path_problem(path: str) -> str | None:
     if not path:
         return "is empty"
     if not printable(path):
-        return "holds a control character"
+        return "contains a control character"
     if "\\" in path:
-        return "holds a backslash"
+        return "contains a backslash"
     if path.startswith("/"):
         return "is an absolute path"
     if ".." in parts:
-        return "leads out of its folder"
+        return "points outside its folder"
     if "" in parts or "." in parts:
-        return "has an empty part, or a dot as one"
+        return "has an empty part or a dot part"
     if max(lengths) > _MOST_OF_A_PART or sum(lengths) + len(parts) > _MOST:
         return "is too long for a file system"
     return None

@@ -73,7 +73,7 @@ def call(
             try:
                 out, err = child.communicate(stdin, timeout=timeout)
             except subprocess.TimeoutExpired:
-                msg = f"{shlex.join(command)} did not end within {timeout:.0f} s"
+                msg = f"{shlex.join(command)} did not finish within {timeout:.0f} s"
                 raise CommandError(msg) from None
     result = subprocess.CompletedProcess(command, child.returncode, out, err)
     if check and result.returncode:
@@ -106,7 +106,9 @@ def _next(stream: IO[bytes]) -> bytes:
     """Wait for more of what a child says; while it says nothing, tell that it is still at work."""
     start = time.monotonic()
     while not select.select([stream], [], [], _SILENCE_S)[0]:
-        log.raw_progress(f"… still at it, silent for {(time.monotonic() - start) / 60:.0f} min")
+        log.raw_progress(
+            f"… still running, no output for {(time.monotonic() - start) / 60:.0f} min"
+        )
     return os.read(stream.fileno(), 1 << 16)
 
 
@@ -161,7 +163,7 @@ def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
     try:
         child.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        problem = f"{args[0]} did not end within {timeout_s:.0f} s"
+        problem = f"{args[0]} did not finish within {timeout_s:.0f} s"
     try:
         os.killpg(child.pid, signal.SIGKILL)  # also what it may have started
         child.wait(1)
@@ -172,7 +174,7 @@ def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
     for thread in threads:
         thread.join(1)
     if max(map(len, kept)) >= limit:
-        problem = f"{args[0]} writes without end"
+        problem = f"{args[0]} writes endless output"
     out, err = (bytes(data).decode(errors="replace") for data in kept)
     return Glimpse(None if problem else child.returncode, out, err, problem)
 

@@ -39,7 +39,7 @@ def held(root: Path) -> Iterator[None]:
             yield
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTDIR) and not folder.is_dir():
-            raise StoreError(f"{folder}: is no folder", "move it away") from None
+            raise StoreError(f"{folder}: is not a folder", "move it away") from None
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         raise _refused(error) from None
@@ -67,11 +67,11 @@ def change(root: Path, files: Mapping[Path, bytes | None]) -> None:
     """
     for path in files:
         if path.is_dir():  # once decided, no command could finish it
-            raise StoreError(f"{path}: is a folder, where a file should be", "move it away")
+            raise StoreError(f"{path}: is a folder, but a file is needed", "move it away")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            raise StoreError(f"{path.parent}: is no folder", "move it away") from None
+            raise StoreError(f"{path.parent}: is not a folder", "move it away") from None
         if not os.access(path.parent, os.W_OK):  # before it is decided
             raise _refused(OSError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent)))
     fresh = root / _FOLDER / f"{_DECIDED}.new"
@@ -99,10 +99,10 @@ def _finish(root: Path) -> None:
         try:
             steps = [(str(name), bool(stays)) for name, stays in plain.json_of(plan.read_bytes())]
             if strange := [name for name, _ in steps if not _inside(root, name)]:
-                msg = f"{strange[0]} is outside of the checkout"
+                msg = f"{strange[0]} is outside the checkout"
                 raise ValueError(msg)
         except (ValueError, TypeError) as error:
-            msg = f"{plan}: no plan of a change any more: {error}"
+            msg = f"{plan}: not the plan of a change: {error}"
             remedy = "move that folder away, and restore patches/ and pins.yaml from git"
             raise StoreError(msg, remedy) from None
         for number, (name, stays) in enumerate(steps):
@@ -112,7 +112,7 @@ def _finish(root: Path) -> None:
                 # `git clean` takes a new folder that is still empty
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (decided / str(number)).replace(root / name)
-        log.detail(f"{root}: {plan} carried out")
+        log.detail(f"{root}: {plan} finished")
         plan.unlink()
     shutil.rmtree(decided)
 

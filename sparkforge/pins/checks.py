@@ -26,12 +26,12 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
         here: Where = ("upstreams", name)
         if upstream.tag.removeprefix("v") != upstream.version:
             report(
-                (*here, "version"), f"{upstream.version!r} is not that of tag {upstream.tag}",
-                "name the version of the pinned release",
+                (*here, "version"), f"{upstream.version!r} does not match tag {upstream.tag}",
+                "give the version of the pinned release",
             )  # fmt: skip
         if upstream.commit is None and upstream.source_file is None:
-            what = "missing, and no release file stands in for it"
-            report((*here, "commit"), what, "add it, or name a source_file")
+            what = "missing, and there is no release file to use instead"
+            report((*here, "commit"), what, "add it, or add a source_file")
         lender = upstream if upstream.source_in is None else pins.upstreams.get(upstream.source_in)
         if lender is None:
             report(
@@ -50,16 +50,16 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
                 ("wheel", rule.wheel, [one.wheel for one in earlier]),
             ):
                 if prefix is not None and prefix in before:
-                    what = f"{prefix!r} has a rule already"
-                    report((*here, "paths", i, side), what, "keep one rule a folder")
+                    what = f"{prefix!r} already has a rule"
+                    report((*here, "paths", i, side), what, "keep one rule per folder")
                 if side == "repo" and rule.build:
                     continue  # CMakeLists.txt and its like
                 # without the slash, vllm would fit vllm-tests/ too
                 if prefix is not None and not prefix.endswith("/"):
                     what = f"{prefix!r} does not end with a slash"
-                    report((*here, "paths", i, side), what, "name a folder: NAME/")
+                    report((*here, "paths", i, side), what, "give a folder: NAME/")
             if rule.build and rule.wheel is not None:
-                what = "rules of compiling that ship in a wheel"
+                what = "build rules cannot be in the wheel"
                 report((*here, "paths", i, "build"), what, "write wheel: null")
     for name, profile in pins.profiles.items():
         for key, value, pinned in (
@@ -75,26 +75,32 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
         if target.model is not None and target.model not in pins.models:
             report((*here, "model"), f"{target.model!r} is not among models", "pin it there")
         if target.profile is not None and target.profile not in pins.profiles:
-            report(
-                (*here, "profile"), f"{target.profile!r} is not among profiles", "write it there"
-            )
+            report((*here, "profile"), f"{target.profile!r} is not among profiles", "add it there")
         for platform in target.platforms:
             lock = target.requirements.get(platform)
             if lock is None:
-                report((*here, "requirements"), f"none for {platform}", "name a lock file")
+                report((*here, "requirements"), f"none for {platform}", "add a lock file")
             elif not (root / lock).is_file():
-                report((*here, "requirements", platform), f"{lock} is not there", "make the lock")
+                report(
+                    (*here, "requirements", platform),
+                    f"{lock} does not exist",
+                    "create the lock with scripts/lock.sh",
+                )
         for built_for, lock in target.builder.items():
             if not (root / lock).is_file():
-                report((*here, "builder", built_for), f"{lock} is not there", "make the lock")
+                report(
+                    (*here, "builder", built_for),
+                    f"{lock} does not exist",
+                    "create the lock with scripts/lock.sh",
+                )
         for up_name, plan in target.wheels.items():
             at = (*here, "wheels", up_name)
             if up_name not in pins.upstreams:
                 report(at, "no such upstream", f"use one of {', '.join(sorted(pins.upstreams))}")
                 continue
             if len(set(plan.carries)) < len(plan.carries) or up_name in plan.carries:
-                what = "names an upstream twice, or the wheel's own"
-                report((*at, "carries"), what, "name each other upstream once")
+                what = "repeats an upstream or contains the wheel's own"
+                report((*at, "carries"), what, "list each other upstream once")
             for carried in plan.carries:
                 if carried not in pins.upstreams:
                     what, known = f"{carried!r}: no such upstream", sorted(pins.upstreams)
@@ -102,7 +108,7 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
             for platform in target.platforms:
                 file = plan.files.get(platform)
                 if file is None:
-                    report((*at, "files"), f"none for {platform}", "name the release wheel")
+                    report((*at, "files"), f"none for {platform}", "add the release wheel")
                 elif file not in pins.upstreams[up_name].files:
                     report(
                         (*at, "files", platform), f"{file!r} is not among the upstream's files",

@@ -23,8 +23,8 @@ def with_commit(path: Path, text: str, upstream: str, commit: str | None) -> str
     block = [] if commit is None else [f"commit: {commit}"]
     found = yamlfile.replace_block(text, here, "commit", block, behind="tag")
     if found is None:
-        msg = f"{path.name}: upstreams.{upstream}: stands on one line"
-        raise PinsError(msg, "write it one key a line, so that its commit has a line of its own")
+        msg = f"{path.name}: upstreams.{upstream}: is written on one line"
+        raise PinsError(msg, "write one key per line, so that the commit has its own line")
     return found
 
 
@@ -75,8 +75,8 @@ def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider
         text, ("upstreams", upstream), "patched", _block(recorded), behind="source_file"
     )
     if text_now is None:
-        msg = f"{path.name}: upstreams.{upstream}: stands on one line"
-        raise PinsError(msg, "write it one key a line, so that the record gets lines of its own")
+        msg = f"{path.name}: upstreams.{upstream}: is written on one line"
+        raise PinsError(msg, "write one key per line, so that the record has its own lines")
     return text_now
 
 

@@ -183,7 +183,9 @@ class WheelPlan(Model):
     """Per platform, the release wheel among the upstream's ``files``."""
     name: Name | None = None
     """Distribution name that the result installs as; null keeps the release wheel's."""
-    local: Annotated[str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "as cpu.spark: a-z, 0-9 and dots")]
+    local: Annotated[
+        str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "use a-z, 0-9 and dots, as in cpu.spark")
+    ]
     """Local version part, before the release's counter: ``cpu.spark`` → ``0.31.0+cpu.spark.1``."""
     drop_requires: tuple[Name, ...] = ()
     """Requirements that the release wheel declares and this target does without."""
@@ -216,7 +218,7 @@ class Need(Model):
     @model_validator(mode="after")
     def _one_thing(self) -> Need:
         if sum(one is not None for one in (self.program, self.file, self.module)) != 1:
-            msg = "names not exactly one of program, file and module"
+            msg = "must have exactly one of program, file and module"
             raise ValueError(msg)
         return self
 
@@ -226,7 +228,7 @@ class Target(Model):
 
     summary: str
     platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
-    python: Annotated[str, shaped(r"^3\.[0-9]+$", "give 3.MINOR, as 3.12")]
+    python: Annotated[str, shaped(r"^3\.[0-9]+$", "give 3.MINOR, for example 3.12")]
     cuda_arch: CudaArch | None = None
     memory_gb_s: Count | None = None
     """Bandwidth of the memory that the model is read from, in 10^9 bytes a second."""
@@ -324,7 +326,7 @@ def load(path: Path) -> Pins:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         msg = f"{path}: no such file"
-        raise PinsError(msg, "run from a sparkforge checkout, or name one with --pins") from None
+        raise PinsError(msg, "run from a sparkforge checkout, or use --pins") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PinsError(f"{path}: {error}", "make it readable UTF-8 text") from None
     return parse(path, text)
@@ -340,7 +342,7 @@ def parse(path: Path, text: str) -> Pins:
         document = yamlfile.read(text)
     except NotYamlError as error:
         msg = f"{path.name}:{error.line}: not valid YAML: {error}"
-        raise PinsError(msg, "correct the syntax of that line") from None
+        raise PinsError(msg, "fix the syntax of that line") from None
     problems = list(document.problems)
     try:
         pins = Pins.model_validate(document.data)
@@ -378,22 +380,22 @@ def _problem(document: Document, detail: Any) -> tuple[int, str]:
     given = repr(detail["input"])
     given = given if len(given) <= 60 else f"{given[:57]}..."
     if kind == "extra_forbidden":
-        what, remedy = "unknown key", "remove it, or correct its spelling"
+        what, remedy = "unknown key", "remove it, or fix its spelling"
     elif kind == "missing":
         what, remedy = "missing", "add it"
     elif kind == "string_pattern_mismatch":
         pattern = context["pattern"]
-        what = f"{given} has not the form asked for"
+        what = f"{given} has the wrong form"
         remedy = REMEDIES.get(pattern, f"it must match {pattern}")
     elif kind == "padded":
         what = f"{given}: {detail['msg']}"
-        remedy = "give the full SHA; an upstream's commit may be left out"
+        remedy = "give the full SHA; an upstream's commit is optional"
     elif kind == "literal_error":
         what, remedy = f"{given} is not allowed", f"use {context['expected']}"
     elif kind in ("model_type", "mapping_type", "dict_type"):
-        what, remedy = f"{given} is no mapping", "write KEY: VALUE lines below it"
+        what, remedy = f"{given} is not a mapping", "write KEY: VALUE lines below it"
     elif kind == "value_error":
-        what, remedy = f"{given} {context['error']}", "correct the value"
+        what, remedy = f"{given} {context['error']}", "fix the value"
     else:
-        what, remedy = f"{given}: {detail['msg']}", "correct the value"
+        what, remedy = f"{given}: {detail['msg']}", "fix the value"
     return document.line(where), f"{dotted(where)}: {what}: {remedy}"

@@ -57,13 +57,13 @@ def padded(commit: str) -> bool:
 
 def _whole(commit: str) -> str:
     if padded(commit):
-        raise PydanticCustomError("padded", "an abbreviation filled up with zeros")
+        raise PydanticCustomError("padded", "an abbreviated SHA padded with zeros")
     return commit
 
 
 def _place(path: str) -> str:
     # git and others take words that begin so for options, or for patterns
-    wrong = "begins as an option or a pattern does" if path.startswith(("-", ":")) else None
+    wrong = "starts like an option or a pattern" if path.startswith(("-", ":")) else None
     if wrong := wrong or plain.path_problem(path.removesuffix("/")):
         raise ValueError(wrong)
     return path
@@ -71,7 +71,7 @@ def _place(path: str) -> str:
 
 def _file(path: str) -> str:
     if path.endswith("/"):
-        msg = "ends with a slash, which is for folders"
+        msg = "ends with a slash, but is not a folder"
         raise ValueError(msg)
     return _place(path)
 
@@ -95,7 +95,7 @@ Tag = Annotated[
     str,
     shaped(
         r"^v?[0-9]+(\.[0-9]+)+[0-9A-Za-z.]*$",
-        "name a release tag such as v0.31.0; branches and 'latest' move",
+        "give a release tag such as v0.31.0; branches and 'latest' move",
     ),
 ]
 Platform = Literal["linux/amd64", "linux/arm64"]
@@ -111,7 +111,7 @@ AbsolutePath = Annotated[
     str,
     shaped(
         r"^(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*)+$",
-        "give an absolute path of a file in the image, without parts that begin with a dot",
+        "give an absolute path of a file in the image, without parts that start with a dot",
     ),
 ]
 Module = Annotated[
@@ -119,10 +119,10 @@ Module = Annotated[
     shaped(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", "give a Python module's name"),
 ]
 FileName = Annotated[
-    str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", "give a file name, without folders")
+    str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", "give a file name without folders")
 ]
 ReleaseFileName = Annotated[
-    str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*\.(whl|tar\.gz)$", "name a .whl or .tar.gz file")
+    str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*\.(whl|tar\.gz)$", "give a .whl or .tar.gz file")
 ]
 GitUrl = Annotated[
     str,
@@ -132,13 +132,13 @@ GitUrl = Annotated[
         "give https://HOST/PATH.git, without user, password, query or fragment",
     ),
 ]
-Variable = Annotated[str, shaped(r"^[A-Z][A-Z0-9_]*$", "give a variable's name, in capitals")]
+Variable = Annotated[str, shaped(r"^[A-Z][A-Z0-9_]*$", "give a variable name in capitals")]
 CMakeTarget = Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "give a CMake target's name")]
 CMakeWord = Annotated[
     str,
     shaped(
         r"^-D[A-Za-z0-9_]+(:[A-Z]+)?=([^{}]|\{device\})*$",
-        "write -DNAME=VALUE, in which {device} is the only word in braces",
+        "write -DNAME=VALUE; {device} is the only placeholder",
     ),
 ]
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
@@ -183,7 +183,7 @@ LayerList = Annotated[
         "list layers as in qkv,o,lm_head=mxfp8 (docs/mxfp4-layers.md)",
     ),
 ]
-Backend = Annotated[str, shaped(r"^[A-Z0-9_]+$", "give a backend's name, in capitals")]
+Backend = Annotated[str, shaped(r"^[A-Z0-9_]+$", "give a backend name in capitals")]
 
 
 class Model(BaseModel):

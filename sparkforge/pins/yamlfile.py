@@ -16,7 +16,7 @@ from sparkforge.core import plain
 
 _DEEPEST = 32  # pins.yaml needs 8; libyaml's composer calls itself, until the stack is full
 _WIDEST = 60  # characters of a key that are shown
-_ONE_LINE = "holds a control character: write plain text on one line"
+_ONE_LINE = "contains a control character: write plain text on one line"
 Where = tuple[str | int, ...]
 
 
@@ -94,7 +94,7 @@ def _value(node: yaml.Node, where: Where, document: Document, seen: set[int]) ->
     document.lines[where] = line
     if id(node) in seen:
         # one place for each value, and no file that contains itself
-        document.problems.append((line, f"{dotted(where)}: an alias (*): write the value out"))
+        document.problems.append((line, f"{dotted(where)}: an alias (*): write out the value"))
         return None
     seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
@@ -107,7 +107,7 @@ def _value(node: yaml.Node, where: Where, document: Document, seen: set[int]) ->
             if not plain.printable(key):
                 document.problems.append((line, f"{dotted(at)}: {_ONE_LINE}"))
             if key in result:
-                document.problems.append((line, f"{dotted(at)}: given twice: keep one of them"))
+                document.problems.append((line, f"{dotted(at)}: occurs twice: keep one"))
             result[key] = _value(value_node, at, document, seen)
             document.lines[at] = line  # the key's line is the better place to point at
         return result

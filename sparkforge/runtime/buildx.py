@@ -39,8 +39,8 @@ def choose(engine: Engine, wish: str | None) -> Builder:
     name = wish or engine.context
     builder = _inspect(name)
     if builder.driver == "docker" and name != engine.context:
-        msg = f"--builder {name}: is the own builder of another engine than {engine.context}"
-        raise EngineError(msg, f"leave --builder out, or choose that engine: DOCKER_CONTEXT={name}")
+        msg = f"--builder {name}: is the default builder of another engine than {engine.context}"
+        raise EngineError(msg, f"omit --builder, or choose that engine: DOCKER_CONTEXT={name}")
     return builder
 
 
@@ -48,8 +48,8 @@ def _inspect(name: str, *words: str) -> Builder:
     try:
         return parse(name, call("docker", "buildx", "inspect", *words, name).stdout.decode())
     except CommandError as error:
-        msg = f"--builder {name}: buildx can't use it:\n{error}"
-        raise EngineError(msg, "docker buildx ls shows those that there are") from None
+        msg = f"--builder {name}: buildx cannot use it:\n{error}"
+        raise EngineError(msg, "see docker buildx ls") from None
 
 
 def parse(name: str, said: str) -> Builder:
@@ -72,20 +72,22 @@ def check(builder: Builder, engine: Engine, base: str, platform: str) -> None:
     """
     if "@" not in base:
         if builder.driver != "docker":
-            msg = (f"--builder {builder.name} ({builder.driver}) sees registries only, and --base"
-                   f" {base} is a local image")  # fmt: skip
-            remedy = "leave --builder out, or give the base as NAME@sha256:… in a registry"
+            msg = (
+                f"--builder {builder.name} ({builder.driver}) reads from registries only, but"
+                f" --base {base} is a local image"
+            )
+            remedy = "omit --builder, or give a base in a registry: NAME@sha256:…"
             raise EngineError(msg, remedy)
         found = engine.platform_of(base)
         if found != platform:
-            msg = f"--base {base}: is for {found}, and the target for {platform}"
+            msg = f"--base {base}: is for {found}, but the target is for {platform}"
             machine = platform.rpartition("/")[2]
-            remedy = f"name another (scripts/make-base.sh --arch {machine} NAME makes one)"
+            remedy = f"use another base (scripts/make-base.sh --arch {machine} NAME builds one)"
             raise EngineError(msg, remedy)
     if not builder.platforms:  # it sleeps; starting it may fetch its image, so not before now
         builder = _inspect(builder.name, "--bootstrap")
     if platform not in builder.platforms:
-        msg = f"builder {builder.name} runs no programs for {platform}"
+        msg = f"builder {builder.name} cannot run programs for {platform}"
         remedy = (
             f"apt-get install qemu-user-static binfmt-support on the engine's machine (Linux then"
             f" runs them by qemu-{_EMULATION.get(platform, 'user')}), or bake on a machine of that"

@@ -53,10 +53,10 @@ class Engine:
         try:
             return str(self.client.images.get(ref).id)
         except APIError:  # not there, or no name that an image can have
-            msg = f"--base {ref}: the engine holds no such image"
+            msg = f"--base {ref}: no such image in the engine"
             remedy = (
-                "make or load it first (scripts/make-base.sh NAME makes one without a registry),"
-                " or give a reference with its digest: NAME@sha256:…"
+                "build or load it first (scripts/make-base.sh NAME builds one without a"
+                " registry), or give NAME@sha256:…"
             )
             raise EngineError(msg, remedy) from None
 
@@ -133,7 +133,7 @@ class Engine:
             return call(*command).stdout
         except CommandError as error:
             msg = f"Python in image {image} failed:\n{error}"
-            raise EngineError(msg, "its own words above say why") from None
+            raise EngineError(msg, "see its output above") from None
 
     def kept_as(self, name: str) -> list[str]:
         """Return buildx's options for an image that never leaves this engine.
@@ -158,7 +158,7 @@ def stated_digest(ref: str) -> str | None:
     """
     _, at, digest = ref.partition("@")
     if at and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-        msg = f"--base {ref}: {digest!r} is no digest"
+        msg = f"--base {ref}: {digest!r} is not a digest"
         raise EngineError(msg, "give NAME@sha256: and 64 hex digits")
     return digest if at else None
 
@@ -180,7 +180,7 @@ def connect() -> Engine:
         version = str(client.version()["Version"])
         status = client.info().get("DriverStatus") or []
     except DockerException as error:
-        where = host or os.environ.get("DOCKER_HOST", "its usual socket")
+        where = host or os.environ.get("DOCKER_HOST", "its default socket")
         msg = f"no container engine answers at {where}: {_reason(error)}"
         raise EngineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
     check_version(version)
@@ -212,8 +212,8 @@ def _context() -> tuple[str, str | None]:
         form = "{{.Endpoints.docker.Host}}"
         host = call("docker", "context", "inspect", "--format", form, name).stdout.decode().strip()
     except CommandError as error:
-        msg = f"the docker CLI can't tell its context:\n{error}"
-        raise EngineError(msg, "choose one: docker context use default") from None
+        msg = f"docker cannot show its context:\n{error}"
+        raise EngineError(msg, "select one: docker context use default") from None
     return name, host
 
 
@@ -245,21 +245,21 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
     """
     if wish == "none":
         if base is not None:
-            msg = "--base names an image, and --engine none bakes none"
-            raise UsageError(msg, "leave one of them out")
-        return None, "a plain environment, as asked for with --engine none"
+            msg = "--base and --engine none conflict"
+            raise UsageError(msg, "omit one of them")
+        return None, "a virtual environment (--engine none)"
     if wish == "auto" and base is None and image_base is None:
-        why = "no base image is pinned for this target (--base names one)"
-        return None, f"a plain environment: {why}"
+        why = "no base image is pinned for this target (give one with --base)"
+        return None, f"a virtual environment: {why}"
     try:
         engine = connect()
     except EngineError as error:
         if wish == "docker" or base is not None:
             raise
-        return None, f"a plain environment: {error.what}"
+        return None, f"a virtual environment: {error.what}"
     if base is None and image_base is None:
         msg = "pins.yaml has no base image for this target"
-        raise EngineError(msg, "name one: --base IMAGE (scripts/make-base.sh makes one)")
+        raise EngineError(msg, "give one: --base IMAGE (scripts/make-base.sh builds one)")
     return engine, f"an image, with engine {engine.version} on base {base or image_base}"
 
 

@@ -74,7 +74,7 @@ def bake(
         call(uv, "pip", "check", "--quiet", "--python", venv / "bin" / "python", env=env)
     except CommandError as error:
         msg = f"the wheels do not install together:\n{error}"
-        raise ImageError(msg, "check requirements and drop_requires of the target") from error
+        raise ImageError(msg, "check the target's requirements and drop_requires") from error
     return venv
 
 

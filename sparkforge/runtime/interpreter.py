@@ -49,14 +49,14 @@ def ensure(store: Store, version: str, *, offline: bool) -> Path:
     """
     if found := find(store, version):
         return found
-    absent = f"no Python {version} on this machine, for which the wheels are locked"
+    absent = f"this machine has no Python {version}, which the wheels are locked for"
     remedy = _REMEDY.format(version)
     if offline:
-        msg = f"{absent}, and --offline forbids uv to fetch one"
+        msg = f"{absent}, and --offline is set"
         raise FetchError(msg, f"run once without --offline; or {remedy}")
     folder = store.cache_path(INTERPRETERS)
     with store.lock(INTERPRETERS):
-        log.info(f"{absent}: uv fetches its pinned build, with its hash checked, into {folder}")
+        log.info(f"{absent}: uv downloads its pinned build into {folder} and checks the hash")
         try:
             call(uv_program(), "python", "install", "--no-bin", "--install-dir", folder, version,
                  env=_variables(folder))  # fmt: skip
@@ -64,14 +64,14 @@ def ensure(store: Store, version: str, *, offline: bool) -> Path:
             said = [line.strip() for line in error.what.splitlines()[1:] if "cause:" in line]
             why = "\n".join(f"    {line}" for line in said[-3:]) or error.what
             if _MISMATCH in error.what:
-                msg = f"Python {version} as fetched is not uv's pinned one:\n{why}"
+                msg = f"Python {version} as downloaded differs from uv's pinned one:\n{why}"
                 raise IntegrityError(msg, "check UV_PYTHON_INSTALL_MIRROR and proxy") from error
-            msg = f"{absent}, and uv can't fetch one:\n{why}"
-            hint = "check the network, or name a mirror in UV_PYTHON_INSTALL_MIRROR"
+            msg = f"{absent}, and uv cannot download one:\n{why}"
+            hint = "check the network, or set a mirror in UV_PYTHON_INSTALL_MIRROR"
             raise FetchError(msg, f"{hint}; or {remedy}") from error
     if found := _found(version, folder):
         return found
-    msg = f"the Python {version} that uv fetched into {folder} does not run on this machine"
+    msg = f"the Python {version} that uv downloaded into {folder} does not run on this machine"
     raise ImageError(msg, remedy)
 
 

@@ -100,9 +100,9 @@ def ending(code: int) -> str:
     """
     number = -code if code < 0 else code - 128
     try:
-        return f"was ended by {signal.Signals(number).name}"
+        return f"was killed by {signal.Signals(number).name}"
     except ValueError:
-        return f"ended with exit code {code}"
+        return f"exited with code {code}"
 
 
 def _cut(line: str, width: int) -> str:

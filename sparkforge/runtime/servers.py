@@ -91,8 +91,8 @@ def free_port(wanted: int) -> int:
         try:
             probe.bind((LOOPBACK, wanted))
         except OSError as error:
-            msg = f"port {wanted} on {LOOPBACK} is taken: {error.strerror}"
-            remedy = "choose another with --port N, or end what listens there"
+            msg = f"port {wanted} on {LOOPBACK} is in use: {error.strerror}"
+            remedy = "choose another with --port N, or stop the program that uses it"
             raise PortError(msg, remedy) from None
         port: int = probe.getsockname()[1]
     return port
@@ -230,7 +230,7 @@ def wait_ready(
         code = server.exited()
         if code is not None:
             msg = f"the server {serverlog.ending(code)} before it was ready:\n{tail(server)}"
-            raise SmokeError(msg, "correct what its first exception names, or report it")
+            raise SmokeError(msg, "fix the cause in its first exception, or report it")
         try:
             if requests.get(f"{server.url}/health", timeout=2).status_code == requests.codes.ok:
                 return waited
@@ -239,7 +239,7 @@ def wait_ready(
         tell(waited)
         time.sleep(0.25)
     msg = f"the server was not ready within {timeout_s:.0f} s:\n{tail(server)}"
-    raise SmokeError(msg, "give it longer with --ready-timeout SECONDS")
+    raise SmokeError(msg, "allow more time with --ready-timeout SECONDS")
 
 
 def tail(server: Server, lines: int = serverlog.LINES) -> str:
@@ -260,5 +260,5 @@ def kept_log(server: Server, path: Path) -> Iterator[None]:
         if not isinstance(server, ProcessServer) or path != server.output_path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(server.output())
-        remedy = f"{error.remedy}; all that the server printed: {path}".removeprefix("; ")
+        remedy = f"{error.remedy}; the server's log: {path}".removeprefix("; ")
         raise SmokeError(error.what, remedy) from error

@@ -89,7 +89,7 @@ class Report:
         out = [f"{word}: {name}" for word, names in told for name in names]
         out += [f"renamed: {old} is now {new}" for old, new in self.renamed]
         out += [f"squashed: {old} is now part of {new}" for old, new in self.squashed]
-        out += ["another order of the patches that stay"] if self.moved else []
+        out += ["the remaining patches are in another order"] if self.moved else []
         return out
 
 
@@ -117,7 +117,7 @@ def export(
     old = series.read(folder)
     if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
         msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
-        raise UsageError(msg, "build.py patches list shows them")
+        raise UsageError(msg, "see build.py patches list")
     files = _files(chain)
     with _staged(checkout, source.upstream, files) as fresh, _said_of(folder, fresh.folder):
         rules = checkout.pins.upstream(source.upstream).paths
@@ -135,12 +135,12 @@ def export(
             said = "\n".join(f"  {line}" for line in report.lines())
             names = ", ".join(path.name for path in stale)
             msg = f"an export would change {names}\n{said}".rstrip()
-            raise StaleError(msg, "build.py patches export writes it")
+            raise StaleError(msg, "run build.py patches export")
         return result, report, []
     if unnamed := [name for name in report.dropped if name not in drop]:
-        msg = f"no commit is left of {', '.join(unnamed)}"
+        msg = f"no commit is left for {', '.join(unnamed)}"
         how = " ".join(f"--drop {name}" for name in unnamed)
-        raise SeriesError(msg, f"nothing was written; if it is to go: {how}")
+        raise SeriesError(msg, f"nothing was written; to remove it: {how}")
     transaction.change(checkout.root, stale)
     return result, report, list(stale)
 
@@ -150,7 +150,7 @@ def told(report: Report, written: Sequence[Path]) -> dict[str, Any]:
     for line in report.lines():
         log.info(line)
     if report.unchanged:
-        log.info(f"{report.unchanged} patch(es) as they were")
+        log.info(f"{report.unchanged} patch(es) up to date")
     for path in written:
         log.detail(f"written: {path}")
     return {**asdict(report), "written": [str(path) for path in written]}
@@ -174,18 +174,18 @@ def _files(chain: Chain) -> list[tuple[str, bytes]]:
         short = commit[:12]
         if tree == before:
             msg = f"commit {short} changes nothing"
-            raise SeriesError(msg, "drop it: git rebase -i --empty=drop, or give it its change")
+            raise SeriesError(msg, "drop it (git rebase -i --empty=drop), or add its change")
         before = tree
         message = git.git(repo, "show", "-s", "--format=%B", commit, env=chain.env)
         _check_message(short, message)
     files = series.export(repo, base, chain.tip, chain.env)
     names = [name for name, _ in files]
     if inner := [name for name, data in files if _SUBMODULE.search(data)]:
-        msg = f"{inner[0]}: holds a repository of its own (a submodule), which no wheel can"
-        raise SeriesError(msg, "take it out of the commit: git rm --cached FOLDER")
+        msg = f"{inner[0]}: is a submodule, which a wheel cannot contain"
+        raise SeriesError(msg, "remove it from the commit: git rm --cached FOLDER")
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        msg = f"two commits give {twice[0]}"
-        raise SeriesError(msg, "give one another subject: it is the name of the file")
+        msg = f"two commits would write {twice[0]}"
+        raise SeriesError(msg, "change one subject: it becomes the file name")
     return files
 
 
@@ -193,19 +193,25 @@ def _check_message(commit: str, message: str) -> None:
     """Refuse what git's mail format would read as something else than a message."""
     subject, _, body = message.partition("\n")
     if not re.search("[A-Za-z0-9]", subject):
-        msg = f"commit {commit}: its subject has no letter or digit to make a file name of"
-        raise SeriesError(msg, "say in English what it does")
+        msg = f"commit {commit}: its subject has no letter or digit for a file name"
+        raise SeriesError(msg, "describe the change in English")
     if body.strip() and not body.startswith("\n"):
-        msg = f"commit {commit}: no empty line behind its subject"
-        raise SeriesError(msg, "one line, an empty one, then the reason")
+        msg = f"commit {commit}: no empty line after its subject"
+        raise SeriesError(msg, "write one line, an empty line, then the reason")
     for number, line in enumerate(body.splitlines(), start=2):
         if _BREAKS.match(line):
-            msg = f"commit {commit}: line {number} of its message, {line[:40]!r}, begins a diff"
-            raise SeriesError(f"{msg} in git's mail format", "indent it, or say it otherwise")
+            msg = (
+                f"commit {commit}: line {number} of its message, {line[:40]!r}, looks like the"
+                " start of a diff"
+            )
+            raise SeriesError(f"{msg} in git's mail format", "indent or reword it")
     first = body.lstrip("\n").partition("\n")[0]
     if _HEADERS.match(first):
-        msg = f"commit {commit}: its message begins with {first[:40]!r}, which a mail's header does"
-        raise SeriesError(msg, "say it otherwise")
+        msg = (
+            f"commit {commit}: its message begins with {first[:40]!r}, which looks like a mail"
+            " header"
+        )
+        raise SeriesError(msg, "reword it")
 
 
 @contextmanager
@@ -241,7 +247,7 @@ def _record(checkout: Checkout, chain: Chain, fresh: Series) -> Recorded | None:
     if patched.tree != wanted:
         series.forget(fresh, source)
         msg = f"the patches give tree {patched.tree[:12]}, the commits have {wanted[:12]}"
-        raise SeriesError(msg, "a commit holds what a patch can't say: take it out")
+        raise SeriesError(msg, "a commit contains a change that a patch cannot express: remove it")
     return Recorded(commit=patched.commit, tree=patched.tree) if fresh.patches else None
 
 
@@ -263,8 +269,10 @@ def _wanted(
         after = before | after
     elif gone := sorted(set(before) - {provider}):
         how = "; ".join(f"build.py {series.RECORD[one]}" for one in gone)
-        log.warning(f"{fresh.upstream}: what sources from {', '.join(gone)} give is not recorded"
-                    f" any more ({how})")  # fmt: skip
+        log.warning(
+            f"{fresh.upstream}: what sources from {', '.join(gone)} give is no longer recorded"
+            f" ({how})"
+        )
     if after != before:
         text = checkout.pins_path.read_bytes().decode()  # read_text() would change the line ends
         wanted[checkout.pins_path] = edit.with_record(

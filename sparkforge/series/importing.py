@@ -18,7 +18,7 @@ from sparkforge.store.store import Store
 
 _TEMPLATE = {
     "Upstream-Status": "Pending | Submitted REF | Backport REF | Inappropriate REASON",
-    "Drop-when": "what upstream change makes it needless",
+    "Drop-when": "which upstream change makes it unnecessary",
     "Risk": "build | dispatch | numerics",
     "Test": "tests/patches/test_x.py::test_y",
 }
@@ -77,7 +77,7 @@ def chain(
     if wanted.before is not None:
         if wanted.before not in names:
             msg = f"{wanted.before}: no such patch in {series.upstream}"
-            raise UsageError(msg, "build.py patches list shows them")
+            raise UsageError(msg, "see build.py patches list")
         at = names.index(wanted.before)
     paths = [entry.path for patch in series.patches for entry in patch.entries]
     for file in files:
@@ -91,7 +91,7 @@ def chain(
         for file in files:
             fresh += _applied(tree, series.upstream, file, wanted)
         if wanted.subject is not None and len(fresh) > 1:
-            msg = f"--subject is one, but there are {len(fresh)} patches"
+            msg = f"--subject is for one patch, but there are {len(fresh)}"
             raise UsageError(msg, "import them one by one")
         parent = onto
         for commit in fresh:
@@ -101,7 +101,7 @@ def chain(
             try:
                 git.git(tree, "cherry-pick", "--allow-empty", "--no-gpg-sign", *rest)
             except CommandError as error:
-                msg = f"the patches from {wanted.before} on do not apply behind it:\n{error}"
+                msg = f"the patches from {wanted.before} on do not apply after it:\n{error}"
                 raise SeriesError(msg, _by_hand(series.upstream)) from None
         tip = git.git(tree, "rev-parse", "HEAD")
     origins = [*([one] for one in names[:at]), *([] for _ in fresh), *([n] for n in names[at:])]
@@ -121,8 +121,8 @@ def _paths(file: Path) -> list[str]:
         listing = git.git(Path(), "apply", "--numstat", "-z", str(file.resolve()),
                           env={"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"})  # fmt: skip
     except CommandError as error:
-        msg = f"{file}: no patch that git can read:\n{error}"
-        raise SeriesError(msg, "make it with git format-patch, or get a forge's .patch") from None
+        msg = f"{file}: not a patch that git can read:\n{error}"
+        raise SeriesError(msg, "create it with git format-patch, or download the .patch") from None
     return [field.rpartition("\t")[2] for field in listing.split("\0") if field]
 
 
@@ -133,7 +133,7 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
         if _DIFF.match(file.read_bytes()):
             if wanted.subject is None:
                 msg = f"{file}: a diff has no subject"
-                raise UsageError(msg, "give it one with --subject TEXT")
+                raise UsageError(msg, "add one with --subject TEXT")
             git.git(tree, "apply", "--index", "--whitespace=nowarn", str(file.resolve()))
             name, address = worktree.identity()
             author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
@@ -142,11 +142,11 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
             git.git(tree, "am", "--quiet", "--keep-non-patch", "--keep-cr", "--3way",
                     "--no-gpg-sign", str(file.resolve()))  # fmt: skip
     except CommandError as error:
-        msg = f"{file}: does not apply there:\n{error}"
+        msg = f"{file}: does not apply:\n{error}"
         raise SeriesError(msg, _by_hand(upstream)) from None
     fresh = git.git(tree, "rev-list", "--reverse", f"{before}..HEAD").split()
     if not fresh:
-        raise SeriesError(f"{file}: holds no patch", "make it with git format-patch")
+        raise SeriesError(f"{file}: contains no patch", "create it with git format-patch")
     return fresh
 
 
@@ -161,7 +161,7 @@ def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
     if missing := [key for key, value in ours.items() if not value]:
         options = " ".join(f"--{key.lower()} TEXT" for key in missing)
         msg = f"{subject!r}: no trailer {', '.join(missing)}"
-        raise UsageError(msg, f"give {options}")
+        raise UsageError(msg, f"add {options}")
     body = _without_trailers(body) if present else body.strip()
     if native := wanted.trailers.get(NATIVE) or present.get(NATIVE):
         ours[NATIVE] = native

@@ -40,7 +40,7 @@ def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str
 def _lint_links(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
     """Return the links among what ships in a wheel, which can hold none."""
     links = [entry.path for entry in patch.entries if entry.link]
-    return [f"{path} becomes a link, which no wheel can hold: copy the file" for path in links
+    return [f"{path} becomes a link, which a wheel cannot contain: copy the file" for path in links
             if member_of(rules, path) is not None]  # fmt: skip
 
 
@@ -50,12 +50,12 @@ def _lint_native(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
     build = [path for path, rule in fitting if rule is not None and rule.build]
     named = patch.trailers.get(NATIVE)
     if named is None:
-        which = "name the CMake targets that come out otherwise, or none"
+        which = "list the CMake targets that it affects, or none"
         return [f"trailer {NATIVE}: missing: it changes {path}: {which}" for path in build[:1]]
     if not build:
-        return [f"trailer {NATIVE}: it changes no rules of compiling: remove the trailer"]
+        return [f"trailer {NATIVE}: it changes no build rules: remove the trailer"]
     if not re.fullmatch(r"\w+(, \w+)*", named):
-        return [f"trailer {NATIVE}: {named!r}: name CMake targets: A, B; or none"]
+        return [f"trailer {NATIVE}: {named!r}: list CMake targets (A, B) or none"]
     return []
 
 
@@ -70,9 +70,9 @@ def _lint(patch: Patch, root: Path) -> list[str]:
         problems.append("first line carries a commit SHA: export with --zero-commit")
     prose = patch.body.strip().rsplit("\n\n", 1)[0] if patch.trailers else patch.body
     if len(prose.split()) < 10:
-        problems.append("body says too little: why it exists, what it costs, how it was checked")
+        problems.append("body too short: say why it exists, what it costs and how it was checked")
     if FILL_IN in patch.body:
-        problems.append(f"holds {FILL_IN!r}: write what it asks for in its place")
+        problems.append(f"contains {FILL_IN!r}: replace it")
     if not patch.entries:
         problems.append("changes no file")
     for key in TRAILERS:
@@ -85,17 +85,17 @@ def _lint(patch: Patch, root: Path) -> list[str]:
     if status not in STATUSES:
         problems.append(f"Upstream-Status: {status!r}: use {', '.join(STATUSES)}")
     elif status in _NEEDS_REF and not ref:
-        problems.append(f"Upstream-Status: {status} needs a reference or reason behind it")
+        problems.append(f"Upstream-Status: {status} needs a reference or a reason")
     if (risk := patch.trailers.get("Risk", RISKS[0])) not in RISKS:
         problems.append(f"Risk: {risk!r}: use {', '.join(RISKS)}")
     if test := patch.trailers.get("Test"):
         file, _, function = test.partition("::")
         if wrong := plain.path_problem(file):
-            problems.append(f"Test: {file[:60]!r} {wrong}: name a file of the checkout")
+            problems.append(f"Test: {file[:60]!r} {wrong}: give a file of the checkout")
         elif not (root / file).is_file():
-            problems.append(f"Test: {file} is not there")
+            problems.append(f"Test: {file} does not exist")
         elif not function:
-            problems.append("Test: name the test function too, FILE::FUNCTION")
+            problems.append("Test: add the test function: FILE::FUNCTION")
         elif f"def {function.split('::')[-1].split('[')[0]}(" not in (
             (root / file).read_text(encoding="utf-8", errors="replace")
         ):

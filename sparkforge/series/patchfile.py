@@ -111,12 +111,12 @@ def read_patch(path: Path) -> Patch:
     message, separator, diff = rest.partition("\ndiff --git ")
     message, diff = message.removesuffix("\n---\n"), f"diff --git {diff}"
     if len(_FIRST.findall(text)) > 1:
-        raise SeriesError(f"{path}: holds more than one patch", "one file a patch: split it")
+        raise SeriesError(f"{path}: contains more than one patch", "split it: one patch per file")
     subject = _SUBJECT.search(head)
     author = _AUTHOR.search(head)
     if not (subject and author and separator):
         msg = f"{path}: not a mail-format patch (From:, Subject:, message, diff)"
-        raise SeriesError(msg, "make it with git format-patch, see docs/patches-howto.md")
+        raise SeriesError(msg, "create it with git format-patch; see docs/patches-howto.md")
     entries = []
     starts = [match.start() for match in _FILE.finditer(diff)] + [len(diff)]
     for start, end in itertools.pairwise(starts):
@@ -160,14 +160,14 @@ def _file_name(path: Path, part: str) -> str | None:
     try:
         old, new = git.unquoted(names[:middle]), git.unquoted(names[middle + 1 :])
     except ValueError:
-        msg = f"{path}: {plain.escaped(names)}: not quoted in git's way"
+        msg = f"{path}: {plain.escaped(names)}: not quoted as git does"
         raise SeriesError(msg, "export it again") from None
     if not (old.startswith("a/") and new.startswith("b/") and old[2:] == new[2:]):
         return None
     name = new[2:]
     if problem := plain.path_problem(name):
         msg = f"{path}: a path {problem}: {plain.escaped(name)!r}"
-        raise SeriesError(msg, "change files below the repository's folder only")
+        raise SeriesError(msg, "change only files inside the repository")
     return name
 
 
@@ -179,11 +179,11 @@ def _checked_mode(path: Path, part: str, name: str) -> str:
     """
     modes = _MODE.findall(part)
     if any(mode not in _MODES for mode in modes):
-        msg = f"{path}: {name}: a submodule, or a kind of file that git has not"
-        raise SeriesError(msg, "copy the files that are needed in the patch")
+        msg = f"{path}: {name}: a submodule, or an unknown kind of file"
+        raise SeriesError(msg, "add the needed files in the patch")
     if not set(_GITS_OWN).isdisjoint(name.split("/")):
-        msg = f"{path}: changes {name}, which changes how git reads other files"
-        raise SeriesError(msg, "leave it out of the patch")
+        msg = f"{path}: changes {name}, which controls how git reads other files"
+        raise SeriesError(msg, "remove it from the patch")
     return modes[-1] if modes else Entry.mode
 
 

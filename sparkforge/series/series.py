@@ -83,16 +83,16 @@ def read(folder: Path) -> Series:
         try:
             lines = listing.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
-            raise SeriesError(f"{listing}: not UTF-8 text: {error}", "write it anew") from None
+            raise SeriesError(f"{listing}: not UTF-8 text: {error}", "write it again") from None
         except OSError as error:
             raise SeriesError(f"{listing}: {error.strerror}", "restore it from git") from None
         names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     twice = sorted({name for name in names if names.count(name) > 1})
     files = {path.name for path in folder.glob("*.patch") if path.is_file()}
-    problems = [f"{listing}: {name} is named twice: keep one line" for name in twice]
+    problems = [f"{listing}: {name} is listed twice: keep one line" for name in twice]
     problems += [f"{listing}: {n}: no such file: add it or remove the line"
                  for n in names if n not in files]  # fmt: skip
-    problems += [f"{folder / n}: not named in series: add a line or remove the file"
+    problems += [f"{folder / n}: not listed in series: add a line or remove the file"
                  for n in sorted(files - set(names))]  # fmt: skip
     if problems:
         raise SeriesError("\n".join(problems))
@@ -136,11 +136,11 @@ def _check_exact(series: Series, source: Source) -> None:
                 wanted = git.shown(entry.old_blob) if entry.old_blob else "another mode of it"
                 msg = (
                     f"{patch.path}: does not apply exactly: {entry.path} is {git.shown(met)}"
-                    f" in {source.upstream} ({source.origin}), the patch was made on {wanted}"
+                    f" in {source.upstream} ({source.origin}), the patch expects {wanted}"
                 )
-                remedy = "no fuzz and no offset are allowed: remake the patch on the pinned tree"
+                remedy = "fuzz and offsets are not allowed: recreate the patch on the pinned tree"
                 if source.provider == "git":
-                    remedy = f"{RELEASE_INSTEAD}; or remake the patch on git's tree"
+                    remedy = f"{RELEASE_INSTEAD}; or recreate the patch on git's tree"
                 raise SeriesError(msg, remedy)
             now[entry.path] = entry.new_blob or met
 
@@ -162,7 +162,7 @@ def patched_tree(store: Store, series: Series, source: Source) -> str:
                         env=env)  # fmt: skip
             except CommandError as error:
                 msg = f"{patch.path}: does not apply:\n{error}"
-                raise SeriesError(msg, "remake the patch on the pinned tree") from error
+                raise SeriesError(msg, "recreate the patch on the pinned tree") from error
             _check_diff(patch, source, tree, tree := git.git(source.repo, "write-tree", env=env))
             # the last entry of a path counts: a file that becomes a link is deleted, then new
             for entry in {entry.path: entry for entry in patch.entries}.values():
@@ -172,7 +172,7 @@ def patched_tree(store: Store, series: Series, source: Source) -> str:
                 if entry.new_blob is not None and met != entry.new_blob:
                     wanted = git.shown(entry.new_blob)
                     msg = f"{patch.path}: {entry.path} becomes {git.shown(met)}, not {wanted}"
-                    raise SeriesError(msg, "its diff was edited by hand: export it again")
+                    raise SeriesError(msg, "its diff was edited by hand; export it again")
         return tree
 
 
@@ -188,8 +188,8 @@ def _check_diff(patch: Patch, source: Source, before: str, after: str) -> None:
     if patch.path.read_bytes().partition(b"\ndiff --git ")[2].strip() != (
         made.removeprefix(b"diff --git ").strip()
     ):
-        msg = f"{patch.path}: its diff is not the one that git makes of its change"
-        raise SeriesError(msg, "it was edited by hand, or is not canonical: export it again")
+        msg = f"{patch.path}: its diff differs from git's diff of the same change"
+        raise SeriesError(msg, "it was edited by hand or is not canonical; export it again")
 
 
 def check_emptied(series: Series, upstream: Upstream) -> None:
@@ -199,7 +199,7 @@ def check_emptied(series: Series, upstream: Upstream) -> None:
         IntegrityError: it would be built unpatched, under the patched name.
     """
     if not series.patches and upstream.patched:
-        msg = f"{series.folder}: no patch, but pins.yaml records a patched tree for it"
+        msg = f"{series.folder}: no patches, but pins.yaml records a patched tree"
         remedy = f"restore the series, or remove upstreams.{series.upstream}.patched from pins.yaml"
         raise IntegrityError(msg, remedy)
 
@@ -229,8 +229,8 @@ def apply(store: Store, series: Series, source: Source) -> Patched:
                 *(str(patch.path.resolve()) for patch in series.patches),
             )  # fmt: skip
         except CommandError as error:
-            msg = f"{series.folder}: git am stopped:\n{error}"
-            raise SeriesError(msg, "remake that patch on the pinned tree") from error
+            msg = f"{series.folder}: git am failed:\n{error}"
+            raise SeriesError(msg, "recreate that patch on the pinned tree") from error
         commit = git.git(tree, "rev-parse", "HEAD")
         # a worktree's commits are only kept while something points at them
         git.git(source.repo, "update-ref", _ref(series, source), commit)
@@ -274,7 +274,7 @@ def _check_canonical(series: Series, source: Source, commit: str) -> None:
         series.patches, export(source.repo, source.commit, commit), strict=True
     ):
         if patch.path.read_bytes() != data:
-            msg = f"{patch.path}: not in canonical form: exporting it again changes its bytes"
+            msg = f"{patch.path}: not in canonical form; an export would change it"
             flags = " ".join(EXPORT_FLAGS)
             raise SeriesError(msg, f"export it with git format-patch {flags}")
 
@@ -306,11 +306,11 @@ def check_record(
     if recorded.tree != tree or (commit is not None and recorded.commit != commit):
         msg = (
             f"upstreams.{upstream}.patched.{source.provider}: the patched tree is {tree}"
-            f" (commit {commit or 'not made'}), recorded is {recorded.tree}"
+            f" (commit {commit or 'not created'}), but the record is {recorded.tree}"
             f" (commit {recorded.commit})"
         )
         remedy = (
-            f"if a patch was changed on purpose, record it: build.py {RECORD[source.provider]};"
-            " if not, the series or the source is not what was reviewed"
+            f"if a patch changed on purpose, record it: build.py {RECORD[source.provider]};"
+            " if not, the series or the source differs from what was reviewed"
         )
         raise IntegrityError(msg, remedy)

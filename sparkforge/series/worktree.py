@@ -98,7 +98,7 @@ def read(folder: Path) -> WorkTree:
     Raises:
         UsageError: it is none that ``make`` made.
     """
-    remedy = "make one: build.py patches apply UPSTREAM DIR"
+    remedy = "create one: build.py patches apply UPSTREAM DIR"
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", remedy)
     try:
@@ -107,7 +107,7 @@ def read(folder: Path) -> WorkTree:
         series = git.git(top, "config", "--get-all", "sparkforge.series").split()
         base = git.git(top, "rev-parse", "--verify", f"{BASE_REF}^{{commit}}")
     except CommandError:
-        raise UsageError(f"{folder}: no work tree of a series", remedy) from None
+        raise UsageError(f"{folder}: not a work tree of a series", remedy) from None
     return WorkTree(top, upstream, base, tuple(series))
 
 
@@ -125,21 +125,22 @@ def check_settled(tree: WorkTree) -> None:
     """
     for name, what in _UNDER_WAY.items():
         if Path(tree.git("rev-parse", "--path-format=absolute", "--git-path", name)).exists():
-            msg = f"{tree.folder}: a {what} is under way"
+            msg = f"{tree.folder}: a {what} is in progress"
             raise SeriesError(msg, f"finish it: git {what} --continue (or --abort)")
     listing = tree.git("-c", "core.quotePath=true", "status", "--porcelain",
                        "--untracked-files=no")  # fmt: skip
     if changed := [line[3:] for line in listing.splitlines()]:
         more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        msg = f"{tree.folder}: changes are not committed: {', '.join(changed[:_NAMED])}{more}"
-        raise SeriesError(msg, "commit them (git commit, git commit --amend), or put them aside"
-                               " with git stash")  # fmt: skip
+        msg = f"{tree.folder}: uncommitted changes: {', '.join(changed[:_NAMED])}{more}"
+        raise SeriesError(
+            msg, "commit them (git commit, git commit --amend), or stash them (git stash)"
+        )
     if not git.git_ok(tree.folder, "merge-base", "--is-ancestor", tree.base, tree.head):
-        msg = f"{tree.folder}: HEAD does not stand on the pinned commit {tree.base[:12]}"
+        msg = f"{tree.folder}: HEAD is not based on the pinned commit {tree.base[:12]}"
         raise SeriesError(msg, "check out the branch of the series: git checkout sparkforge")
     if merges := tree.git("rev-list", "--merges", f"{tree.base}..HEAD").split():
-        msg = f"{tree.folder}: commit {merges[0][:12]} is a merge: no patch can say what it did"
-        raise SeriesError(msg, f"make it a line of commits: git rebase {tree.base[:12]}")
+        msg = f"{tree.folder}: commit {merges[0][:12]} is a merge, which a patch cannot express"
+        raise SeriesError(msg, f"make the history linear: git rebase {tree.base[:12]}")
 
 
 def origins(tree: WorkTree, commits: Sequence[str]) -> list[list[str]]:
@@ -204,7 +205,7 @@ def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
         message: gets subject and body of that commit (empty for a new one), gives the message.
 
     Raises:
-        SeriesError: nothing is staged, and the newest commit is a patch already.
+        SeriesError: nothing is staged, and the newest commit is already a patch.
         CommandError: git would not commit.
     """
     staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
@@ -213,7 +214,7 @@ def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
         head = tree.head
         subject, _, body = tree.git("show", "-s", "--format=%B", head).partition("\n")
         if head == tree.base or origins(tree, [head]) != [[]] or patchfile.trailers_of(body):
-            msg = f"{tree.folder}: nothing is staged, and the newest commit is a patch already"
+            msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
             raise SeriesError(msg, "stage a change (git add FILE), or commit it")
     # as the user: name, address. The message is ours, hooks and signatures are upstream's business
     call("git", "-C", tree.folder, *gitsafe.no_programs(tree.folder), "commit", "--quiet",

@@ -72,7 +72,7 @@ def fetch(
         if store.verified(sha256, name):
             return final
         if offline:
-            msg = f"{name}: not in the store, and --offline forbids fetching it"
+            msg = f"{name}: not in the store, and --offline is set"
             raise FetchError(msg, "run once without --offline on a machine with network")
         url = locate()
         partial = store.partial_path(sha256)
@@ -89,7 +89,7 @@ def fetch(
             if not resumes:
                 raise
             # the part that was there may have been the wrong one: once more, from the start
-            log.warning(f"{name}: what an earlier run had fetched does not fit: starting over")
+            log.warning(f"{name}: the partial download does not match: starting over")
             _download(wanted, show)
             return _accept(store, partial, sha256, name, size)
 
@@ -108,8 +108,8 @@ def _accept(store: Store, partial: Path, sha256: str, name: str, size: int | Non
     length = partial.stat().st_size
     final = store.accept_download(partial, sha256, name)
     if size is not None and length != size:
-        msg = f"{name}: has {length} bytes, pinned are {size}, with the same sha256"
-        raise IntegrityError(msg, "correct its size in pins.yaml")
+        msg = f"{name}: has {length} bytes, but {size} are pinned; the sha256 matches"
+        raise IntegrityError(msg, "fix its size in pins.yaml")
     return final
 
 
@@ -117,10 +117,10 @@ def _refuse_longer(wanted: _Wanted, length: int) -> None:
     """Refuse a file that is longer than the pinned one; what has arrived of it goes."""
     if wanted.size is not None and length > wanted.size:
         wanted.partial.unlink(missing_ok=True)
-        msg = f"{wanted.name}: {length} bytes or more, pinned are {wanted.size}"
+        msg = f"{wanted.name}: at least {length} bytes, but {wanted.size} are pinned"
         remedy = (
-            "the index or a proxy gave another file than the pinned one: check where it comes"
-            " from; if the size in pins.yaml is wrong, correct it"
+            "the index or a proxy served another file than the pinned one: check its origin; if"
+            " the size in pins.yaml is wrong, fix it"
         )
         raise IntegrityError(msg, remedy)
 
@@ -136,7 +136,7 @@ def size_of(url: str, name: str) -> int:
     if urlsplit(url).scheme == "file":
         path = Path(unquote(urlsplit(url).path))
         if not path.is_file():
-            raise FetchError(f"{name}: {path} is not there", "check the index or mirror it is on")
+            raise FetchError(f"{name}: {path} does not exist", "check the index or mirror")
         return path.stat().st_size
     try:
         # not HEAD, which some mirrors refuse; the body is not read
@@ -145,13 +145,13 @@ def size_of(url: str, name: str) -> int:
             reply.raise_for_status()
             return int(reply.headers["Content-Length"])
     except (requests.RequestException, KeyError, ValueError) as error:
-        msg = f"{name}: its size can't be asked: {type(error).__name__}: {error}"
+        msg = f"{name}: cannot read its size: {type(error).__name__}: {error}"
         raise FetchError(msg, "check the network, proxy and certificates") from error
 
 
 def _copy(source: Path, partial: Path, name: str, size: int | None) -> None:
     if not source.is_file():
-        raise FetchError(f"{name}: {source} is not there", "check the index or mirror it is on")
+        raise FetchError(f"{name}: {source} does not exist", "check the index or mirror")
     _refuse_longer(_Wanted("", partial, name, size), source.stat().st_size)
     with disk_errors(partial):
         shutil.copyfile(source, partial)
@@ -178,10 +178,10 @@ def _download(wanted: _Wanted, progress: _Progress) -> None:
                     msg = f"{name}: download failed after {attempt} attempt(s): {error}"
                     remedy = "check the network, proxy and certificates, then run again"
                     if have:
-                        remedy += f"; it goes on after the {human_bytes(have)} that have arrived"
+                        remedy += f"; it continues after {human_bytes(have)}"
                     raise FetchError(msg, remedy) from error
                 wait = _FIRST_WAIT_S * 2 ** (attempt - 1)
-                log.warning(f"{name}: {error}; trying again in {wait:.0f} s")
+                log.warning(f"{name}: {error}; retrying in {wait:.0f} s")
                 time.sleep(wait)
 
 
@@ -210,7 +210,7 @@ def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> 
         length = reply.headers.get("Content-Length")
         total = have + int(length) if length else None
         if have:
-            log.info(f"{name}: going on at {human_bytes(have)}")
+            log.info(f"{name}: continuing at {human_bytes(have)}")
         if total is not None:
             _refuse_longer(wanted, total)  # before a byte of it is written
         done = have
@@ -221,7 +221,7 @@ def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> 
                 file.write(chunk)
                 progress(done, total)
         if total is not None and done < total:
-            msg = f"the connection ended after {done} of {total} bytes"
+            msg = f"connection closed after {done} of {total} bytes"
             raise requests.ConnectionError(msg)
 
 

@@ -40,7 +40,7 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
     """
     url = access.mirrors.get(name, upstream.git)
     if access.offline and "://" in url:
-        msg = f"{name}: --offline forbids asking {url} for {upstream.tag}"
+        msg = f"{name}: --offline is set, so {url} cannot be read for {upstream.tag}"
         raise FetchError(msg, f"give --mirror {name}=PATH of a clone")
     try:
         commit = git.remote_tag(url, upstream.tag)
@@ -49,7 +49,7 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
         raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
     if commit is None:
         msg = f"{name}: {url} has no tag {upstream.tag}"
-        raise IntegrityError(msg, "correct the tag in pins.yaml, or use a mirror that has tags")
+        raise IntegrityError(msg, "fix the tag in pins.yaml, or use a mirror that has tags")
     known = upstream.model_copy(update={"commit": upstream.commit or commit})
     fetched = sources.ensure(store, name, known, SourcePlan(provider="git"), access)
     if upstream.source_file is None:
@@ -66,9 +66,10 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
             f"{len(others)} of {len(both)} files differ: {shown}" if both else "no file in common"
         )
         msg = (
-            f"{name}: {upstream.tag} is {commit}, but {release.origin} is not made of it: {differ}"
+            f"{name}: {upstream.tag} is {commit}, but {release.origin} was built from something"
+            f" else: {differ}"
         )
-        raise IntegrityError(msg, "compare both before you pin either")
+        raise IntegrityError(msg, "compare both before pinning either")
     return Resolved(commit, len(both))
 
 

@@ -45,7 +45,7 @@ def read(path: Path) -> Mapping[str, Known]:
         match = _LINE.fullmatch(line)
         if match is None:
             msg = f"{path}:{number}: {line[:60]!r} is not SHA256  BYTES  NAME"
-            raise PinsError(msg, "make it again with scripts/sizes.py")
+            raise PinsError(msg, "update it with scripts/sizes.py")
         found[match[1]] = Known(match[1], int(match[2]), match[3])
     return found
 

@@ -28,7 +28,7 @@ from sparkforge.sources.download import fetch
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
-RELEASE_INSTEAD = "to build from the release file instead: build.py --target NAME --source release"
+RELEASE_INSTEAD = "to build from the release file: build.py --target NAME --source release"
 """The way out of what is wrong with git's tree; never taken without being asked for."""
 _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
 
@@ -79,11 +79,11 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
     if provider == "release":
         return release(store, name, upstream, access)
     if upstream.commit is None:
-        msg = f"{name}: commit: unknown: pins.yaml names none for {upstream.tag}"
+        msg = f"{name}: no commit in pins.yaml for {upstream.tag}"
         if plan.fallback is None or name in access.mirrors:
-            remedy = "on a machine that reaches its repository: build.py pins resolve"
+            remedy = "on a machine with access to its repository, run build.py pins resolve"
             raise PinsError(msg, remedy)
-        log.info(f"{msg}: the release file is taken in its place")
+        log.info(f"{msg}: using the release file instead")
         return release(store, name, upstream, access)
     try:
         return _git(store, name, upstream, upstream.commit, access)
@@ -91,7 +91,7 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
         if plan.fallback is None or name in access.mirrors or upstream.source_file is None:
             raise
         log.warning(f"{name}: {error.what}")
-        log.warning(f"{name}: falling back from git to the release file")
+        log.warning(f"{name}: using the release file instead of git")
         return release(store, name, upstream, access)
 
 
@@ -127,20 +127,22 @@ def _fetch_git(
     is_local = "://" not in url and Path(url).exists()
     instead = f"; {RELEASE_INSTEAD}" if upstream.source_file is not None else ""
     if access.offline and not is_local:
-        msg = f"{name}: commit {commit[:12]} is not in the store, and --offline is given"
-        raise FetchError(msg, f"run once with network, or give --mirror {name}=PATH of a clone")
+        msg = f"{name}: commit {commit[:12]} is not in the store, and --offline is set"
+        raise FetchError(
+            msg, f"run once without --offline, or give --mirror {name}=PATH of a clone"
+        )
     where = str(Path(url).resolve()) if is_local else url
     log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
     try:
         tagged = git.remote_tag(where, upstream.tag)
         if tagged is None:
             msg = f"{name}: {where} has no tag {upstream.tag}"
-            remedy = f"correct the tag in pins.yaml, or use a mirror that has tags{instead}"
+            remedy = f"fix the tag in pins.yaml, or use a mirror that has tags{instead}"
             raise IntegrityError(msg, remedy)
         if tagged != commit:
-            msg = f"{name}: tag {upstream.tag} names {tagged}, pinned is {commit}"
+            msg = f"{name}: tag {upstream.tag} is {tagged}, but {commit} is pinned"
             remedy = (
-                "the tag was moved or the pin is wrong: compare with the release page before"
+                "the tag moved or the pin is wrong: compare with the release page before"
                 f" changing pins.yaml{instead}"
             )
             raise IntegrityError(msg, remedy)
@@ -165,7 +167,7 @@ def release(store: Store, name: str, upstream: Upstream, access: Access) -> Sour
         FetchError, IntegrityError: as ``ensure``.
     """
     if upstream.source_file is None:
-        msg = f"upstreams.{name}: no release file stands in for its git commit"
+        msg = f"upstreams.{name}: it has no release file to use instead of its git commit"
         raise PinsError(msg, f"give --mirror {name}=URL-or-path of a git repository")
     file = upstream.files[upstream.source_file]
     repo = store.git_path(name)
@@ -179,11 +181,11 @@ def release(store: Store, name: str, upstream: Upstream, access: Access) -> Sour
             commit = git.ref_commit(repo, ref)
             if commit is None:
                 path = fetch_release_file(store, file, access)
-                log.info(f"{name}: turning {file.file} ({human_bytes(file.size)}) into a commit")
+                log.info(f"{name}: importing {file.file} ({human_bytes(file.size)}) into git")
                 git.init_bare(repo)
                 git.tidy(repo)
                 commit = _import(repo, ref, name, upstream, path)
-    log.info(f"{name}: release file {file.file}, commit {commit[:12]} made of it")
+    log.info(f"{name}: release file {file.file}, imported as commit {commit[:12]}")
     tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
     return Source(name, "release", repo, commit, tree, f"release file {file.file}")
 
@@ -212,8 +214,8 @@ def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> 
         ValueError,
         struct.error,
     ) as error:
-        msg = f"{path.name}: can't be read as an archive: {error}"
-        raise IntegrityError(msg, "the pinned file is damaged: correct pins.yaml") from error
+        msg = f"{path.name}: not a readable archive: {error}"
+        raise IntegrityError(msg, "the pinned file is damaged: fix pins.yaml") from error
     git.git(repo, "update-ref", ref, commit)
     git.git(repo, "update-ref", "-d", pending)
     return commit
@@ -223,7 +225,7 @@ def _safe(path: str, archive: Path) -> str:
     pure = PurePosixPath(path)
     inside = pure.parts and not pure.is_absolute() and ".." not in pure.parts
     if not inside or any(part.lower() == ".git" for part in pure.parts):
-        msg = f"{archive.name}: member {path!r} would leave the tree"
+        msg = f"{archive.name}: member {path!r} is outside the tree"
         raise IntegrityError(msg, "do not use this file")
     return str(pure)
 
@@ -236,8 +238,8 @@ def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
             top, _, path = _safe(member.name, archive).partition("/")
             tops.add(top)
             if len(tops) > 1 or not (path or member.isdir()):
-                msg = f"{archive.name}: member {member.name!r} is not in the one top folder"
-                raise IntegrityError(msg, "this is no sdist: do not use this file")
+                msg = f"{archive.name}: member {member.name!r} is not in the single top folder"
+                raise IntegrityError(msg, "this is not an sdist: do not use this file")
             if member.isdir():
                 continue
             if member.issym():
@@ -250,7 +252,7 @@ def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
                 msg = f"{archive.name}: member {member.name!r} is neither file nor link"
                 raise IntegrityError(msg, "do not use this file")
     if not tops:
-        raise IntegrityError(f"{archive.name}: holds no file", "do not use this file")
+        raise IntegrityError(f"{archive.name}: has no files", "do not use this file")
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> bytes:
@@ -259,7 +261,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> by
     except KeyError:
         content = None
     if content is None:
-        msg = f"{archive.name}: member {member.name!r} is a link to nothing in it"
+        msg = f"{archive.name}: member {member.name!r} is a dangling link"
         raise IntegrityError(msg, "do not use this file")
     return content.read()
 
@@ -286,5 +288,5 @@ def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeF
             mode = "100755" if executable else "100644"
             yield git.TreeFile(path, mode, wheel.read(info))
     if not found:
-        msg = f"{archive.name}: holds no Python file at a place that paths names"
-        raise IntegrityError(msg, "correct paths or source_file in pins.yaml")
+        msg = f"{archive.name}: has no Python file in the folders of paths"
+        raise IntegrityError(msg, "fix paths or source_file in pins.yaml")

@@ -98,7 +98,7 @@ def read_lock(path: Path) -> list[Locked]:
         match, hashes = _LINE.match(body), _HASH.findall(body)
         if match is None or not hashes:
             msg = f"{path}:{first}: {body[:60]!r} is not NAME==VERSION with --hash=sha256"
-            raise PinsError(msg, "make the lock again with scripts/lock.sh")
+            raise PinsError(msg, "update the lock with scripts/lock.sh")
         name = str(canonicalize_name(match["name"]))
         marker = (match["marker"] or "").strip() or None
         result.append(Locked(name, match["version"], frozenset(hashes), marker))
@@ -245,7 +245,7 @@ def _fetch_one(
     if path := _in_store(store, item, rank):
         return path
     if offline:
-        msg = f"{item.requirement}: no locked file of it is in the store, and --offline is given"
+        msg = f"{item.requirement}: no locked file of it is in the store, and --offline is set"
         raise FetchError(msg, "run once without --offline on a machine with network")
     found = _best_link(item, index.links(item.name), rank)
     if found is None and item.name == "torch" and wanted.torch_backend is not None:
@@ -254,15 +254,18 @@ def _fetch_one(
         )
         if sha256 not in item.sha256s:
             msg = f"{item.requirement}: PyTorch's index has sha256 {sha256}, which is not locked"
-            raise FetchError(msg, f"compare, then lock it: {wanted.lock.name}")
+            raise FetchError(msg, f"compare them, then update the lock: {wanted.lock.name}")
         name = unquote(urlsplit(url).path.rpartition("/")[2])
         found = (url, name, sha256)
     if found is None:
         msg = (
-            f"{item.requirement}: the package index, as pip is configured here, lists no file that"
-            f" is locked in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
+            f"{item.requirement}: the package index of pip's configuration has no file that is"
+            f" locked in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
         )
-        remedy = "point pip at an index or folder that has it (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS)"
+        remedy = (
+            "configure pip with an index or folder that has it (PIP_EXTRA_INDEX_URL,"
+            " PIP_FIND_LINKS)"
+        )
         raise FetchError(msg, remedy)
     url, name, sha256 = found
 

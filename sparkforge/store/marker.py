@@ -60,8 +60,8 @@ def refuse_others(root: Path) -> None:
     # the mark is looked for last: another build that makes this store sets it before it fills it
     if found is None or marked(root):
         return
-    msg = f"{root}: is no store of sparkforge's, and holds {found.relative_to(root)}"
-    raise StoreError(msg, "name an empty or a new folder for the store with --store DIR")
+    msg = f"{root}: is not a sparkforge store, and contains {found.relative_to(root)}"
+    raise StoreError(msg, "give an empty or new folder with --store DIR")
 
 
 def _foreign(root: Path) -> Iterator[Path]:

@@ -70,9 +70,9 @@ class Store:
                 for name in _FOLDERS:
                     (self.root / name).mkdir(parents=True, exist_ok=True)
             except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
-                what = "can't be made" if error.errno == errno.ENOENT else "is no folder"
-                msg = f"{error.filename}: {what}, so the store can't be made in it"
-                raise StoreError(msg, "choose another place with --store DIR") from error
+                what = "cannot be created" if error.errno == errno.ENOENT else "is not a folder"
+                msg = f"{error.filename}: {what}, so the store cannot be created in it"
+                raise StoreError(msg, "choose another folder with --store DIR") from error
         self._prepared = True
 
     # -- locks and temporary folders ---------------------------------------
@@ -91,7 +91,7 @@ class Store:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                log.info(f"waiting: another build is at work on {name}")
+                log.info(f"waiting for another build of {name}")
                 lock.acquire()
         try:
             yield
@@ -170,7 +170,7 @@ class Store:
             StoreError: it is none of this store's.
         """
         if repository.resolve().parent != (self.root / "git").resolve():
-            raise StoreError(f"{repository}: damaged, and not of this store", "remove it by hand")
+            raise StoreError(f"{repository}: damaged, and outside this store", "delete it by hand")
         with self.lock(f"git-{repository.name.removesuffix('.git')}"):
             self._discard(repository)
 
@@ -211,10 +211,10 @@ class Store:
         found = sha256_file(partial)
         if found != sha256:
             partial.unlink()
-            msg = f"{name}: sha256 is {found}, pinned is {sha256}"
+            msg = f"{name}: sha256 is {found}, but {sha256} is pinned"
             remedy = (
-                "the index or a proxy gave another file than the pinned one: check where it"
-                " comes from; if upstream really changed it, update the hash in pins.yaml"
+                "the index or a proxy served another file than the pinned one: check its origin;"
+                " if upstream changed it, update the hash in pins.yaml"
             )
             raise IntegrityError(msg, remedy)
         final = self.download_path(sha256, name)

@@ -86,7 +86,7 @@ class Source:
 
     def wrong(self, what: str) -> WheelError:
         """Return the error that says what is wrong with this wheel."""
-        remedy = "use the file as upstream published it; is it what pins.yaml names?"
+        remedy = "use the unmodified upstream file; check pins.yaml"
         return WheelError(f"{self.path.name}: {plain.escaped(what)}", remedy)
 
     def _check(self) -> None:
@@ -101,19 +101,21 @@ class Source:
             if info.filename.endswith("/"):
                 folders.add(name)
             elif name in files:
-                raise self.wrong(f"{name} is in it twice")
+                raise self.wrong(f"{name} occurs twice")
             else:
                 files.add(name)
             folders.update(str(one) for one in PurePosixPath(name).parents)
             if info.flag_bits & _ENCRYPTED:
                 raise self.wrong(f"{name} is encrypted")
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise self.wrong(f"{name} is packed by method {info.compress_type}, not by deflate")
+                raise self.wrong(
+                    f"{name} uses compression method {info.compress_type}, not deflate"
+                )
             if info.header_offset < end:
-                raise self.wrong(f"{name} lies over another member")
+                raise self.wrong(f"{name} overlaps another member")
             end = self._checked_header(info) + info.compress_size
         for name in sorted(files & folders):
-            raise self.wrong(f"{name} is a file, and a folder with files in it")
+            raise self.wrong(f"{name} is both a file and a folder")
 
     def _checked_header(self, info: zipfile.ZipInfo) -> int:
         """Return where a member's bytes begin; its two headers must agree."""
@@ -138,7 +140,7 @@ class Source:
             WheelError: there is none of that name, or it is damaged.
         """
         if name not in self.members:
-            raise WheelError(f"{self.path.name}: has no {name}", "correct pins.yaml")
+            raise WheelError(f"{self.path.name}: has no {name}", "fix pins.yaml")
         return b"".join(self.content(name))
 
     def content(self, name: str) -> Iterator[bytes]:
@@ -152,7 +154,7 @@ class Source:
                 while piece := file.read(_PIECE):
                     yield piece
         except UNREADABLE as error:
-            raise self.wrong(f"{name}: {error or 'cut short'}") from error
+            raise self.wrong(f"{name}: {error or 'truncated'}") from error
 
     def packed(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
         """Give a member's bytes as they lie in the archive, compressed or not, in pieces."""
@@ -213,7 +215,7 @@ class Writer:
         mode: int,
     ) -> None:  # fmt: skip
         if self._offset + max(packed, size) > _LIMIT:
-            raise WheelError("the wheel would pass 4 GiB, which its format can't hold here")
+            raise WheelError("the wheel would exceed 4 GiB, the limit of its format")
         raw = name.encode()
         flags = 0 if raw.isascii() else _UTF8_NAME
         entry = _Entry(name, method, crc, packed, size, mode, self._offset)

@@ -112,7 +112,7 @@ def verify(source: archive.Source) -> int:
             digest.update(piece)
         found = base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
         if wanted and wanted.rstrip("=") != found:
-            raise source.wrong(f"{member} is not the file that its RECORD promises")
+            raise source.wrong(f"{member} differs from its RECORD")
     return len(source.members)
 
 
@@ -124,8 +124,8 @@ def read(source: archive.Source) -> Wheel:
     """
     parts = source.path.name.removesuffix(".whl").split("-")
     if len(parts) != 5 or plain.path_problem(source.path.name):
-        msg = f"{source.path.name}: a wheel is named NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
-        raise WheelError(msg, "pin the file under the name that upstream published")
+        msg = f"{source.path.name}: not named NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
+        raise WheelError(msg, "pin the file under its upstream name")
     stem = _stem(source, parts[0], parts[1])
     headers, description = _parsed(source, f"{stem}{_INFO}/METADATA")
     name, version = (_only(source, headers, key) for key in ("name", "version"))
@@ -158,7 +158,7 @@ def _stem(source: archive.Source, name: str, version: str) -> str:
             if below and top.endswith(suffix):
                 stems.add(top.removesuffix(suffix))
         if below and top.endswith(_DATA) and (below[0] not in _SCHEMES or len(below) < 2):
-            raise source.wrong(f"{member}: no installer knows where it belongs")
+            raise source.wrong(f"{member}: unknown place for an installer")
     for suffix, stems in found.items():
         if len(stems) > 1:
             raise source.wrong(f"has {len(stems)} {suffix} folders")
@@ -168,7 +168,7 @@ def _stem(source: archive.Source, name: str, version: str) -> str:
     if (canonicalize_name(spelt), numbered) != wanted:
         raise source.wrong(f"has no {name}-{version}{_INFO}")
     if found[_DATA] - {stem}:
-        raise source.wrong(f"its {_DATA} folder is not called {stem}{_DATA}")
+        raise source.wrong(f"its {_DATA} folder is not named {stem}{_DATA}")
     return stem
 
 
@@ -180,7 +180,7 @@ def _text(source: archive.Source, member: str) -> str:
     except UnicodeDecodeError:
         raise source.wrong(f"{member} is not UTF-8 text") from None
     if text.startswith("\ufeff"):
-        raise source.wrong(f"{member} begins with a byte order mark")
+        raise source.wrong(f"{member} starts with a byte order mark")
     return text
 
 
@@ -198,7 +198,7 @@ def _parsed(source: archive.Source, member: str) -> tuple[tuple[Field, ...], str
 def _only(source: archive.Source, fields: Sequence[Field], key: str) -> str:
     values = [field.value for field in fields if field.key == key]
     if len(values) != 1 or not values[0]:
-        raise source.wrong(f"states {key.title()} {len(values)} times: once is right")
+        raise source.wrong(f"states {key.title()} {len(values)} times instead of once")
     return values[0]
 
 
@@ -214,7 +214,7 @@ def _record(source: archive.Source, member: str) -> dict[str, str]:
                 raise source.wrong(f"RECORD has a line of {len(row)} columns: {row[0][:99]!r}")
             name, digest, _ = row
             if name in seen:
-                raise source.wrong(f"RECORD names {name} twice")
+                raise source.wrong(f"RECORD lists {name} twice")
             seen.add(name)
             algorithm, _, value = digest.partition("=")
             if digest:
@@ -223,5 +223,5 @@ def _record(source: archive.Source, member: str) -> dict[str, str]:
                     raise source.wrong(f"RECORD has a digest of {name} by {algorithm}")
                 found[name] = digest
     except (csv.Error, ValueError, binascii.Error) as error:
-        raise source.wrong(f"RECORD can't be read: {error}") from None
+        raise source.wrong(f"cannot read RECORD: {error}") from None
     return found

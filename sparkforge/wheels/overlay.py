@@ -190,14 +190,18 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
         (added if change.old_blob == git.ABSENT else replaced).append(member)
         fresh[member] = git.blob(patched.source.repo, change.new_blob)
         if change.new_mode not in ("100644", "100755"):
-            msg = f"{request.wheel.name}: {change.path} becomes a link, which no wheel can hold"
+            msg = (
+                f"{request.wheel.name}: {change.path} becomes a link, which a wheel cannot contain"
+            )
             raise WheelError(msg, "copy the file in the patch")
         if change.new_mode != change.old_mode:
             executable[member] = change.new_mode == "100755"
     if refused:
         what = "\n".join(f"  {patch}: {', '.join(paths)}" for patch, paths in refused.items())
-        msg = f"{request.wheel.name}: an overlay would lose what these patches change:\n{what}"
-        raise WheelError(msg, "these files do not ship in a wheel: --wheels compile")
+        msg = (
+            f"{request.wheel.name}: an overlay cannot contain the changes of these patches:\n{what}"
+        )
+        raise WheelError(msg, "these files are not in a wheel: use --wheels compile")
     return Plan(
         fresh, executable, tuple(replaced), tuple(added), tuple(removed),
         tuple(left_out), tuple(compile_only),
@@ -212,12 +216,12 @@ def _check_before(
     found = git.ABSENT if data is None else _blob_id(data)
     if found == change.old_blob:
         return
-    state = "is not in it" if data is None else "is another version than the pinned source's"
+    state = "is missing" if data is None else "differs from the pinned source"
     msg = (
         f"{request.wheel.name}: {member} {state}: {git.shown(found)} in the wheel,"
         f" {git.shown(change.old_blob)} at {change.path} in {source.upstream} ({source.origin})"
     )
-    remedy = "wheel and source in pins.yaml must be of the same release"
+    remedy = "wheel and source in pins.yaml must be from the same release"
     if source.provider == "git":
         remedy = f"{remedy}; {RELEASE_INSTEAD}"
     raise WheelError(msg, remedy)
@@ -277,7 +281,7 @@ def _version_file(data: bytes, old: str, new: str, path: str) -> bytes:
     changed, count = pattern.subn(rf"\g<1>\g<2>{new}\g<2>", text)
     if count == 0:
         msg = f"{path}: does not state the version {old}"
-        raise WheelError(msg, "correct version_file in pins.yaml")
+        raise WheelError(msg, "fix version_file in pins.yaml")
     return changed.encode()
 
 

@@ -127,4 +127,4 @@ def test_a_base_of_another_platform_is_one_clear_error(
         cwd=checkout, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 8
-    assert "is for linux/amd64, and the target for linux/arm64" in done.stderr
+    assert "is for linux/amd64, but the target is for linux/arm64" in done.stderr

@@ -131,7 +131,7 @@ def receipt(clone: Clone, failed: str) -> Any:
     first.communicate()
     wait_for(lambda: not alive(first.pid))
     out, err = clone.run("--until", "wheels", "--json")
-    assert "going on with what stands" in err
+    assert "continuing the build in" in err
     assert docker(*ours) == ""
     return json.loads(out)
 
@@ -143,12 +143,12 @@ def item(receipt: Any, label: str) -> Any:
 def test_a_failure_shows_the_compiler_s_words_and_where_the_rest_is(failed: str) -> None:
     assert "nonsense" in failed
     assert "error:" in failed
-    place = Path(failed.partition("all that it said is in ")[2].splitlines()[0])
+    place = Path(failed.partition("see the log ")[2].splitlines()[0])
     assert "nonsense" in place.read_text()
 
 
 def test_a_build_that_goes_on_does_not_configure_again(failed: str, clone: Clone) -> None:
-    place = Path(failed.partition("all that it said is in ")[2].splitlines()[0])
+    place = Path(failed.partition("see the log ")[2].splitlines()[0])
     clone.run("--until", "wheels", code=23)
     said = place.read_text()
     assert said.count("== configure for empty\n") == 1

@@ -75,7 +75,7 @@ def test_a_missing_base_is_one_clear_error(checkout: Path, base_image: str) -> N
         cwd=checkout, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 8
-    assert "holds no such image" in done.stderr
+    assert "no such image in the engine" in done.stderr
     assert "Traceback" not in done.stderr
 
 

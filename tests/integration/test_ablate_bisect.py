@@ -88,7 +88,7 @@ def test_ends_that_do_not_differ(shop: Shop) -> None:
         what = document["error"]["what"]
         assert f"with no patch it is {answer}, with the whole series {answer}" in what
     document, _ = bisect(shop, "exit 125", code=16)
-    assert "no patch can't be judged" in document["error"]["what"]
+    assert "no patch cannot be judged" in document["error"]["what"]
     document, _ = bisect(shop, at_most(6), "--good", "all", code=16)
     assert "but --good all was given" in document["error"]["what"]
     # nothing of it is remembered: the next run asks anew
@@ -120,7 +120,7 @@ def test_goes_on_where_it_was_interrupted(
     steps = document["bisect"]["steps"]
     assert document["bisect"]["found"]["patch"] == "step-6.patch"
     assert [step["resumed"] for step in steps] == [True, True, False, False, False]
-    assert "goes on with 2 known steps" in err
+    assert "continuing with 2 known steps" in err
     assert [int(word) for word in asked.read_text().split()] == [8, 0, 4, 4, 2, 3]
     assert leftovers(shop.project) == []
 
@@ -136,12 +136,12 @@ def test_what_is_known_is_of_one_command_and_series(shop: Shop, tmp_path: Path) 
     fails = f'case "$SPARKFORGE_LEFT_OUT" in step-5*) exit 127;; esac; {at_most(6)}'
     interrupted(fails)
     _, err = bisect(shop, "--", "sh", str(script), code=12)
-    assert "goes on with 2 known steps" in err
+    assert "continuing with 2 known steps" in err
     _, err = bisect(shop, "--again", "--", "sh", str(script), code=12)
-    assert "goes on" not in err
+    assert "continuing" not in err
     script.write_text(at_most(6))
     document, err = bisect(shop, "--", "sh", str(script))
-    assert "goes on" not in err
+    assert "continuing" not in err
     assert document["bisect"]["found"]["patch"] == "step-6.patch"
 
 

@@ -118,7 +118,7 @@ def test_a_command_that_can_not_tell_and_one_that_can_not_run(shop: Shop) -> Non
     assert document["ablate"][0]["verdict"] == "fails in any case"
     for words in (("sh", "-c", "kill -9 $$"), ("sh", "-c", "no-such-program-xyz")):
         document, _ = ablate(shop, "make-five-five", "--", *words, code=12)
-        assert "which says nothing of a patch" in document["error"]["what"]
+        assert "which says nothing about a patch" in document["error"]["what"]
     document, _ = ablate(shop, "make-five-five", "--", "no-such-program-xyz", code=13)
     assert leftovers(shop.project) == []
 
@@ -137,25 +137,25 @@ def test_a_test_file_that_needs_the_patch_to_be_imported(shop: Shop) -> None:
     child = shop.project.start("ablate", *PYTHON, "make-seven-nine")
     _, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 6
-    assert "could not be run" in err
+    assert "did not run" in err
     assert "nothing_there" in err
 
 
 WRONG: list[tuple[list[str], str]] = [
-    (["make-five-five", "--without", "make-five-five"], "do not go together"),
-    (["--without", " , "], "names no patch"),
+    (["make-five-five", "--without", "make-five-five"], "conflict"),
+    (["--without", " , "], "gives no patch"),
     (["--without", "no-such"], "no-such.patch: no such patch"),
-    (["--smoke"], "none is named"),
+    (["--smoke"], "needs a target"),
     (["--smoke", "--target", "tiny"], "target tiny has no smoke test"),
-    (["--smoke", "--target", "tiny", "--", "true"], "do not go together"),
-    (["--provide", "wheels", "--", "true"], "none is named"),
+    (["--smoke", "--target", "tiny", "--", "true"], "conflict"),
+    (["--provide", "wheels", "--", "true"], "needs a target"),
     (["--target", "huge", "--provide", "wheels", "--", "true"], "no such target"),
-    (["--good", "all", "--", "true"], "--good is of --bisect"),
+    (["--good", "all", "--", "true"], "--good needs --bisect"),
     (["--bisect"], "no command"),
     (["--"], "no command after --"),
     (["--bisect", "--"], "no command after --"),
     (["--bisect", "true", "--", "true"], "a command after --"),
-    (["--bisect", "true", "--without", "make-five-five"], "do not go together"),
+    (["--bisect", "true", "--without", "make-five-five"], "conflict"),
     (["--bisect", "true", "--good", "no-such"], "no-such.patch: no such patch"),
     (["--bisect", "true", "--good", "none", "--bad", "none"], "are the same"),
     (["--upstream", "no-such"], "no such upstream"),

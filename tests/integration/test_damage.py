@@ -54,10 +54,10 @@ def test_a_damaged_wheel_is_made_again_and_published(
     out, _ = project.run(*BUILD, "--dry-run", "--json")
     plan = {step["label"]: (step["state"], step["why"]) for step in json.loads(out)["plan"]}
     assert plan["series demo"] == ("in the store", [])
-    reason = "its result is gone from the store, or damaged there"
+    reason = "its result is missing or damaged in the store"
     assert plan["wheel demo"] == ("to make", [reason])
     out, err = project.run(*BUILD, "--json")
-    assert "wheel demo: gone, damaged or outdated in the store: making it again" in err
+    assert "wheel demo: missing, damaged or outdated in the store: rebuilding it" in err
     assert states(json.loads(out)) == {
         "source demo": "in the store", "series demo": "in the store", "wheel demo": "made",
     }  # fmt: skip
@@ -129,7 +129,7 @@ def test_a_damaged_repository_is_told_where_nothing_makes_it_again(project: Proj
             cut(path)
     _, err = project.run("patches", "check", code=11)
     assert f"{repo}: damaged: " in err
-    assert "remove that folder: the next run fetches it again" in err
+    assert "delete that folder: the next run fetches it again" in err
 
 
 # -- what is no store -----------------------------------------------------------------------
@@ -157,8 +157,8 @@ def test_a_folder_with_something_in_it_never_becomes_a_store(
     before = sorted(project.store.rglob("*"))
     for words in (("clean",), ("clean", "--all"), ("clean", "--superseded"), BUILD):
         _, err = project.run(*words, code=11)
-        assert "is no store of sparkforge's, and holds " in err
-        assert "name an empty or a new folder" in err
+        assert "is not a sparkforge store, and contains " in err
+        assert "give an empty or new folder" in err
     project.run(*BUILD, "--dry-run")
     assert sorted(project.store.rglob("*")) == before
     assert kept.read_text() == "precious"
@@ -294,10 +294,10 @@ def test_no_more_than_the_pinned_size_is_taken(project: Project) -> None:
     page = project.server.pages[path]
     project.server.pages[path] = Page(b"x" * 5_000_000, length=False)
     _, err = project.run(*BUILD, code=5)
-    assert f"bytes or more, pinned are {len(page.body)}" in err
+    assert f"but {len(page.body)} are pinned" in err
     assert list((project.store / "partial").iterdir()) == []
     project.server.pages[path] = page
     project.edit_pins(f"size: {len(page.body)}", f"size: {len(page.body) + 1}")
     _, err = project.run(*BUILD, code=5)
-    assert f"has {len(page.body)} bytes, pinned are {len(page.body) + 1}" in err
+    assert f"has {len(page.body)} bytes, but {len(page.body) + 1} are pinned" in err
     assert sha256(page.body)[:4]

@@ -90,7 +90,7 @@ def test_own_commits_that_do_not_fit_leave_all_as_it_is(dev: Tree, tree: Tree) -
     tree.commit({"demo/mod.py": PATCHED.replace(b"line_5 = 1", b"line_5 = 4")}, "Change it too")
     tree.export()
     out, _ = told(dev, "true")
-    assert "do not go onto the series of now" in out
+    assert "do not apply to the new series" in out
     assert dev.git("rev-parse", "HEAD") == head
     assert dev.git("status", "--porcelain") == ""
     assert b"line_5 = 9" in (dev.path / "demo" / "mod.py").read_bytes()
@@ -113,7 +113,7 @@ def test_an_editor_can_ask_where_everything_is(dev: Tree) -> None:
 
 
 def test_what_can_not_be_is_told(dev: Tree, tmp_path: Path) -> None:
-    assert "no part of target" in told(dev, "true", words=("other",), code=2)[1]
-    assert "no such program" in told(dev, "no-such-program", code=13)[1]
+    assert "not part of target" in told(dev, "true", words=("other",), code=2)[1]
+    assert "not installed on this machine" in told(dev, "no-such-program", code=13)[1]
     (dev.path / ".git").rename(tmp_path / "away")
-    assert "no work tree of a series" in told(dev, "true", code=2)[1]
+    assert "not a work tree of a series" in told(dev, "true", code=2)[1]

@@ -49,7 +49,7 @@ def test_a_machine_without_gpu_is_told_that_it_needs_one(tmp_path: Path) -> None
     assert code == 18
     assert document["ok"] is False
     assert states(document)["gpu"] == "fail"
-    assert f"error: target {OURS} would not be built or served here" in err
+    assert f"error: this machine cannot build or serve target {OURS}" in err
 
 
 def test_another_platform_is_one_fault_and_not_five() -> None:
@@ -79,10 +79,10 @@ def program(folder: Path, name: str, script: str) -> str:
 @pytest.mark.parametrize(
     ("script", "fragment"),
     [
-        ("trap '' TERM; sleep 900 & sleep 900", "did not end within"),
+        ("trap '' TERM; sleep 900 & sleep 900", "did not finish within"),
         ("echo 'No devices were found' >&2; exit 6", "ended with 6: No devices were found"),
-        ("head -c 3000000 /dev/urandom", "no XML"),
-        ("yes", "writes without end"),
+        ("head -c 3000000 /dev/urandom", "not XML"),
+        ("yes", "writes endless output"),
         ("kill -SEGV $$", "ended with -11"),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, text: str) -> No
     (tmp_path / "f").write_text(text)
     code, document, _ = doctor("--target", "cpu", "--readings", str(tmp_path / "f"))
     assert code == 2
-    assert "is no recording" in document["error"]["what"]
+    assert "is not a recording" in document["error"]["what"]
 
 
 @pytest.mark.parametrize("word", ["--save", "--model", "--readings"])
@@ -188,4 +188,4 @@ def test_a_machine_of_no_pair_is_told_what_to_write() -> None:
 def test_waiting_for_nobody_is_refused() -> None:
     code, _, said = doctor("--target", "cpu", "--wait", "1")
     assert code == 2
-    assert "say --cluster" in said
+    assert "add --cluster" in said

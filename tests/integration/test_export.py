@@ -209,7 +209,7 @@ def test_changes_that_are_not_committed(tree: Tree) -> None:
 def test_a_file_that_git_does_not_know_is_told(tree: Tree) -> None:
     (tree.path / "demo" / "forgotten.py").write_bytes(b"x\n")
     out, _ = tree.run("patches", "export", str(tree.path))
-    assert "in no commit: demo/forgotten.py" in out
+    assert "not committed: demo/forgotten.py" in out
 
 
 def test_a_merge(tree: Tree) -> None:
@@ -222,7 +222,7 @@ def test_a_merge(tree: Tree) -> None:
 
 def test_a_rebase_under_way(tree: Tree) -> None:
     tree.git("-c", "sequence.editor=sed -i 1s/pick/edit/", "rebase", "-i", "HEAD~1")
-    tree.refused("a rebase is under way")
+    tree.refused("a rebase is in progress")
 
 
 def test_an_empty_commit(tree: Tree) -> None:
@@ -244,12 +244,12 @@ def test_a_test_that_is_not_there(tree: Tree) -> None:
 
 def test_messages_that_do_not_survive_the_mail_format(tree: Tree) -> None:
     for line, fragment in (
-        ("---", "begins a diff"),
-        ("--- a/demo/mod.py", "begins a diff"),
-        ("diff --git a/x b/x", "begins a diff"),
-        ("Index: x", "begins a diff"),
-        ("From: somebody else <x@example.invalid>", "which a mail's header does"),
-        ("Subject: another", "which a mail's header does"),
+        ("---", "looks like the start of a diff"),
+        ("--- a/demo/mod.py", "looks like the start of a diff"),
+        ("diff --git a/x b/x", "looks like the start of a diff"),
+        ("Index: x", "looks like the start of a diff"),
+        ("From: somebody else <x@example.invalid>", "which looks like a mail header"),
+        ("Subject: another", "which looks like a mail header"),
         (f"From {'1' * 40} Mon Sep 17 00:00:00 2001", "more than one patch"),
     ):
         tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module", f"{line}\n\n{BODY}")
@@ -280,7 +280,7 @@ def test_a_repository_in_the_work_tree(tree: Tree) -> None:
     tree.git("init", "--quiet", str(tree.path / "inner"))
     tree.git("-C", "inner", "commit", "--quiet", "--allow-empty", "-m", "x")
     tree.commit({}, "Add a module")
-    tree.refused("holds a repository of its own")
+    tree.refused("is a submodule")
 
 
 def test_a_folder_of_any_name(tree: Tree) -> None:
@@ -299,13 +299,13 @@ def test_a_file_whose_text_is_not_utf8(tree: Tree) -> None:
 def test_two_commits_of_one_subject(tree: Tree) -> None:
     tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
     tree.commit({"demo/newer.py": b"y = 1\n"}, "Add a module")
-    tree.refused(f"two commits give {NEW}")
+    tree.refused(f"two commits would write {NEW}")
 
 
 def test_another_history(tree: Tree) -> None:
     tree.git("checkout", "--quiet", "--orphan", "elsewhere")
     tree.git("commit", "--quiet", "-m", "Root")
-    tree.refused("does not stand on the pinned commit")
+    tree.refused("is not based on the pinned commit")
 
 
 def test_a_series_that_others_changed_meanwhile(tree: Tree, tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_series_that_others_changed_meanwhile(tree: Tree, tmp_path: Path) -> N
     other.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
     other.export()
     tree.commit({"demo/mine.py": b"y = 1\n"}, "Add another module")
-    tree.refused("has changed since")
+    tree.refused("changed since")
     # what both have is no conflict
     tree.git("reset", "--quiet", "--hard", "HEAD~1")
     tree.git("fetch", "--quiet", str(other.path), "HEAD")
@@ -407,5 +407,5 @@ def test_a_journal_that_was_spoiled_is_told(tree: Tree) -> None:
     for text in ("", "{}", "[1]", '[["x"]]'):
         (decided / "plan.json").write_text(text)
         _, err = tree.run("patches", "list", code=0 if text == "{}" else 11)
-        assert text == "{}" or "no plan of a change" in err
+        assert text == "{}" or "not the plan of a change" in err
         decided.mkdir(exist_ok=True)

@@ -86,7 +86,7 @@ def test_a_commit_that_is_nowhere_is_an_error_with_the_place(sources: Sources) -
 def test_offline_names_the_commit(sources: Sources) -> None:
     sources.access = replace(sources.access, offline=True)
     pin = External(git="https://127.0.0.1:9/x.git", commit=sources.commit, redirect="X")
-    with pytest.raises(FetchError, match="--offline is given"):
+    with pytest.raises(FetchError, match="--offline is set"):
         sources.ensure(pin)
 
 
@@ -100,7 +100,7 @@ def test_a_submodule_without_an_address_is_refused(sources: Sources) -> None:
     sources.outer.write({".gitmodules": b""})
     commit = sources.outer.commit({".gitmodules": b'[submodule "x"]\n\tpath = other\n'})
     # a commit as git writes it: the entry itself stays in the tree
-    with pytest.raises(IntegrityError, match="has the submodule cutlass, and no address of it"):
+    with pytest.raises(IntegrityError, match="has the submodule cutlass, but no address for it"):
         sources.ensure(sources.pin(commit))
 
 

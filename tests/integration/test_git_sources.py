@@ -180,7 +180,7 @@ def test_a_repository_that_differs_from_the_release_is_named(
         bench.patched("git", bench.series_on(LINES))
     said = refused.value
     assert f"{bench.shape.touched} is blob {blobs[theirs]}" in said.what
-    assert f"was made on {blobs[LINES]}" in said.what
+    assert f"expects {blobs[LINES]}" in said.what
     assert "--source release" in said.remedy
     assert "demo" not in said.remedy
 
@@ -191,14 +191,14 @@ def test_a_wheel_that_differs_from_the_repository_is_named(
 ) -> None:
     theirs = LINES.replace(b"line_3 = 1", b"line_3 = 3")
     bench = Bench(name, tmp_path, store, repository=theirs)
-    patched = bench.patched("git", bench.series_on(theirs))  # a patch that was made on git's tree
+    patched = bench.patched("git", bench.series_on(theirs))  # a patch that expects git's tree
     blobs = [
         bench.repo("hash-object", "--stdin", stdin=data)[:12] for data in (LINES, theirs)
     ]  # fmt: skip
     with pytest.raises(WheelError) as refused:
         bench.build(patched, "out")
     member = member_of(bench.upstream.paths, bench.shape.touched)
-    assert f"{bench.wheel.name}: {member} is another version" in refused.value.what
+    assert f"{bench.wheel.name}: {member} differs from the pinned source" in refused.value.what
     assert f"blob {blobs[0]} in the wheel, blob {blobs[1]} at" in refused.value.what
     assert f"{bench.shape.touched} in {name} (git https://" in refused.value.what
     assert "--source release" in refused.value.remedy
@@ -281,7 +281,7 @@ def test_git_s_trees_are_recorded_on_request_and_no_build_asks_for_it(words: Wor
     said = words.build("--source", "git")
     assert "warning" not in said
     assert "pins record" not in said
-    assert "of git, of which pins.yaml records none" in said
+    assert "from git, not recorded in pins.yaml" in said
     words("pins", "record", "--source", "git")
     assert set(pins.load(words.project.root / "pins.yaml").upstream("demo").patched) == {"git"}
     assert "(as recorded)" in words.build("--source", "git")

@@ -91,12 +91,16 @@ def test_line_numbers_are_made_ours(tree: Tree, outside: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "fragment", "code"),
     [
-        (GIVEN, "body says too little", 6),
+        (GIVEN, "body too short", 6),
         ((*GIVEN[:-2], "--why", WHY), "no trailer Test", 2),
         ((*GIVEN[:-1], "tests/no.py::test_it", "--why", WHY), "tests/no.py is not there", 6),
         ((*GIVEN[:4], "--risk", "none", *GIVEN[6:], "--why", WHY), "Risk: 'none'", 6),
         ((*GIVEN, "--why", WHY, "--before", "no-such"), "no such patch", 2),
-        ((*GIVEN, "--why", WHY, "--subject", "One"), "--subject is one, but there are 2", 2),
+        (
+            (*GIVEN, "--why", WHY, "--subject", "One"),
+            "--subject is for one patch, but there are 2",
+            2,
+        ),
     ],
 )
 def test_what_is_missing_is_told_and_nothing_written(
@@ -133,7 +137,7 @@ def test_a_patch_that_does_not_apply(tree: Tree, outside: Path) -> None:
 def test_a_work_tree_of_before_an_import_can_not_undo_it(tree: Tree, outside: Path) -> None:
     imported(tree, outside, *GIVEN, "--why", WHY)
     tree.commit({"demo/mine.py": b"x\n"}, "Add a module of mine")
-    tree.refused("has changed since")
+    tree.refused("changed since")
 
 
 # -- new -----------------------------------------------------------------------------

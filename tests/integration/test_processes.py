@@ -47,7 +47,7 @@ def test_two_processes_fetch_the_same_file_once(store: Store, server: Server) ->
     outputs = [finished(child) for child in children]
     assert len(server.requests) == 1
     assert store.download_path(SHA, "x.whl").read_bytes() == DATA
-    assert any("waiting: another build is at work" in out for out in outputs)
+    assert any("waiting for another build" in out for out in outputs)
 
 
 def test_a_killed_download_goes_on_where_it_was(store: Store, server: Server) -> None:

@@ -322,7 +322,7 @@ def test_a_series_that_changed_meanwhile(upstream: Upstream) -> None:
     (upstream.project.patches / "third-one.patch").unlink()
     resolve(upstream)
     said = upstream.rebase("demo", "--continue", code=2)
-    assert "changed since the rebase began" in said["error"]["what"]
+    assert "changed after the rebase started" in said["error"]["what"]
 
 
 def test_an_export_that_comes_before_landing_is_not_undone(
@@ -347,7 +347,7 @@ def test_an_export_that_comes_before_landing_is_not_undone(
 
     monkeypatch.setattr(transaction, "held", later)
     said = upstream.rebase("demo", "--continue", code=2)
-    assert "changed since the rebase began" in said["error"]["what"]
+    assert "changed after the rebase started" in said["error"]["what"]
     assert (patches / "series").read_bytes() == exported[patches / "series"]
     assert not (patches / "third-one.patch").exists()
 
@@ -356,7 +356,7 @@ def test_one_at_a_time(upstream: Upstream) -> None:
     clash(upstream)
     with state.locked(upstream.root):
         said = upstream.rebase("demo", "--onto", "latest", code=2)
-    assert "another rebase is at work" in said["error"]["what"]
+    assert "another rebase is running" in said["error"]["what"]
 
 
 def test_a_broken_state_file(upstream: Upstream) -> None:

@@ -126,13 +126,13 @@ FIX = b"\n".join(b"fixed_line_%d = the_right_answer(%d)" % (i, i) for i in range
     ("then", "verdict", "said"),
     [
         # what upstream did after it had made the same change: (message, file)
-        ([], "upstreamed", "merging it leaves nothing"),
-        ([("Revert", None)], "clean", "takes it back"),
-        ([("Say so\n\nThis reverts commit MADE.", b"theirs = 1")], "conflict", "takes it back"),
+        ([], "upstreamed", "merging leaves no change"),
+        ([("Revert", None)], "clean", "reverts it"),
+        ([("Say so\n\nThis reverts commit MADE.", b"theirs = 1")], "conflict", "reverts it"),
         # with more in the same commit, so that neither its patch-id nor its message shows it
-        ([("Tidy up", "far")], "context-only", "not there any more"),
-        ([("Revert", None), ("Again", FIX)], "upstreamed", "merging it leaves nothing"),
-        ([("Go on", FIX.replace(b"(3)", b"(4)"))], "upstreamed", "changed further since"),
+        ([("Tidy up", "far")], "context-only", "no longer there"),
+        ([("Revert", None), ("Again", FIX)], "upstreamed", "merging leaves no change"),
+        ([("Go on", FIX.replace(b"(3)", b"(4)"))], "upstreamed", "changed again later"),
         ([("Do it otherwise", b"theirs = 1")], "conflict", "little of it is left"),
     ],
 )
@@ -202,7 +202,7 @@ not a call'd kept_word?"""
     })  # fmt: skip
     (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
     assert (move["verdict"], move["vanished"]) == ("clean", ["compute_answer"])
-    assert move["next"] == "see what became of compute_answer, then run its test"
+    assert move["next"] == "check what replaced compute_answer, then run its test"
     upstream.release({"demo/helper.py": helper + b"more_of_it = 1\n"})
     (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
     assert (move["vanished"], move["next"]) == ([], "run its test")
@@ -244,7 +244,7 @@ def test_a_file_that_became_a_link(upstream: Upstream) -> None:
     tree.path = upstream.root / "dist/rebase/demo/tree"
     tree("add", "--all")
     said = upstream.rebase("demo", "--continue", *mirror, code=2)
-    assert "git set it aside for the conflict" in said["error"]["what"]
+    assert "git moved it aside for the conflict" in said["error"]["what"]
 
 
 def test_a_new_file_goes_where_its_folder_went(upstream: Upstream) -> None:
@@ -281,6 +281,6 @@ def test_requirements_that_cannot_be_read_are_named(
     served.ranges = page.get("ranges", True)
     served.statuses = list(page.get("statuses", []))
     found = upstream.rebase("demo", "--onto", "latest", "--dry-run")["companions"]
-    said = "what demo-2.0-py3-none-any.whl requires can't be read from here"
-    lacking = "files.wheel: the index has none"
+    said = "cannot read the requirements of demo-2.0-py3-none-any.whl from here"
+    lacking = "files.wheel: the index has no"
     assert any(said in one["what"] or lacking in one["what"] for one in found)

@@ -161,7 +161,7 @@ def test_a_mode_of_a_file_that_is_not_there_is_refused(shop: Workshop) -> None:
     shop.patch("Make the tool executable", {})
     path.unlink()
     (shop.patches / "series").write_text("make-the-tool-executable.patch\n")
-    refused(shop, r"tool is no file in .* was made on another mode of it")
+    refused(shop, r"tool is no file in .* expects another mode of it")
 
 
 def test_a_file_that_becomes_a_link_applies(shop: Workshop) -> None:
@@ -203,7 +203,7 @@ def test_a_patch_that_would_need_an_offset_is_refused(shop: Workshop) -> None:
     shop.patch("Change the twentieth line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
     shop.repo("checkout", "--quiet", shop.base)
     shop.base = shop.repo.commit({"pkg/mod.py": b"a new first line\n" + TEXT})
-    refused(shop, "does not apply exactly: pkg/mod.py is blob .* the patch was made on")
+    refused(shop, "does not apply exactly: pkg/mod.py is blob .* the patch expects")
 
 
 def test_a_patch_that_would_need_fuzz_is_refused(shop: Workshop) -> None:
@@ -217,7 +217,7 @@ def test_a_new_file_that_is_there_already_is_refused(shop: Workshop) -> None:
     shop.patch("Add a module to the package", {"pkg/new.py": b"x\n"})
     shop.repo("checkout", "--quiet", shop.base)
     shop.base = shop.repo.commit({"pkg/new.py": b"other\n"})
-    refused(shop, r"pkg/new\.py is blob .* made on no file")
+    refused(shop, r"pkg/new\.py is blob .* expects no file")
 
 
 def test_a_changed_file_that_is_not_there_is_refused(shop: Workshop) -> None:
@@ -239,7 +239,7 @@ def test_a_diff_edited_by_hand_is_refused(shop: Workshop) -> None:
 def test_a_hunk_whose_lines_were_moved_is_refused_in_memory_too(shop: Workshop) -> None:
     path = shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
     path.write_bytes(path.read_bytes().replace(b"@@ -17,7 +17,7 @@", b"@@ -18,7 +18,7 @@"))
-    with pytest.raises(SeriesError, match="is not the one that git makes"):
+    with pytest.raises(SeriesError, match="differs from git's diff"):
         series.patched_tree(shop.store, shop.read(), shop.source)
 
 
@@ -525,7 +525,7 @@ def test_a_record_that_differs_is_refused(shop: Workshop) -> None:
     series.check_record("demo", shop.source, patched.commit, patched.tree, None)
     for wrong in (Recorded(commit="1" * 40, tree=patched.tree),
                   Recorded(commit=patched.commit, tree="2" * 40)):  # fmt: skip
-        with pytest.raises(IntegrityError, match=r"patched\.release.*recorded is") as caught:
+        with pytest.raises(IntegrityError, match=r"patched\.release.*the record is") as caught:
             series.check_record("demo", shop.source, patched.commit, patched.tree, wrong)
         assert caught.value.exit_code == 5
         assert "pins record" in caught.value.remedy
@@ -558,11 +558,11 @@ def test_a_clone_where_none_can_be_is_told(shop: Workshop, tmp_path: Path) -> No
     shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
     patched = series.apply(shop.store, shop.read(), shop.source)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="no folder can be made there"):
+    with pytest.raises(UsageError, match="cannot create a folder there"):
         git.clone_at(shop.source.repo, tmp_path / "file" / "clone", patched.commit)
     # two at once: the other one was faster
     (tmp_path / "taken" / "pkg").mkdir(parents=True)
-    with pytest.raises(UsageError, match="no folder can be made there: Directory not empty"):
+    with pytest.raises(UsageError, match="cannot create a folder there: Directory not empty"):
         git.clone_at(shop.source.repo, tmp_path / "taken", patched.commit)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] == ".") == []
 

@@ -119,7 +119,7 @@ def test_a_server_that_does_not_start_shows_its_first_exception(tmp_path: Path) 
     with pytest.raises(SmokeError) as refusal:
         run_it(tmp_path, free_port(0))
     what = refusal.value.what.splitlines()
-    assert what[0] == "the server ended with exit code 1 before it was ready:"
+    assert what[0] == "the server exited with code 1 before it was ready:"
     assert what[1] == "    EngineCore: ValueError: no room for the KV cache"
     assert str(tmp_path / "dist" / "cpu" / "server.log") in refusal.value.remedy
 
@@ -127,7 +127,7 @@ def test_a_server_that_does_not_start_shows_its_first_exception(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("variable", "words"),
     [
-        ("FAKE_DIES", "the server was ended by SIGILL while answering its first request"),
+        ("FAKE_DIES", "the server was killed by SIGILL while answering its first request"),
         ("FAKE_FAILS", "the first token was refused: 500"),
     ],
 )
@@ -170,7 +170,7 @@ def test_an_image_is_served_by_compose_until_its_end(
 
     monkeypatch.setattr(serve, "_until_it_ends", until_it_ends)
     image = Artefact("image", "0" * 64, {}, {"kind": "image", "tag": "x/cpu:1"}, tmp_path, 0.0)
-    with pytest.raises(SmokeError, match="the server ended with exit code 7"):
+    with pytest.raises(SmokeError, match="the server exited with code 7"):
         serve.serve(context_of(tmp_path, port), image)
     words = (tmp_path / "words").read_text().split()
     assert words[0] == "compose"

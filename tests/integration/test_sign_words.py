@@ -42,7 +42,7 @@ def test_nothing_is_signed_that_was_not_built(project: Project) -> None:
     project.build()
     (project.root / "dist" / "tiny" / "SHA256SUMS").write_text("")
     _, err = project.run("sign", "--target", "tiny", "--key", KEY, code=21)
-    assert "do not name the same files" in err
+    assert "do not list the same files" in err
 
 
 @pytest.mark.parametrize(
@@ -59,21 +59,21 @@ def test_a_receipt_of_another_shape_is_none(project: Project, text: str) -> None
     image = f"r/x@sha256:{'0' * 64}"
     _, err = project.run("sign", "--target", "tiny", "--key", KEY, "--image", image,
                          code=21 if "kind" in text else 20)  # fmt: skip
-    assert "is no receipt" in err or "is not the image that was built" in err
+    assert "is not a receipt" in err or "is not the built image" in err
     receipt = project.build()
     assert receipt["items"]
 
 
 WORDS = (
-    (("sign", "--target", "tiny", "--key", "-----BEGIN KEY-----\nx"), "is a key itself"),
-    (("sign", "--target", "tiny", "--no-log"), "give a --key as well"),
+    (("sign", "--target", "tiny", "--key", "-----BEGIN KEY-----\nx"), "is the key itself"),
+    (("sign", "--target", "tiny", "--no-log"), "add --key"),
     (("sign", "--target", "tiny", "--key", "none.key"), "no such file"),
     (("sign", "--target", "tiny", "--key", KEY, "--image", "r/x:1"), "REPOSITORY@sha256"),
-    (("verify", ".", "--identity", "me"), "belong together"),
-    (("verify", ".", "--key", KEY, "--issuer", "u"), "two ways to trust"),
-    (("verify", "--key", KEY), "verify what?"),
-    (("verify", "x.tar", "--key", KEY), "beside a receipt.json"),
-    (("verify", ".", "--key", KEY), "holds no receipt.json"),
+    (("verify", ".", "--identity", "me"), "need each other"),
+    (("verify", ".", "--key", KEY, "--issuer", "u"), "conflict"),
+    (("verify", "--key", KEY), "nothing to verify"),
+    (("verify", "x.tar", "--key", KEY), "next to a receipt.json"),
+    (("verify", ".", "--key", KEY), "has no receipt.json"),
 )
 
 

@@ -129,7 +129,7 @@ def test_a_moved_tag_is_refused(world: World) -> None:
     pinned = repo.commit(dict(FILES))
     moved = repo.commit({"more": b"more\n"})
     repo("tag", "v1.0")
-    with pytest.raises(IntegrityError, match=f"tag v1.0 names {moved}, pinned is {pinned}") as e:
+    with pytest.raises(IntegrityError, match=f"tag v1.0 is {moved}, but {pinned} is pinned") as e:
         sources.ensure(world.store, "demo", upstream(pinned), GIT, world.access(demo=repo.path))
     assert e.value.exit_code == 5
     assert "before changing pins.yaml" in e.value.remedy
@@ -172,7 +172,7 @@ def test_a_mirror_path_is_used_offline_and_an_address_is_not(world: World) -> No
     repo = Repo(world.folder / "demo")
     commit = repo.commit(dict(FILES))
     repo("tag", "v1.0")
-    with pytest.raises(FetchError, match="--offline is given"):
+    with pytest.raises(FetchError, match="--offline is set"):
         sources.ensure(
             world.store, "demo", upstream(commit), GIT,
             world.access(offline=True, demo=repo.path.as_uri()),
@@ -184,7 +184,7 @@ def test_a_mirror_path_is_used_offline_and_an_address_is_not(world: World) -> No
 
 
 def test_offline_without_anything_says_so(world: World) -> None:
-    with pytest.raises(FetchError, match=r"not in the store, and --offline is given"):
+    with pytest.raises(FetchError, match=r"not in the store, and --offline is set"):
         sources.ensure(world.store, "demo", upstream("a" * 40), GIT, world.access(offline=True))
 
 
@@ -206,12 +206,12 @@ def test_the_fallback_is_taken_only_where_pins_allow_it_and_said_aloud(
     pinned = upstream("a" * 40, file=file)
     with pytest.raises(FetchError, match="could not fetch"):
         sources.ensure(world.store, "demo", pinned, GIT, world.access())
-    assert "falling back" not in capsys.readouterr().out
+    assert "instead of git" not in capsys.readouterr().out
     source = sources.ensure(world.store, "demo", pinned, EITHER, world.access())
     assert source.provider == "release"
     out = capsys.readouterr().out
     assert "could not fetch" in out
-    assert "falling back from git to the release file" in out
+    assert "using the release file instead of git" in out
 
 
 def test_a_moved_tag_never_falls_back(world: World) -> None:
@@ -323,7 +323,7 @@ def test_a_changed_place_gives_another_commit_of_the_same_wheel(
 
 
 def test_a_wheel_with_nothing_at_a_known_place_is_refused(world: World) -> None:
-    with pytest.raises(IntegrityError, match="no Python file at a place that paths names"):
+    with pytest.raises(IntegrityError, match="no Python file in the folders of paths"):
         world.release(make_wheel(world.folder, files={"other/a.py": b""}))
 
 
@@ -373,7 +373,7 @@ def test_the_last_of_two_members_of_a_name_counts(world: World) -> None:
 )  # fmt: skip
 def test_a_member_that_would_leave_the_tree_is_refused(world: World, name: str) -> None:
     members = [tar_member("demo-1.0/good", b"good"), tar_member(name, b"evil")]
-    with pytest.raises(IntegrityError, match="would leave the tree") as caught:
+    with pytest.raises(IntegrityError, match="is outside the tree") as caught:
         world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
     assert caught.value.exit_code == 5
     assert git.git(world.store.git_path("demo"), "for-each-ref") == ""
@@ -381,14 +381,14 @@ def test_a_member_that_would_leave_the_tree_is_refused(world: World, name: str) 
 
 def test_a_wheel_member_that_would_leave_the_tree_is_refused(world: World) -> None:
     file = make_wheel(world.folder, files={"../evil": b"x"})
-    with pytest.raises(IntegrityError, match="would leave the tree"):
+    with pytest.raises(IntegrityError, match="is outside the tree"):
         world.release(file)
 
 
 @pytest.mark.parametrize("name", ["other-1.0/file", "file"])
 def test_an_sdist_has_one_top_folder(world: World, name: str) -> None:
     members = [tar_member("demo-1.0/good", b"good"), tar_member(name, b"x")]
-    with pytest.raises(IntegrityError, match="one top folder"):
+    with pytest.raises(IntegrityError, match="single top folder"):
         world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
 
 
@@ -401,7 +401,7 @@ def test_devices_are_refused(world: World, kind: bytes) -> None:
 
 def test_a_hard_link_to_nothing_is_refused(world: World) -> None:
     members = [tar_member("demo-1.0/x", kind=tarfile.LNKTYPE, link="demo-1.0/gone")]
-    with pytest.raises(IntegrityError, match="link to nothing"):
+    with pytest.raises(IntegrityError, match="dangling link"):
         world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
 
 
@@ -433,7 +433,7 @@ def test_a_damaged_archive_is_refused_and_the_right_one_works_after_it(
     file = make(world.folder, "demo", "1.0", files)
     whole = file.read_bytes()
     damage(file, how)
-    with pytest.raises(IntegrityError, match="can't be read as an archive"):
+    with pytest.raises(IntegrityError, match="not a readable archive"):
         world.release(file)
     file.write_bytes(whole)
     assert world.release(file).commit
@@ -442,7 +442,7 @@ def test_a_damaged_archive_is_refused_and_the_right_one_works_after_it(
 def test_a_wheel_with_a_wrong_checksum_inside_is_refused(world: World) -> None:
     file = make_wheel(world.folder, files={"demo/x.py": b"content" * 9}, stored=["demo/x.py"])
     file.write_bytes(file.read_bytes().replace(b"content" * 9, b"c0ntent" + b"content" * 8))
-    with pytest.raises(IntegrityError, match="can't be read as an archive"):
+    with pytest.raises(IntegrityError, match="not a readable archive"):
         world.release(file)
     assert zipfile.is_zipfile(file)
 
@@ -465,5 +465,5 @@ def test_a_killed_import_leaves_no_ref_and_the_next_run_succeeds(world: World) -
 
 def test_an_empty_archive_is_refused(world: World) -> None:
     file = make_tar(world.folder / "demo-1.0.tar.gz", [])
-    with pytest.raises(IntegrityError, match="holds no file"):
+    with pytest.raises(IntegrityError, match="has no files"):
         world.release(file)

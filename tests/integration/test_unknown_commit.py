@@ -75,7 +75,7 @@ def test_resolve_refuses_a_tag_of_another_tree(project: Project) -> None:
 @pytest.mark.parametrize("commit", ["5df63a720".ljust(40, "0"), "0" * 40])
 def test_an_abbreviation_filled_with_zeros_is_refused(project: Project, commit: str) -> None:
     project.edit_pins(unpin_text(project), f"    commit: {commit}\n")
-    assert "filled up with zeros" in project.run("pins", "check", code=3)[1]
+    assert "padded with zeros" in project.run("pins", "check", code=3)[1]
 
 
 def unpin_text(project: Project) -> str:
@@ -89,7 +89,7 @@ def test_a_release_whose_commit_nobody_knows_lands(upstream: Upstream, tmp_path:
     upstream.release({"demo/mod.py": b"new = 0\n" + text}, commit="c0ffeec0f")
     short = "c0ffeec0f".ljust(40, "0")
     said = upstream.rebase("demo", "--onto", "latest", "--commit", short, code=2)
-    assert "filled up with zeros" in said["error"]["what"]
+    assert "padded with zeros" in said["error"]["what"]
     dry = upstream.rebase("demo", "--onto", "latest", "--dry-run")
     landed = upstream.rebase("demo", "--onto", "latest")
     for found in (dry, landed):

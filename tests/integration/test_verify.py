@@ -69,7 +69,7 @@ def test_a_wheel_with_another_byte_is_named_with_offset_and_values(project: Proj
     record.write_text(json.dumps({**meta, "seal": key_of(meta)}))
     _, err = project.run(*VERIFY, code=VerifyError.exit_code)
     assert "two builds of tiny differ" in err
-    assert "which other code made or which is damaged: build.py build --target tiny" in err
+    assert "is old or damaged: build.py build --target tiny" in err
     assert f"demo/mod.py (packed): offset {at:#x}: 33 0a" in err
     assert "→ 32 0a" in err
     out, _ = project.run(*VERIFY, "--json", code=VerifyError.exit_code)
@@ -180,7 +180,7 @@ def test_an_image_says_what_is_in_it_and_that_this_checkout_makes_it(baked: Bake
     assert f"demo v1.0  commit {commit[:12]}" in out
     assert "1 patched files" in out
     assert "1 wheels in the store" in out
-    assert "it is what this checkout makes" in out
+    assert "it matches this checkout" in out
     found = json.loads(baked.verify("--json", how="plain")[0])
     assert found["matches"]
     assert found["contents"]["demo"]["commit"] == commit
@@ -210,7 +210,7 @@ def test_a_changed_patch_is_told_from_the_image_alone(baked: Baked) -> None:
     baked.project.patch({"demo/mod.py": PATCHED + b"more = 1\n"})
     said = baked.refused()
     assert "wheel demo: series.demo: " in said
-    assert f"{SITE}/demo/mod.py: not as {PATCH} leaves it" in said
+    assert f"{SITE}/demo/mod.py: differs from the result of {PATCH}" in said
 
 
 def test_changed_pins_are_told(baked: Baked) -> None:
@@ -225,12 +225,16 @@ def test_changed_pins_are_told(baked: Baked) -> None:
         (f"{SITE}/demo/mod.py", b"evil\n", f"{SITE}/demo/mod.py: not what "),
         (f"{SITE}/demo/extra.py", b"evil\n", "extra.py: in no distribution's RECORD"),
         (f"{SITE}/sitecustomize.py", b"evil\n", "sitecustomize.py: in no distribution's RECORD"),
-        (f"{image.SHARE}/{SBOM}", b'{"components": []}', f"{SBOM}: is not the one that label"),
+        (f"{image.SHARE}/{SBOM}", b'{"components": []}', f"{SBOM}: differs from the label"),
         (f"{SITE}/other-1.0.dist-info/RECORD", b"", "other: installed, not in"),
         (f"{SITE}/evil", link("/srv", tarfile.SYMTYPE), "site-packages/evil: in no distribution"),
-        ("srv/../opt/sparkforge/bin/entrypoint.py", b"evil", "entrypoint.py: not the checkout's"),
-        (f"{image.PROGRAMS}/json.py", b"evil", "bin/json.py: not the checkout's"),
-        (f"{image.SHARE}/profile.json", b"{}", "profile.json: not the profile of tiny"),
+        (
+            "srv/../opt/sparkforge/bin/entrypoint.py",
+            b"evil",
+            "entrypoint.py: differs from the checkout",
+        ),
+        (f"{image.PROGRAMS}/json.py", b"evil", "bin/json.py: differs from the checkout"),
+        (f"{image.SHARE}/profile.json", b"{}", "profile.json: differs from the profile of tiny"),
         ("usr/lib/a.so", elf(FOREIGN), f"usr/lib/a.so: for {FOREIGN[0]}, not {HERE[0]}"),
     ],
 )
@@ -242,8 +246,8 @@ def test_a_changed_or_added_file_is_told(baked: Baked, path: str, data: bytes, s
 def test_a_file_and_its_record_changed_together_are_told_by_patch_and_store(baked: Baked) -> None:
     record = f"{SITE}/demo-1.0+spark.3.dist-info/RECORD"
     for name, why in (
-        ("demo/mod.py", f"not as {PATCH} leaves it"),
-        ("demo/__init__.py", "not the file of the wheel in the store"),
+        ("demo/mod.py", f"differs from the result of {PATCH}"),
+        ("demo/__init__.py", "differs from the wheel in the store"),
     ):
         kept = dict(baked.files)
         old = record_line(name, baked.files[f"{SITE}/{name}"])
@@ -266,10 +270,10 @@ def test_a_missing_file_a_changed_label_and_a_forged_note_are_told(baked: Baked)
     baked.files[f"{image.SHARE}/{image.INPUTS}"] = note.replace(b'"python": "3.11"',
                                                                 b'"python": "3.12"')  # fmt: skip
     said = baked.refused()
-    assert f"{SITE}/demo/__init__.py: gone, though" in said
-    assert "label org.sparkforge.demo.commit: is not the one that inputs.json states" in said
-    assert "label org.sparkforge.key: is not the key of inputs.json" in said
-    assert "wheelhouse: its key is another" in said
+    assert f"{SITE}/demo/__init__.py: missing, but" in said
+    assert "label org.sparkforge.demo.commit: differs from inputs.json" in said
+    assert "label org.sparkforge.key: does not match inputs.json" in said
+    assert "wheelhouse: its key differs" in said
 
 
 @pytest.mark.parametrize(
@@ -287,16 +291,19 @@ def test_notes_that_no_build_writes_are_one_clear_error(
     baked: Baked, path: str, data: bytes
 ) -> None:
     baked.files[path] = data
-    assert f"{path.removeprefix(f'{image.SHARE}/')}: not as any build writes it" in baked.refused()
+    assert (
+        f"{path.removeprefix(f'{image.SHARE}/')}: not in the form that a build writes"
+        in baked.refused()
+    )
 
 
 def test_an_image_of_others_is_one_clear_error(project: Project, tmp_path: Path) -> None:
     path = make_image(tmp_path / "i.tar", [layer({"a": b""})])
     _, err = project.run("verify", str(path), code=ImageError.exit_code)
-    assert "not made by sparkforge" in err
+    assert "not built by sparkforge" in err
     _, err = project.run("verify", code=UsageError.exit_code)
-    assert "verify what?" in err
+    assert "nothing to verify" in err
     receipt = tmp_path / "receipt.json"
     receipt.write_text('{"items": []}')
     _, err = project.run("verify", str(receipt), code=UsageError.exit_code)
-    assert "no receipt of a build that baked an image" in err
+    assert "not the receipt of an image build" in err

@@ -128,7 +128,7 @@ def test_a_release_that_is_not_complete(project: Project, release: Any, tmp_path
     page = tmp_path / "issue.md"
     found, _ = watch(project, "--markdown", str(page), code=24)
     assert found["state"] == "not complete yet"
-    assert "lists no such release with that file" in found["lacking"]
+    assert "has no such release with that file" in found["lacking"]
     assert "not complete yet" in page.read_text()
 
 
@@ -158,25 +158,25 @@ def test_what_can_not_be_asked_is_no_news_but_an_error(
     # one that does not have the project is no failure
     watch(project, code=22, PIP_EXTRA_INDEX_URL=server.url("/none/"))
     error, _ = watch(project, "--offline", code=4)
-    assert "--offline forbids" in error["what"]
+    assert "--offline is set" in error["what"]
     # a list without the pinned release is not the whole list
     page.body = page.body.replace(b"demo-1.0", b"demo-0.5")
     error, _ = watch(project, code=4)
-    assert "does not list the pinned release 1.0" in error["what"]
+    assert "does not have the pinned release 1.0" in error["what"]
     server.pages["/simple/demo/"] = Page(b"<!doctype html><body></body>")
     error, _ = watch(project, code=4)
-    assert "does not list the pinned release" in error["what"]
+    assert "does not have the pinned release" in error["what"]
     error, _ = watch(project, code=4, PIP_INDEX_URL="http://127.0.0.1:9/simple/")
-    assert "can't be read" in error["what"]
+    assert "cannot read the package index" in error["what"]
 
 
 def test_words_that_make_no_sense(project: Project, tmp_path: Path) -> None:
     for words, what in (
-        (["--known", "newest"], "'newest' is no version"),
+        (["--known", "newest"], "'newest' is not a version"),
         (["--known", "dome=1.1"], "no such upstream"),
         (["dome"], "no such upstream"),
-        (["--markdown", str(tmp_path / "none" / "issue.md")], "no file can be there"),
-        (["--markdown", str(tmp_path)], "no file can be there"),
+        (["--markdown", str(tmp_path / "none" / "issue.md")], "cannot write a file there"),
+        (["--markdown", str(tmp_path)], "cannot write a file there"),
     ):
         error, _ = watch(project, *words, code=2)
         assert what in error["what"]

@@ -60,7 +60,7 @@ def test_what_buildx_prints_is_read() -> None:
 
 def test_a_builder_in_a_container_sees_no_local_base() -> None:
     other, engine = buildx.parse("b", CONTAINER), Held("linux/amd64")
-    with pytest.raises(EngineError, match="sees registries only"):
+    with pytest.raises(EngineError, match="reads from registries only"):
         buildx.check(other, engine, "local:base", "linux/amd64")
     buildx.check(other, engine, REFERENCE, "linux/amd64")
 
@@ -69,10 +69,10 @@ def test_base_and_builder_must_be_for_the_platform() -> None:
     own, engine = buildx.parse("default", OWN), Held("linux/amd64")
     buildx.check(own, engine, "local:base", "linux/amd64")
     buildx.check(own, Held("linux/arm64"), "local:base", "linux/arm64")
-    with pytest.raises(EngineError, match="is for linux/amd64, and the target for linux/arm64"):
+    with pytest.raises(EngineError, match="is for linux/amd64, but the target is for linux/arm64"):
         buildx.check(own, engine, "local:base", "linux/arm64")
     native = buildx.parse("default", OWN.replace(", linux/arm64", ""))
-    with pytest.raises(EngineError, match="runs no programs for linux/arm64") as caught:
+    with pytest.raises(EngineError, match="cannot run programs for linux/arm64") as caught:
         buildx.check(native, engine, REFERENCE, "linux/arm64")
     assert "qemu-user-static" in caught.value.remedy
 

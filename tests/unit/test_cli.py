@@ -34,7 +34,7 @@ def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
     [
         (["bild", "--target", "cpu"], "invalid choice: 'bild'"),
         (["build", "--target", "cpu", "--colour"], "unrecognized arguments: --colour"),
-        (["--target", "cpu", "--engine", "none", "--builder", "x"], "for what an engine bakes"),
+        (["--target", "cpu", "--engine", "none", "--builder", "x"], "need a container engine"),
         (["--target", "cpu", "--dry-run", "--ca-bundle", "no/such"], "no/such: no such file"),
         (["serve", "--chat", "--model", "x"], "--model: not allowed with argument --chat"),
         (
@@ -259,7 +259,7 @@ def test_a_plan_sums_what_is_fetched_over_all_stages(
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert f"to fetch: {human_bytes(found['fetches']['known'])}, vllm by git" in shown
-    assert shown.count("never made for this target") == 1
+    assert shown.count("never built for this target") == 1
     assert " free for the store in " in shown
 
 
@@ -284,7 +284,7 @@ def test_another_platforms_target_gets_a_plan_with_what_is_not_made_here(
     assert found["until"] == found["plan"][-1]["stage"] == "wheelhouse"
     assert "this target is for linux/arm64" in found["note"]
     # without the plan it is an error, as before; what serves is served there
-    assert "bake an image" in told(capsys, 2, *words[:4], *words[-2:])
+    assert "build an image" in told(capsys, 2, *words[:4], *words[-2:])
     err = told(capsys, 2, "serve", *words[:4], *words[-2:])
     assert "run it on linux/arm64" in err
     # a mistake is still one

@@ -52,8 +52,8 @@ def test_a_source_for_another_device_compiles_nothing() -> None:
     ("path", "device", "words"),
     [
         ("csrc/cpu/utils.cpp", "cpu", "oneDNN"),
-        ("rust/src/main.rs", "cuda", "does not say what is made of it"),
-        ("setup.py", "cuda", "does not say what is made of it"),
+        ("rust/src/main.rs", "cuda", "does not say what is built from it"),
+        ("setup.py", "cuda", "does not say what is built from it"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_with_the_patch(
@@ -81,7 +81,7 @@ def test_all_is_refused_where_something_is_pinned_by_no_sha() -> None:
     with pytest.raises(CompileError, match="oneDNN"):
         decided(device="cpu", native="all")
     triton = PINS.upstream("triton")
-    with pytest.raises(CompileError, match=r"triton 3\.7\.1 can't be compiled"):
+    with pytest.raises(CompileError, match=r"triton 3\.7\.1 cannot be compiled"):
         natives.decide("triton", triton, {}, "all", "cuda")
 
 
@@ -185,7 +185,7 @@ def test_all_of_the_spark_s_vllm_reads_every_source_from_the_store(tmp_path: Pat
 
 def test_all_is_refused_for_a_target_with_triton(tmp_path: Path) -> None:
     document = plan("--target", "spark", "--store", str(tmp_path), "--native", "all", code=23)
-    assert "triton 3.7.1 can't be compiled" in document["error"]["what"]
+    assert "triton 3.7.1 cannot be compiled" in document["error"]["what"]
     assert "--native patched" in document["error"]["remedy"]
 
 

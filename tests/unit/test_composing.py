@@ -113,7 +113,7 @@ def test_rollback_refuses_what_is_gone(
     assert "sparkforge/spark:1-gone, which Compose uses, is gone" in capsys.readouterr().err
     for name in ("sparkforge/spark:1-gone", "sparkforge/cpu:1-d", "sparkforge/spark-dev:1"):
         assert run("rollback", "--target", "spark", name) == ImageError.exit_code
-        assert f"holds no image {name} of target spark" in capsys.readouterr().err
+        assert f"has no image {name} of target spark" in capsys.readouterr().err
     assert env.read_bytes() == before
 
 
@@ -147,7 +147,7 @@ def test_images_lists_the_newest_first_and_marks_what_compose_uses(
     assert run("images") == 0
     said = "".join(capsys.readouterr())
     assert f"* {MID}" in " ".join(said.split())
-    assert "SPARKFORGE_IMAGE_CPU is away:1, which the engine does not hold" in said
+    assert "SPARKFORGE_IMAGE_CPU is away:1, which the engine does not have" in said
 
 
 @pytest.mark.parametrize(

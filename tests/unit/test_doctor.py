@@ -159,52 +159,52 @@ NO = {"exists": True, "readable": False, "writable": False, "folder": False}
     ("changes", "name", "state", "fragment"),
     [
         # GPU: hangs, fails, prints garbage, another card, an old driver
-        ({"nvidia_smi": Glimpse(None, problem="nvidia-smi did not end within 8 s")}, "gpu", "fail",
-         "did not end within 8 s"),
+        ({"nvidia_smi": Glimpse(None, problem="nvidia-smi did not finish within 8 s")}, "gpu",
+         "fail", "did not finish within 8 s"),
         ({"nvidia_smi": Glimpse(9, "NVIDIA-SMI has failed because it couldn't communicate")},
-         "gpu", "fail", "ended with 9: NVIDIA-SMI has failed"),
-        ({"nvidia_smi": Glimpse(0, "\x00\x01garbage")}, "gpu", "fail", "no XML"),
-        ({"nvidia_smi": Glimpse(0, "<nvidia_smi_log/>")}, "gpu", "fail", "names no GPU"),
+         "gpu", "fail", "failed with exit code 9: NVIDIA-SMI has failed"),
+        ({"nvidia_smi": Glimpse(0, "\x00\x01garbage")}, "gpu", "fail", "not XML"),
+        ({"nvidia_smi": Glimpse(0, "<nvidia_smi_log/>")}, "gpu", "fail", "lists no GPU"),
         ({"compute_cap": Glimpse(0, "NVIDIA H200, 9.0\n")}, "gpu", "fail", "is for 12.1"),
         ({"compute_cap": Glimpse(2, 'Field "compute_cap" is not a valid field to query.')},
-         "gpu", "note", "not told"),
+         "gpu", "note", "unknown"),
         ({"nvidia_smi": smi(driver="570.86", cuda="12.8")}, "driver", "fail", "CUDA is 13.0"),
         ({"nvidia_smi": smi(cuda="N/A")}, "driver", "note", "CUDA N/A"),
-        ({"nvidia_smi": smi(memory="Not Supported")}, "gpu-memory", "ok", "not told"),
+        ({"nvidia_smi": smi(memory="Not Supported")}, "gpu-memory", "ok", "not reported"),
         ({"nvidia_smi": smi(processes="<process_info/>")}, "gpu-memory", "warn", "1 processes"),
         # clocks: stuck only at load, low when idle, braked, not told
         ({"nvidia_smi": smi(clock="702 MHz")}, "clocks", "fail", "702 MHz, at most 3003 MHz"),
         ({"nvidia_smi": smi(clock="208 MHz", load="0")}, "clocks", "note", "idle clocks"),
         ({"nvidia_smi": smi(brake="Active")}, "clocks", "warn", "hw_power_brake_slowdown"),
-        ({"nvidia_smi": smi(clock="N/A")}, "clocks", "note", "not told"),
+        ({"nvidia_smi": smi(clock="N/A")}, "clocks", "note", "unknown"),
         ({"paths": {}}, "devices", "warn", "/dev/nvidia-uvm"),
         # memory
         ({"mem": meminfo(available=60, free=50)}, "memory", "fail", "the model needs 75"),
         ({"mem": meminfo(total=23, available=20, free=10)}, "memory", "fail", "the model needs 75"),
         ({"mem": meminfo(available=110, free=20)}, "page-cache", "warn", "20.0 GiB free"),
         ({"mem": meminfo(swap=5)}, "swap", "warn", "5.0 of 16.0 GiB used"),
-        ({"mem": ""}, "memory", "note", "says nothing"),
+        ({"mem": ""}, "memory", "note", "no memory information"),
         # disks and model
         ({"disks": {**DISKS, "store": {**DISKS["store"], "free": 1 << 30}}}, "store", "fail",
          "1.0 GiB"),
         ({"disks": {**DISKS, "store": {**DISKS["store"], "free": 9 << 30}}}, "store", "warn",
          "an estimate"),
         ({"disks": {}}, "store", "fail", "did not answer"),
-        ({"paths": {"/store": NO}}, "store", "fail", "can't be written"),
+        ({"paths": {"/store": NO}}, "store", "fail", "not writable"),
         ({"disks": {**DISKS, "checkpoint": FULL}}, "model", "fail", "9 bytes, its header says 12"),
-        ({"disks": {**DISKS, "checkpoint": NONE}}, "model", "warn", "stopped half-way"),
+        ({"disks": {**DISKS, "checkpoint": NONE}}, "model", "warn", "unfinished downloads"),
         ({"disks": {**DISKS, "checkpoint": NONE}, "variables": {"HF_HUB_OFFLINE": "1"}}, "model",
-         "fail", "forbids"),
+         "fail", "HF_HUB_OFFLINE is set"),
         ({"disks": {**DISKS, "checkpoint": NONE, "model": {**DISKS["model"], "free": 9 << 30}}},
-         "model-disk", "fail", "gpt-oss-120b takes 65"),
+         "model-disk", "fail", "gpt-oss-120b needs 65"),
         # engine
-        ({"paths": {"/run/docker.sock": NO}}, "docker-socket", "fail", "no right to use it"),
+        ({"paths": {"/run/docker.sock": NO}}, "docker-socket", "fail", "permission denied"),
         ({"docker": Glimpse(None, problem="docker is not on the PATH")}, "engine", "fail", "PATH"),
         ({"docker": Glimpse(1, '{"ServerErrors":["Cannot connect"]}')}, "engine", "fail",
          "Cannot connect"),
         ({"docker": Glimpse(0, '{"ServerVersion": "20.10.24"}')}, "engine", "fail", "too old"),
         ({"docker": Glimpse(0, '{"ServerVersion": "28.5.1", "Runtimes": {"runc": {}}}'),
-          "nvidia_ctk": Glimpse(None, problem="no")}, "container-toolkit", "fail", "not there"),
+          "nvidia_ctk": Glimpse(None, problem="no")}, "container-toolkit", "fail", "not installed"),
         ({"docker": Glimpse(0, '{"ServerVersion": "28.5.1"}')}, "container-toolkit", "warn", "no"),
         ({"docker": Glimpse(0, '{"ServerVersion": "28.5.1", "DiscoveredDevices":'
                                ' [{"ID": "nvidia.com/gpu=all"}]}')}, "container-toolkit", "ok",
@@ -216,7 +216,7 @@ NO = {"exists": True, "readable": False, "writable": False, "folder": False}
         # machine
         ({"facts": {**FACTS, "machine": "x86_64"}}, "architecture", "fail", "linux/arm64"),
         ({"facts": {**FACTS, "page_size": "65536"}}, "page-size", "warn", "64 KiB"),
-        ({"facts": {**FACTS, "pythons": ""}}, "python", "note", "its image brings it"),
+        ({"facts": {**FACTS, "pythons": ""}}, "python", "note", "its image includes it"),
         ({"git": Glimpse(None, problem="git is not on the PATH")}, "git", "fail", "PATH"),
         ({"git": Glimpse(0, "git version 2.20.1")}, "git", "warn", "2.20.1"),
         ({"variables": {"https_proxy": "http://me:secret@proxy:3128"}}, "proxies", "warn",
@@ -254,7 +254,7 @@ def test_no_garbage_ends_a_probe(text: str, target: str) -> None:
 def test_a_probe_that_fails_takes_no_other_with_it(want: Wanted) -> None:
     broken = dataclasses.replace(spark(), facts={**FACTS, "page_size": "large"})
     findings = found(broken, want)
-    assert "page_size could not judge: ValueError" in findings["doctor"].seen
+    assert "page_size failed: ValueError" in findings["doctor"].seen
     assert {"git", "clocks", "port"} <= set(findings)
 
 
@@ -392,10 +392,10 @@ def test_the_remedy_puts_the_model_where_compose_looks(want: Wanted) -> None:
     acl = "u:10001:rwX,d:u:10001:rwX,d:u:$(id -u):rwX"
     disks = {**DISKS, "checkpoint": NONE}
     one = found(spark(disks=disks), want)["model"]
-    assert "fetches 65.2 GB into /hf" in one.seen
+    assert "downloads 65.2 GB into /hf" in one.seen
     assert one.remedy == f"HF_HOME=/hf {fetch} && setfacl -R -m {acl} /hf"
     one = found(spark(disks=disks, variables={}), want)["model"]
-    assert "fetches 65.2 GB into its volume sparkforge-models" in one.seen
+    assert "downloads 65.2 GB into its volume sparkforge-models" in one.seen
     assert one.remedy.startswith("python3 build.py model fetch --target spark")
     # a name without a slash is a volume of Compose's
     named = found(spark(disks=disks, variables={"SPARKFORGE_HF_CACHE": "other"}), want)["model"]
@@ -416,7 +416,7 @@ def test_a_model_that_compose_does_not_see_is_no_model_yet(want: Wanted) -> None
 def test_the_smaller_model_is_not_65_gb() -> None:
     disks = {**DISKS, "checkpoint": NONE}
     rtx = wanted(pins.load(ROOT / "pins.yaml"), "rtx")
-    assert "fetches 13.8 GB" in found(spark(disks=disks), rtx)["model"].seen
+    assert "downloads 13.8 GB" in found(spark(disks=disks), rtx)["model"].seen
     assert "65" not in CHECKS["model"].why
 
 
@@ -445,13 +445,13 @@ def test_a_glimpse_waits_no_longer_than_asked_and_leaves_nothing() -> None:
     seen = glimpse("sh", "-c", "trap '' TERM; echo here; sleep 900 & sleep 900", timeout_s=0.3)
     assert time.monotonic() - start < PATIENCE_S
     assert (seen.code, seen.out) == (None, "here\n")
-    assert seen.problem == "sh did not end within 0 s"
+    assert seen.problem == "sh did not finish within 0 s"
 
 
 def test_a_glimpse_of_a_flood_is_cut() -> None:
     seen = glimpse("yes", timeout_s=0.5, limit=1 << 16)
     assert len(seen.out) == 1 << 16
-    assert (seen.code, seen.problem) == (None, "yes writes without end")
+    assert (seen.code, seen.problem) == (None, "yes writes endless output")
 
 
 def test_a_glimpse_of_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

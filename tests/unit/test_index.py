@@ -136,7 +136,7 @@ def test_a_file_that_nobody_lists_says_how_to_point_pip_at_it(web: Server) -> No
 
 
 def test_a_project_that_nobody_has_is_the_same_refusal(web: Server) -> None:
-    with pytest.raises(FetchError, match="lists no such file"):
+    with pytest.raises(FetchError, match="has no such file"):
         Index().url_of("nobody", "nobody-1.0.tar.gz")
 
 

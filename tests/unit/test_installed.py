@@ -65,12 +65,12 @@ def test_a_file_that_is_as_in_its_locked_wheel_is_right(wrong: Path, store: Stor
     keep(store, wrong)
     found = check(files_of(wrong), store, wrong)
     assert found.problems == []
-    assert found.checked["of them as in a wheel whose RECORD is wrong"] == 1
+    assert found.checked["of them match a wheel whose RECORD is wrong"] == 1
 
 
 def test_without_the_wheel_it_is_told_what_would_fetch_it(wrong: Path, store: Store) -> None:
     (problem,) = check(files_of(wrong), store, wrong).problems
-    assert problem.startswith(f"{SITE}codec.so: not what codec-1.0.dist-info/RECORD says; ")
+    assert problem.startswith(f"{SITE}codec.so: differs from codec-1.0.dist-info/RECORD; ")
     assert problem.endswith(": fetch it")
 
 
@@ -78,7 +78,7 @@ def test_a_third_content_is_a_problem_with_the_wheel_at_hand(wrong: Path, store:
     keep(store, wrong)
     files = {**files_of(wrong), f"{SITE}codec.so": Entry(sha256(b"evil\n"), "", 5)}
     (problem,) = check(files, store, wrong).problems
-    assert problem.endswith("RECORD says")
+    assert problem.endswith("differs from codec-1.0.dist-info/RECORD")
 
 
 def test_a_damaged_wheel_proves_nothing(wrong: Path, store: Store) -> None:
@@ -107,4 +107,4 @@ def test_without_a_hash_only_the_wheel_can_tell(tmp_path: Path, store: Store) ->
     text = record.data.decode().replace(line, "one.py,,")
     files[f"{SITE}one-1.0.dist-info/RECORD"] = Entry("", "", 0, text.encode())
     (said,) = check(files, store).problems
-    assert said.startswith(f"{SITE}one.py: not what one-1.0.dist-info/RECORD says; the wheel would")
+    assert said.startswith(f"{SITE}one.py: differs from one-1.0.dist-info/RECORD; to compare")

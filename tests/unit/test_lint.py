@@ -66,7 +66,7 @@ def test_a_good_patch_is_clean(tmp_path: Path) -> None:
         ("Subject: Change", "Subject: [PATCH 1/2] Change", "subject starts with [PATCH"),
         ("Subject: Change the", "Subject: Changed the", "rename to changed-the-twentieth-line"),
         (f"From {'0' * 40} ", f"From {'a' * 40} ", "--zero-commit"),
-        (BODY.split("\n\n")[0], "Too short.", "body says too little"),
+        (BODY.split("\n\n")[0], "Too short.", "body too short"),
         ("Upstream-Status: Pending\n", "", "trailer Upstream-Status: missing"),
         ("Drop-when: upstream has it\n", "", "trailer Drop-when: missing"),
         ("Risk: build\n", "", "trailer Risk: missing"),
@@ -75,9 +75,9 @@ def test_a_good_patch_is_clean(tmp_path: Path) -> None:
         ("Risk: build", "Risk: none", "Risk: 'none': use build, dispatch, numerics"),
         ("Status: Pending", "Status: Sent", "Upstream-Status: 'Sent': use Pending"),
         ("Status: Pending", "Status: Submitted", "Submitted needs a reference"),
-        ("Status: Pending", "Status: Inappropriate", "Inappropriate needs a reference or reason"),
-        ("test_it.py::test_it", "gone.py::test_it", "Test: tests/gone.py is not there"),
-        ("test_it.py::test_it", "test_it.py", "name the test function too"),
+        ("Status: Pending", "Status: Inappropriate", "Inappropriate needs a reference or a reason"),
+        ("test_it.py::test_it", "gone.py::test_it", "Test: tests/gone.py does not exist"),
+        ("test_it.py::test_it", "test_it.py", "add the test function"),
         ("test_it.py::test_it", "test_it.py::test_gone", "tests/test_it.py has no test_gone"),
         ("Risk: build", "Some prose among trailers", "trailer Risk: missing"),
     ],
@@ -96,13 +96,13 @@ BUILD = (PathRule(repo="pkg/", wheel="pkg/"), PathRule(repo="CMake.txt", wheel=N
 @pytest.mark.parametrize(
     ("path", "trailer", "problem"),
     [
-        ("CMake.txt", "", "trailer Native: missing: it changes CMake.txt: name"),
+        ("CMake.txt", "", "trailer Native: missing: it changes CMake.txt: list"),
         ("CMake.txt", "Native: _C, _moe_C\n", None),
         ("CMake.txt", "Native: none\n", None),
-        ("CMake.txt", "Native: _C and _moe_C\n", "name CMake targets"),
+        ("CMake.txt", "Native: _C and _moe_C\n", "list CMake targets"),
         ("CMake.txt.in", "", None),  # a rule that names a file is for that file
         ("pkg/mod.py", "", None),
-        ("pkg/mod.py", "Native: _C\n", "it changes no rules of compiling"),
+        ("pkg/mod.py", "Native: _C\n", "it changes no build rules"),
     ],
 )
 def test_changed_rules_of_compiling_tell_which_targets_they_concern(
@@ -176,19 +176,19 @@ def test_what_is_no_patch_of_ours_is_refused(
 @pytest.mark.parametrize(
     ("name", "fragment"),
     [
-        (r'"{}/\q"', "not quoted in git's way"),
-        (r'"{}/\777"', "not quoted in git's way"),
-        (r'"{}/\9"', "not quoted in git's way"),
-        ('"{}/x', "not quoted in git's way"),
-        ("{}/../../etc/evil", "leads out of its folder"),
+        (r'"{}/\q"', "not quoted as git does"),
+        (r'"{}/\777"', "not quoted as git does"),
+        (r'"{}/\9"', "not quoted as git does"),
+        ('"{}/x', "not quoted as git does"),
+        ("{}/../../etc/evil", "points outside its folder"),
         ("{}//etc/evil", "is an absolute path"),
         ("{}/", "is empty"),
-        (r'"{}/a\nerror: forged"', "holds a control character"),
-        (r'"{}/a\033[31mred"', "holds a control character"),
+        (r'"{}/a\nerror: forged"', "contains a control character"),
+        (r'"{}/a\033[31mred"', "contains a control character"),
         ("{}/" + "x" * 5000, "too long"),
-        ("{}/.gitattributes", "changes how git reads other files"),
-        ("{}/pkg/.gitmodules", "changes how git reads other files"),
-        ("{}/.git/hooks/post-checkout", "changes how git reads other files"),
+        ("{}/.gitattributes", "controls how git reads other files"),
+        ("{}/pkg/.gitmodules", "controls how git reads other files"),
+        ("{}/.git/hooks/post-checkout", "controls how git reads other files"),
     ],
 )
 def test_a_path_that_no_patch_may_change_is_refused(
@@ -220,7 +220,7 @@ def test_a_link_is_refused_where_it_would_ship(tmp_path: Path, wheel: str | None
     rules = (PathRule(repo="pkg/", wheel=wheel),)
     found = patchlint.lint(series.read(write(tmp_path, text)), tmp_path, rules)
     assert [one.partition(".patch: ")[2] for one in found] == (
-        ["pkg/mod.py becomes a link, which no wheel can hold: copy the file"] if wheel else []
+        ["pkg/mod.py becomes a link, which a wheel cannot contain: copy the file"] if wheel else []
     )
 
 
@@ -229,7 +229,7 @@ def test_a_link_is_refused_where_it_would_ship(tmp_path: Path, wheel: str | None
 )
 def test_a_test_outside_of_the_checkout_is_not_looked_for(tmp_path: Path, test: str) -> None:
     (problem,) = lint(tmp_path, changed("tests/test_it.py::test_it", test))
-    assert "name a file of the checkout" in problem
+    assert "give a file of the checkout" in problem
     assert len(problem) < 400
 
 
@@ -309,10 +309,10 @@ def test_series_and_files_must_agree_and_all_is_said_at_once(tmp_path: Path) -> 
         series.read(patches)
     lines = str(caught.value).splitlines()
     assert [line.rpartition("/")[2] for line in lines] == [
-        f"series: {NAME} is named twice: keep one line",
+        f"series: {NAME} is listed twice: keep one line",
         "series: gone.patch: no such file: add it or remove the line",
         f"{NAME}: no such file: add it or remove the line",
-        "extra.patch: not named in series: add a line or remove the file",
+        "extra.patch: not listed in series: add a line or remove the file",
     ]  # fmt: skip
 
 

@@ -157,6 +157,6 @@ def test_without_an_image_or_a_model_of_the_hub_there_is_one_error(
 ) -> None:
     images.clear()
     assert run() == ImageError.exit_code
-    assert "python3 build.py --target spark makes one" in capsys.readouterr().err
+    assert "python3 build.py --target spark" in capsys.readouterr().err
     assert run(target="cpu") == UsageError.exit_code
-    assert "serves no model of the hub" in capsys.readouterr().err
+    assert "serves no model from the hub" in capsys.readouterr().err

@@ -55,14 +55,14 @@ def test_a_changed_byte_of_a_layer_is_found_out(tmp_path: Path, how: str) -> Non
     data = bytearray(path.read_bytes())
     data[data.index(noise) + 100] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ImageError, match=r"is not what its digest says|can't be read"):
+    with pytest.raises(ImageError, match=r"does not match its digest|cannot be read"):
         contents(path)
 
 
 def test_a_changed_configuration_is_found_out(tmp_path: Path) -> None:
     path = make_image(tmp_path / "i.tar", [], {"who": "me"})
     path.write_bytes(path.read_bytes().replace(b'"who": "me"', b'"who": "ye"'))
-    with pytest.raises(ImageError, match="something else"):
+    with pytest.raises(ImageError, match="unexpected content"):
         contents(path)
 
 
@@ -71,7 +71,7 @@ def test_what_is_no_image_archive_is_one_clear_error(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "empty.tar", "w"):
         pass
     for name in ("text", "empty.tar", "absent"):
-        with pytest.raises(ImageError, match=r"no image archive|holds no index.json"):
+        with pytest.raises(ImageError, match=r"not an image archive|has no index.json"):
             contents(tmp_path / name)
 
 
@@ -85,7 +85,7 @@ def test_what_is_no_image_archive_is_one_clear_error(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_an_index_of_another_shape_is_one_clear_error(tmp_path: Path, index: bytes) -> None:
     (tmp_path / "i.tar").write_bytes(layer({"index.json": index}))
-    with pytest.raises(ImageError, match="its documents are not an image's"):
+    with pytest.raises(ImageError, match="invalid image documents"):
         contents(tmp_path / "i.tar")
 
 
@@ -94,7 +94,7 @@ def test_an_index_of_another_shape_is_one_clear_error(tmp_path: Path, index: byt
     [{"config": {"Labels": ["x"]}}, {"config": {"Labels": {"x": 3}}}, {"config": 1}],
 )
 def test_a_configuration_of_another_shape_is_one_clear_error(tmp_path: Path, config: Any) -> None:
-    with pytest.raises(ImageError, match="its documents are not an image's"):
+    with pytest.raises(ImageError, match="invalid image documents"):
         contents(make_image(tmp_path / "i.tar", [], **config))
 
 
@@ -102,7 +102,7 @@ def test_an_archive_that_was_cut_short_is_one_clear_error(tmp_path: Path) -> Non
     path = make_image(tmp_path / "i.tar", [layer({"a": b"1"})])
     for length in (1000, 1600, 2100):
         (tmp_path / "cut.tar").write_bytes(path.read_bytes()[:length])
-        with pytest.raises(ImageError, match=r"can't be read|holds no|are not an image's"):
+        with pytest.raises(ImageError, match=r"cannot be read|has no|invalid image documents"):
             contents(tmp_path / "cut.tar")
 
 
@@ -146,7 +146,7 @@ def test_dates_owners_order_packing_and_settings_are_named(tmp_path: Path) -> No
     assert told(tmp_path, one, two) == ["layer 1: a: member 0 → 1"]
     two = make_image(tmp_path / "2.tar", [layer({"a": b"", "b": b""})], how="gzip")
     (said,) = told(tmp_path, one, two)
-    assert said.startswith("layer 1: the same files, packed otherwise: sha256:")
+    assert said.startswith("layer 1: the same files in another archive: sha256:")
     two = make_image(tmp_path / "2.tar", [layer({"a": b"", "b": b""})], {"x": "1"}, created="2026")
     assert told(tmp_path, one, two) == [
         "configuration: config.Labels.x: nothing → 1", "configuration: created: nothing → 2026"

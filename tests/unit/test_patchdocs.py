@@ -87,7 +87,7 @@ def test_a_stale_page_is_refused_and_mended(
     last.write_text(last.read_text().replace("\nRisk: ", "\nRisk: build"))
     capsys.readouterr()
     assert main([*here, "--check"]) == 14
-    assert "hint: write it anew: build.py patches docs" in capsys.readouterr().err
+    assert "hint: update it: build.py patches docs" in capsys.readouterr().err
     names = (folder / "series").read_text().splitlines(keepends=True)
     assert main(here) == 0
     (folder / "series").write_text("".join(reversed(names)))

@@ -131,12 +131,12 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         (f"        sha256: {HASH}\n", "", "upstreams.demo.files.wheel.sha256", "missing", "add it"),
         (f"        sha256: {HASH}", "        sha256: cafe", "upstreams.demo.files.wheel.sha256",
          "'cafe'", "sha256sum"),
-        ("profile: full", "profile: fast", "targets.here.profile", "'fast'", "write it there"),
+        ("profile: full", "profile: fast", "targets.here.profile", "'fast'", "add it there"),
         ("    model: tiny", "    model: huge", "profiles.full.model", "'huge'", "pin it"),
         ("vocabulary: words", "vocabulary: w", "profiles.full.vocabulary", "'w'", "pin it"),
-        ("[1, 2, 4]", "[4, 2, 1]", "profiles.full.cudagraph_capture_sizes", "ascend", "correct"),
-        ("caching: true", "caching: yes", "profiles.full.prefix_caching", "'yes'", "correct"),
-        ("percent: 80", "percent: 100", "profiles.full.memory.most_percent", "95", "correct"),
+        ("[1, 2, 4]", "[4, 2, 1]", "profiles.full.cudagraph_capture_sizes", "ascend", "fix"),
+        ("caching: true", "caching: yes", "profiles.full.prefix_caching", "'yes'", "fix"),
+        ("percent: 80", "percent: 100", "profiles.full.memory.most_percent", "95", "fix"),
         ("{moe: MARLIN}", "{lm_head: X}", "profiles.full.expect.lm_head", "'lm_head'", "use"),
         (f"index: sha256:{HASH}", "index: latest", "images.base.index", "'latest'", "not a tag"),
         ("source_file: sdist", "source_file: sdisd", "upstreams.demo.source_file",
@@ -150,16 +150,16 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("      demo:\n        files: {linux", "      demp:\n        files: {linux",
          "targets.here.wheels.demp", "no such upstream", "demo, other"),
         ("{linux/amd64: lock.txt}", "{linux/amd64: locc.txt}",
-         "targets.here.requirements.linux/amd64", "locc.txt is not there", "make the lock"),
+         "targets.here.requirements.linux/amd64", "locc.txt does not exist", "create the lock"),
         ("{linux/amd64: lock.txt}", "{}", "targets.here.requirements", "none for linux/amd64",
-         "name a lock"),
+         "add a lock"),
         ("    serve:", "    base: nowhere\n    serve:", "targets.here.base",
          "'nowhere' is not among images", "pin it"),
         ("    serve:", "    model: nowhere\n    serve:", "targets.here.model",
          "'nowhere' is not among models", "pin it"),
         ("provider: release", "provider: svn", "targets.here.source.provider", "'svn'", "'git'"),
         ("platforms: [linux/amd64]", "platforms: []", "targets.here.platforms", "at least 1 item",
-         "correct"),
+         "fix"),
         ("python: 3.11", "python: 3", "targets.here.python", "'3'", "3"),
         ("counter: 1", "counter: yes", "release.counter", "'yes'", "integer"),
         ("counter: 1", "counter: 0", "release.counter", "0", "greater than 0"),
@@ -178,7 +178,7 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("{repo: demo/, wheel: demo/}", "{repo: demo/, wheel: demo}",
          "upstreams.demo.paths[0].wheel", "'demo'", "slash"),
         ("{repo: demo/, wheel: demo/}", "{repo: demo/, wheel: demo/, build: true}",
-         "upstreams.demo.paths[0].build", "ship in a wheel", "wheel: null"),
+         "upstreams.demo.paths[0].build", "cannot be in the wheel", "wheel: null"),
         ("version: 1.2.3", "version: null", "upstreams.demo.version", "None", "string"),
         ("version: 1.2.3", "version: [1, 2]", "upstreams.demo.version", "['1', '2']", "string"),
     ],
@@ -207,8 +207,8 @@ def test_a_key_given_twice_is_refused_at_its_second_line(tmp_path: Path) -> None
     text = changed("    tag: v1.2.3\n", "    tag: v1.2.3\n    tag: v1.2.3\n")
     (message,) = refusal(tmp_path, text)
     assert message == (
-        f"pins.yaml:{line_of(text, '    tag: v1.2.3') + 1}: upstreams.demo.tag: given twice:"
-        " keep one of them"
+        f"pins.yaml:{line_of(text, '    tag: v1.2.3') + 1}: upstreams.demo.tag: occurs twice:"
+        " keep one"
     )
 
 
@@ -458,7 +458,7 @@ def test_a_record_is_refused_where_the_upstream_stands_on_one_line(tmp_path: Pat
     )
     path = write(tmp_path, GOOD[:start] + line + GOOD[end:])
     before = path.read_bytes()
-    with pytest.raises(PinsError, match="one key a line"):
+    with pytest.raises(PinsError, match="one key per line"):
         edit.record(path, "other", "git", RECORDED)
     assert path.read_bytes() == before
 

@@ -77,6 +77,6 @@ def test_a_damaged_repository_is_removed_and_the_build_goes_on(bench: Bench) -> 
 
 def test_a_damaged_repository_of_others_stays(bench: Bench, tmp_path: Path) -> None:
     bench.failure = DamagedRepository(tmp_path, "a bad object")
-    with pytest.raises(StoreError, match="not of this store"):
+    with pytest.raises(StoreError, match="outside this store"):
         bench.run("image")
     assert tmp_path.is_dir()

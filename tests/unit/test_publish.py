@@ -86,7 +86,7 @@ def test_the_image_is_found_beside_what_it_is_made_of(tmp_path: Path) -> None:
         ("cpu", True, "x86_64", "python3 build.py serve --target cpu"),
         ("cpu", False, "x86_64", "python3 build.py --target cpu"),
         ("spark", False, "x86_64", "on a machine of linux/arm64: python3 build.py --target spark"),
-        ("spark", True, "aarch64", "docker compose up -d   # the first start fetches openai/gpt"),
+        ("spark", True, "aarch64", "docker compose up -d   # the first start downloads openai/gpt"),
     ],
 )
 def test_the_end_of_a_build_says_what_is_next(

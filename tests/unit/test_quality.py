@@ -127,10 +127,10 @@ def test_the_material_is_sound() -> None:
     [
         ({"mean_kl": 0.2}, ["mean KL 0.2000 is over 0.1"]),
         ({"agreement": 0.8}, ["the same at 0.800"]),
-        ({"right": 8}, ["8 answers right instead of 10"]),
+        ({"right": 8}, ["8 right answers instead of 10"]),
         ({"right": 9}, []),
         ({}, []),
-        ({"mean_kl": 0.2, "right": 0}, ["mean KL", "0 answers right"]),
+        ({"mean_kl": 0.2, "right": 0}, ["mean KL", "0 right answers"]),
     ],
 )
 def test_limits(changes: dict[str, float], words: list[str]) -> None:
@@ -162,7 +162,7 @@ class _Models:
         self.started.append(tuple(arguments))
         bad = arguments[-1] == "lm_head"
         if arguments[-1] == "o":
-            raise SmokeError("the server ended with exit code 1", "its own words say why")
+            raise SmokeError("the server exited with code 1", "see the server's output")
 
         class Server:
             scored = [logs(0.1, 0.9) if bad else logs(0.9, 0.1)] * 2
@@ -199,7 +199,7 @@ def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
     plan = Plan(("qkv", "o", "lm_head"), tokens=2)
     material = Material(["a"], [("What?", "42")])
     found = quality.run(models.start, plan, Limits(0.1, 0.9, 0.2), material)
-    assert found["failed"] == {"o": "the server ended with exit code 1"}
+    assert found["failed"] == {"o": "the server exited with code 1"}
     assert list(found["layers"]) == ["qkv", "lm_head"]
     assert {line.partition(":")[0] for line in found["beyond"]} == {"lm_head"}
     assert bench.report_quality(found, as_json=False) == SmokeError.exit_code
@@ -207,7 +207,7 @@ def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
     assert [line.split()[0] for line in said.out.splitlines() if "KL" not in line][-2:] == [
         "qkv", "lm_head",
     ]  # fmt: skip
-    assert "o: the server ended with exit code 1" in said.err
+    assert "o: the server exited with code 1" in said.err
     assert "lm_head: mean KL" in said.err
     assert bench.report_quality({**found, "failed": {}}, as_json=True) == QualityError.exit_code
     assert json.loads(capsys.readouterr().out)["layers"]["qkv"]["positions"] == 2

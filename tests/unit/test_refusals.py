@@ -90,7 +90,7 @@ def test_a_git_that_is_no_program_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "git").write_bytes(b"\x7fELF, but no more")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineError, match=r"can't be started: [\s\S]*install git"):
+    with pytest.raises(MachineError, match=r"cannot be started: [\s\S]*install git"):
         call("git", "version")
 
 

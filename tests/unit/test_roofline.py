@@ -187,9 +187,9 @@ def test_layers_are_read(text: str, layers: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "'' is no layer kind"),
-        ("qkv,", "'' is no layer kind"),
-        ("head", "'head' is no layer kind"),
+        ("", "'' is not a layer kind"),
+        ("qkv,", "'' is not a layer kind"),
+        ("head", "'head' is not a layer kind"),
         ("o,o=mxfp8", "o occurs twice"),
         ("qkv=nvfp4", "qkv cannot be 'nvfp4': mxfp4 or mxfp8"),
         ("moe=mxfp8", "moe cannot be 'mxfp8': mxfp4"),
@@ -203,19 +203,19 @@ def test_layers_that_are_not_understood(text: str, problem: str) -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["roofline", "--target", "spark", "--layers", "o", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert "not a measurement" in told["note"]
+    assert "not measurements" in told["note"]
     assert (told["model"], told["bandwidth_gb_s"]) == ("gpt-oss-120b", 273)
     rows = {row["name"]: row for row in told["rows"]}
     assert rows["release"]["gain"] == 1
     assert rows["qkv,o,lm_head"]["ceiling_tok_s"] >= 95
-    asked = rows["as asked for: o"]
+    asked = rows["--layers o"]
     saved = rows["Marlin pads less"]["bytes"]["o"] - asked["bytes"]["o"]
     assert saved == 36 * 2880 * 4096 * (2 - 17 / 32)
     assert all(figure["source"] for figure in told["published_by_others"])
 
     assert main(["roofline", "--target", "spark"]) == 0
     text = capsys.readouterr().out
-    assert "not a measurement" in text
+    assert "not measurements" in text
     assert "published by others" in text
 
     half = ["--bandwidth", "136.5", "--model", "gpt-oss-20b", "--context", "64", "--batch", "8"]
@@ -232,14 +232,14 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["cpu"], "target cpu has no model"),
         (["cpu", "--model", "gpt-oss-20b"], "no memory_gb_s"),
-        (["spark", "--model", "llama"], "'llama': no shape"),
+        (["spark", "--model", "llama"], "'llama': unknown shape"),
         (["spark", "--context", "0"], "'0' is not a whole number from 1"),
         (["spark", "--bandwidth", "inf"], "'inf' is not a number from 10^-6"),
         # JSON has no word for an infinite ceiling
         (["spark", "--bandwidth", "1e308", "--json"], "'1e308' is not a number from 10^-6"),
-        (["spark", "--docs", "--batch", "2"], "about the target's own model and the defaults"),
-        (["spark", "--check", "--layers", "o"], "about the target's own model and the defaults"),
-        (["spark", "--layers", "all"], "'all' is no layer kind"),
+        (["spark", "--docs", "--batch", "2"], "covers the target's own model and the defaults"),
+        (["spark", "--check", "--layers", "o"], "covers the target's own model and the defaults"),
+        (["spark", "--layers", "all"], "'all' is not a layer kind"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -268,7 +268,7 @@ def test_the_page_is_what_the_model_says(
         (tmp_path / "docs" / name).write_bytes((ROOT / "docs" / name).read_bytes())
     here = ["roofline", "--target", "spark", "--pins", str(tmp_path / "pins.yaml")]
     assert main([*here, "--check"]) == 14
-    assert "write it anew" in capsys.readouterr().err
+    assert "update it" in capsys.readouterr().err
     assert main([*here, "--docs"]) == 0
     assert main([*here, "--check"]) == 0
     page = (tmp_path / "docs" / "roofline.md").read_text()

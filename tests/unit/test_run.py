@@ -53,7 +53,7 @@ def test_variables_are_added_to_the_present_ones(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_program_says_what_to_install() -> None:
-    with pytest.raises(MachineError, match=r"no-such-program: no such[\s\S]*PATH") as caught:
+    with pytest.raises(MachineError, match=r"no-such-program: not installed[\s\S]*PATH") as caught:
         call("no-such-program", "x")
     assert caught.value.exit_code == 13
 
@@ -69,7 +69,7 @@ def test_a_failure_shows_the_command_and_the_end_of_what_it_said() -> None:
         call("sh", "-c", "seq 1 100; echo 'last words' >&2; exit 7")
     text = str(caught.value)
     assert caught.value.exit_code == 12
-    assert "ended with exit code 7" in text
+    assert "failed with exit code 7" in text
     assert "    last words" in text
     assert "\n    62\n" in text
     assert "\n    61\n" not in text
@@ -83,7 +83,7 @@ def test_a_full_disk_in_a_child_is_told_as_such() -> None:
 
 def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "note"
-    with pytest.raises(CommandError, match="did not end within 1 s"):
+    with pytest.raises(CommandError, match="did not finish within 1 s"):
         call(sys.executable, "-c", FAMILY, note, timeout=1)
     pids = family(note)
     wait_for(lambda: not any(alive(pid) for pid in pids))
@@ -126,7 +126,7 @@ def test_a_child_that_falls_silent_is_told_to_be_at_work(
     result = call("sh", "-c", "echo one; echo; sleep 0.5; echo two", stream=True)
     first, middle, last = capsys.readouterr().out.splitlines()
     assert (first, last) == ("  | one", "  | two")
-    assert "still at it" in middle
+    assert "still running" in middle
     assert result.stdout == b"one\n\ntwo\n"
 
 

@@ -18,7 +18,7 @@ def test_a_taken_port_has_an_exit_code_of_its_own() -> None:
         other.bind((LOOPBACK, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(PortError, match=f"port {port} on {LOOPBACK} is taken") as refusal:
+        with pytest.raises(PortError, match=f"port {port} on {LOOPBACK} is in use") as refusal:
             free_port(port)
     assert refusal.value.exit_code != SmokeError.exit_code
     assert "--port" in refusal.value.remedy
@@ -113,11 +113,11 @@ def test_a_failure_is_shown_in_ten_lines_with_its_place(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (-4, "was ended by SIGILL"),
-        (132, "was ended by SIGILL"),
-        (1, "ended with exit code 1"),
-        (0, "ended with exit code 0"),
-        (128, "ended with exit code 128"),
+        (-4, "was killed by SIGILL"),
+        (132, "was killed by SIGILL"),
+        (1, "exited with code 1"),
+        (0, "exited with code 0"),
+        (128, "exited with code 128"),
     ],
 )
 def test_how_a_server_ended_in_words(code: int, words: str) -> None:

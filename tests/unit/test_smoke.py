@@ -165,15 +165,15 @@ def test_a_server_that_keeps_its_promises_passes() -> None:
         ({"status": 500}, "a prompt of 1 token(s): 500"),
         ({"one_token_first_kills": True}, "a prompt of 1 token(s): 500"),
         ({"drift": 1}, "two completions at temperature 0 differ"),
-        ({"completion_tokens": 23}, "asked for 24 tokens"),
+        ({"completion_tokens": 23}, "requested 24 tokens"),
         ({"prompt_tokens": 3}, "usage says"),
         ({"stream_shift": 1}, "the streamed completion differs"),
         ({"stream_total": 1}, "streamed usage"),
         ({"done": False}, "without [DONE]"),
         ({"lenient": True}, "a bad request"),
-        ({"stopped": Stopped(0, 0.1, stragglers=True)}, "left processes behind"),
+        ({"stopped": Stopped(0, 0.1, stragglers=True)}, "left processes running"),
         ({"stopped": Stopped(1, 0.1, stragglers=False)}, "exit code 1 after SIGTERM"),
-        ({"ended": 1}, "ended with exit code 1 before it was ready"),
+        ({"ended": 1}, "exited with code 1 before it was ready"),
     ],
 )
 def test_a_broken_promise_is_an_error_that_names_it(wrong: Any, complaint: str) -> None:
@@ -227,7 +227,7 @@ def test_a_release_that_answers_something_else_is_an_error(wrong: Any) -> None:
 
 
 def test_a_release_that_serves_without_amx_too_is_an_error() -> None:
-    with pytest.raises(SmokeError, match="with AMX hidden from it, too"):
+    with pytest.raises(SmokeError, match="with AMX hidden"):
         smoke.check_release(
             starting(Behaviour()), starting(Behaviour()), right_answers(), TIMEOUT_S
         )

@@ -23,12 +23,12 @@ def test_a_folder_in_a_files_place_is_refused_before_anything_changes(tmp_path: 
 
 def test_a_file_in_a_folders_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "docs").write_text("")
-    with pytest.raises(StoreError, match="docs: is no folder"), transaction.held(tmp_path):
+    with pytest.raises(StoreError, match="docs: is not a folder"), transaction.held(tmp_path):
         transaction.change(tmp_path, {tmp_path / "docs" / "page.md": b"new"})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / ".sparkforge").write_text("")
     with (
-        pytest.raises(StoreError, match="sparkforge: is no folder"),
+        pytest.raises(StoreError, match="sparkforge: is not a folder"),
         transaction.held(tmp_path / "other"),
     ):
         pass
@@ -58,6 +58,6 @@ def test_a_plan_that_somebody_changed_removes_nothing_outside(tmp_path: Path, na
     decided.mkdir(parents=True)
     (tmp_path / "outside").write_text("mine")
     (decided / "plan.json").write_text(json.dumps([[name, False]]))
-    with pytest.raises(StoreError, match="outside of the checkout"):
+    with pytest.raises(StoreError, match="outside the checkout"):
         transaction.finish(tmp_path / "checkout")
     assert (tmp_path / "outside").exists()

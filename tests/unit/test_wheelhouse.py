@@ -206,7 +206,7 @@ def test_what_the_store_has_needs_no_index(store: Store, web: Server, tmp_path: 
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
-    with pytest.raises(FetchError, match=r"demo==1\.0: no locked file .*--offline is given"):
+    with pytest.raises(FetchError, match=r"demo==1\.0: no locked file .*--offline is set"):
         filled(store, want, offline=True)
     assert filled(store, want) == [name]
     asked = len(web.requests)
@@ -219,7 +219,7 @@ def test_a_file_whose_hash_is_not_locked_is_not_taken(
 ) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
-    with pytest.raises(FetchError, match=r"lists no file that is locked in lock\.txt") as caught:
+    with pytest.raises(FetchError, match=r"has no file that is locked in lock\.txt") as caught:
         filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{HASH}"))
     assert caught.value.exit_code == 4
     assert not any(path.startswith("/files") for path, _ in web.requests)

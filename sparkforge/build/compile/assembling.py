@@ -59,8 +59,10 @@ def assemble(
             recipe.upstream, in_release, {*in_ours, *made.natives}, everything=everything
         )
         if lost := [member for member in lost if changed.get(member) != git.ABSENT]:
-            msg = f"{request.wheel.name}: the build made no {lost[0]} ({len(lost)} such files)"
-            remedy = "name it in compile.from_release in pins.yaml, if it is not made of this tree"
+            msg = (
+                f"{request.wheel.name}: the build did not create {lost[0]} ({len(lost)} such files)"
+            )
+            remedy = "if this tree does not build it, add it to compile.from_release in pins.yaml"
             raise CompileError(msg, remedy)
         base = made.wheel if everything else request.wheel
         if everything:

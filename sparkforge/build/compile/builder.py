@@ -100,8 +100,8 @@ def bake(
     try:
         call(*command, request.root, stream=True)
     except CommandError as error:
-        msg = f"the builder image could not be made:\n{error}"
-        raise ImageError(msg, "the engine's words are above") from error
+        msg = f"the builder image failed to build:\n{error}"
+        raise ImageError(msg, "see the docker output above") from error
     return _outputs(engine, name)
 
 

@@ -29,8 +29,8 @@ def builder_items(context: Context, base: str, wheels: Sequence[Item] | None = N
     """
     lock = context.target.builder.get(context.platform)
     if lock is None:
-        msg = f"targets.{context.target_name}: names no builder for {context.platform}"
-        raise CompileError(msg, "name a lock of what its upstreams' builds require (builder:)")
+        msg = f"targets.{context.target_name}: has no builder for {context.platform}"
+        raise CompileError(msg, "add a lock of its upstreams' build requirements (builder:)")
     path = context.root / lock
     house = wheelhouse_item(context, path, _HOUSE, "builder")
     inputs = {
@@ -80,9 +80,9 @@ def engine_of(context: Context) -> Engine:
         EngineError: none is used here.
     """
     if context.engine is None:
-        msg = "wheels are compiled in a container, and no container engine is used here"
+        msg = "compiling wheels needs a container engine"
         remedy = (
-            f"start Docker Engine {OLDEST_ENGINE} or newer (DOCKER_HOST), or take --wheels overlay"
+            f"start Docker Engine {OLDEST_ENGINE} or newer (DOCKER_HOST), or use --wheels overlay"
         )
         raise EngineError(msg, remedy)
     return context.engine

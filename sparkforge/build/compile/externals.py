@@ -70,8 +70,8 @@ def _ensure(store: Store, name: str, url: str, commit: str, access: Access, dept
     for path, sha in git.submodules(repo, commit).items():
         where = git.submodule_url(repo, commit, path)
         if where is None or depth == 0:
-            msg = f"{name}: commit {commit[:12]} has the submodule {path}, and no address of it"
-            raise IntegrityError(msg, "correct the commit in pins.yaml")
+            msg = f"{name}: commit {commit[:12]} has the submodule {path}, but no address for it"
+            raise IntegrityError(msg, "fix the commit in pins.yaml")
         # ./ and ../ are meant from the address of the repository itself
         address = urljoin(f"{url}/", where) if where.startswith((".", "..")) else where
         inner.append((path, _ensure(store, f"{name}/{path}", address, sha, access, depth - 1)))
@@ -82,8 +82,10 @@ def _fetch(repo: Path, name: str, url: str, commit: str, access: Access) -> None
     local = "://" not in url and Path(url).exists()
     where = str(Path(url).resolve()) if local else url
     if access.offline and not local:
-        msg = f"{name}: commit {commit[:12]} is not in the store, and --offline is given"
-        raise FetchError(msg, f"run once with network, or give --mirror {name}=PATH of a clone")
+        msg = f"{name}: commit {commit[:12]} is not in the store, and --offline is set"
+        raise FetchError(
+            msg, f"run once without --offline, or give --mirror {name}=PATH of a clone"
+        )
     log.info(f"{name}: fetching {commit[:12]} from {where}")
     git.init_bare(repo)
     git.tidy(repo)

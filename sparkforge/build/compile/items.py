@@ -38,13 +38,13 @@ def base_digest(context: Context) -> str:
         EngineError: no base is named, or it is a local name and there is no engine to ask.
     """
     if context.base is None:
-        msg = f"pins.yaml has no base image for target {context.target_name}, and wheels are"
-        raise EngineError(f"{msg} compiled in one", "name one: --base IMAGE (with Python and apt)")
+        msg = f"target {context.target_name} has no base image in pins.yaml, and wheels are"
+        raise EngineError(f"{msg} compiled in one", "give one: --base IMAGE (with Python and apt)")
     if context.engine is not None:
         return context.engine.identity(context.base)
     digest = stated_digest(context.base)
     if digest is None:
-        msg = f"--base {context.base}: without an engine nobody knows what this is"
+        msg = f"--base {context.base}: cannot be resolved without a container engine"
         raise EngineError(msg, "give NAME@sha256:…, or start an engine")
     return digest
 
@@ -136,7 +136,7 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
         running.finished(place)
         released = sum(one["from"] == "release" for one in done.natives.values())
         log.info(
-            f"native files: {len(done.natives) - released} compiled, {released} of the release"
+            f"native files: {len(done.natives) - released} compiled, {released} from the release"
         )
         return {
             **outputs_of(done.wheel), "compiled": True, "natives": done.natives,

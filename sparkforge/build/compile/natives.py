@@ -55,23 +55,27 @@ def decide(
             blocked = [(f"{name} {upstream.version}", plan.blocked)]
         if blocked:
             file, why = blocked[0]
-            msg = f"{file} can't be compiled: {why}"
-            raise CompileError(msg, f"take the release's natives: --native {PATCHED}")
+            msg = f"{file} cannot be compiled: {why}"
+            raise CompileError(msg, f"use the release's native files: --native {PATCHED}")
         return Decision(everything=bool(plan.natives))
     compiled: dict[str, Native] = {}
     for path, patch in touched.items():
         made = [one for one in ours if one.made_from(path)]
         for one in made:
-            _refuse_blocked(one, f"{patch} changes {path}, of which {one.file} is made")
+            _refuse_blocked(one, f"{patch} changes {path}, from which {one.file} is built")
             compiled[one.file] = one
         if not made and not _known(path, upstream):
-            msg = f"{patch} changes {path}, and pins.yaml does not say what is made of it"
-            remedy = f"name it in upstreams.{name}.compile.natives, or in paths; or --native {ALL}"
+            msg = f"{patch} changes {path}, but pins.yaml does not say what is built from it"
+            remedy = (
+                f"add it to upstreams.{name}.compile.natives or to paths; or use --native {ALL}"
+            )
             raise CompileError(msg, remedy)
     for target, patch in named.items():
         if target not in {one.target for one in plan.natives}:
-            msg = f"{patch}: its trailer Native names {target}, and pins.yaml has no such native"
-            raise CompileError(msg, f"name it in upstreams.{name}.compile.natives")
+            msg = (
+                f"{patch}: its trailer Native names {target}, but pins.yaml has no such native file"
+            )
+            raise CompileError(msg, f"add it to upstreams.{name}.compile.natives")
         for one in ours:
             if one.target == target:
                 _refuse_blocked(one, f"{patch} changes how {one.file} is compiled")
@@ -82,7 +86,7 @@ def decide(
 def _refuse_blocked(native: Native, why: str) -> None:
     if native.blocked:
         msg = f"{why}: {native.blocked}"
-        raise CompileError(msg, "leave that patch out, or pin what the compile needs")
+        raise CompileError(msg, "leave out that patch, or pin what the compile needs")
 
 
 def _known(path: str, upstream: Upstream) -> bool:

@@ -100,13 +100,13 @@ def run(recipe: Recipe, sources: Sources, place: Place) -> Made:
     wheels = list((place.work / "out").glob("*.whl"))
     if len(wheels) != 1:
         msg = f"the build left {len(wheels)} wheels in {place.work / 'out'}, not one"
-        raise CompileError(msg, f"all that it said is in {place.work / 'log.txt'}")
+        raise CompileError(msg, f"see the log {place.work / 'log.txt'}")
     made = {}
     for native in recipe.decision.compiled:
         path = place.work / "out" / "native" / native.file
         if not path.is_file():
             msg = f"CMake's target {native.target} installed no {native.file}"
-            raise CompileError(msg, "correct compile.natives in pins.yaml")
+            raise CompileError(msg, "fix compile.natives in pins.yaml")
         made[native.file] = path
     return Made(wheels[0], made)
 
@@ -122,7 +122,7 @@ def _prepare(sources: Sources, place: Place) -> None:
     ready = work / "unpacked"
     with disk_errors(work):
         if ready.exists():
-            log.info(f"going on with what stands in {work}")
+            log.info(f"continuing the build in {work}")
         else:
             _empty(work)
             for name in ("tree", "out", "cmake", "tmp", "externals", "gate/slots", "ccache"):
@@ -189,8 +189,8 @@ def _step(title: str, command: Sequence[str], log_file: Path) -> None:
             call(*command, stream=line)
         except CommandError as error:
             code = str(error).partition("\n")[0].rpartition(" ")[2]
-            msg = f"{title} ended with exit code {code}:\n{excerpt(said)}"
-            raise CompileError(msg, f"all that it said is in {log_file}") from error
+            msg = f"{title} failed with exit code {code}:\n{excerpt(said)}"
+            raise CompileError(msg, f"see the log {log_file}") from error
 
 
 class Progress:

@@ -34,7 +34,7 @@ def series_item(
         source = source_of(context.store, name, results[source_item.label])
         patched = series.apply_recorded(context.store, patches, source, upstream)
         known = source.provider in upstream.patched
-        note = "as recorded" if known else f"of {source.provider}, of which pins.yaml records none"
+        note = "as recorded" if known else f"from {source.provider}, not recorded in pins.yaml"
         log.info(f"{name}: {len(patches.patches)} patch(es), tree {patched.tree[:12]} ({note})")
         return {"source": source.commit, "commit": patched.commit, "tree": patched.tree,
                 "touched": dict(patched.touched)}  # fmt: skip

@@ -128,7 +128,7 @@ def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") 
             log.info(why)
         wheel = release_wheel(context, file)
         if not layers and plan.name is None and not plan.drop_requires:
-            log.info(f"{name}: nothing to change: the release wheel as it is")
+            log.info(f"{name}: no changes: the release wheel is used unmodified")
             os.link(wheel, folder / wheel.name)
             return {"file": wheel.name, "sha256": file.sha256, "version": upstream.version,
                     "replaced": [], "added": [], "removed": [], "left_out": [],

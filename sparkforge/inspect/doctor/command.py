@@ -52,12 +52,12 @@ def run(options: argparse.Namespace) -> int:
         page = path.parent / "docs" / "doctor.md"
         return settle(options, {page: generated.between(page, _PAGE, markdown())}, _PAGE)
     if options.wait is not None and not options.cluster:
-        raise UsageError("--wait is for the other side of a pair", "say --cluster, too")
+        raise UsageError("--wait needs --cluster", "add --cluster")
     all_pins = pins.load(path)
     want = wanted(all_pins, options.target or _likely_target())
     reports = options.report is not False  # None: in a file that we name
     if options.no_chats and not reports:
-        raise UsageError("--no-chats is for a report", "say --report, too")
+        raise UsageError("--no-chats needs --report", "add --report")
     archive = reporting.path_of(options.report, Path.cwd()) if reports else None
     seen = _recorded(options.readings) if options.readings else _read(options, want)
     if options.save:
@@ -65,11 +65,11 @@ def run(options: argparse.Namespace) -> int:
             options.save.write_text(seen.dumps() + "\n", encoding="utf-8")
         except OSError as refusal:
             msg = f"--save {options.save}: {refusal.strerror}"
-            raise UsageError(msg, "name a file that can be written") from None
+            raise UsageError(msg, "give a writable file") from None
     probes = PROBES
     if options.cluster:
         if options.readings:
-            raise UsageError("--cluster looks at this machine", "leave --readings out")
+            raise UsageError("--cluster checks this machine, --readings another", "omit --readings")
         mine = _settings(seen)
         if want.memory:  # each machine holds half of the model
             half = -(-int(want.memory["least_gib"]) // 2)
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     if archive is not None or not stops:
         return 0
     names = ", ".join(one.name for one in stops)
-    error = DoctorError(f"target {want.target} would not be built or served here: {names}",
+    error = DoctorError(f"this machine cannot build or serve target {want.target}: {names}",
                         "run the hint of each finding, then doctor again")  # fmt: skip
     log.error(str(error))
     return error.exit_code
@@ -105,8 +105,8 @@ def _settings(seen: Readings) -> Settings:
     except ClusterError as error:
         raise UsageError(str(error), "see docs/two-sparks.md") from None
     if mine is None:
-        msg = "SPARKFORGE_CLUSTER_ROLE is not set: this machine is one of no pair"
-        raise UsageError(msg, "write head or worker into .env: docs/two-sparks.md")
+        msg = "SPARKFORGE_CLUSTER_ROLE is not set: this machine is not part of a pair"
+        raise UsageError(msg, "set it to head or worker in .env; see docs/two-sparks.md")
     return mine
 
 
@@ -119,7 +119,7 @@ def judge(seen: Readings, want: Wanted, probes: Iterable[Probe]) -> list[Finding
         except Exception as error:  # what a machine may say has no end: the others still count
             log.detail(f"{probe.__name__}: {type(error).__name__}: {error}")
             findings.append(Finding(
-                "doctor", "warn", f"{probe.__name__} could not judge: {type(error).__name__}:"
+                "doctor", "warn", f"{probe.__name__} failed: {type(error).__name__}:"
                 f" {error}", "python3 build.py doctor --save readings.json   # and report it",
             ))  # fmt: skip
     if seen.late:
@@ -185,11 +185,11 @@ def _recorded(path: Path) -> Readings:
         text = reporting.readings_in(path) or path.read_text(encoding="utf-8")
         return Readings.loads(text)
     except OSError as error:
-        hint = "name what --save or --report wrote"
+        hint = "give a file from --save or --report"
         raise UsageError(f"{path}: {error.strerror}", hint) from None
     except (ValueError, TypeError, AttributeError) as error:
-        msg = f"{path} is no recording: {error}"
-        raise UsageError(msg, "build.py doctor --save FILE writes one") from None
+        msg = f"{path} is not a recording: {error}"
+        raise UsageError(msg, "create one with build.py doctor --save FILE") from None
 
 
 def _read(options: argparse.Namespace, want: Wanted) -> Readings:
@@ -201,7 +201,9 @@ def _read(options: argparse.Namespace, want: Wanted) -> Readings:
     elif options.model is not None:
         folder = options.model.resolve()
         if not folder.is_dir():
-            raise UsageError(f"--model {options.model}: no such folder", "name a checkpoint's")
+            raise UsageError(
+                f"--model {options.model}: no such folder", "give the folder of a checkpoint"
+            )
         look = lambda: checkpoint.read_folder(folder)  # noqa: E731
     else:
         assert want.model is not None

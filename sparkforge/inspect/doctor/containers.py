@@ -23,17 +23,21 @@ def engine(seen: Readings, want: Wanted) -> Iterator[Finding]:
     said = seen.said("docker")
     info = _info(said)
     bad: State = "fail" if want.needs_engine else "note"
-    instead = "" if want.needs_engine else "; without one: a plain environment (--engine none)"
+    instead = (
+        ""
+        if want.needs_engine
+        else "; without one, builds use a virtual environment (--engine none)"
+    )
     socket = seen.facts.get("docker_socket", "")
     rights = seen.paths.get(socket, {})
     if socket and rights.get("exists"):
         if rights.get("writable"):
-            yield Finding("docker-socket", "ok", f"{socket} may be used")
+            yield Finding("docker-socket", "ok", f"{socket} is accessible")
         else:
             yield Finding(
-                "docker-socket", bad, f"{socket}: no right to use it{instead}",
+                "docker-socket", bad, f"{socket}: permission denied{instead}",
                 "sudo usermod -aG docker $USER && newgrp docker"
-                "   # members of docker are as good as root",
+                "   # members of docker have root rights",
             )  # fmt: skip
     version = str(info.get("ServerVersion") or "") if info else ""
     if not version:
@@ -75,18 +79,18 @@ def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
     found = info.get("DiscoveredDevices")
     cdi = any("nvidia.com/gpu" in str(one) for one in found) if isinstance(found, list) else False
     said = seen.said("nvidia-ctk")
-    version = first_line(said.out) if said.code == 0 else "nvidia-ctk is not there"
+    version = first_line(said.out) if said.code == 0 else "nvidia-ctk is not installed"
     ways = [word for word, is_so in (("runtime nvidia", known), ("CDI devices", cdi)) if is_so]
     if ways:
         return Finding("container-toolkit", "ok", f"{version}; the engine has {', '.join(ways)}")
     if said.code == 0:
         # Docker finds the toolkit's hook by itself, so this may still do
         return Finding(
-            "container-toolkit", "warn", f"{version}; the engine names no runtime nvidia",
+            "container-toolkit", "warn", f"{version}; the engine has no runtime nvidia",
             "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker",
         )  # fmt: skip
     return Finding(
-        "container-toolkit", "fail", f"{version}, and the engine names no runtime nvidia",
+        "container-toolkit", "fail", f"{version}, and the engine has no runtime nvidia",
         "sudo apt-get install nvidia-container-toolkit"
         " && sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker",
     )  # fmt: skip
@@ -106,11 +110,11 @@ def _silence(said: Glimpse, info: dict[str, Any] | None) -> str:
     errors = (info or {}).get("ServerErrors") or []
     words = [str(one) for one in errors] if isinstance(errors, list) else []
     words += (said.err + ("" if info else said.out)).strip().splitlines()
-    return f"docker info: {words[0][:160] if words else 'names no server'}"
+    return f"docker info: {words[0][:160] if words else 'no server'}"
 
 
 def _why_not(said: Glimpse) -> str:
-    return said.problem or first_line(said.err + said.out) or f"ended with {said.code}"
+    return said.problem or first_line(said.err + said.out) or f"failed with exit code {said.code}"
 
 
 PROBES = (engine,)

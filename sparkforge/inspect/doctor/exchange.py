@@ -46,7 +46,7 @@ def port_of(mine: Settings) -> int:
 def exchange(mine: Settings, facts: Mapping[str, str], wait_s: float) -> Peer:
     """Meet the other side's doctor within ``wait_s`` seconds."""
     other = "worker" if mine.is_head else "head"
-    log.info(f"waiting {wait_s:.0f} s at most for the other side: run the same command there")
+    log.info(f"waiting {wait_s:.0f} s at most for the other machine: run the same command there")
     end = time.monotonic() + wait_s
     try:
         with (_accepted if mine.is_head else _connected)(mine, end) as connection:
@@ -56,7 +56,7 @@ def exchange(mine: Settings, facts: Mapping[str, str], wait_s: float) -> Peer:
                 stream.flush()
                 theirs = plain.json_of(stream.readline(_LIMIT))
                 if not isinstance(theirs, dict):
-                    return Peer(problem=f"the {other} spoke nonsense")
+                    return Peer(problem=f"the {other} sent an invalid answer")
                 offset = None
                 if mine.is_head:
                     for _ in range(_ASKS):

@@ -27,7 +27,7 @@ def gpu(seen: Readings, want: Wanted) -> Iterator[Finding]:
     tree = _tree(said)
     if tree is None or tree.find("gpu") is None:
         if not want.gpu and said.code is None and "PATH" in said.problem:
-            yield Finding("gpu", "ok", f"none here, and target {want.target} needs none")
+            yield Finding("gpu", "ok", f"no GPU; target {want.target} needs none")
             return
         needed = f"; target {want.target} needs one" if want.gpu else ", and none is needed"
         yield Finding(
@@ -49,10 +49,10 @@ def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if missing:
         yield Finding(
             "devices", "warn", f"missing: {', '.join(missing)}",
-            "sudo nvidia-modprobe -u -c=0   # makes them; or: sudo modprobe nvidia-uvm",
+            "sudo nvidia-modprobe -u -c=0   # creates them; or: sudo modprobe nvidia-uvm",
         )  # fmt: skip
     else:
-        yield Finding("devices", "ok", "all there")
+        yield Finding("devices", "ok", "all present")
 
 
 def _tree(said: Glimpse) -> ET.Element | None:
@@ -69,15 +69,15 @@ def _silence(said: Glimpse, tree: ET.Element | None) -> str:
         return said.problem
     words = (said.out + said.err).strip().splitlines() or ["nothing"]
     if said.code != 0:
-        return f"nvidia-smi ended with {said.code}: {words[0][:120]}"
-    return "nvidia-smi names no GPU" if tree is not None else f"no XML: {words[0][:120]!r}"
+        return f"nvidia-smi failed with exit code {said.code}: {words[0][:120]}"
+    return "nvidia-smi lists no GPU" if tree is not None else f"not XML: {words[0][:120]!r}"
 
 
 def _capability(seen: Readings, want: Wanted, tree: ET.Element) -> Finding:
     names = [_text(one, "product_name") or "unnamed" for one in tree.iter("gpu")]
     rows = [row.rpartition(",") for row in seen.said("compute-cap").out.strip().splitlines()]
     found = {row[2].strip() for row in rows if re.fullmatch(r"\d+\.\d+", row[2].strip())}
-    said = f"{', '.join(names)}; compute capability {', '.join(sorted(found)) or 'not told'}"
+    said = f"{', '.join(names)}; compute capability {', '.join(sorted(found)) or 'unknown'}"
     if not want.gpu or want.cuda_arch in found:
         return Finding("gpu", "ok", said)
     if not found:
@@ -90,7 +90,7 @@ def _capability(seen: Readings, want: Wanted, tree: ET.Element) -> Finding:
 
 def _driver(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
     driver, cuda = _text(tree, "driver_version"), _text(tree, "cuda_version")
-    said = f"{driver or 'version not told'}, CUDA {cuda or 'not told'}"
+    said = f"{driver or 'version unknown'}, CUDA {cuda or 'unknown'}"
     found = re.fullmatch(r"(\d+)\.(\d+)", cuda)
     if want.cuda is None or found is None:
         yield Finding("driver", "ok" if want.cuda is None else "note", said)
@@ -110,12 +110,15 @@ def _memory(tree: ET.Element) -> Iterator[Finding]:
         usage = one.find("fb_memory_usage")
         total = _text(usage, "total") if usage is not None else ""
         known = _number(total) is not None
-        said.append(f"{_text(usage, 'used')} of {total} used" if known else "not told by nvidia-smi"
-                    " (unified memory)")  # fmt: skip
+        said.append(
+            f"{_text(usage, 'used')} of {total} used"
+            if known
+            else "not reported by nvidia-smi (unified memory)"
+        )
         held += len(one.findall("processes/process_info"))
     text = "; ".join(said)
     if held:
-        yield Finding("gpu-memory", "warn", f"{text}; {held} processes hold some", "nvidia-smi")
+        yield Finding("gpu-memory", "warn", f"{text}; {held} processes use some", "nvidia-smi")
     else:
         yield Finding("gpu-memory", "ok", text)
 
@@ -128,8 +131,8 @@ def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
         slowed = _reasons(one)
         said = (
             f"SM {_mhz(now)}, at most {_mhz(most)}, load "
-            f"{'not told' if load is None else f'{load:.0f} %'}"
-            + (f"; slowed by {', '.join(slowed)}" if slowed else "")
+            f"{'unknown' if load is None else f'{load:.0f} %'}"
+            + (f"; throttled by {', '.join(slowed)}" if slowed else "")
         )
         look = "nvidia-smi -q -d CLOCK,PERFORMANCE,POWER,TEMPERATURE"
         if now is None:
@@ -144,7 +147,7 @@ def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
             yield Finding("clocks", "warn", said, look)
         elif load is None or load < BUSY_PERCENT:
             yield Finding(
-                "clocks", "note", f"{said}; idle clocks say nothing: run doctor while it serves",
+                "clocks", "note", f"{said}; idle clocks prove nothing: run doctor while it serves",
                 look,
             )  # fmt: skip
         else:
@@ -173,7 +176,7 @@ def _number(text: str) -> float | None:
 
 
 def _mhz(value: float | None) -> str:
-    return "not told" if value is None else f"{value:.0f} MHz"
+    return "unknown" if value is None else f"{value:.0f} MHz"
 
 
 PROBES = (gpu, devices)

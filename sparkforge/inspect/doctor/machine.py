@@ -24,11 +24,12 @@ def architecture(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("architecture", "ok", f"{machine}, {here}")
         return
     yield Finding(
-        "architecture", "fail",
+        "architecture",
+        "fail",
         f"{machine}; target {want.target} is for {', '.join(want.platforms)}",
-        f"python3 build.py doctor --target {want.target}   # run it there; here: build.py --target"
-        f" {want.target} --until wheelhouse makes the wheels",
-    )  # fmt: skip
+        f"python3 build.py doctor --target {want.target}   # run it there; to build the wheels"
+        f" here: build.py --target {want.target} --until wheelhouse",
+    )
 
 
 # what vLLM 0.31.0 selects by instruction set: its extension (platforms/cpu.py, import_kernels), and
@@ -52,8 +53,7 @@ def instructions(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding(
             "instructions",
             "fail",
-            "no AVX2 among the flags of /proc/cpuinfo; vLLM's CPU wheel for x86-64 has no kernels"
-            " for less",
+            "no AVX2 among the flags of /proc/cpuinfo; vLLM's CPU wheel for x86-64 needs AVX2",
             "use a machine with AVX2; in a virtual machine, give it the host's CPU model",
         )
         return
@@ -109,7 +109,11 @@ def python(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if want.python in there:
         yield Finding("python", "ok", said)
         return
-    how = "its image brings it" if want.needs_engine else "a plain environment gets uv's own build"
+    how = (
+        "its image includes it"
+        if want.needs_engine
+        else "a virtual environment uses uv's own build"
+    )
     yield Finding(
         "python", "note", f"{said}; target {want.target} is locked for {want.python}: {how}"
     )
@@ -124,9 +128,7 @@ def git(seen: Readings, want: Wanted) -> Iterator[Finding]:
             "git", "fail", said.problem or f"git --version: {first_line(said.out)!r}", install
         )
     elif (int(version[1]), int(version[2])) < _OLDEST_GIT:
-        yield Finding(
-            "git", "warn", f"{first_line(said.out)}; 2.34 or newer is known to do", install
-        )
+        yield Finding("git", "warn", f"{first_line(said.out)}; use 2.34 or newer", install)
     else:
         yield Finding("git", "ok", first_line(said.out))
 
@@ -143,13 +145,13 @@ def proxies(seen: Readings, want: Wanted) -> Iterator[Finding]:
     without = seen.variables.get("no_proxy") or seen.variables.get("NO_PROXY") or ""
     if not {"127.0.0.1", "localhost", "*"}.intersection(re.split(r"[,\s]+", without)):
         yield Finding(
-            "proxies", "warn", f"{shown}{bundle}; no_proxy does not name loopback",
+            "proxies", "warn", f"{shown}{bundle}; no_proxy does not contain loopback",
             "export no_proxy=127.0.0.1,localhost NO_PROXY=127.0.0.1,localhost",
         )  # fmt: skip
         return
     yield Finding(
         "proxies", "note", f"{shown}{bundle}",
-        "where it signs its own certificates: python3 build.py … --ca-bundle FILE",
+        "if the proxy has its own certificates: python3 build.py … --ca-bundle FILE",
     )  # fmt: skip
 
 
@@ -159,7 +161,7 @@ def proxies(seen: Readings, want: Wanted) -> Iterator[Finding]:
 def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
     have = memory.meminfo(seen.text("/proc/meminfo"))
     if not {"MemTotal", "MemAvailable"} <= have.keys() or not have["MemTotal"]:
-        yield Finding("memory", "note", "/proc/meminfo says nothing of memory")
+        yield Finding("memory", "note", "/proc/meminfo has no memory information")
         return
     reading = memory.Reading(have["MemTotal"], have["MemAvailable"])
     # the entrypoint asks CUDA, too; a driver that is silent here is a finding of its own
@@ -174,9 +176,9 @@ def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
         keep, least = want.memory["keep_free_gib"], want.memory["least_gib"]
         yield Finding(
             "memory", "fail", f"{said}; {keep} are kept free, and the model needs {least}",
-            "ps aux --sort=-rss | head; docker ps   # and end what holds memory"
+            "ps aux --sort=-rss | head; docker ps   # then stop what uses memory"
             if reading.total / _GIB >= want.memory["keep_free_gib"] + want.memory["least_gib"]
-            else "all of its memory is too little: use another machine, or a smaller model",
+            else "this machine has too little memory: use another, or a smaller model",
         )  # fmt: skip
         return
     yield Finding("memory", "ok", f"{said}; vLLM would be given {share:.2f} of all")
@@ -207,7 +209,7 @@ def swap(seen: Readings, want: Wanted) -> Iterator[Finding]:
             "sudo swapoff -a && sudo swapon -a   # when enough memory is available",
         )  # fmt: skip
     else:
-        yield Finding("swap", "ok", f"{total / _GIB:.1f} GiB, hardly used")
+        yield Finding("swap", "ok", f"{total / _GIB:.1f} GiB, little used")
 
 
 def _settings(text: str) -> dict[str, str]:

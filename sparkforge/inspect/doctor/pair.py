@@ -82,10 +82,10 @@ def _interface(pair: Pair, *, rdma: bool) -> Iterator[Finding]:
     name = mine.interface
     if one.state is None:
         yield Finding(
-            "interface", "fail", f"there is no {name}", "ip -br address   # and into .env"
+            "interface", "fail", f"{name} does not exist", "ip -br address   # then correct .env"
         )
         return
-    speed = f"{one.mbit / 1000:.0f} Gbit/s" if one.mbit and one.mbit > 0 else "speed not told"
+    speed = f"{one.mbit / 1000:.0f} Gbit/s" if one.mbit and one.mbit > 0 else "speed unknown"
     said = f"{name} {one.state}, {speed}, {', '.join(one.addresses) or 'no address'}"
     if mine.own not in one.addresses:
         mend = f"sudo ip address add {mine.own}/24 dev {name} && sudo ip link set {name} up"
@@ -96,16 +96,18 @@ def _interface(pair: Pair, *, rdma: bool) -> Iterator[Finding]:
         yield Finding("interface", "warn", f"{said}; a Spark's port has 200", f"ethtool {name}")
     else:
         yield Finding("interface", "ok", said)
-    mtu = f"sudo ip link set {name} mtu {_JUMBO}   # on both; netplan makes it stay"
+    mtu = f"sudo ip link set {name} mtu {_JUMBO}   # on both; netplan makes it permanent"
     if one.mtu is None or one.mtu < _JUMBO:
-        yield Finding("mtu", "warn", f"{one.mtu or 'not told'}", mtu)
+        yield Finding("mtu", "warn", f"{one.mtu or 'unknown'}", mtu)
     elif (theirs := pair.peer.facts.get("mtu", "")) not in ("", str(one.mtu)):
         yield Finding("mtu", "fail", f"here {one.mtu}, there {theirs}", mtu)
     elif pair.jumbo not in ("", "ok"):
         yield Finding("mtu", "fail", f"{one.mtu}, but packets of that size do not arrive:"
                       f" {pair.jumbo}", mtu)  # fmt: skip
     else:
-        tried = ", and a packet of that size arrives" if pair.jumbo else "; not tried: no ping here"
+        tried = (
+            ", and a packet of that size arrives" if pair.jumbo else "; not tested: no ping here"
+        )
         yield Finding("mtu", "ok", f"{one.mtu}{tried}")
 
 
@@ -117,7 +119,7 @@ def _rdma(pair: Pair) -> Finding:
     there = [one for one in pair.gids if one.interface == name]
     if not there:
         devices = ", ".join(sorted({f"{one.device} ({one.interface})" for one in pair.gids}))
-        return Finding("rdma", "fail", f"none on {name}; there are {devices}", look)
+        return Finding("rdma", "fail", f"none on {name}; found {devices}", look)
     fit = [one for one in there if one.kind == "RoCE v2" and _ends_with(one.gid, own)]
     if not fit:
         return Finding("rdma", "fail", f"{there[0].device} on {name} has no RoCE v2 GID of {own}",
@@ -128,7 +130,7 @@ def _rdma(pair: Pair) -> Finding:
     if "ACTIVE" not in one.state:
         return Finding("rdma", "fail", said, f"{look}   # the cable?")
     return Finding("rdma", "ok", said, f"NCCL_IB_HCA={one.device} NCCL_IB_GID_INDEX={one.index}"
-                   "   # for .env, if NCCL does not find it by itself")  # fmt: skip
+                   "   # add to .env if NCCL does not find it")  # fmt: skip
 
 
 def _ends_with(gid: str, address: str) -> bool:
@@ -144,7 +146,7 @@ def _ends_with(gid: str, address: str) -> bool:
 def _kernel(seen: Readings) -> Finding:
     kernel = seen.facts.get("kernel", "")
     if not kernel.startswith("7.0.0-1019"):
-        return Finding("rdma-kernel", "ok", kernel or "not told")
+        return Finding("rdma-kernel", "ok", kernel or "unknown")
     if re.search(r"\bkho=off\b", seen.text("/proc/cmdline")):
         return Finding("rdma-kernel", "ok", f"{kernel}, with kho=off")
     return Finding("rdma-kernel", "warn", f"{kernel} without kho=off",
@@ -161,7 +163,7 @@ def _variables(pair: Pair, seen: Readings) -> Finding:
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = there.get(name, "").lstrip("=")
         if value and value != pair.mine.interface:
-            wrong.append(f"{name} names another interface than {pair.mine.interface}")
+            wrong.append(f"{name} is another interface than {pair.mine.interface}")
     if there.get("NCCL_IB_DISABLE", "0") != "0":
         wrong.append("NCCL_IB_DISABLE turns RoCE off")
     index = there.get("NCCL_IB_GID_INDEX", "")
@@ -181,7 +183,7 @@ def _peer(pair: Pair) -> Iterator[Finding]:
     if peer.problem:
         yield Finding(
             "peer", "fail", f"{other}: {peer.problem}",
-            f"ping -c 3 {other}; and there, at the same time: python3 build.py doctor --cluster",
+            f"ping -c 3 {other}; at the same time there: python3 build.py doctor --cluster",
         )  # fmt: skip
         return
     yield Finding("peer", "ok", f"{other} answers; it is the {peer.facts.get('role')}")
@@ -205,7 +207,7 @@ def _peer(pair: Pair) -> Iterator[Finding]:
         if values:
             yield Finding(name, "ok", ", ".join(sorted(values)))
         else:
-            yield Finding(name, "note", "neither side knows one")
+            yield Finding(name, "note", "neither side has one")
     if peer.offset_s is None:
         return  # the worker's doctor asks
     step = f"{abs(peer.offset_s):.3f} s apart"

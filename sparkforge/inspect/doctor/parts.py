@@ -101,12 +101,12 @@ def collect(run: Run, *, ask: bool) -> Iterator[Part]:
         ask: whether the server is asked questions.
     """
     yield _checkout(run.root)
-    yield _file("receipt.json", "what was built, from which sources, with time per stage",
+    yield _file("receipt.json", "receipt of the build: sources, results, time per stage",
                 run.root / "dist" / run.target / "receipt.json",
                 f"python3 build.py --target {run.target}")  # fmt: skip
-    yield _file("build.log", "what the build printed", run.root / "build.log",
+    yield _file("build.log", "output of the build", run.root / "build.log",
                 f"python3 build.py --target {run.target} 2>&1 | tee build.log")  # fmt: skip
-    yield _text("kernel.log", "lines of the kernel about GPU and memory", _kernel())
+    yield _text("kernel.log", "kernel messages about GPU and memory", _kernel())
     if ask:
         yield from _chats(run.place)
     yield from _of_container(run)
@@ -130,7 +130,7 @@ def _file(name: str, what: str, path: Path, remedy: str) -> Part:
             data = file.read(_MOST)
             more = bool(file.read(1))
     except OSError as error:
-        return Part(name, what, problem=f"{path.name}: {error.strerror}; {remedy} writes it")
+        return Part(name, what, problem=f"{path.name}: {error.strerror}; {remedy} creates it")
     problem = f"only the first {_MOST >> 20} MiB" if more else ""
     return Part(name, what, data.decode(errors="replace"), problem)
 
@@ -153,11 +153,11 @@ def _kernel() -> Glimpse:
 
 
 def _chats(place: chats.Place) -> Iterator[Part]:
-    what = "questions, answers, tokens a second: alone, eight at once, a tool, a long prompt"
+    what = "questions, answers, tokens per second: alone, eight at once, a tool, a long prompt"
     try:
         model = chats.model_of(place)
     except (OSError, ValueError) as error:
-        why = "nothing answers there" if isinstance(error, ConnectionError) else str(error)
+        why = "no server answers" if isinstance(error, ConnectionError) else str(error)
         yield Part("chats.json", what, problem=f"{place.url}: {why}")
         return
     with _clocks() as clocks:
@@ -166,7 +166,7 @@ def _chats(place: chats.Place) -> Iterator[Part]:
     problem = f"{len(wrong)} of {len(found)}: {wrong[0].problem}" if wrong else ""
     document = {"model": asdict(model), "chats": [asdict(one) for one in found]}
     yield Part("chats.json", what, json.dumps(document, indent=1) + "\n", problem)
-    yield _text("clocks.csv", "clocks, power and heat of the GPU during them", clocks[0])
+    yield _text("clocks.csv", "GPU clocks, power and temperature during the chats", clocks[0])
 
 
 @contextmanager
@@ -199,16 +199,20 @@ def _of_container(run: Run) -> Iterator[Part]:
     box = run.container
     if box is None:
         what = "log, memory and state of the server"
-        yield Part("container.log", what, problem=f"Compose made no container of {run.target}:"
-                   f" docker compose --profile {run.target} up -d")  # fmt: skip
+        yield Part(
+            "container.log",
+            what,
+            problem=(
+                f"Compose has no container of {run.target}: docker compose --profile {run.target}"
+                " up -d"
+            ),
+        )
         return
     log.info("log and memory of the container")
     seen = glimpse("docker", "image", "inspect", box.image, timeout_s=_ASK_S)
-    yield _json("image.json", "the image: digest, tags, size, labels", seen, _image)
+    yield _json("image.json", "image: digest, tags, size, labels", seen, _image)
     seen = glimpse("docker", "inspect", box.id, timeout_s=_ASK_S)
-    yield _json(
-        "container.json", "the container: state, checks, limits, variables", seen, _container
-    )
+    yield _json("container.json", "container: state, checks, limits, variables", seen, _container)
     whole = _log(box.id)
     yield whole
     if whole.problem:
@@ -217,10 +221,10 @@ def _of_container(run: Run) -> Iterator[Part]:
     yield Part("moments.txt", "memory at each stage of the start", "\n".join([*lines, ""]),
                "" if lines else "the log has no such line")  # fmt: skip
     inside = {
-        "cgroup.txt": ("what the container's memory limit counts", _CGROUP),
+        "cgroup.txt": ("memory that counts towards the container's limit", _CGROUP),
         "caches.txt": ("sizes of model and compiled kernels", _CACHES),
         "device.txt": (
-            "the GPU as the driver shows it in the container",
+            "the GPU as seen in the container",
             "/opt/sparkforge/venv/bin/python -I -c 'import sys;"
             ' sys.path.insert(0, "/opt/sparkforge/bin"); from sparkforge.serving import devices;'
             ' print("capabilities", devices.capabilities());'
@@ -252,7 +256,7 @@ def _json(name: str, what: str, seen: Glimpse, pick: Callable[[Any], Any]) -> Pa
     try:
         found = pick(plain.json_of(seen.out)[0])
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        return Part(name, what, problem=f"docker's answer has another form: {error!r}")
+        return Part(name, what, problem=f"unexpected answer from docker: {error!r}")
     return Part(name, what, json.dumps(found, indent=1) + "\n")
 
 

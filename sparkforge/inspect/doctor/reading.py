@@ -70,7 +70,7 @@ class Readings:
 
     def said(self, name: str) -> Glimpse:
         """Return what a program said; one that was not asked has no exit code."""
-        return self.programs.get(name, Glimpse(None, problem=f"{name} was not asked"))
+        return self.programs.get(name, Glimpse(None, problem=f"{name} was not read"))
 
     def text(self, path: str) -> str:
         """Return a file's text, "" where there is none."""

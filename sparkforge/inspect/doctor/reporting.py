@@ -33,13 +33,16 @@ def path_of(chosen: Path | None, folder: Path) -> Path:
     """Return where the archive goes: the file that was named, else a new one with the time.
 
     Raises:
-        UsageError: the file is there already, or its folder is not.
+        UsageError: the file already exists, or its folder is not.
     """
     path = chosen or folder / time.strftime("sparkforge-report-%Y%m%d-%H%M%S.tar.gz")
     if path.exists():
-        raise UsageError(f"--report {path}: is there already", "name another file")
+        raise UsageError(f"--report {path}: already exists", "give another file")
     if not path.parent.is_dir():
-        raise UsageError(f"--report {path}: no folder {path.parent}", "name a file in one")
+        raise UsageError(
+            f"--report {path}: folder {path.parent} does not exist",
+            "give a file in an existing folder",
+        )
     return path
 
 
@@ -67,8 +70,8 @@ def write(
     run = parts.Run(root, target, parts.find_container(target), place)
     mask = mask_of(variables, keys, Path.home(), getpass.getuser(), socket.gethostname())
     found = [
-        Part(READINGS, "what doctor read; doctor --readings judges it", seen.dumps() + "\n"),
-        Part("findings.json", "what doctor made of it", json.dumps(findings, indent=1) + "\n"),
+        Part(READINGS, "readings; judge them with doctor --readings", seen.dumps() + "\n"),
+        Part("findings.json", "findings", json.dumps(findings, indent=1) + "\n"),
         *parts.collect(run, ask=ask),
     ]
     masked = [_masked(part, mask) for part in found]
@@ -86,8 +89,10 @@ def show(path: Path, found: Sequence[Part]) -> None:
         if one.problem:
             state = "not complete" if one.text else "missing"
             log.info(f"{log.painted('33', '!')} {one.file}, {state}: {one.problem}")
-    log.info("API keys, tokens, passwords, serial numbers, and the names of user and machine are"
-             " left out; look through it before you send it")  # fmt: skip
+    log.info(
+        "API keys, tokens, passwords, serial numbers, and the names of user and machine are"
+        " removed; check the archive before you send it"
+    )
 
 
 def document(path: Path, found: Iterable[Part]) -> dict[str, object]:

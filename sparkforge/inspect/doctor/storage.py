@@ -25,7 +25,7 @@ def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if disk is None:
         yield Finding(
             "store", "fail", "the disk of the store did not answer",
-            "df -h   # a network disk whose server is gone? then: --store DIR on another one",
+            "df -h   # if a network disk is gone: --store DIR on another disk",
         )  # fmt: skip
         return
     rights = seen.paths.get(str(disk["path"]), {})
@@ -33,14 +33,14 @@ def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
     said = f"{disk['path']}: {free / _GIB:.1f} GiB free"
     elsewhere = "python3 build.py clean --superseded; or SPARKFORGE_STORE=/larger/disk/sparkforge"
     if not rights.get("folder", True) or not rights.get("writable", True):
-        yield Finding("store", "fail", f"{said}; it can't be written",
+        yield Finding("store", "fail", f"{said}; not writable",
                       f"ls -ld {disk['path']}; or SPARKFORGE_STORE=/another/folder")  # fmt: skip
     elif free < _LEAST:
         yield Finding("store", "fail", said, elsewhere)
     elif free < want.store_bytes:
         need = f"{want.store_bytes / _GIB:.0f} GiB"
         kind = "an estimate" if want.gpu else "measured"
-        yield Finding("store", "warn", f"{said}; a first build takes {need} ({kind})", elsewhere)
+        yield Finding("store", "warn", f"{said}; a first build needs {need} ({kind})", elsewhere)
     else:
         yield Finding("store", "ok", said)
 
@@ -48,12 +48,12 @@ def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
 def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
     """Judge ``disks["checkpoint"]``: what ``checkpoint.read`` or ``read_folder`` gave."""
     if want.model is None:
-        yield Finding("model", "ok", f"target {want.target} makes its own, a tiny one")
+        yield Finding("model", "ok", f"target {want.target} builds its own tiny model")
         return
     name, repository, revision = want.model
     found = seen.disks.get("checkpoint")
     if found is None:
-        yield Finding("model", "warn", "its folder did not answer, or can't be read",
+        yield Finding("model", "warn", "its folder does not answer or is not readable",
                       "ls -l ~/.cache/huggingface/hub; sudo python3 build.py doctor")  # fmt: skip
         return
     where = found.get("folder") or found.get("snapshot")
@@ -70,17 +70,25 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
                       _again(found, fetch, revision))  # fmt: skip
         yield from _room(seen, name)
     elif halves:
-        yield Finding("model", "warn", f"{where}: complete, but {len(halves)} downloads beside it"
-                      " stopped half-way", fetch)  # fmt: skip
+        yield Finding(
+            "model",
+            "warn",
+            f"{where}: complete, but with {len(halves)} unfinished downloads beside it",
+            fetch,
+        )
     else:
         size = sum(int(one["size"]) for one in found["shards"].values())
         said = f"{where}: {len(found['shards'])} shards, {size / 1e9:.1f} GB"
         if "hub" in found and not folder_for_compose(seen.variables):
-            yield Finding("model", "warn", f"{said}; but Compose reads its own {_VOLUME}, which its"
-                          " first start fills over the network",
-                          _mount(Path(found["hub"]), fetch, seen, want))  # fmt: skip
+            yield Finding(
+                "model",
+                "warn",
+                f"{said}; but Compose uses its own {_VOLUME}, and downloads the model at the"
+                " first start",
+                _mount(Path(found["hub"]), fetch, seen, want),
+            )
             return
-        yield Finding("model", "ok", f"{said}, each as long as its header says")
+        yield Finding("model", "ok", f"{said}, each of the size in its header")
 
 
 def folder_for_compose(variables: Mapping[str, str]) -> str:
@@ -124,8 +132,12 @@ def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
         return
     share = _shared(_quoted(folder))
     if not found["exists"]:
-        yield Finding("model-rights", "fail", f"{folder} is not there; Docker would make it, as"
-                      " root's", f"mkdir -p {_quoted(folder)} && {share}")  # fmt: skip
+        yield Finding(
+            "model-rights",
+            "fail",
+            f"{folder} does not exist; Docker would create it as root",
+            f"mkdir -p {_quoted(folder)} && {share}",
+        )
     elif found["unreadable"]:
         yield Finding("model-rights", "fail", f"user {USER} of the container cannot read"
                       f" {found['unreadable']}", share)  # fmt: skip
@@ -160,15 +172,15 @@ def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) 
     if found.get("revisions"):
         said += f" (there: {', '.join(one[:12] for one in found['revisions'])})"
     if found.get("incomplete"):
-        said += f"; {len(found['incomplete'])} downloads stopped half-way"
+        said += f"; {len(found['incomplete'])} unfinished downloads"
     if offline(seen):
-        return Finding("model", "fail", f"{said}, and HF_HUB_OFFLINE forbids to fetch it",
+        return Finding("model", "fail", f"{said}, and HF_HUB_OFFLINE is set",
                        f"HF_HUB_OFFLINE=0 {fetch}")  # fmt: skip
     size = MODEL_BYTES.get(want.model[0])
     amount = f" {size / 1e9:.1f} GB" if size else ""
     into = folder_for_compose(seen.variables) or f"its {_VOLUME}"
     return Finding(
-        "model", "warn", f"{said}; Compose's first start fetches{amount} into {into}", fetch
+        "model", "warn", f"{said}; Compose downloads{amount} into {into} at the first start", fetch
     )
 
 
@@ -176,7 +188,7 @@ def _again(found: Mapping[str, Any], fetch: str, revision: str) -> str:
     """Return the command that repairs a checkpoint; what is there and damaged is not kept."""
     if "hub" not in found:  # a folder of the user's own: nothing of it is overwritten
         target = shlex.quote(f"{found['folder']}-anew")
-        return f"{fetch} --local-dir {target}   # or copy yours anew"
+        return f"{fetch} --local-dir {target}   # or copy yours again"
     shards: Mapping[str, Mapping[str, Any]] = found.get("shards") or {}
     damaged = [
         name
@@ -214,7 +226,7 @@ def _room(seen: Readings, name: str) -> Iterator[Finding]:
     disk, need = seen.disks.get("model"), MODEL_BYTES.get(name)
     if disk is None or need is None:
         return
-    said = f"{disk['path']}: {int(disk['free']) / 1e9:.0f} GB free, {name} takes {need / 1e9:.0f}"
+    said = f"{disk['path']}: {int(disk['free']) / 1e9:.0f} GB free, {name} needs {need / 1e9:.0f}"
     if int(disk["free"]) < need:
         hint = "echo SPARKFORGE_HF_CACHE=/larger/disk/huggingface >>.env   # of user 10001"
         yield Finding("model-disk", "fail", said, hint)
@@ -230,8 +242,8 @@ def port(seen: Readings, want: Wanted) -> Iterator[Finding]:
     taken = listening(seen.text("/proc/net/tcp")) | listening(seen.text("/proc/net/tcp6"))
     if int(text) in taken:
         yield Finding(
-            "port", "warn", f"{text} is taken, perhaps by the server itself",
-            f"ss -ltnp 'sport = :{text}'; or another one: SPARKFORGE_PORT=8001 docker compose up",
+            "port", "warn", f"{text} is in use, perhaps by the server itself",
+            f"ss -ltnp 'sport = :{text}'; or use another: SPARKFORGE_PORT=8001 docker compose up",
         )  # fmt: skip
     else:
         yield Finding("port", "ok", f"{text} is free")

@@ -206,12 +206,16 @@ def beyond(name: str, result: Mapping[str, Any], base_score: int, limits: Limits
     if result["mean_kl"] > limits.max_kl:
         found.append(f"{name}: mean KL {result['mean_kl']:.4f} is over {limits.max_kl:g}")
     if result["agreement"] < limits.min_agreement:
-        found.append(f"{name}: the likeliest token is the same at {result['agreement']:.3f} of"
-                     f" the positions, below {limits.min_agreement:g}")  # fmt: skip
+        found.append(
+            f"{name}: the top token is the same at {result['agreement']:.3f} of positions, below"
+            f" {limits.min_agreement:g}"
+        )
     drop = (base_score - result["right"]) / max(result["questions"], 1)
     if drop > limits.max_score_drop:
-        found.append(f"{name}: {result['right']} answers right instead of {base_score}, which is"
-                     f" {drop:.3f} of all, over {limits.max_score_drop:g}")  # fmt: skip
+        found.append(
+            f"{name}: {result['right']} right answers instead of {base_score}, a drop of"
+            f" {drop:.3f} of all, over {limits.max_score_drop:g}"
+        )
     return found
 
 
@@ -228,7 +232,7 @@ def _ask(server: Server, **body: Any) -> Any:
         raise SmokeError(f"POST /v1/completions: {error}\n{tail(server)}") from error
     if not reply.ok:
         msg = f"/v1/completions: {reply.status_code} {reply.text[:300]}\n{tail(server, 8)}"
-        raise SmokeError(msg, "the server's words say why")
+        raise SmokeError(msg, "see the server's output")
     return reply.json()["choices"][0]
 
 
@@ -303,9 +307,9 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[st
         UsageError: nothing would be measured.
     """
     if not material.prompts or not plan.layers:
-        raise UsageError("nothing to compare", "ask for one prompt and one --layers at least")
+        raise UsageError("nothing to compare", "give at least one prompt and one --layers")
     common = ("--max-logprobs", str(plan.top))
-    with log.step("as it is"), start(common) as server:
+    with log.step("unchanged"), start(common) as server:
         texts = [_continue(server, prompt, plan.tokens) for prompt in material.prompts]
         reference = _observe(server, texts, material, plan.top)
         again = [_score(server, text, plan.top) for text in texts]

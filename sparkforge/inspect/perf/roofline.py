@@ -104,7 +104,7 @@ def parse_layers(text: str) -> dict[Kind, Format]:
     for item in text.split(","):
         name, _, given = item.strip().partition("=")
         if name not in (*KINDS, "moe"):
-            msg = f"--layers {text}: {name!r} is no layer kind: use {', '.join(KINDS)} or moe"
+            msg = f"--layers {text}: {name!r} is not a layer kind: use {', '.join(KINDS)} or moe"
             raise UsageError(msg, remedy)
         if name in seen:
             raise UsageError(f"--layers {text}: {name} occurs twice", remedy)

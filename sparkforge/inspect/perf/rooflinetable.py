@@ -24,7 +24,7 @@ from sparkforge.inspect.perf.roofline import (
 from sparkforge.inspect.perf.shapes import SHAPES, Shape
 from sparkforge.pins.pins import Target
 
-NOTE = "a ceiling is arithmetic (bandwidth / bytes), not a measurement: nobody ran this on a Spark"
+NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ran this on a Spark"
 CONTEXT = 2048
 """Tokens, unless another number is asked for; about where the published figures were taken."""
 PUBLISHED_MODEL = "gpt-oss-120b"
@@ -88,14 +88,14 @@ def case(
     """
     wanted = model or target.model
     if wanted is None:
-        msg = f"target {name} has no model of its own"
-        raise UsageError(msg, f"name one with --model: {', '.join(SHAPES)}")
+        msg = f"target {name} has no model"
+        raise UsageError(msg, f"give one with --model: {', '.join(SHAPES)}")
     if wanted not in SHAPES:
-        raise UsageError(f"{wanted!r}: no shape of it is known", f"use one of {', '.join(SHAPES)}")
+        raise UsageError(f"{wanted!r}: unknown shape", f"use one of {', '.join(SHAPES)}")
     speed = bandwidth or target.memory_gb_s
     if speed is None:
-        msg = f"target {name}: pins.yaml says no memory_gb_s"
-        raise UsageError(msg, "name the memory's bandwidth with --bandwidth GB/s")
+        msg = f"target {name}: no memory_gb_s in pins.yaml"
+        raise UsageError(msg, "give the memory bandwidth with --bandwidth GB/s")
     return Case(wanted, SHAPES[wanted], speed, context, batch, kv_cache)
 
 
@@ -108,7 +108,7 @@ def rows(case: Case, layers: str | None = None) -> list[Row]:
     steps = list(_STEPS)
     if layers is not None:
         parse_layers(layers)
-        steps.append((f"as asked for: {layers}", "marlin", layers))
+        steps.append((f"--layers {layers}", "marlin", layers))
     made: list[Row] = []
     for name, moe, spec in steps:
         setup = Setup(moe, parse_layers(spec) if spec else {}, case.kv_cache)

@@ -11,7 +11,7 @@ from sparkforge.inspect.proofs.sass import Kernel
 SHARED_LIMIT = 101_376
 """Bytes of shared memory that one block may have on SM12x (99 KiB; CUDA's programming guide)."""
 
-STUB = "it only traps, an empty stub"
+STUB = "it only traps: an empty stub"
 
 # tcgen05 and tensor memory (UTC…MMA, UTCBAR, LDTM, STTM) and warpgroup MMA: no SM12x has them.
 # UTMALDG and UTMASTG, TMA's loads and stores, it has; its scatter ptxas refuses.
@@ -40,10 +40,10 @@ class Promise:
 def problems(kernels: Sequence[Kernel], promise: Promise, arch: str) -> list[str]:
     """Return what is wrong; an empty list is a proof."""
     if not kernels:
-        return ["holds no kernel"]
+        return ["has no kernel"]
     found = [problem for kernel in kernels for problem in _problems(kernel, promise, arch)]
     if promise.kernels is not None and len(kernels) != promise.kernels:
-        found.append(f"holds {len(kernels)} kernel(s), not {promise.kernels}")
+        found.append(f"has {len(kernels)} kernel(s), not {promise.kernels}")
     return found
 
 
@@ -69,7 +69,7 @@ def _problems(kernel: Kernel, promise: Promise, arch: str) -> list[str]:
     if shared > SHARED_LIMIT:
         found.append(f"needs {shared} B of shared memory; a block has {SHARED_LIMIT} at most")
     if promise.sized and kernel.shared_dynamic is None:
-        found.append("does not tell its dynamic shared memory")
+        found.append("does not state its dynamic shared memory")
     return [f"{short(kernel.name)}: {problem}" for problem in found]
 
 

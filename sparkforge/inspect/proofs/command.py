@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     left_out = []
     for unit in chosen:
         if unit.triton and (why := _no_triton(loaded)):
-            log.warning(f"{unit.name}: left out: {why}")
+            log.warning(f"{unit.name}: skipped: {why}")
             left_out.append({"unit": unit.name, "why": why})
         elif unit.triton:
             for verdict in triton_aot.prove(_context(options, loaded, path), unit, readers):
@@ -59,10 +59,10 @@ def run(options: argparse.Namespace) -> int:
         (folder / "report.json").write_text(text)
         (folder / "report.md").write_text(report.markdown(verdicts, nvcc))
     failed = [verdict.job.label for verdict in verdicts if not verdict.ok]
-    log.heading(f"{len(verdicts) - len(failed)} of {len(verdicts)} hold, in"
+    log.heading(f"{len(verdicts) - len(failed)} of {len(verdicts)} proofs pass, in"
                 f" {time.monotonic() - start:.0f} s; dist/proofs/report.md")  # fmt: skip
     if failed:
-        raise ProofError(f"does not hold: {', '.join(failed)}", "see dist/proofs/report.md")
+        raise ProofError(f"failed: {', '.join(failed)}", "see dist/proofs/report.md")
     if options.json:
         log.json(document)
     return 0
@@ -74,7 +74,7 @@ def _no_triton(loaded: Pins) -> str:
     here = given.host_platform()
     if here in target.platforms:
         return ""
-    return f"the {triton_aot.TARGET} target, whose interpreter runs Triton, is not for {here}"
+    return f"the {triton_aot.TARGET} target, whose Python runs Triton, is not for {here}"
 
 
 def _context(options: argparse.Namespace, loaded: Pins, path: Path) -> Context:

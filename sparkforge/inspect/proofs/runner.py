@@ -125,8 +125,8 @@ def jobs(units: Sequence[Unit], trees: Mapping[str, Tree], store: Store) -> list
             if set(generated_kernels(text)) == {unit.generated}
         }  # fmt: skip
         if not parts:
-            msg = f"{unit.name}: FlashInfer's generator writes no kernel of {unit.generated}"
-            raise ProofError(msg, "the series that adds them is not applied, or the unit is stale")
+            msg = f"{unit.name}: FlashInfer's generator creates no kernel of {unit.generated}"
+            raise ProofError(msg, "apply the series that adds them, or update the proof")
         for arch in unit.archs:
             for label, text in parts.items():
                 promise = unit.promise
@@ -194,7 +194,7 @@ def prove(
                     source, job.arch, tree.path if tree else None, folder / "unit.cubin"
                 )
             except CommandError as error:
-                msg = f"{job.label}: nvcc refuses it:\n{error}"
+                msg = f"{job.label}: nvcc fails:\n{error}"
                 raise ProofError(msg, "fix the source, or the patch that changed it") from error
             return {"label": job.label}
 
@@ -220,5 +220,5 @@ def tell(verdict: Verdict, count: str = "") -> None:
     took = f"compiled in {verdict.seconds:.0f} s" if verdict.fresh else "in the store"
     log.info(f"{count}{'ok' if verdict.ok else 'FAILED':6} {verdict.job.label}  ({took})")
     if not verdict.ok:
-        for problem in verdict.problems or ("no check refuses it, as one must",):
+        for problem in verdict.problems or ("no check rejects it, as one must",):
             log.info(f"    {problem}")

@@ -85,10 +85,10 @@ def read(sass: str, usage: str) -> list[Kernel]:
     resources = {name: [int(n) for n in numbers] for name, *numbers in _USAGE.findall(usage)}
     if bodies.keys() != resources.keys() or (bodies and target is None):
         msg = (
-            f"cuobjdump's listings do not agree: {len(bodies)} kernel(s) with code,"
+            f"cuobjdump's listings disagree: {len(bodies)} kernel(s) with code,"
             f" {len(resources)} with resources"
         )
-        raise ProofError(msg, "check that nvdisasm is of cuobjdump's version")
+        raise ProofError(msg, "check that nvdisasm and cuobjdump have the same version")
     return [
         _kernel(name, target[1] if target else "", body, resources[name])
         for name, body in bodies.items()
@@ -101,8 +101,8 @@ def _kernel(name: str, target: str, body: str, resources: list[int]) -> Kernel:
     code = hashlib.sha256("\n".join(match["all"].strip() for match in lines).encode())
     del found["NOP"]
     if not found:
-        msg = f"{name[:60]}: no instruction could be read"
-        raise ProofError(msg, "cuobjdump writes what this version of sparkforge can't read")
+        msg = f"{name[:60]}: no readable instruction"
+        raise ProofError(msg, "this version of sparkforge cannot read cuobjdump's output")
     registers, stack, shared, local = resources
     dynamic = _SHARED_BYTES.search(name)
     first_words = Counter[str]()

@@ -131,9 +131,9 @@ def prove(context: Context, unit: Unit, readers: Readers) -> list[Verdict]:
             else:
                 said += checks.problems(case.kernels, unit.promise, arch)
                 if case.scatter4:
-                    said.append(f"holds {case.scatter4} TMA scatter(s), which no SM12x has")
+                    said.append(f"has {case.scatter4} TMA scatter(s), which SM12x lacks")
                 if not case.gather4:
-                    said.append("holds no TMA gather, which SM12x has")
+                    said.append("has no TMA gather, which SM12x supports")
             found += [f"tile of {case.block_m} rows: {problem}" for problem in said]
         kernels = tuple(kernel for case in cases for kernel in case.kernels)
         job = Job(unit, arch, f"{unit.name} {arch}", "", unit.promise)
@@ -193,7 +193,7 @@ def build(
         try:
             call(python, "-P", _PROBE, capability, out, env=env)
         except CommandError as error:
-            raise ProofError(f"the Triton probe fails:\n{error}", "see above") from error
+            raise ProofError(f"the Triton probe failed:\n{error}", "see above") from error
         result = plain.json_of((out / "kernels.json").read_text())
         for case in result["cases"]:
             for kernel in case["kernels"]:

@@ -155,8 +155,8 @@ def choose(names: Sequence[str], *, ci: bool) -> list[Unit]:
     """
     known = {unit.name: unit for unit in UNITS}
     if missing := [name for name in names if name not in known]:
-        msg = f"{', '.join(missing)}: no such proof"
-        raise UsageError(msg, f"there are: {', '.join(known)}")
+        msg = f"no such proof: {', '.join(missing)}"
+        raise UsageError(msg, f"use one of {', '.join(known)}")
     chosen = [known[name] for name in names] if names else list(UNITS)
     if ci:
         chosen = [replace(unit, archs=unit.ci) for unit in chosen]

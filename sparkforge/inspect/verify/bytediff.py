@@ -84,7 +84,7 @@ def wheels(first: Path, second: Path) -> list[Difference]:
     raw = files(first, second)
     named = []
     if first.name != second.name:
-        named.append(Difference(where, f"named {first.name} → {second.name}"))
+        named.append(Difference(where, f"name {first.name} → {second.name}"))
     if raw is None:
         return named
     result = []

@@ -50,7 +50,9 @@ def run(opts: argparse.Namespace) -> int:
     if opts.image is not None:
         return _image(opts)
     if opts.target is None:
-        raise UsageError("verify what?", "name an image, or a target to build again: --target NAME")
+        raise UsageError(
+            "nothing to verify", "give an image, or a target to rebuild: --target NAME"
+        )
     return _build_again(opts)
 
 
@@ -62,7 +64,9 @@ def _signatures(opts: argparse.Namespace, trust: signing.Trust) -> bool:
     """
     named = Path(opts.image) if opts.image is not None else None
     if named is None and opts.target is None:
-        raise UsageError("verify what?", "name a folder of published files, an image, or --target")
+        raise UsageError(
+            "nothing to verify", "give a folder of published files, an image, or --target"
+        )
     if named is not None and not named.exists() and "@sha256:" in named.name:
         signing.check_image(opts.image, trust)
         log.info(f"signed: {opts.image}")
@@ -71,8 +75,8 @@ def _signatures(opts: argparse.Namespace, trust: signing.Trust) -> bool:
     if named is not None and (named.is_dir() or named.name == signing.RECEIPT):
         folder = named if named.is_dir() else named.parent
     elif named is not None:
-        msg = f"{named}: signatures lie beside a receipt.json, or beside an image in its registry"
-        raise UsageError(msg, "name the receipt.json, or REPOSITORY@sha256:…")
+        msg = f"{named}: signatures are next to a receipt.json, or next to an image in its registry"
+        raise UsageError(msg, "give the receipt.json, or REPOSITORY@sha256:…")
     files = signing.check_folder(folder, trust)
     log.info(f"signed: {len(files)} files of {folder}")
     if named is None or not named.is_dir():
@@ -95,12 +99,14 @@ def _build_again(opts: argparse.Namespace) -> int:
         until = "wheels"  # an environment names its own folder: it never repeats to the byte
     elif until != "wheels" and not context.engine.containerd_store:
         until = "wheels"
-        log.warning("only the wheels are compared: this engine's image store never gives the"
-                    " same image twice (daemon.json: containerd-snapshotter)")  # fmt: skip
-    log.heading(f"{context.target_name} on {context.platform}: the build to compare with")
+        log.warning(
+            "only the wheels are compared: this engine's image store is not reproducible"
+            " (daemon.json: containerd-snapshotter)"
+        )
+    log.heading(f"{context.target_name} on {context.platform}: first build")
     first = executor.run(context, items(context, until))
     with _cold(context) as again:
-        log.heading("a second build: another folder, no result of the first, another umask")
+        log.heading("second build: another folder, no shared results, another umask")
         before = os.umask(0o077)
         try:
             second = executor.run(again, items(again, until))
@@ -120,9 +126,8 @@ def _say(
     if found:
         msg = f"two builds of {name} differ:\n{_shortened([str(one) for one in found])}"
         remedy = (
-            "make the step that wrote these bytes independent of when and where it runs; if the"
-            " first result is an older one, which other code made or which is damaged:"
-            f" build.py build --target {name} --force wheels --force image"
+            "make the step that wrote these bytes reproducible; if the first result is old or"
+            f" damaged: build.py build --target {name} --force wheels --force image"
         )
         log.error(str(VerifyError(msg, remedy)))
         return VerifyError.exit_code
@@ -213,7 +218,7 @@ def _image(opts: argparse.Namespace) -> int:
         found = reading.read(path)
     name = found.labels[image.TARGET_LABEL]
     if opts.target not in (None, name):
-        raise UsageError(f"{opts.image}: is of target {name}", f"leave out --target {opts.target}")
+        raise UsageError(f"{opts.image}: is of target {name}", f"omit --target {opts.target}")
     all_pins = pins.load(options.pins_path(opts))
     target = all_pins.target(name)
     context = Context(
@@ -232,11 +237,13 @@ def _image(opts: argparse.Namespace) -> int:
                  f" {said.get('series', '')[:12]}  tree {tree[:12]}")  # fmt: skip
     log.info("checked: " + ", ".join(f"{count} {what}" for what, count in report.checked.items()))
     if report.problems:
-        msg = f"{opts.image}: not what this checkout makes:\n{_shortened(report.problems)}"
-        remedy = "check out the commit that it was built from, or build it again"
+        msg = (
+            f"{opts.image}: differs from what this checkout builds:\n{_shortened(report.problems)}"
+        )
+        remedy = "check out the commit that it was built from, or rebuild it"
         log.error(str(VerifyError(msg, remedy)))
         return VerifyError.exit_code
-    log.info("it is what this checkout makes")
+    log.info("it matches this checkout")
     return 0
 
 
@@ -249,5 +256,5 @@ def _platform(stated: str, target: pins.Target) -> Platform:
     for one in target.platforms:
         if one == stated:
             return one
-    msg = f"the image is for {stated}, its target is not"
+    msg = f"the image is for {stated}, but its target is not"
     raise ImageError(msg, f"the target's platforms: {', '.join(target.platforms)}")

@@ -65,7 +65,7 @@ def check(reading: Reading, context: Context, promised: str | None = None) -> Re
         labels.get("org.opencontainers.image.version", ""), base, _contents(labels),
     )  # fmt: skip
     if promised is not None and promised != reading.digest:
-        report.problems.append(f"the receipt promises {promised}")
+        report.problems.append(f"the receipt says {promised}")
     _check_notes(report, reading, context)
     installed_files = installed.check(
         reading.files, site_of(labels), read_lock(context.lock), context.store,
@@ -101,17 +101,17 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
     theirs = _items(note)
     said = theirs["image"]
     if key_of(said) != reading.labels.get(image.KEY_LABEL):
-        report.problems.append(f"label {image.KEY_LABEL}: is not the key of {image.INPUTS}")
+        report.problems.append(f"label {image.KEY_LABEL}: does not match {image.INPUTS}")
     for label, key in {**said["wheels"], "wheelhouse": said["wheelhouse"]}.items():
         if key_of(theirs[label]) != key:
-            report.problems.append(f"{image.INPUTS}: {label}: its key is another")
+            report.problems.append(f"{image.INPUTS}: {label}: its key differs")
     for name, value in said["labels"].items():
         if reading.labels.get(name) != value:
-            report.problems.append(f"label {name}: is not the one that {image.INPUTS} states")
+            report.problems.append(f"label {name}: differs from {image.INPUTS}")
     try:
         ours = graph.made_of(_as_made(context, theirs), _base(context, report.base))
     except (CompileError, EngineError) as error:
-        msg = f"{image.INPUTS}: wheels were made in a way that this checkout does not know"
+        msg = f"{image.INPUTS}: the wheels were built in an unknown way"
         report.problems.append(f"{msg}: {error.what}")
         return
     # the parts by what went into them; the image names them by key, which would say it twice
@@ -168,12 +168,12 @@ def _check_own(report: Report, reading: Reading, context: Context) -> None:
     }  # fmt: skip
     for path in sorted(there.keys() | wanted.keys()):
         if there.get(path) != wanted.get(path):
-            how = "gone" if path not in there else "not the checkout's"
+            how = "gone" if path not in there else "differs from the checkout"
             report.problems.append(f"{path}: {how}")
     profile = reading.share(_PROFILE)
     with installed.as_we_write(_PROFILE):
         if (None if profile is None else plain.json_of(profile)) != (context.profile or None):
-            report.problems.append(f"{_PROFILE}: not the profile of {report.target}")
+            report.problems.append(f"{_PROFILE}: differs from the profile of {report.target}")
     report.checked["programs of ours"] = len(wanted)
 
 
@@ -226,11 +226,11 @@ def _check_patched(report: Report, reading: Reading, context: Context) -> None:
         found = reading.files.get(path)
         if blob == git.ABSENT:
             if found is not None:
-                report.problems.append(f"{path}: there, though {patch_name} removes it")
+                report.problems.append(f"{path}: exists, but {patch_name} removes it")
         elif found is None:
-            report.problems.append(f"{path}: not in the image, though {patch_name} changes it")
+            report.problems.append(f"{path}: missing in the image, but {patch_name} changes it")
         elif found.git_blob != blob:
-            report.problems.append(f"{path}: not as {patch_name} leaves it")
+            report.problems.append(f"{path}: differs from the result of {patch_name}")
 
 
 # -- bill of materials and wheels -----------------------------------------------------------------
@@ -266,14 +266,14 @@ def _check_bill(report: Report, reading: Reading, context: Context) -> None:
         report.problems.append(f"{SBOM}: not in the image")
         return
     if hashlib.sha256(bill).hexdigest() != reading.labels.get(image.SBOM_LABEL):
-        report.problems.append(f"{SBOM}: is not the one that label {image.SBOM_LABEL} names")
+        report.problems.append(f"{SBOM}: differs from the label {image.SBOM_LABEL}")
     locked = {item.name: item.sha256s for item in read_lock(context.lock)}
     there = {installed.name_of(folder) for folder, _ in _records(reading)}
     parts = _parts(bill)
     billed = {part.name for part in parts if part.ref.startswith(("wheel-", "own-"))}
     for part in parts:
         if part.ref.startswith("wheel-") and part.sha256 not in locked.get(part.name, frozenset()):
-            report.problems.append(f"{SBOM}: {part.name}: no wheel that {context.lock.name} has")
+            report.problems.append(f"{SBOM}: {part.name}: no such wheel in {context.lock.name}")
     report.problems += [f"{SBOM}: {name}: not installed" for name in sorted(billed - there)]
     report.problems += [f"{name}: installed, not in {SBOM}" for name in sorted(there - billed)]
     report.checked["components"] = len(parts)
@@ -296,7 +296,9 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
             continue
         compared += 1
         if made.outputs["sha256"] != hashes.get(f"own-{name}"):
-            report.problems.append(f"wheel {name}: the one of the same inputs in the store differs")
+            report.problems.append(
+                f"wheel {name}: differs from the wheel of the same inputs in the store"
+            )
             continue
         with ZipFile(made.path / str(made.outputs["file"])) as wheel:
             record = next(n for n in wheel.namelist() if n.endswith(".dist-info/RECORD"))
@@ -308,7 +310,7 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
             for row in csv.reader(io.StringIO(text)) if row and ".data/" not in row[0]
         }  # fmt: skip
         report.problems += [
-            f"{path}: not the file of the wheel in the store"
+            f"{path}: differs from the wheel in the store"
             for path, sha256 in members.items() if sha256 and there.get(path) != sha256
         ]  # fmt: skip
         # what installing adds: notes of the installer, byte code, programs outside of the packages

@@ -45,7 +45,7 @@ def as_we_write(what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, csv.Error) as error:
-        msg = f"{what}: not as any build writes it: {type(error).__name__}: {error}"
+        msg = f"{what}: not in the form that a build writes: {type(error).__name__}: {error}"
         raise VerifyError(msg, "build the image again") from None
 
 
@@ -118,14 +118,14 @@ def check(
         count += 1
         folder, entry = next(iter(said)), files.get(path)
         if entry is None:
-            found.problems.append(f"{path}: gone, though {folder}/RECORD lists it")
+            found.problems.append(f"{path}: missing, but {folder}/RECORD lists it")
         elif entry.sha256 not in said.values():  # two packages may bring it; the later one's stays
             true = _in_the_wheel(locked, store, folder, path.removeprefix(site))
             if true == entry.sha256:
                 astray += 1
                 continue
-            found.problems.append(f"{path}: not what {folder}/RECORD says" + (
-                "" if true else f"; the wheel would tell whether that is wrong: {fetch}"
+            found.problems.append(f"{path}: differs from {folder}/RECORD" + (
+                "" if true else f"; to compare with the wheel: {fetch}"
             ))  # fmt: skip
     for path in files:
         if path.startswith(site) and path not in stated and not path.endswith(".pyc") and (
@@ -134,7 +134,7 @@ def check(
             found.problems.append(f"{path}: in no distribution's RECORD")
     found.checked["installed files"] = count
     if astray:
-        found.checked["of them as in a wheel whose RECORD is wrong"] = astray
+        found.checked["of them match a wheel whose RECORD is wrong"] = astray
     return found
 
 

@@ -78,12 +78,12 @@ class Image:
             with tarfile.open(fileobj=plain, mode="r|") as members:
                 yield members
         except (tarfile.TarError, zstandard.ZstdError, gzip.BadGzipFile, EOFError) as error:
-            msg = f"{self.path.name}: layer {layer.digest[:19]} can't be read: {error}"
+            msg = f"{self.path.name}: layer {layer.digest[:19]} cannot be read: {error}"
             raise ImageError(msg, "the file is damaged: save or build it again") from None
         while source.read(_PIECE):
             pass  # what stands behind the last member belongs to the digest
         if source.hexdigest() != layer.digest.removeprefix("sha256:"):
-            msg = f"{self.path.name}: layer {layer.digest[:19]} is not what its digest says"
+            msg = f"{self.path.name}: layer {layer.digest[:19]} does not match its digest"
             raise ImageError(msg, "the file is damaged: save or build it again")
 
 
@@ -112,14 +112,14 @@ def _blob(archive: tarfile.TarFile, path: Path, digest: str) -> IO[bytes]:
     except KeyError:
         found = None
     if found is None:
-        raise ImageError(f"{path.name}: holds no {digest}", "save or build it again")
+        raise ImageError(f"{path.name}: has no {digest}", "save or build it again")
     return found
 
 
 def _document(archive: tarfile.TarFile, path: Path, digest: str) -> dict[str, Any]:
     data = _blob(archive, path, digest).read()
     if hashlib.sha256(data).hexdigest() != digest.removeprefix("sha256:"):
-        raise ImageError(f"{path.name}: {digest} is something else", "save or build it again")
+        raise ImageError(f"{path.name}: {digest} has unexpected content", "save or build it again")
     found: dict[str, Any] = plain.json_of(data)
     return found
 
@@ -134,16 +134,16 @@ def opened(path: Path) -> Iterator[Image]:
     try:
         archive = tarfile.open(path, "r:")  # noqa: SIM115 - closed below, after what may fail
     except (tarfile.TarError, OSError) as error:
-        msg = f"{path}: no image archive: {error}"
-        raise ImageError(msg, "give a file that docker save or buildx (type=oci) wrote") from None
+        msg = f"{path}: not an image archive: {error}"
+        raise ImageError(msg, "give a file from docker save or buildx (type=oci)") from None
     with archive:
         try:
             image = _described(archive, path)
         except (tarfile.TarError, OSError) as error:
-            msg = f"{path}: can't be read: {error}"
+            msg = f"{path}: cannot be read: {error}"
             raise ImageError(msg, "the file is damaged: save or build it again") from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            msg = f"{path}: its documents are not an image's: {type(error).__name__}: {error}"
+            msg = f"{path}: invalid image documents: {type(error).__name__}: {error}"
             raise ImageError(msg, "save or build it again") from None
         yield image
 
@@ -155,12 +155,12 @@ def _described(archive: tarfile.TarFile, path: Path) -> Image:
     except KeyError:
         index = None
     if index is None:
-        msg = f"{path}: holds no index.json"
+        msg = f"{path}: has no index.json"
         remedy = "give an OCI archive: docker save of Docker 25 or newer, or buildx type=oci"
         raise ImageError(msg, remedy)
     found = list(_manifests(archive, path, plain.json_of(index.read())))
     if len(found) != 1:
-        msg = f"{path}: holds {len(found)} images"
+        msg = f"{path}: has {len(found)} images"
         raise ImageError(msg, "save one image for one platform")
     digest, manifest = found[0]
     image = Image(
@@ -169,7 +169,7 @@ def _described(archive: tarfile.TarFile, path: Path) -> Image:
     )  # fmt: skip
     texts = [image.platform, *(text for label in image.labels.items() for text in label)]
     if strange := [text for text in texts if not isinstance(text, str)]:
-        raise ValueError(f"a label that is no text: {strange[0]!r}")
+        raise ValueError(f"a label is not text: {strange[0]!r}")
     return image
 
 
@@ -211,7 +211,7 @@ def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
         keep: whether to hold a file's bytes in memory.
 
     Raises:
-        ImageError: a layer can't be read or is not what its digest says.
+        ImageError: a layer can't be read or does not match its digest.
     """
     result: dict[str, Entry] = {}
     for layer in image.layers:
@@ -294,7 +294,7 @@ def compare(first: Path, second: Path) -> list[Difference]:
         for number, (old, new) in enumerate(zip(one.layers, two.layers, strict=True), 1):
             if old.digest != new.digest:
                 found = _layers(one, old, two, new)
-                text = f"the same files, packed otherwise: {old.digest} → {new.digest}"
+                text = f"the same files in another archive: {old.digest} → {new.digest}"
                 result += [Difference(f"layer {number}: {a}", b) for a, b in found] or [
                     Difference(f"layer {number}", text)
                 ]
@@ -358,7 +358,7 @@ def _content(image: Image, layer: Layer, name: str) -> bytes:
                 data = stream.read()
                 break
         else:  # it was there a moment ago
-            raise ImageError(f"{image.path.name}: {name} is gone", "run it again")
+            raise ImageError(f"{image.path.name}: {name} is missing", "run it again")
         for _ in members:
             pass  # to the end, which the digest is for
     return data

@@ -33,9 +33,9 @@ _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 # what a key alone needs of cosign's root of trust: nothing; without this it would fetch one
 _NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
 _MENDS = (
-    ("decryption failed", "COSIGN_PASSWORD does not fit the key"),
-    ("inappropriate ioctl", "put the key's password into the variable COSIGN_PASSWORD"),
-    ("device flow", "without --key cosign asks for an identity: set SIGSTORE_ID_TOKEN, or --key"),
+    ("decryption failed", "COSIGN_PASSWORD is wrong for this key"),
+    ("inappropriate ioctl", "set COSIGN_PASSWORD to the key's password"),
+    ("device flow", "without --key cosign needs an identity: set SIGSTORE_ID_TOKEN, or use --key"),
 )
 
 
@@ -60,13 +60,13 @@ def run(opts: argparse.Namespace) -> int:
     target = pins.load(options.pins_path(opts)).target(opts.target)
     folder = options.pins_path(opts).parent / "dist" / opts.target
     if not (folder / RECEIPT).is_file():
-        msg = f"{folder / RECEIPT}: not there: nothing to sign"
+        msg = f"{folder / RECEIPT}: does not exist: nothing to sign"
         raise SignError(msg, f"build it first: python3 build.py --target {opts.target}")
     _check_words(opts)
     image = _image(opts.image, folder) if opts.image else None
     problems = sums(folder)
     if problems:
-        msg = f"{folder}: is not what was built:\n" + "\n".join(f"  {one}" for one in problems)
+        msg = f"{folder}: differs from the build:\n" + "\n".join(f"  {one}" for one in problems)
         raise SignError(msg, f"build it again: python3 build.py --target {opts.target}")
     _need_cosign()
     how = _how(opts)
@@ -87,11 +87,11 @@ def run(opts: argparse.Namespace) -> int:
 
 def _check_words(opts: argparse.Namespace) -> None:
     if opts.key and "-----BEGIN" in opts.key:
-        msg = "--key: is a key itself, and what stands on a command line can be read by others"
-        raise UsageError(msg, "give the file's name, or env://VARIABLE")
+        msg = "--key: is the key itself; others can read command lines"
+        raise UsageError(msg, "give a file, or env://VARIABLE")
     if opts.key is None and opts.no_log:
-        msg = "--no-log: without a key, the log is what proves that the identity was valid then"
-        raise UsageError(msg, "give a --key as well, or leave --no-log out")
+        msg = "--no-log: without a key, only the log proves the identity"
+        raise UsageError(msg, "add --key, or omit --no-log")
     _check_key(opts.key)
 
 
@@ -99,7 +99,7 @@ def _check_key(key: str | None) -> None:
     """Refuse a file that is not there; ``awskms://…``, ``env://…``, ``pkcs11:…`` are no files."""
     if key is not None and ":" not in key and not Path(key).is_file():
         msg = f"--key {key}: no such file"
-        raise UsageError(msg, "name a key that is there: cosign generate-key-pair makes a pair")
+        raise UsageError(msg, "give an existing key; create one with cosign generate-key-pair")
 
 
 def _image(named: str, folder: Path) -> str:
@@ -110,13 +110,13 @@ def _image(named: str, folder: Path) -> str:
     """
     match = _DIGEST.search(named)
     if match is None:
-        msg = f"--image {named}: a name can mean another image tomorrow"
-        raise UsageError(msg, "give it as docker push prints it: REPOSITORY@sha256:…")
+        msg = f"--image {named}: a tag can change"
+        raise UsageError(msg, "use the reference that docker push prints: REPOSITORY@sha256:…")
     built = image_of(_receipt(folder).get("items", [])).get("digest")
     if match[1] != built:
-        told = built or "no image's digest"
-        msg = f"--image {named}: is not the image that was built; the receipt has {told}"
-        raise SignError(msg, "push that one, and name it")
+        told = built or "no image digest"
+        msg = f"--image {named}: is not the built image; the receipt has {told}"
+        raise SignError(msg, "push that image and give its digest")
     return named
 
 
@@ -154,10 +154,10 @@ def trust_of(opts: argparse.Namespace) -> Trust | None:
     if opts.key is None and opts.identity is None and opts.issuer is None:
         return None
     if opts.key is not None and (opts.identity or opts.issuer):
-        raise UsageError("--key and --identity are two ways to trust", "give one of them")
+        raise UsageError("--key and --identity conflict", "give only one")
     if opts.key is None and not (opts.identity and opts.issuer):
-        msg = "--identity and --issuer belong together: anyone can be anyone somewhere"
-        raise UsageError(msg, "give both, as in --identity me@example.org --issuer https://…")
+        msg = "--identity and --issuer need each other"
+        raise UsageError(msg, "give both: --identity me@example.org --issuer https://…")
     _check_key(opts.key)
     return Trust(opts.key, opts.identity, opts.issuer)
 
@@ -175,7 +175,7 @@ def check_folder(folder: Path, trust: Trust) -> list[str]:
     problems = []
     names = [name for name in SIGNED if (folder / name).exists()]
     if RECEIPT not in names:
-        raise UsageError(f"{folder}: holds no {RECEIPT}", "name a folder that build.py published")
+        raise UsageError(f"{folder}: has no {RECEIPT}", "give a folder that build.py published")
     _need_cosign()
     for name in names:
         bundle = folder / (name + SUFFIX)
@@ -185,8 +185,8 @@ def check_folder(folder: Path, trust: Trust) -> list[str]:
             problems.append(f"{name}: {why}")
     problems = problems or sums(folder)  # what lists the files counts once it is signed itself
     if problems:
-        msg = f"{folder}: not all is as it was signed:\n" + "\n".join(f"  {p}" for p in problems)
-        raise VerifyError(msg, "get the files from whom you trust, or build them: build.py")
+        msg = f"{folder}: does not match its signatures:\n" + "\n".join(f"  {p}" for p in problems)
+        raise VerifyError(msg, "get the files from a trusted source, or build them: build.py")
     return [*names, *_sums(folder)]
 
 
@@ -199,20 +199,20 @@ def check_image(image: str, trust: Trust) -> None:
     _need_cosign()
     if why := _refused("verify", trust, image):
         msg = f"{image}: {why}"
-        raise VerifyError(msg, "get the image from whom you trust, or build it: build.py")
+        raise VerifyError(msg, "get the image from a trusted source, or build it: build.py")
 
 
 def sums(folder: Path) -> list[str]:
     """Hold the files of a folder against SHA256SUMS and the receipt; one line for each fault."""
     listed, problems = _sums(folder), []
     if listed != _receipt(folder).get("files"):
-        problems.append(f"{SUMS} and {RECEIPT} do not name the same files and hashes")
+        problems.append(f"{SUMS} and {RECEIPT} do not list the same files and hashes")
     for name, sha256 in listed.items():
         path = folder / name
         if not path.is_file():
-            problems.append(f"{name}: gone, though {SUMS} lists it")
+            problems.append(f"{name}: missing, but {SUMS} lists it")
         elif sha256_file(path) != sha256:
-            problems.append(f"{name}: not what {SUMS} says")
+            problems.append(f"{name}: differs from {SUMS}")
     known = {*listed}
     problems += [f"{path.name}: not in {SUMS}" for path in sorted(folder.glob("*.whl"))
                  if path.name not in known]  # fmt: skip
@@ -226,7 +226,7 @@ def _sums(folder: Path) -> dict[str, str]:
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         sha256, _, name = line.partition("  ")
         if "/" in name or not re.fullmatch(r"[0-9a-f]{64}", sha256) or not name:
-            raise VerifyError(f"{path}: {line[:80]!r} is no line of it", "get the file again")
+            raise VerifyError(f"{path}: {line[:80]!r} is not a valid line", "get the file again")
         found[name] = sha256
     return found
 
@@ -237,7 +237,7 @@ def _receipt(folder: Path) -> dict[str, Any]:
     except ValueError:
         found = {}
     if not is_receipt(found):
-        raise VerifyError(f"{folder / RECEIPT}: is no receipt", "get the file again")
+        raise VerifyError(f"{folder / RECEIPT}: is not a receipt", "get the file again")
     return found
 
 
@@ -273,7 +273,7 @@ def _whose(trust: Trust) -> Iterator[list[str]]:
 
 def _need_cosign() -> None:
     if not have("cosign"):
-        msg = "signatures are made and checked by cosign, which is not on the PATH"
+        msg = "cosign is not on the PATH"
         raise SignError(msg, "install cosign 2.5 or newer, e.g. apt-get install cosign")
 
 
@@ -298,5 +298,5 @@ def _cosign(*words: str | Path) -> None:
         call("cosign", *words, stream=words[0] in ("sign", "sign-blob") and "--key" not in words)
     except CommandError as error:
         said = error.what
-        remedy = next((mend for sign, mend in _MENDS if sign in said), "cosign's words are above")
+        remedy = next((mend for sign, mend in _MENDS if sign in said), "see cosign's output above")
         raise SignError(f"cosign {words[0]} failed:\n{said}", remedy) from None

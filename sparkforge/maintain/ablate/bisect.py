@@ -85,7 +85,7 @@ class Bisection:
             CommandError: the command could not run.
         """
         if not self.patches:
-            raise UsageError("no patches, nothing to bisect", "name an upstream that has some")
+            raise UsageError("no patches to bisect", "choose an upstream that has patches")
         ends = self._ends()
         job = self.job
         sources = {one.upstream: job.source(one.upstream).commit for one in job.series}
@@ -98,7 +98,9 @@ class Bisection:
                 state.unlink(missing_ok=True)
             self._known = dict(read_json(state) or {})
             if self._known:
-                log.info(f"goes on with {len(self._known)} known steps (--again: from the start)")
+                log.info(
+                    f"continuing with {len(self._known)} known steps (--again: from the start)"
+                )
 
             def ask(at: int) -> Answer:
                 found, told = self._known.get(str(at)), True
@@ -129,7 +131,7 @@ class Bisection:
         name = f"{word.removesuffix('.patch')}.patch"
         found = [at for at, (_, one) in enumerate(self.patches, 1) if one == name]
         if len(found) != 1:
-            what = "no such patch" if not found else "several upstreams have it"
+            what = "no such patch" if not found else "several upstreams have this patch"
             raise UsageError(f"{name}: {what}", "none, all, or a name of build.py patches list"
                              " (--upstream chooses among upstreams)")  # fmt: skip
         return found[0]
@@ -139,7 +141,7 @@ class Bisection:
                  for at in (self._position(word),)}  # fmt: skip
         if len(given) < len([word for word in (self.good, self.bad) if word is not None]):
             msg = f"--good {self.good} and --bad {self.bad} are the same"
-            raise UsageError(msg, "name two ends")
+            raise UsageError(msg, "give two different ends")
         if len(given) == 2:
             return min(given), max(given)
         if not given:
@@ -156,15 +158,17 @@ class Bisection:
         told = f"with {self._name(low)} it is {first}, with {self._name(high)} {last}"
         for at, answer in answers.items():
             if answer == "skip":
-                msg = f"{self.check.label}: {self._name(at)} can't be judged: {self._why(at)}"
+                msg = f"{self.check.label}: {self._name(at)} cannot be judged: {self._why(at)}"
                 raise AblationError(msg, "choose another end: --good, --bad")
         if first == last:
             msg = f"{self.check.label}: {told}: no patch makes a difference"
-            raise AblationError(msg, "try the command by hand at both ends; 0 is good, 1 bad")
+            raise AblationError(
+                msg, "try the command by hand at both ends; exit code 0 is good, 1 is bad"
+            )
         for word, meant in ((self.good, "good"), (self.bad, "bad")):
             if word is not None and answers[self._position(word)] != meant:
                 msg = f"{self.check.label}: {told}, but --{meant} {word} was given"
-                raise AblationError(msg, "exchange --good and --bad, or correct the command")
+                raise AblationError(msg, "swap --good and --bad, or fix the command")
 
     @staticmethod
     def _once(ask: Callable[[int], Answer], known: Mapping[int, Answer]) -> Callable[[int], Answer]:

@@ -64,7 +64,7 @@ class Builder:
             UsageError: none was named, and ``what`` needs one.
         """
         if self.target is None:
-            raise UsageError(f"{what} is of a target, and none is named", "add --target NAME")
+            raise UsageError(f"{what} needs a target", "add --target NAME")
         return self.target
 
     def build(self, place: Place, until: str) -> list[Line]:
@@ -73,8 +73,10 @@ class Builder:
         loaded = pins.load(path)
         target = loaded.target(self.named(until))
         if until in ("image", "smoke") and platform_of(target) != host_platform():
-            msg = f"target {self.target} is for {platform_of(target)}, this machine is not"
-            raise UsageError(msg, "build its wheels here (--provide wheels), or another target")
+            msg = f"target {self.target} is for {platform_of(target)}; this machine is not"
+            raise UsageError(
+                msg, "build its wheels here (--provide wheels), or choose another target"
+            )
         context = Context(
             root=place.root, pins=loaded, pins_path=path, store=place.store,
             target_name=self.named(until), target=target, platform=platform_of(target),
@@ -82,7 +84,7 @@ class Builder:
         )  # fmt: skip
         if until == "smoke" and target.smoke is None:
             msg = f"target {self.target} has no smoke test"
-            raise UsageError(msg, "give a command after --, or another target")
+            raise UsageError(msg, "give a command after --, or choose another target")
         return executor.run(context, items(context, until))
 
 
@@ -187,14 +189,14 @@ class Command:
         if code == 0:
             return Outcome(passed=1)
         if code == SKIP:
-            return Outcome(skipped=1, message=f"exit code {SKIP}: it can't tell")
+            return Outcome(skipped=1, message=f"exit code {SKIP}: cannot judge")
         if code in (126, 127) or not 0 < code < 128:
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
             remedy = (
-                "0 says good, 125 can't tell, 1 to 124 bad; what is beyond says that the command"
+                "0 means good, 1 to 124 bad, 125 cannot judge; other codes mean that the command"
                 " could not run: wrap it in a script that gives one of these"
             )
-            raise CommandError(f"{self.label} {how}, which says nothing of a patch", remedy)
+            raise CommandError(f"{self.label} {how}, which says nothing about a patch", remedy)
         return Outcome(failed=1, message=f"exit code {code}")
 
 

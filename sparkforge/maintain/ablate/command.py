@@ -70,7 +70,7 @@ def _command(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the words of the command to run; a text behind --bisect is the shell's."""
     if options.bisect and options.serve_arguments:
         msg = f"--bisect {options.bisect!r} and a command after --"
-        raise UsageError(msg, "give one of the two")
+        raise UsageError(msg, "give only one")
     if options.bisect:
         return ("sh", "-c", options.bisect)
     return tuple(options.serve_arguments)
@@ -92,16 +92,20 @@ def _check_together(options: argparse.Namespace, command: Sequence[str]) -> None
     ) if given]  # fmt: skip
     for clash in (ways, runs):
         if len(clash) > 1:
-            raise UsageError(f"{' and '.join(clash)} do not go together", "give one of them")
+            raise UsageError(f"{' and '.join(clash)} conflict", "give only one")
     bisects = options.bisect is not None
     if bisects and "--merge-only" in runs:
-        raise UsageError("--bisect and --merge-only do not go together", "prefixes always merge")
+        raise UsageError(
+            "--bisect and --merge-only conflict", "the first patches of a series always merge"
+        )
     if bisects and not runs:
-        raise UsageError("--bisect: no command", "--bisect COMMAND, or -- COMMAND…, or --smoke")
+        raise UsageError(
+            "--bisect without a command", "--bisect COMMAND, or -- COMMAND…, or --smoke"
+        )
     for name, given in (("--good", options.good is not None), ("--bad", options.bad is not None),
                         ("--again", options.again)):  # fmt: skip
         if given and not bisects:
-            raise UsageError(f"{name} is of --bisect", "add --bisect COMMAND")
+            raise UsageError(f"{name} needs --bisect", "add --bisect COMMAND")
 
 
 def _identity(command: Sequence[str]) -> list[Any]:

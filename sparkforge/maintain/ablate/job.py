@@ -76,7 +76,7 @@ def run(job: Job, *, as_json: bool) -> int:
     """
     groups = _groups(job)
     if not groups:
-        log.info("no patches, nothing to leave out")
+        log.info("no patches to leave out")
     job.store.sweep()
     results = _results(job, groups) if groups else []
     if as_json:
@@ -119,7 +119,7 @@ def _groups(job: Job) -> list[Group]:
     unknown = wanted - {name for _, name in every}
     if unknown:
         msg = f"{', '.join(sorted(unknown))}: no such patch"
-        raise UsageError(msg, "build.py patches list shows them")
+        raise UsageError(msg, "see build.py patches list")
     chosen = [(up, name) for up, name in every if not wanted or name in wanted]
     if not job.together:
         return [{up: (name,)} for up, name in chosen]
@@ -161,7 +161,7 @@ def _own_tests(job: Job, groups: Sequence[Group]) -> OwnTests:
     }  # fmt: skip
     nameless = [str(one.path) for one in patches.values() if not one.trailers.get("Test")]
     if nameless:
-        msg = f"{', '.join(nameless)}: names no test"
+        msg = f"{', '.join(nameless)}: has no test"
         raise SeriesError(msg, "add the trailer Test to the last paragraph")
     tests = {key: patch.trailers["Test"] for key, patch in patches.items()}
     return OwnTests(job.python or dev_python(job.root), job.root, tests)
@@ -195,5 +195,5 @@ def as_list(text: str) -> tuple[str, ...]:
     """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise UsageError(f"--without {text!r}: names no patch", "build.py patches list shows them")
+        raise UsageError(f"--without {text!r}: gives no patch", "see build.py patches list")
     return names

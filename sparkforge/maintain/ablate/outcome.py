@@ -23,10 +23,10 @@ Verdict = Literal["noticed", "not noticed", "fails in any case", "not run", "bro
 
 _MEANINGS: dict[Verdict, str] = {
     "noticed": "passes with the series, fails without the patch",
-    "not noticed": "passes without the patch, too: it proves nothing about it",
-    "fails in any case": "does not even pass with the whole series",
-    "not run": "was skipped, so that it proves nothing here",
-    "broken": "ended for a reason of sparkforge's own, not of the patch",
+    "not noticed": "also passes without the patch: it proves nothing",
+    "fails in any case": "fails even with the whole series",
+    "not run": "was skipped: it proves nothing here",
+    "broken": "failed for a reason inside sparkforge, not because of the patch",
 }
 
 
@@ -72,8 +72,8 @@ def run_tests(
         ended = run_tests(python, root, rest, env, work, found=True) if rest else {}
         return {**ended, **{test: _failed(bad) for test, bad in unread.items()}}
     if done.returncode not in (0, 1) or not cases:
-        msg = f"the tests could not be run:\n{failure_text(done)}"
-        raise SeriesError(msg, "check the trailer Test of the patch, and the test itself")
+        msg = f"the tests did not run:\n{failure_text(done)}"
+        raise SeriesError(msg, "check the patch's Test trailer and the test itself")
     return {test: _outcome(test, cases) for test in tests}
 
 
@@ -91,7 +91,7 @@ def _unread(test: str, cases: Sequence[ET.Element]) -> ET.Element | None:
 def _failed(bad: ET.Element) -> Outcome:
     # the text of a collection error: its last line tells the exception
     told = re.findall(r"^E\s+(\S.*)$", bad.text or "", re.MULTILINE)
-    message = str(told[-1]) if told else "its file can't be imported"
+    message = str(told[-1]) if told else "its file cannot be imported"
     return Outcome(failed=1, message=message, ours="sparkforge.core.errors." in message)
 
 
@@ -209,7 +209,7 @@ class OwnTests:
             SeriesError: as ``run_tests``.
         """
         if CHECKOUT in os.environ:
-            msg = f"{CHECKOUT} is set: the whole series would not be the one of {self.root}"
+            msg = f"{CHECKOUT} is set, so the tests would use another series than {self.root}"
             raise UsageError(msg, f"unset {CHECKOUT}")
         env = {"SPARKFORGE_STORE": str(place.store.root)}
         with place.store.temporary("report") as work:

@@ -58,7 +58,7 @@ def without(store: Store, whole: Series, source: Source, names: Sequence[str]) -
         SeriesError: the series does not apply, or has no such patch.
     """
     if unknown := set(names) - {patch.name for patch in whole.patches}:
-        msg = f"{whole.folder}: has no patch {', '.join(sorted(unknown))}"
+        msg = f"{whole.folder}: does not contain {', '.join(sorted(unknown))}"
         raise SeriesError(msg, "see build.py patches list")
     # its commits hold the blobs that a three-way merge starts from
     series.apply(store, whole, source)
@@ -167,4 +167,4 @@ def checkout(store: Store, root: Path, reduced: Sequence[Reduced]) -> Iterator[P
 def _check_same(made: Patched, reduced: Reduced) -> None:
     if made.tree != reduced.tree:
         msg = f"the reduced series gives tree {made.tree}, its commits {reduced.tree}"
-        raise SeriesError(msg, "report this as a bug of sparkforge")
+        raise SeriesError(msg, "this is a bug in sparkforge; please report it")

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
 def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, WorkTree]:
     every = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
     if unknown := sorted(set(names) - set(every)):
-        msg = f"{', '.join(unknown)}: no part of target {context.target_name}"
+        msg = f"{', '.join(unknown)}: not part of target {context.target_name}"
         raise UsageError(msg, f"it has: {', '.join(every)}")
     found = {}
     for name in names or every:
@@ -181,12 +181,15 @@ def _image(context: Context, engine: Engine, base: str) -> str:
             call(*command, empty, stream=True)
         except CommandError as error:
             msg = f"docker buildx build failed:\n{error}"
-            raise ImageError(msg, "the engine's words are above") from error
+            raise ImageError(msg, "see the docker output above") from error
     return tag
 
 
 def _tell(place: Place) -> None:
     for name, tree in place.trees.items():
         log.info(f"{name}: {tree.folder}")
-    log.info("edits of Python files act at the next start; commit them, then: build.py patches"
-             " export DIR")  # fmt: skip
+    log.info(
+        "edits of Python files take effect at the next start; to keep them, commit, then"
+        " build.py patches"
+        " export DIR"
+    )

@@ -34,14 +34,14 @@ def ensure(patched: Patched, series: Series, folder: Path) -> WorkTree:
         return worktree.make(patched, series, folder)
     tree = worktree.read(folder)
     if tree.upstream != series.upstream:
-        msg = f"{folder}: a work tree of {tree.upstream}, not of {series.upstream}"
-        raise SeriesError(msg, "name another folder with --dir")
+        msg = f"{folder}: is a work tree of {tree.upstream}, not of {series.upstream}"
+        raise SeriesError(msg, "give another folder with --dir")
     if series.sha256 in tree.series and patched.source.commit == tree.base:
         return tree
     try:
         worktree.check_settled(tree)
     except SeriesError as error:
-        log.warning(f"the series has changed, the work tree stays as it is: {error.what}")
+        log.warning(f"the series changed; the work tree was not updated: {error.what}")
         return tree
     return _moved(tree, patched, series)
 
@@ -51,8 +51,10 @@ def _moved(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
     tip = tree.git("rev-parse", "--verify", worktree.TIP_REF)
     own = tree.git("rev-list", "--reverse", f"{tip}..HEAD").split()
     if not git.git_ok(tree.folder, "merge-base", "--is-ancestor", tip, "HEAD"):
-        log.warning(f"{tree.folder}: the series has changed, and so have its commits here: the work"
-                    " tree stays as it is (make a new one and cherry-pick)")  # fmt: skip
+        log.warning(
+            f"{tree.folder}: the series and its commits here both changed: the work tree was not"
+            " updated (create a new one and cherry-pick)"
+        )
         return tree
     before = tree.head
     tree.git("fetch", "--quiet", str(patched.source.repo), patched.commit)
@@ -65,10 +67,12 @@ def _moved(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
             if (tree.folder / ".git" / "CHERRY_PICK_HEAD").exists():
                 tree.git("cherry-pick", "--abort")
             tree.git("reset", "--quiet", "--keep", before)
-            log.warning(f"{tree.folder}: your {len(own)} commit(s) do not go onto the series of"
-                        f" now, the work tree stays as it is:\n{error}")  # fmt: skip
+            log.warning(
+                f"{tree.folder}: your {len(own)} commit(s) do not apply to the new series; the"
+                f" work tree was not updated:\n{error}"
+            )
             return tree
-    log.info(f"{tree.folder}: on the series of now, {len(own)} commit(s) of yours on top")
+    log.info(f"{tree.folder}: updated to the new series, with {len(own)} commit(s) of yours on top")
     return worktree.rebased(tree, patched, series)
 
 

@@ -39,41 +39,41 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_words(options: argparse.Namespace) -> None:
     answers = options.go_on or options.abort or options.skip is not None
-    mend = "build.py rebase --help shows what is possible"
+    mend = "see build.py rebase --help"
     if options.upstream and options.all:
-        raise UsageError("both an upstream and --all", "give one of them")
+        raise UsageError("an upstream and --all conflict", "give only one")
     if options.all and (options.onto is None or answers):
-        raise UsageError("--all says what would become of every series", "give --onto latest")
+        raise UsageError("--all needs --onto", "give --onto latest")
     if options.table and not options.all:
         raise UsageError("--table needs --all", mend)
     if options.onto is not None and answers:
-        raise UsageError("--onto begins a rebase, the others answer one", "give one of them")
+        raise UsageError("--onto starts a rebase; the others continue or end one", "give only one")
     if (
         options.upstream is None
         and not options.all
         and (options.onto or options.dry_run or options.commit or answers)
     ):
-        raise UsageError("whose series?", "name an upstream: build.py rebase vllm …")
+        raise UsageError("no upstream given", "give an upstream: build.py rebase vllm …")
     if options.onto is not None and not options.onto.strip():
-        raise UsageError("--onto is empty", "name a release, for example release:0.32.0")
+        raise UsageError("--onto is empty", "give a release, for example release:0.32.0")
     if options.dry_run and options.onto is None:
-        raise UsageError("--dry-run onto what?", "give --onto")
+        raise UsageError("--dry-run needs --onto", "give --onto")
     if options.skip is not None and not options.skip.strip():
-        raise UsageError("--skip without a reason", "say why: the reason goes into the changelog")
+        raise UsageError("--skip needs a reason", "say why; the reason goes into the changelog")
     if options.commit is not None and (options.all or options.dry_run or options.abort or not (
         options.onto or options.go_on or options.skip is not None
     )):  # fmt: skip
-        raise UsageError("--commit belongs to a rebase that lands", "give it with --continue")
+        raise UsageError("--commit is only for the end of a rebase", "use it with --continue")
     if options.commit is not None and not re.fullmatch(r"[0-9a-f]{40}", options.commit):
         raise UsageError(f"--commit {options.commit}: not 40 digits", "give the full commit SHA")
     if options.test and (options.all or options.dry_run or options.abort or not (
         options.onto or options.go_on or options.skip is not None
     )):  # fmt: skip
         raise UsageError(
-            "--test belongs to a rebase that lands", "give it with --onto or --continue"
+            "--test is only for the end of a rebase", "use it with --onto or --continue"
         )
     if options.onto is not None and _MANY.fullmatch(options.onto) and not options.all:
-        raise UsageError(f"--onto {options.onto} needs --all", "name one release")
+        raise UsageError(f"--onto {options.onto} needs --all", "give one release")
 
 
 def _rebase(options: argparse.Namespace) -> Rebase:
@@ -95,8 +95,10 @@ def _one(options: argparse.Namespace) -> int:
         pins.load(pins_path(options)).upstream(options.upstream)
         there = job.folder.exists()
         job.remove()
-        log.info(f"{options.upstream}: {'forgotten' if there else 'no rebase was under way'};"
-                 " pins.yaml and the series are as they were")  # fmt: skip
+        log.info(
+            f"{options.upstream}: {'cancelled' if there else 'no rebase in progress'}; pins.yaml"
+            " and the series are as they were"
+        )
         if options.json:
             log.json({"aborted": there})
         return 0
@@ -104,7 +106,7 @@ def _one(options: argparse.Namespace) -> int:
     now = job.load()
     if options.onto is not None:
         if now is not None and now.word != options.onto:
-            msg = f"{options.upstream}: a rebase onto {now.word} is under way"
+            msg = f"{options.upstream}: a rebase onto {now.word} is in progress"
             raise UsageError(msg, "build.py rebase UPSTREAM --continue, or --abort")
         if now is not None and options.commit is not None:
             _commit(options, rebase, now)
@@ -125,8 +127,8 @@ def _one(options: argparse.Namespace) -> int:
     log.info(f"report: {landed.report}")
     tested = testing.run(rebase.root, rebase.store, now) if options.test else None
     if tested is None:
-        log.info("next: the tests that the patches name (--test runs them when a rebase lands)")
-    log.info(f"docs/carry.md is about the old release: build.py {carry.COMMAND}")
+        log.info("next: run the patches' tests (--test runs them at the end of a rebase)")
+    log.info(f"docs/carry.md describes the old release; update it: build.py {carry.COMMAND}")
     if options.json:
         log.json(_document(now, landed.companions) | {
             "landed": True, "report": str(landed.report),
@@ -138,15 +140,15 @@ def _one(options: argparse.Namespace) -> int:
 
 def _answer(options: argparse.Namespace, rebase: Rebase, now: State | None) -> State:
     if now is None:
-        msg = f"{options.upstream}: no rebase is under way"
-        raise UsageError(msg, "begin one: --onto release:VERSION")
+        msg = f"{options.upstream}: no rebase is in progress"
+        raise UsageError(msg, "start one: --onto release:VERSION")
     rebase.check_same(now)
     if options.commit is not None:
         _commit(options, rebase, now)
     leg = now.stopped
     if options.skip is not None:
         if leg is None:
-            raise UsageError(f"{options.upstream}: no patch is stopped", "go on: --continue")
+            raise UsageError(f"{options.upstream}: no patch is stopped", "use --continue")
         rebase.skip(now, leg, " ".join(options.skip.split()))  # one line of the changelog
     elif leg is not None:
         rebase.resolve(now, leg)
@@ -162,7 +164,7 @@ def _commit(options: argparse.Namespace, rebase: Rebase, now: State) -> None:
 
 def _status(options: argparse.Namespace, job: Job, now: State | None) -> int:
     if now is None:
-        log.info(f"{options.upstream}: no rebase is under way; begin one: --onto release:VERSION")
+        log.info(f"{options.upstream}: no rebase is in progress; start one: --onto release:VERSION")
         if options.json:
             log.json({"upstream": options.upstream, "under_way": False})
         return 0
@@ -173,7 +175,7 @@ def _status(options: argparse.Namespace, job: Job, now: State | None) -> int:
         error = stopped(job, now.stopped)
         log.error(str(error))
         return error.exit_code
-    log.info(f"{options.upstream}: onto {now.word}: was interrupted, go on with --continue")
+    log.info(f"{options.upstream}: onto {now.word} was interrupted; use --continue")
     return 0
 
 
@@ -182,10 +184,10 @@ def _every_status(options: argparse.Namespace, root: Path) -> int:
     found = {name: now for name in loaded.upstreams if (now := Job(root, name).load()) is not None}
     for name, now in found.items():
         leg = now.stopped
-        where = f"stopped at {leg.stopped.patch}" if leg and leg.stopped else "was interrupted"
+        where = f"stopped at {leg.stopped.patch}" if leg and leg.stopped else "interrupted"
         log.info(f"{name}: onto {now.word}: {where}")
     if not found:
-        log.info("no rebase is under way")
+        log.info("no rebase is in progress")
     if options.json:
         log.json({name: _document(now, ()) for name, now in found.items()})
     return 0
@@ -247,7 +249,7 @@ def _verdict_code(moves: list[Move]) -> int:
     if not any(move.stops for move in moves):
         return 0
     count = sum(move.stops for move in moves)
-    log.error(f"{count} of {len(moves)} patches need a person")
+    log.error(f"{count} of {len(moves)} patches need work")
     return RebaseStopped.exit_code
 
 

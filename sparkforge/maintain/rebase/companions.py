@@ -89,17 +89,20 @@ def unknown(
     if goal.commit is None:
         says = f"; the release says {stated}" if stated else ""
         found.append(Companion(
-            f"upstreams.{name}: commit: unknown: no repository could be asked for {goal.tag}{says}",
-            f"where git reaches it: build.py pins resolve {name}; or --commit SHA; until then"
+            f"upstreams.{name}: commit: unknown: no repository is reachable for {goal.tag}{says}",
+            f"with git access: build.py pins resolve {name}; or --commit SHA; until then"
             " sources come from the release file", {},
         ))  # fmt: skip
     for key in lacking:
         file = goal.files[key]
-        found.append(Companion(
-            f"files.{key}: the index has none of {file.project} {goal.version}: {file.file} stays",
-            f"write it into upstreams.{name}.files.{key} once it is published; until then the"
-            " targets that need it can't be built", {},
-        ))  # fmt: skip
+        found.append(
+            Companion(
+                f"files.{key}: the index has no {file.project} {goal.version}; {file.file} stays",
+                f"add it to upstreams.{name}.files.{key} when it is published; until then targets"
+                " that need it cannot be built",
+                {},
+            )
+        )
     return found
 
 
@@ -133,7 +136,7 @@ def _asked_for(pins: Pins, root: Path, name: str, goal: Upstream) -> Iterator[Co
         for project in sorted(projects & asked.keys()):
             if asked[project] != goal.version:
                 yield Companion(
-                    f"requirements/{path.name} asks for {project} {asked[project]}",
+                    f"requirements/{path.name} requires {project} {asked[project]}",
                     f"write {project}=={goal.version} there and run scripts/lock.sh; the wheel that"
                     " declares the old one: rebase its upstream, or list it in drop_requires", {},
                 )  # fmt: skip
@@ -157,8 +160,8 @@ def _required(place: Place, goal: Upstream, name: str) -> Iterator[Companion]:
             declared = requirements.declared(place.store, file, place.access)
             if declared is None:
                 yield Companion(
-                    f"target {target}: what {file.file} requires can't be read from here",
-                    "compare its METADATA with the lock before you build", {},
+                    f"target {target}: cannot read the requirements of {file.file} from here",
+                    "compare its METADATA with the lock before a build", {},
                 )  # fmt: skip
                 continue
             wanted = requirements.applying(declared, requirements.Installed(plan.python, platform))
@@ -197,12 +200,12 @@ def _stale(
         yield Companion(
             f"target {target}: another torch may require another Triton than"
             f" {place.pins.upstreams['triton'].version}",
-            "see what it declares; where it differs: build.py rebase triton --onto"
+            "check what it declares; if it differs: build.py rebase triton --onto"
             " release:VERSION", {},
         )  # fmt: skip
     yield Companion(
         f"target {target}: {lock} has {', '.join(stale)}",
-        f"change them in the .in file of requirements/ and run scripts/lock.sh {Path(lock).name}",
+        f"change them in the .in file in requirements/ and run scripts/lock.sh {Path(lock).name}",
         {},
     )
 
@@ -287,7 +290,7 @@ def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterato
             if _SHA.fullmatch(one.tag) and external.tag is None:
                 yield Companion(
                     f"externals.{key}: {external.commit[:12]} → {one.tag[:12]} ({one.file})",
-                    "nothing: rewritten when the rebase lands", {(*at, "commit"): one.tag},
+                    "nothing: rewritten at the end of the rebase", {(*at, "commit"): one.tag},
                 )  # fmt: skip
             else:
                 yield Companion(
@@ -303,7 +306,7 @@ def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterato
         for one in here:
             if one.tag not in (upstream.tag, upstream.commit):
                 yield Companion(
-                    f"{rider}: the new tree carries {one.tag}, pinned is {upstream.tag}"
+                    f"{rider}: the new tree contains {one.tag}, but {upstream.tag} is pinned"
                     f" ({one.file})",
                     f"write tag, version and commit of {one.tag} into upstreams.{rider}", {},
                 )  # fmt: skip
@@ -313,7 +316,8 @@ def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterato
     for one in wanted:
         if not any(_same(one.repository, url) for url in known):
             yield Companion(
-                f"{one.repository}: the new tree fetches it ({one.tag[:12]}, {one.file}), the old"
-                " did not",
-                f"add it to upstreams.{name}.externals, if a compile of ours needs it", {},
-            )  # fmt: skip
+                f"{one.repository}: the new tree fetches it ({one.tag[:12]}, {one.file}); the old"
+                " one did not",
+                f"add it to upstreams.{name}.externals, if our compile needs it",
+                {},
+            )

@@ -65,8 +65,8 @@ class Rebase:
         loaded = pins.load(self.pins_path)
         pinned = loaded.upstream(self.upstream)
         if pinned.source_in is not None:
-            msg = f"{self.upstream}: its sources are in the wheels of {pinned.source_in}"
-            raise UsageError(msg, f"rebase {pinned.source_in}: this series goes with it")
+            msg = f"{self.upstream}: its sources are part of {pinned.source_in}'s wheels"
+            raise UsageError(msg, f"rebase {pinned.source_in}: this series moves with it")
         goal = onto.resolve(self.store, loaded, self.upstream, word, self.access, complete=True)
         if commit is not None:
             onto.check_commit(goal.upstream, commit, goal.stated)
@@ -116,8 +116,8 @@ class Rebase:
         ours = ["pins.yaml", "patches", "CHANGELOG.md", "docs/patches.md"]
         changed = git.git(self.root, "status", "--porcelain", "--", *ours)
         if changed:
-            msg = f"{self.root}: not committed:\n{changed}"
-            raise UsageError(msg, "commit or stash it: a rebase changes these files as a whole")
+            msg = f"{self.root}: uncommitted changes:\n{changed}"
+            raise UsageError(msg, "commit or stash them: a rebase replaces these files")
 
     # -- going on ----------------------------------------------------------------------
 
@@ -133,8 +133,10 @@ class Rebase:
                 self.series_of(leg.upstream).sha256 != leg.series
                 or loaded.upstream(leg.upstream).model_dump(mode="json") != leg.pinned
             ):
-                msg = f"{leg.upstream}: the series or its pin was changed since the rebase began"
-                raise UsageError(msg, f"take that back, or build.py rebase {self.upstream} --abort")
+                msg = f"{leg.upstream}: the series or its pin changed after the rebase started"
+                raise UsageError(
+                    msg, f"undo that change, or run build.py rebase {self.upstream} --abort"
+                )
 
     def run(self, state: State) -> State:
         """Move every patch that is left.
@@ -174,8 +176,8 @@ class Rebase:
         path = self.job.tree(leg)
         if not path.exists():
             if leg.stopped is not None:
-                msg = f"{path}: is gone, and with it what was resolved there"
-                raise UsageError(msg, f"begin anew: build.py rebase {self.upstream} --abort")
+                msg = f"{path}: is missing, with the resolutions in it"
+                raise UsageError(msg, f"start again: build.py rebase {self.upstream} --abort")
             pending = path.with_name(f"{path.name}.new")
             shutil.rmtree(pending, ignore_errors=True)
             Workspace.make(pending, leg.new.repo, leg.head, None)
@@ -215,7 +217,8 @@ class Rebase:
                 != head
             ):
                 msg = (
-                    f"{work.path}: stands on {work.head[:12]}, not on {head[:12]} or one behind it"
+                    f"{work.path}: is at {work.head[:12]}, not at {head[:12]} or one commit after"
+                    " it"
                 )
                 raise UsageError(msg, f"git -C {work.path} reset --soft {head}")
             work.git("reset", "--soft", head)
@@ -224,12 +227,12 @@ class Rebase:
         work.git("--literal-pathspecs", "add", "--update", ".")
         tree = work.write_tree()
         if tree == work.git("rev-parse", f"{head}^{{tree}}"):
-            msg = f"{leg.stopped.patch}: nothing of it is left in the workspace"
-            raise UsageError(msg, "leave it out with its reason: --skip REASON")
+            msg = f"{leg.stopped.patch}: the workspace has no change of it"
+            raise UsageError(msg, "drop it: --skip REASON")
         commit = work.commit_like(mover.commits[at], tree, head, told_by)
         for name, data in mover.memory.learned(work, leg.conflict, head, commit).items():
             write_file(self.job.memory / leg.upstream / name, data)
-        detail = (*leg.stopped.detail, "resolved by a person")
+        detail = (*leg.stopped.detail, "resolved by hand")
         self._answered(state, leg, replace(leg.stopped, stops=False, detail=detail, commit=commit))
         work.reset(commit)
 
@@ -240,16 +243,16 @@ class Rebase:
             sides = {2, 3} <= one.blobs.keys()
             if not sides:
                 # such a file has no markers, so nothing shows that a person has looked at it
-                problems.append(f"{one.path}: is there on one side only: git add it or git rm it")
+                problems.append(f"{one.path}: exists on one side only: git add or git rm it")
             elif not path.exists():
-                problems.append(f"{one.path}: is gone: git rm it, if that is meant")
+                problems.append(f"{one.path}: is deleted: if that is right, git rm it")
         for name in files:
             path = work.path / name
             if path.is_file() and _MARKER.search(path.read_bytes()):
-                problems.append(f"{name}: conflict markers are left in it")
+                problems.append(f"{name}: still has conflict markers")
         # where file and link (or folder) meet, git sets one of them aside under such a name
         added = work.git("diff", "--cached", "--name-only", "--diff-filter=A", "-z", "HEAD")
-        problems += [f"{name}: git set it aside for the conflict: git rm --force it"
+        problems += [f"{name}: git moved it aside for the conflict: git rm --force it"
                      for name in added.split("\0")
                      if any(name.startswith(f"{path}~") for path in files)]  # fmt: skip
         untracked = work.git("ls-files", "--others", "--exclude-standard", "-z").split("\0")

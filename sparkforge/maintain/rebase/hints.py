@@ -40,7 +40,7 @@ def about(
         now = git.blob(new.repo, one.blobs[2]) if there else b""
         before = _of(old, one.path) or _of(old, back.get(one.path, ""))
         if b"\r\n" in now and b"\r\n" not in before:
-            hint: str | None = "its lines end in CR LF now, as none did"
+            hint: str | None = "its lines now end in CR LF"
         else:
             hint = verdicts.reworded(part, now, before) or verdicts.reindented(part, now)
         said.append(f"{one.path}: {hint or _moved(old, new, one.path, part, now)}")
@@ -69,7 +69,7 @@ def _moved(old: Source, new: Source, path: str, part: list[verdicts.Hunk], now: 
         names = [name for name in places.get(line, ()) if name != path]
         if 0 < len(names) <= _PLACES:
             shown = ", ".join(f"{name}:{found[line][name]}" for name in names)
-            return f"what it stands on may have moved: `{line[:60]}` is at {shown} now"
+            return f"its context may have moved: `{line[:60]}` is now at {shown}"
     return "upstream changed the same lines"
 
 

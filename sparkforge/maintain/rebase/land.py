@@ -119,8 +119,10 @@ def _record(rebase: Rebase, leg: Leg, fresh: Series) -> Recorded | None:
     patched = series.apply(rebase.store, fresh, leg.new)
     tree = git.git(rebase.job.tree(leg), "rev-parse", f"{leg.head}^{{tree}}")
     if patched.tree != tree:
-        msg = f"{leg.upstream}: the new patches give tree {patched.tree}, the moves gave {tree}"
-        raise IntegrityError(msg, "please report it: this is a bug of sparkforge's")
+        msg = (
+            f"{leg.upstream}: the new patches give tree {patched.tree}, but the rebase gave {tree}"
+        )
+        raise IntegrityError(msg, "this is a bug in sparkforge; please report it")
     return Recorded(commit=patched.commit, tree=patched.tree)
 
 
@@ -156,7 +158,7 @@ def _pins_text(
     try:
         text = yamlfile.replace_scalars(text, values)
     except KeyError as error:
-        msg = f"{path.name}: {error.args[0]}: stands on more than one line"
+        msg = f"{path.name}: {error.args[0]}: is written on more than one line"
         raise PinsError(msg, "write it KEY: VALUE on one line") from None
     text = edit.with_commit(path, text, own.upstream, own.goal.commit)
     for leg in state.legs:
@@ -203,7 +205,7 @@ def changelog(text: str, state: State) -> str:
             if move.commit is None:
                 why = move.reason or "; ".join(move.detail)
                 lines.append(
-                    f"  * {leg.upstream}: left out {move.patch.removesuffix('.patch')}"
+                    f"  * {leg.upstream}: dropped {move.patch.removesuffix('.patch')}"
                     f" ({move.verdict.value}): {why}"
                 )
     sections = [match.start() for match in re.finditer(r"^## ", text, re.MULTILINE)]
@@ -219,8 +221,8 @@ _RESOLVED = (Verdict.CONFLICT, Verdict.TARGET_DELETED)
 
 def _counts(state: State) -> str:
     counts = Counter(
-        "left out by hand" if move.reason is not None
-        else "resolved by a person" if move.commit and move.verdict in _RESOLVED
+        "dropped by hand" if move.reason is not None
+        else "resolved by hand" if move.commit and move.verdict in _RESOLVED
         else move.verdict.value
         for leg in state.legs for move in leg.moves
     )  # fmt: skip

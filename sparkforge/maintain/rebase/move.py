@@ -169,7 +169,7 @@ class Mover:
             work.reset(head)
             what = "resolved as before" if remembered else "merged"
             return Move(patch.name, Verdict.EMPTY, remembered=remembered,
-                        detail=(f"{what}, nothing of it is left to change",))  # fmt: skip
+                        detail=(f"{what}, no change is left",))  # fmt: skip
         return self.settled(work, at, tree, head, remembered=remembered)
 
     def settled(self, work: Workspace, at: int, tree: str, head: str, *, remembered: bool) -> Move:
@@ -193,7 +193,7 @@ class Mover:
         lost = tuple(sorted(
             word.decode() for word in self._words(patch, now) & self.vanished
         ))  # fmt: skip
-        detail += [f"uses {name}, which the new release has nowhere any more" for name in lost]
+        detail += [f"uses {name}, which the new release no longer has" for name in lost]
         culprits = self._culprits(path for path, _ in followed)
         files = tuple(path for path, _ in followed)
         return Move(patch.name, verdict, detail=tuple(detail), files=files, culprits=culprits,
@@ -212,7 +212,7 @@ class Mover:
         # gone for good, and the patch did more with it than delete it
         if deleted := [path for path in gone if self.missing[path] is None and path in files]:
             verdict = Verdict.TARGET_DELETED
-            detail += [f"{path} is gone" for path in deleted]
+            detail += [f"{path} is deleted" for path in deleted]
         for entry in patch.entries:
             if (kinds := self.retyped.get(entry.path)) is not None:
                 detail.append(f"{entry.path} is {kinds[1]} now, and was {kinds[0]}")

@@ -106,22 +106,22 @@ def newest(access: Access, upstream: Upstream, count: int = 1) -> list[str]:
             finals[version.release] = version
     found = [str(version) for version in sorted(finals.values(), reverse=True)[:count]]
     if not found:
-        msg = f"{file.project}: the package index lists no release of it"
+        msg = f"{file.project}: the package index has no release of it"
         raise FetchError(msg, "check pip's configuration (pip config list)")
     return found
 
 
 def _stand_in(upstream: Upstream) -> ReleaseFile:
     if upstream.source_file is None:
-        msg = "no release file stands in for its git commit"
-        raise UsageError(msg, "name a tag or a commit, or give it a source_file in pins.yaml")
+        msg = "it has no release file to use instead of its git commit"
+        raise UsageError(msg, "give a tag or a commit, or add a source_file in pins.yaml")
     return upstream.files[upstream.source_file]
 
 
 def _listed(access: Access, project: str) -> dict[Version, list[Link]]:
     if access.offline:
-        msg = f"{project}: --offline forbids asking the package index for releases"
-        raise FetchError(msg, "run without --offline, or name a file: release:FILE")
+        msg = f"{project}: --offline is set, so the package index cannot be read"
+        raise FetchError(msg, "run without --offline, or give a file: release:FILE")
     found: dict[Version, list[Link]] = {}
     for link in access.index.links(project):
         if link.yank_reason is None and (version := version_of(link.filename)) is not None:
@@ -168,7 +168,7 @@ def _release(
     at_hand = Path(word).expanduser()
     if word.endswith((".tar.gz", ".whl")):
         if not at_hand.is_file():
-            raise UsageError(f"{at_hand}: no such file", "name a release file, or a version")
+            raise UsageError(f"{at_hand}: no such file", "give a release file or a version")
         version = version_of(at_hand.name)
     else:
         try:
@@ -212,7 +212,7 @@ def _file_listed(
     link = _pick(like, _own_version(like), version, links.get(version, []))
     if link is None:
         near = ", ".join(map(str, sorted(links, reverse=True)[:6]))
-        msg = f"{like.project} {version}: the package index lists no such release with that file"
+        msg = f"{like.project} {version}: the package index has no such release with that file"
         raise UsageError(msg, f"its newest: {near}")
     return _entry(like, link)
 
@@ -225,7 +225,7 @@ def _entry(like: ReleaseFile, link: Link) -> ReleaseFile:
     digest = sha256_of(link)
     if digest is None:
         msg = f"{link.filename}: the package index gives no sha256 for it"
-        raise FetchError(msg, "fetch it by hand, and name it: release:FILE")
+        raise FetchError(msg, "download it and give the file: release:FILE")
     size = download.size_of(str(link.normalized), link.filename)
     return like.model_copy(update={"file": link.filename, "sha256": digest, "size": size})
 
@@ -277,11 +277,11 @@ def check_commit(upstream: Upstream, commit: str, stated: str | None) -> None:
         UsageError: it is an abbreviation, filled up with zeros.
     """
     if padded(commit):
-        msg = f"--commit {commit}: an abbreviation filled up with zeros"
-        raise UsageError(msg, "leave --commit out: the pin says then that the commit is unknown")
+        msg = f"--commit {commit}: an abbreviated SHA padded with zeros"
+        raise UsageError(msg, "omit --commit: the pin then has no commit")
     if stated is not None and not commit.startswith(stated):
-        msg = f"{upstream.tag}: commit {commit}, but the release says that it is {stated}"
-        raise IntegrityError(msg, "give the commit that the release was made from: --commit SHA")
+        msg = f"{upstream.tag}: commit {commit}, but the release states {stated}"
+        raise IntegrityError(msg, "give the commit that the release was built from: --commit SHA")
 
 
 def _commit_of(name: str, fresh: Upstream, stated: str | None, access: Access) -> str | None:
@@ -294,7 +294,7 @@ def _commit_of(name: str, fresh: Upstream, stated: str | None, access: Access) -
     try:
         commit = git.remote_tag(url, fresh.tag)
     except CommandError as error:
-        log.warning(f"{name}: {url} can't be asked for {fresh.tag}: {error.what.splitlines()[-1]}")
+        log.warning(f"{name}: {url} cannot be read for {fresh.tag}: {error.what.splitlines()[-1]}")
         return None
     if commit is not None:
         check_commit(fresh, commit, stated)
@@ -310,7 +310,7 @@ def _tag_or_sha(
     url = access.mirrors.get(name, upstream.git)
     local = "://" not in url and Path(url).exists()
     if access.offline and not local:
-        msg = f"{name}: --offline forbids asking {url} for {word}"
+        msg = f"{name}: --offline is set, so {url} cannot be read for {word}"
         raise FetchError(msg, f"give --mirror {name}=PATH of a clone")
     try:
         tags = git.remote_tags(str(Path(url).resolve()) if local else url)
@@ -321,14 +321,14 @@ def _tag_or_sha(
     if tag is None:
         msg = f"{name}: {url} has no tag {word}"
         if re.fullmatch(r"[0-9a-f]{40}", word):
-            msg = f"{name}: no tag of {url} names {word}, and pins.yaml pins releases"
+            msg = f"{name}: no tag of {url} points to {word}; pins.yaml pins releases"
         raise UsageError(msg, f"its newest tags: {', '.join(_newest_tags(tags)) or 'none'}")
     version = tag.removeprefix("v")
     try:
         parsed = Version(version)
     except InvalidVersion:
-        msg = f"{name}: {tag} is no tag of a release"
-        raise UsageError(msg, "name a tag such as v0.32.0: pins.yaml pins releases") from None
+        msg = f"{name}: {tag} is not a release tag"
+        raise UsageError(msg, "give a tag such as v0.32.0; pins.yaml pins releases") from None
     fresh = upstream.model_copy(
         update={"tag": tag, "commit": tags[tag], "version": version, "patched": {}}
     )

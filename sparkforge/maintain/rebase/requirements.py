@@ -87,7 +87,7 @@ def declared(store: Store, file: ReleaseFile, access: Access) -> list[Requiremen
         return _parsed(_metadata(store, file, access))
     except (FetchError, OSError, *UNREADABLE) as error:
         # requests' errors are OSErrors
-        log.detail(f"{file.file}: its METADATA can't be read: {type(error).__name__}: {error}")
+        log.detail(f"{file.file}: cannot read its METADATA: {type(error).__name__}: {error}")
         return None
 
 
@@ -145,7 +145,7 @@ class _Remote(io.RawIOBase):
         reply.raise_for_status()
         if reply.status_code != 206 or "Content-Range" not in reply.headers:
             reply.close()
-            msg = "its server gives no parts of files"
+            msg = "its server does not support range requests"
             raise ValueError(msg)
         return reply
 
@@ -167,7 +167,7 @@ class _Remote(io.RawIOBase):
         with self._part(self.at, self.at + wanted - 1) as reply:
             data = reply.raw.read(wanted + 1)
         if len(data) != wanted:
-            msg = "its server gives other parts than were asked for"
+            msg = "its server returned another range than requested"
             raise ValueError(msg)
         buffer[: len(data)] = data
         self.at += len(data)

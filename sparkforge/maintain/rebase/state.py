@@ -123,8 +123,8 @@ class Job:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, KeyError, TypeError, OSError) as error:
-            msg = f"{self.file}: no state of a rebase: {type(error).__name__}: {error}"
-            raise StoreError(msg, "begin anew: build.py rebase UPSTREAM --abort") from None
+            msg = f"{self.file}: not the state of a rebase: {type(error).__name__}: {error}"
+            raise StoreError(msg, "start again: build.py rebase UPSTREAM --abort") from None
 
     def save(self, state: State) -> None:
         """Replace the state file as a whole."""
@@ -176,7 +176,7 @@ def locked(root: Path) -> Iterator[None]:
     """Hold the one lock of a checkout's rebases: they all write pins.yaml.
 
     Raises:
-        UsageError: another rebase is at work in this checkout.
+        UsageError: another rebase is running in this checkout.
     """
     from filelock import FileLock, Timeout
 
@@ -187,8 +187,8 @@ def locked(root: Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            msg = f"{root}: another rebase is at work in this checkout"
-            raise UsageError(msg, "wait until it has ended, or end it") from None
+            msg = f"{root}: another rebase is running in this checkout"
+            raise UsageError(msg, "wait for it, or stop it") from None
     try:
         for left in folder.glob(".gone-*"):  # of an --abort that was killed
             shutil.rmtree(left, ignore_errors=True)

@@ -85,17 +85,15 @@ def _look(
     left = work.merged(tip, commit)
     if left == work.tree_of(tip):
         if code == 0:
-            how = "all of it is in the new release, at its place: merging it leaves nothing"
+            how = "the new release contains all of it; merging leaves no change"
         else:
             assert made is not None
-            how = (
-                f"upstream's commit {made.commit} makes the same change, and merging leaves nothing"
-            )
+            how = f"upstream's commit {made.commit} makes the same change; merging leaves no change"
         without = work.merged(tip, commit, revert=True)
         # a commit made here, for the next to be looked for in
         return Taken(True, how), tip if without is None else work.commit_like(commit, without, tip)
     if made is None:
-        what = "the new release has the same change at another place; here it is lacking"
+        what = "the new release has the same change at another place, but not here"
         return (Taken(False, what) if left is not None else None), tip
     return _unless_undone(work, tip, commit, made, left), tip
 
@@ -114,14 +112,14 @@ def _unless_undone(
     """Judge a change that upstream made and that is not as it was made: changed on, or undone?"""
     said = f"upstream's commit {made.commit} makes the same change"
     if made.undone is not None:
-        return Taken(False, f"{said}, and {made.undone} takes it back")
+        return Taken(False, f"{said}, and {made.undone} reverts it")
     if left is not None:
-        return Taken(False, f"{said}, but it is not there any more")
+        return Taken(False, f"{said}, but it is no longer there")
     if work.merged(made.commit, commit) != work.tree_of(made.commit):
         return Taken(False, f"{said}, but at another place")
     if not _evolved(work, tip, commit, made.commit):
-        return Taken(False, f"{said}, and little of it is left: changed again, or taken back?")
-    return Taken(True, f"{said}; it was changed further since", exact=False)
+        return Taken(False, f"{said}, but little of it is left: changed again, or reverted?")
+    return Taken(True, f"{said}; it was changed again later", exact=False)
 
 
 def _evolved(work: Workspace, tip: str, commit: str, made: str) -> bool:

@@ -67,18 +67,18 @@ class Move:
     def next(self) -> str:
         """What to do next, in one line."""
         if self.reason is not None:
-            return f"left out: {self.reason}"
+            return f"dropped: {self.reason}"
         if self.after and self.stops:
             names = ", ".join(name.removesuffix(".patch") for name in self.after)
             return f"resolve {names} first: this may follow from it"
         if self.verdict is Verdict.TARGET_DELETED and self.stops:
-            return "find what took the file's place and change that, or --skip REASON"
+            return "find the file that replaced it and change that, or --skip REASON"
         if self.verdict is Verdict.TARGET_RENAMED and self.stops:
-            return "carry the change over to the new name, or --skip REASON"
+            return "apply the change under the new name, or --skip REASON"
         if self.stops:
-            return "merge both sides in the worktree, or --skip REASON"
+            return "merge both sides in the work tree, or --skip REASON"
         if self.vanished:
-            return f"see what became of {', '.join(self.vanished)}, then run its test"
+            return f"check what replaced {', '.join(self.vanished)}, then run its test"
         if not self.exact:
             return "run its test on the new release: it leaves the series"
         return {
@@ -89,7 +89,7 @@ class Move:
             Verdict.TARGET_DELETED: "read the new diff, run its test",
             Verdict.UPSTREAMED: "nothing: it leaves the series",
             Verdict.EMPTY: "run its test on the new release: it leaves the series",
-            Verdict.TARGET_RENAMED: "nothing to merge: look whether the new file is still used so",
+            Verdict.TARGET_RENAMED: "nothing to merge: check that the new file is used as before",
         }[self.verdict]
 
     def as_json(self) -> dict[str, Any]:
@@ -185,8 +185,8 @@ def reworded(diff_of_file: Sequence[Hunk], now: bytes, before: bytes) -> str | N
     there = [line for line in added if line in have]
     if len(added) and 2 * len(there) >= len(added):
         return (
-            f"{len(there)} of the {len(added)} lines it adds are there already: upstream may have"
-            " the same fix in other words"
+            f"{len(there)} of the {len(added)} lines it adds already exist: upstream may have"
+            " the same fix in another form"
         )
     return None
 
@@ -203,7 +203,7 @@ def reindented(diff_of_file: Sequence[Hunk], now: bytes) -> str | None:
             if bare[at : at + len(want)] == want and lines[at : at + len(want)] != list(
                 hunk.before
             ):
-                return f"only white space of the lines it stands on differs, at line {at + 1}"
+                return f"only white space of its context differs, at line {at + 1}"
     return None
 
 

@@ -20,7 +20,9 @@ def run(options: argparse.Namespace) -> int:
     loaded = pins.load(path)
     page: Path | None = options.markdown
     if page is not None and (page.is_dir() or not page.resolve().parent.is_dir()):
-        raise UsageError(f"--markdown {page}: no file can be there", "name one in a folder that is")
+        raise UsageError(
+            f"--markdown {page}: cannot write a file there", "give a file in an existing folder"
+        )
     known = releases.Known.parse(loaded, options.known)
     names = list(dict.fromkeys(options.upstream)) or list(loaded.upstreams)
     store, access = store_of(options), access_of(options, loaded)

@@ -119,7 +119,7 @@ class Known:
             try:
                 found.add((name if separator else None, Version(text)))
             except InvalidVersion:
-                msg = f"--known {word}: {text!r} is no version"
+                msg = f"--known {word}: {text!r} is not a version"
                 raise UsageError(msg, "for example --known 0.32.0 or vllm=0.32.0") from None
         return cls(frozenset(found))
 
@@ -147,7 +147,7 @@ def _listed(pins: Pins, access: Access, name: str, known: Known, pre: bool) -> L
     follows = upstream.source_in or name
     pinned = pins.upstream(follows).version
     if access.offline:
-        msg = f"{name}: --offline forbids asking the package index for releases"
+        msg = f"{name}: --offline is set, so the package index cannot be read"
         raise FetchError(msg, "run without --offline")
     project = _project(upstream)
     versions: dict[Version, str | None] = {}
@@ -162,10 +162,10 @@ def _listed(pins: Pins, access: Access, name: str, known: Known, pre: bool) -> L
     here = Version(pinned)
     if here not in versions:
         msg = (
-            f"{project}: the package index, as pip is configured here, does not list the pinned"
-            f" release {pinned}, so what else it lists says nothing"
+            f"{project}: the package index of pip's configuration does not have the pinned"
+            f" release {pinned}, so it may miss others, too"
         )
-        raise FetchError(msg, "point pip at an index that has it (pip config list)")
+        raise FetchError(msg, "configure pip with an index that has it (pip config list)")
     newer = sorted(
         (one for one, yanked in versions.items()
          if one > here and yanked is None and (pre or not one.is_prerelease)),
