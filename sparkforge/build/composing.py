@@ -197,7 +197,7 @@ def rollback(options: argparse.Namespace) -> int:
         log.json({"target": target, "image": chosen.image, "before": before})
     log.info(f"Compose uses {chosen.image}{f', not {before} any more' if before else ''}")
     if (outside := os.environ.get(variable(target))) and outside != chosen.image:
-        log.warning(f"{variable(target)} of the environment counts before .env: unset it")
+        log.warning(f"{variable(target)} in the environment overrides .env: unset it")
     log.info("next     docker compose up -d   # a server that runs serves on until then")
     return 0
 

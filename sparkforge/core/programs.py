@@ -24,7 +24,7 @@ def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
     """Return what a failed command was and the end of what it said."""
     said = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
     tail = "\n".join(f"    {line}" for line in said[-_TAIL_LINES:])
-    return f"{shlex.join(result.args)} ended with exit code {result.returncode}\n{tail}"
+    return f"{shlex.join(result.args)} failed with exit code {result.returncode}\n{tail}"
 
 
 def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
@@ -32,7 +32,7 @@ def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
     text = failure_text(result)
     # git's fast-import has words of its own for it
     if os.strerror(errno.ENOSPC) in text or "Out of diskspace" in text:
-        remedy = "make room, or put the store on a larger disk with --store DIR"
+        remedy = "free space, or put the store on a larger disk with --store DIR"
         return StoreError(f"the disk is full:\n{text}", remedy)
     return CommandError(text)
 
@@ -57,7 +57,7 @@ def resolve(args: Sequence[str | os.PathLike[str]]) -> list[str]:
     command = [os.fspath(arg) for arg in args]
     program = shutil.which(command[0])
     if program is None:
-        raise unusable(command[0], "no such program on this machine")
+        raise unusable(command[0], "not installed on this machine")
     return [program, *command[1:]]
 
 

@@ -257,7 +257,7 @@ def _child(
     except OSError as error:
         if error.filename != command[0]:  # its folder, or no file left for a pipe
             raise
-        raise unusable(command[0], f"can't be started: {error.strerror}") from error
+        raise unusable(command[0], f"cannot be started: {error.strerror}") from error
     _living.add(child)
     guardian = _guard(child.pid) if ends_with_us else None
     try:

@@ -498,7 +498,7 @@ def test_a_faulty_patch_fails_the_check_with_every_fault(project: Project) -> No
     path.write_text(text.replace("test_it.py", "x"))
     _, err = project.run("patches", "check", code=6)
     assert "Risk: 'none'" in err
-    assert "Test: tests/x is not there" in err
+    assert "Test: tests/x does not exist" in err
 
 
 def test_pins_are_recorded_and_checked(project: Project) -> None:

@@ -127,7 +127,7 @@ def test_the_environment_counts_before_dot_env(
         "COMPOSE_PROFILES": "spark", "SPARKFORGE_IMAGE_SPARK": OLD
     }  # fmt: skip
     said = "".join(capsys.readouterr())
-    assert "of the environment counts before .env" in said
+    assert "in the environment overrides .env" in said
     assert "docker compose up -d   # a server that runs serves on until then" in said
 
 

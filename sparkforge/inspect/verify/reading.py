@@ -51,18 +51,18 @@ def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
             built = image_of(items)
             named, promised = str(built["image_id"]), built["digest"]
         except (ValueError, KeyError, TypeError, AttributeError):
-            msg = f"{path}: no receipt of a build that baked an image"
-            raise UsageError(msg, "name the receipt.json of one, or the image itself") from None
+            msg = f"{path}: not the receipt of an image build"
+            raise UsageError(msg, "give the receipt.json of an image build, or the image") from None
     elif path.is_file():
         yield path, None
         return
     with store.temporary("image") as work:
-        log.info(f"reading {named} out of the engine")
+        log.info(f"reading {named} from the engine")
         try:
             call("docker", "save", "--output", work / "image.tar", "--", named)
         except CommandError as error:
-            msg = f"{named}: neither a file nor an image of the engine:\n{error}"
-            remedy = "give an archive, a receipt.json or an image that docker images lists"
+            msg = f"{named}: not a file, and not an image in the engine:\n{error}"
+            remedy = "give an archive, a receipt.json or an image from docker images"
             raise ImageError(msg, remedy) from None
         yield work / "image.tar", promised
 
@@ -75,8 +75,8 @@ def read(path: Path) -> Reading:
     """
     with ociarchive.opened(path) as found:
         if image.TARGET_LABEL not in found.labels:
-            msg = f"{path.name}: not made by sparkforge: no label {image.TARGET_LABEL}"
-            raise ImageError(msg, "name an image that build.py baked")
+            msg = f"{path.name}: not built by sparkforge: no label {image.TARGET_LABEL}"
+            raise ImageError(msg, "give an image that build.py built")
         site = site_of(found.labels)
         files = ociarchive.files(
             found,
