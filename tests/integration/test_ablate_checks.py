@@ -151,7 +151,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--provide", "wheels", "--", "true"], "needs a target"),
     (["--target", "huge", "--provide", "wheels", "--", "true"], "no such target"),
     (["--good", "all", "--", "true"], "--good needs --bisect"),
-    (["--bisect"], "no command"),
+    (["--bisect"], "without a command"),
     (["--"], "no command after --"),
     (["--bisect", "--"], "no command after --"),
     (["--bisect", "true", "--", "true"], "a command after --"),

@@ -80,10 +80,13 @@ def program(folder: Path, name: str, script: str) -> str:
     ("script", "fragment"),
     [
         ("trap '' TERM; sleep 900 & sleep 900", "did not finish within"),
-        ("echo 'No devices were found' >&2; exit 6", "ended with 6: No devices were found"),
+        (
+            "echo 'No devices were found' >&2; exit 6",
+            "failed with exit code 6: No devices were found",
+        ),
         ("head -c 3000000 /dev/urandom", "not XML"),
         ("yes", "writes endless output"),
-        ("kill -SEGV $$", "ended with -11"),
+        ("kill -SEGV $$", "failed with exit code -11"),
     ],
 )
 def test_a_broken_nvidia_smi_is_a_finding(tmp_path: Path, script: str, fragment: str) -> None:

@@ -201,9 +201,9 @@ def test_check_sees_that_an_export_would_change_a_patch(tree: Tree) -> None:
 
 def test_changes_that_are_not_committed(tree: Tree) -> None:
     (tree.path / "demo" / "mod.py").write_bytes(b"x\n")
-    tree.refused("not committed: demo/mod.py")
+    tree.refused("uncommitted changes: demo/mod.py")
     tree.git("add", "--all")
-    tree.refused("not committed: demo/mod.py")
+    tree.refused("uncommitted changes: demo/mod.py")
 
 
 def test_a_file_that_git_does_not_know_is_told(tree: Tree) -> None:

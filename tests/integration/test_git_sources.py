@@ -180,7 +180,7 @@ def test_a_repository_that_differs_from_the_release_is_named(
         bench.patched("git", bench.series_on(LINES))
     said = refused.value
     assert f"{bench.shape.touched} is blob {blobs[theirs]}" in said.what
-    assert f"expects {blobs[LINES]}" in said.what
+    assert f"expects blob {blobs[LINES]}" in said.what
     assert "--source release" in said.remedy
     assert "demo" not in said.remedy
 
@@ -294,7 +294,7 @@ def test_what_git_cannot_give_names_the_way_out_and_nothing_is_taken_instead(wor
     words.project.repo.commit({"demo/mod.py": b"moved = 1\n"})
     words.project.repo("tag", "--force", "v1.0")
     said = words.build("--source", "auto", code=5)
-    assert "tag v1.0 names" in said
+    assert "tag v1.0 is" in said
     assert "--source release" in said
     mirror = ("--mirror", f"demo={words.project.repo.path}")
     assert "omit one of them" in words.build("--source", "release", *mirror, code=2)

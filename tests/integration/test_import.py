@@ -93,7 +93,7 @@ def test_line_numbers_are_made_ours(tree: Tree, outside: Path) -> None:
     [
         (GIVEN, "body too short", 6),
         ((*GIVEN[:-2], "--why", WHY), "no trailer Test", 2),
-        ((*GIVEN[:-1], "tests/no.py::test_it", "--why", WHY), "tests/no.py is not there", 6),
+        ((*GIVEN[:-1], "tests/no.py::test_it", "--why", WHY), "tests/no.py does not exist", 6),
         ((*GIVEN[:4], "--risk", "none", *GIVEN[6:], "--why", WHY), "Risk: 'none'", 6),
         ((*GIVEN, "--why", WHY, "--before", "no-such"), "no such patch", 2),
         (
@@ -148,7 +148,7 @@ def test_a_new_patch_is_refused_until_its_template_is_filled_in(tree: Tree) -> N
     tree.run("patches", "new", str(tree.path), "Add a module")
     message = tree.git("show", "-s", "--format=%B")
     assert message.startswith("Add a module\n\nFILL IN:")
-    tree.refused("holds 'FILL IN:'")
+    tree.refused("contains 'FILL IN:'")
     tree.refused("Risk: 'FILL IN:")
     tree.amend({}, "-m", f"Add a module\n\n{BODY}")
     assert tree.export()["added"] == ["add-a-module.patch"]
