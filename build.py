@@ -54,18 +54,32 @@ def make_environment(venv: Path, lock: Path, wanted: str) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--clear", fresh], check=True)
         # -I: neither the user's site packages nor PYTHONPATH take part
         subprocess.run(
-            [fresh / "bin" / "python", "-I", "-m", "pip", "install", "-qq", "--no-deps",
-             "--disable-pip-version-check", "--require-hashes", "--only-binary=:all:", "-r", lock],
+            [
+                fresh / "bin" / "python",
+                "-I",
+                "-m",
+                "pip",
+                "install",
+                "-qq",
+                "--no-deps",
+                "--disable-pip-version-check",
+                "--require-hashes",
+                "--only-binary=:all:",
+                "-r",
+                lock,
+            ],
             check=True,
-        )  # fmt: skip
+        )
         # a venv names its own folder in a few scripts; sparkforge only runs bin/python of it
         (fresh / STAMP).write_text(wanted)
         shutil.rmtree(venv, ignore_errors=True)
         fresh.rename(venv)
     except (subprocess.CalledProcessError, OSError) as error:
-        fail(f"{venv}: could not be set up: {error}",
-             "install the package python3-venv, check the network and pip's configuration, or"
-             " delete that folder, and run again")  # fmt: skip
+        fail(
+            f"{venv}: could not be set up: {error}",
+            "install the package python3-venv, check the network and pip's configuration, or"
+            " delete that folder, and run again",
+        )
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

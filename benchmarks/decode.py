@@ -159,14 +159,18 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         start = time.perf_counter()
         extra = {"mxfp4_layers": case.layers} if case.layers else {}
         llm = LLM(
-            name, load_format="dummy", skip_tokenizer_init=True,
-            max_model_len=4096, max_num_seqs=max(arguments.batch),
-            gpu_memory_utilization=arguments.memory, moe_backend=case.backend,
+            name,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=4096,
+            max_num_seqs=max(arguments.batch),
+            gpu_memory_utilization=arguments.memory,
+            moe_backend=case.backend,
             attention_backend="TRITON_ATTN",
             # graphs for decode, no torch.compile: what runs is the kernels under test
             compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
             **extra,
-        )  # fmt: skip
+        )
         load_seconds = time.perf_counter() - start
 
     def generate(tokens: int, batch: int) -> float:
@@ -233,12 +237,24 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         result = Path(name) / "result.json"
         command = [
-            __file__, "--measure", str(result), "--case", spec(case),
-            "--layers", str(arguments.layers), "--prompt", str(arguments.prompt),
-            "--tokens", str(arguments.tokens), "--repeat", str(arguments.repeat),
-            "--memory", str(arguments.memory),
-            "--batch", *(str(batch) for batch in arguments.batch),
-        ]  # fmt: skip
+            __file__,
+            "--measure",
+            str(result),
+            "--case",
+            spec(case),
+            "--layers",
+            str(arguments.layers),
+            "--prompt",
+            str(arguments.prompt),
+            "--tokens",
+            str(arguments.tokens),
+            "--repeat",
+            str(arguments.repeat),
+            "--memory",
+            str(arguments.memory),
+            "--batch",
+            *(str(batch) for batch in arguments.batch),
+        ]
         if arguments.profile:
             command.append("--profile")
         loaded: dict[str, Any] = measured(case, command, result, variables)

@@ -72,10 +72,18 @@ def measure(
 
     extra: dict[str, Any] = {"mxfp4_layers": case.layers} if case.layers else {}
     llm = LLM(
-        str(checkpoint), skip_tokenizer_init=True, max_model_len=256, max_num_seqs=2,
-        gpu_memory_utilization=0.2, moe_backend=case.backend, attention_backend=attention,
-        enforce_eager=True, max_logprobs=vocabulary, enable_prefix_caching=False, **extra,
-    )  # fmt: skip
+        str(checkpoint),
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        max_num_seqs=2,
+        gpu_memory_utilization=0.2,
+        moe_backend=case.backend,
+        attention_backend=attention,
+        enforce_eager=True,
+        max_logprobs=vocabulary,
+        enable_prefix_caching=False,
+        **extra,
+    )
     sampling = SamplingParams(
         temperature=0, max_tokens=1, prompt_logprobs=vocabulary, detokenize=False
     )
@@ -95,8 +103,16 @@ def run_case(case: Case, attention: str, checkpoint: Path) -> list[Logs]:
         SystemExit: the process failed; its output was passed on.
     """
     result = checkpoint.parent / f"{case.name}.json"
-    command = [__file__, "--case", spec(case), "--attention", attention,
-               "--measure", str(result), str(checkpoint)]  # fmt: skip
+    command = [
+        __file__,
+        "--case",
+        spec(case),
+        "--attention",
+        attention,
+        "--measure",
+        str(result),
+        str(checkpoint),
+    ]
     return [np.asarray(rows, dtype=np.float64) for rows in measured(case, command, result)]
 
 
@@ -129,16 +145,20 @@ def main() -> None:
             own = mx_reference.quantize_layers(model, formats(case.layers))
             other = mx_reference.quantize_layers(model, BOTH["none" if case.layers else "mxfp4"])
             kl = [
-                np.concatenate([
-                    divergence(log_softmax(gptoss.logits(which, prompt))[:-1], rows)
-                    for prompt, rows in zip(PROMPTS, found, strict=True)
-                ])
+                np.concatenate(
+                    [
+                        divergence(log_softmax(gptoss.logits(which, prompt))[:-1], rows)
+                        for prompt, rows in zip(PROMPTS, found, strict=True)
+                    ]
+                )
                 for which in (own, other)
-            ]  # fmt: skip
+            ]
             near, far = float(np.median(kl[0])), float(np.median(kl[1]))
             wrong |= not near < min(arguments.limit, far)
-            print(f"| {spec(case)} | {HIDDEN} | {near:.5f} | {kl[0].mean():.5f} | {far:.5f} |",
-                  flush=True)  # fmt: skip
+            print(
+                f"| {spec(case)} | {HIDDEN} | {near:.5f} | {kl[0].mean():.5f} | {far:.5f} |",
+                flush=True,
+            )
     if wrong:
         sys.exit("gpu_logits: a case is not what its reference says")
 

@@ -133,9 +133,14 @@ def marlin(
 
     def linear(weight: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return apply(
-            input=x, weight=weight, weight_scale=scale, workspace=workspace,
-            size_n=rows, size_k=columns, bias=layer.bias,
-        )  # fmt: skip
+            input=x,
+            weight=weight,
+            weight_scale=scale,
+            workspace=workspace,
+            size_n=rows,
+            size_k=columns,
+            bias=layer.bias,
+        )
 
     tensors = [layer.weight.data, layer.weight_scale.data]
     made = [functools.partial(linear, *copy) for copy in copies_of(tensors)]
@@ -177,9 +182,12 @@ def run(layers: Sequence[Linear], x: torch.Tensor) -> None:
 
 
 def measure_layer(
-    name: str, size: tuple[int, int, bool], arguments: argparse.Namespace, bandwidth: float,
+    name: str,
+    size: tuple[int, int, bool],
+    arguments: argparse.Namespace,
+    bandwidth: float,
     report: Report,
-) -> None:  # fmt: skip
+) -> None:
     """Measure one layer: a line of the report for each format and batch size."""
     device = "cpu" if arguments.dry_run else "cuda"
     rows, columns, has_bias = size
@@ -217,9 +225,14 @@ def measure_layer(
         if arguments.profile:
             for fmt, step in steps.items():
                 report.add(
-                    {"kind": "kernels", "layer": name, "format": fmt, "batch": batch,
-                     "kernels": kernels(step)}
-                )  # fmt: skip
+                    {
+                        "kind": "kernels",
+                        "layer": name,
+                        "format": fmt,
+                        "batch": batch,
+                        "kernels": kernels(step),
+                    }
+                )
         taken = seconds(steps, device, arguments.rounds)
         each = {fmt: [time / len(cases[fmt][0]) for time in times] for fmt, times in taken.items()}
         for fmt, (layers, size_of_one) in cases.items():
@@ -227,17 +240,24 @@ def measure_layer(
             away = distance(layers[0](x), exact[fmt][:batch])
             report.add(
                 {
-                    "kind": "product", "layer": name, "shape": [rows, columns], "format": fmt,
-                    "batch": batch, "copies": len(layers), "bytes": size_of_one,
-                    "us": middle * 1e6, "us_least": min(each[fmt]) * 1e6,
+                    "kind": "product",
+                    "layer": name,
+                    "shape": [rows, columns],
+                    "format": fmt,
+                    "batch": batch,
+                    "copies": len(layers),
+                    "bytes": size_of_one,
+                    "us": middle * 1e6,
+                    "us_least": min(each[fmt]) * 1e6,
                     "us_most": max(each[fmt]) * 1e6,
                     "ratio": statistics.median(each["bf16"]) / middle,
                     "share": size_of_one / middle / bandwidth,
-                    "distance": away, "right": away < TOLERANCE,
+                    "distance": away,
+                    "right": away < TOLERANCE,
                     # How far quantising itself goes: the control of the distance.
                     "distance_of_format": distance(exact[fmt], exact["bf16"]),
                 }
-            )  # fmt: skip
+            )
 
 
 def table(report: Report) -> str:
@@ -247,14 +267,19 @@ def table(report: Report) -> str:
     head += ["distance", "of the format"]
     rows = [
         [
-            row["layer"], str(row["batch"]), row["format"], f"{row['bytes'] / 1e6:.1f}",
+            row["layer"],
+            str(row["batch"]),
+            row["format"],
+            f"{row['bytes'] / 1e6:.1f}",
             f"{row['us']:.1f} ({row['us_least']:.1f}–{row['us_most']:.1f})",
-            f"{row['ratio']:.2f}", f"{row['share']:.0%}",
+            f"{row['ratio']:.2f}",
+            f"{row['share']:.0%}",
             f"{row['distance']:.4f}" + ("" if row["right"] else " WRONG"),
             f"{row['distance_of_format']:.4f}",
         ]
-        for row in report.rows if row["kind"] == "product"
-    ]  # fmt: skip
+        for row in report.rows
+        if row["kind"] == "product"
+    ]
     return f"{conditions(about)}\n\n{markdown(head, rows)}"
 
 

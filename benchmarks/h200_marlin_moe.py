@@ -203,8 +203,13 @@ def marlin(experts: Experts) -> Layer:
 
     w13, w2, w13_scale, w2_scale, b13, b2 = prepare_moe_mxfp4_layer_for_marlin(
         types.SimpleNamespace(params_dtype=torch.bfloat16),
-        experts.w13[0], experts.w2[0], experts.w13[1], experts.w2[1], experts.b13, experts.b2,
-    )  # fmt: skip
+        experts.w13[0],
+        experts.w2[0],
+        experts.w13[1],
+        experts.w2[1],
+        experts.b13,
+        experts.b2,
+    )
     # Locks of the kernel: it leaves them at zero. Four blocks to a multiprocessor at the most.
     processors = torch.cuda.get_device_properties(w13.device).multi_processor_count
     workspace = torch.zeros(4 * processors, dtype=torch.int32, device=w13.device)
@@ -217,10 +222,21 @@ def marlin(experts: Experts) -> Layer:
         # Full of NaN where the kernel writes nothing.
         output = torch.full_like(x, float("nan")) if not capturing() else torch.empty_like(x)
         return fused_marlin_moe(
-            x, w13, w2, b13, b2, w13_scale, w2_scale, shares, ids,
-            scalar_types.float4_e2m1f.id, activation=MoEActivation.SWIGLUOAI,
-            moe_sum=total, workspace=workspace, output=output,
-        )  # fmt: skip
+            x,
+            w13,
+            w2,
+            b13,
+            b2,
+            w13_scale,
+            w2_scale,
+            shares,
+            ids,
+            scalar_types.float4_e2m1f.id,
+            activation=MoEActivation.SWIGLUOAI,
+            moe_sum=total,
+            workspace=workspace,
+            output=output,
+        )
 
     return layer
 
@@ -270,9 +286,12 @@ def measure(arguments: argparse.Namespace, shape: Shape, device: str, report: Re
             layer = layers[variant.name]
 
             def call(
-                ids: torch.Tensor, layer: Layer = layer, x: torch.Tensor = x,
-                shares: torch.Tensor = shares, more: int = variant.hidden - shape.hidden,
-            ) -> torch.Tensor:  # fmt: skip
+                ids: torch.Tensor,
+                layer: Layer = layer,
+                x: torch.Tensor = x,
+                shares: torch.Tensor = shares,
+                more: int = variant.hidden - shape.hidden,
+            ) -> torch.Tensor:
                 # As moe_runner does: pad only where there is something to pad.
                 padded = F.pad(x, (0, more)) if more else x
                 return layer(padded, ids, shares)[:, : shape.hidden]
@@ -292,18 +311,25 @@ def measure(arguments: argparse.Namespace, shape: Shape, device: str, report: Re
             away = distance(outputs[variant.name], exact)
             report.add(
                 {
-                    "kind": "layer", "variant": variant.name, "batch": batch,
-                    "padded": [variant.hidden, variant.inner], "calls": len(calls),
-                    "experts_per_call": distinct / len(calls), "bytes": read,
-                    "us": middle * 1e6, "us_least": min(each) * 1e6, "us_most": max(each) * 1e6,
-                    "ratio": statistics.median(taken[first]) / statistics.median(
-                        taken[variant.name]
-                    ),
-                    "bytes_per_second": read / middle, "share": read / middle / bandwidth,
-                    "distance": away, "right": away < TOLERANCE,
+                    "kind": "layer",
+                    "variant": variant.name,
+                    "batch": batch,
+                    "padded": [variant.hidden, variant.inner],
+                    "calls": len(calls),
+                    "experts_per_call": distinct / len(calls),
+                    "bytes": read,
+                    "us": middle * 1e6,
+                    "us_least": min(each) * 1e6,
+                    "us_most": max(each) * 1e6,
+                    "ratio": statistics.median(taken[first])
+                    / statistics.median(taken[variant.name]),
+                    "bytes_per_second": read / middle,
+                    "share": read / middle / bandwidth,
+                    "distance": away,
+                    "right": away < TOLERANCE,
                     "distance_to_first": distance(outputs[variant.name], outputs[first]),
                 }
-            )  # fmt: skip
+            )
 
 
 def table(report: Report) -> str:
@@ -313,14 +339,19 @@ def table(report: Report) -> str:
     head += ["first / this", "share of copy", "distance"]
     rows = [
         [
-            str(row["batch"]), row["variant"], "x".join(str(size) for size in row["padded"]),
-            f"{row['experts_per_call']:.1f}", f"{row['bytes'] / 1e6:.1f}",
+            str(row["batch"]),
+            row["variant"],
+            "x".join(str(size) for size in row["padded"]),
+            f"{row['experts_per_call']:.1f}",
+            f"{row['bytes'] / 1e6:.1f}",
             f"{row['us']:.1f} ({row['us_least']:.1f}–{row['us_most']:.1f})",
-            f"{row['ratio']:.3f}", f"{row['share']:.0%}",
+            f"{row['ratio']:.3f}",
+            f"{row['share']:.0%}",
             f"{row['distance']:.4f}" + ("" if row["right"] else " WRONG"),
         ]
-        for row in report.rows if row["kind"] == "layer"
-    ]  # fmt: skip
+        for row in report.rows
+        if row["kind"] == "layer"
+    ]
     return f"{conditions(about)}\n\n{markdown(head, rows)}"
 
 

@@ -143,8 +143,13 @@ def _some(count: int, generator: torch.Generator) -> torch.Tensor:
 
 
 KINDS = (
-    "normal", "student 4", "student 3", "outlier elements", "outlier columns", "outlier rows",
-)  # fmt: skip
+    "normal",
+    "student 4",
+    "student 3",
+    "outlier elements",
+    "outlier columns",
+    "outlier rows",
+)
 
 
 def activations(columns: int, seed: int) -> torch.Tensor:

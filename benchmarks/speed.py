@@ -35,8 +35,10 @@ def measure(
         start = time.monotonic()
         done = subprocess.run(
             [sys.executable, ROOT / "build.py", *arguments, "--store", store],
-            check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         if done.returncode not in codes:
             sys.exit(f"build.py {' '.join(arguments)} ended with {done.returncode}")
         best = min(best, time.monotonic() - start)
@@ -66,8 +68,15 @@ def rebase() -> tuple[float, float]:
             shutil.copytree(ROOT / part, root / part)
         for part in ("pins.yaml", "CHANGELOG.md"):
             shutil.copyfile(ROOT / part, root / part)
-        return measure("rebase", "vllm", "--onto", "release:0.32.0",
-                       "--pins", str(root / "pins.yaml"), repeat=1)  # fmt: skip
+        return measure(
+            "rebase",
+            "vllm",
+            "--onto",
+            "release:0.32.0",
+            "--pins",
+            str(root / "pins.yaml"),
+            repeat=1,
+        )
 
 
 def main() -> None:

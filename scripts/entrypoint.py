@@ -128,8 +128,9 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         model, *arguments = arguments
     model = model or os.environ.get("SPARKFORGE_MODEL") or "/model"
     if model.startswith("-"):
-        raise StartError("SPARKFORGE_MODEL begins with -: name a model; options go into"
-                         " SPARKFORGE_EXTRA_ARGS")  # fmt: skip
+        raise StartError(
+            "SPARKFORGE_MODEL begins with -: name a model; options go into SPARKFORGE_EXTRA_ARGS"
+        )
     if model.startswith(("/", ".")):
         check_checkpoint(Path(model))
     plan = wanted_profile()
@@ -159,7 +160,7 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         variables = refusal.environment(variables)
     downloads = settings.choice(
         os.environ, "SPARKFORGE_DOWNLOAD", "entrypoint", ("entrypoint", "vllm")
-    ) == "entrypoint" and not model.startswith(("/", "."))  # fmt: skip
+    ) == "entrypoint" and not model.startswith(("/", "."))
     revision = os.environ.get("SPARKFORGE_MODEL_REVISION", "")
     name = os.environ.get("SPARKFORGE_MODEL_NAME") or (model if downloads else "")
     # in one word: no value is taken for an option
@@ -168,9 +169,11 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
     options = profile.options(plan)
     way = [model, f"--revision={revision}", *named, *options]
     check = settings.choice(
-        os.environ, "SPARKFORGE_BACKEND_CHECK", plan.get("on_mismatch", "fail"),
+        os.environ,
+        "SPARKFORGE_BACKEND_CHECK",
+        plan.get("on_mismatch", "fail"),
         ("fail", "warn", "off"),
-    )  # fmt: skip
+    )
     hang_s = settings.number(os.environ, "SPARKFORGE_HANG_SECONDS", 60)
     limit = int(settings.number(os.environ, "SPARKFORGE_START_LIMIT", 3))
     share = settings.share(os.environ)
@@ -183,8 +186,10 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
     last += caller  # at the end: of two values of one option vLLM takes the later
     if not shutil.which("c++") and not shutil.which("g++"):
         if plan.get("cuda_arch"):  # a server several times slower, and FlashInfer would fail anyway
-            raise StartError("no C++ compiler is in this image, and its kernels are compiled at run"
-                             " time: build the image again, on a base with g++")  # fmt: skip
+            raise StartError(
+                "no C++ compiler is in this image, and its kernels are compiled at run"
+                " time: build the image again, on a base with g++"
+            )
         # torch.compile would call the compiler at the first token (vLLM's CPU sampler uses it even
         # with --enforce-eager), and the engine would die of it.
         say("no C++ compiler here: serving without torch.compile")
@@ -195,9 +200,10 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
     # all that may be wrong with settings, before what takes hours
     settings.max_jobs(os.environ)
     settings.choice(os.environ, "SPARKFORGE_WARM_UP", plan.get("warm_up", "off"), warmup.MODES)
-    warm_strict = settings.choice(
-        os.environ, "SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn")
-    ) == "fail"  # fmt: skip
+    warm_strict = (
+        settings.choice(os.environ, "SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn"))
+        == "fail"
+    )
     nodes = 1 if pair is None else 2
     memory_options(plan, caller, share, nodes)  # computed anew later: hours may pass until then
     held = jit_folder(variables)
@@ -245,23 +251,35 @@ def serve(arguments: list[str]) -> tuple[supervise.End, starts.Starts | None]:
         counted = starts.Starts.of(folder, way, limit, say)
         counted.begin()
     say(moments.line("the load"))
-    end = supervise.run(supervise.Plan(
-        command=command, variables=variables,
-        expected={} if check == "off" else profile.expectations(plan, command, caller),
-        client=client if asks else None, strict=check == "fail", hang_s=hang_s, every_s=every_s,
-        warm_up=warm_up(plan, command, client, held, warmup.way(way)) if asks else None,
-        warm_strict=warm_strict,
-        at_ready=lambda: at_first_token(served if plan.get("evict_page_cache") else ""),
-        when_ready=lambda: when_ready(counted),
-        link=link, guard=watch,
-    ))  # fmt: skip
+    end = supervise.run(
+        supervise.Plan(
+            command=command,
+            variables=variables,
+            expected={} if check == "off" else profile.expectations(plan, command, caller),
+            client=client if asks else None,
+            strict=check == "fail",
+            hang_s=hang_s,
+            every_s=every_s,
+            warm_up=warm_up(plan, command, client, held, warmup.way(way)) if asks else None,
+            warm_strict=warm_strict,
+            at_ready=lambda: at_first_token(served if plan.get("evict_page_cache") else ""),
+            when_ready=lambda: when_ready(counted),
+            link=link,
+            guard=watch,
+        )
+    )
     return end, counted
 
 
 def try_out(
-    plan: Mapping[str, Any], words: list[str], caller: list[str], variables: Mapping[str, str],
-    check: str, key: str, held: caches.Caches | None,
-) -> supervise.End | None:  # fmt: skip
+    plan: Mapping[str, Any],
+    words: list[str],
+    caller: list[str],
+    variables: Mapping[str, str],
+    check: str,
+    key: str,
+    held: caches.Caches | None,
+) -> supervise.End | None:
     """Serve a small model with known answers; returns how that ended, None where all is well.
 
     Args:
@@ -287,16 +305,24 @@ def try_out(
     say("preflight: a small model with known answers is served first")
     say(shlex.join(trial.command))
     given = {**variables, "MAX_JOBS": str(max_jobs(plan, [*trial.command]))}
-    end = supervise.run(supervise.Plan(
-        command=trial.command, variables=given, client=trial.client, strict=check == "fail",
-        expected={} if check == "off" else profile.expectations(plan, trial.command, caller),
-        trial=trial.run, trial_s=limit_s,
-    ))  # fmt: skip
+    end = supervise.run(
+        supervise.Plan(
+            command=trial.command,
+            variables=given,
+            client=trial.client,
+            strict=check == "fail",
+            expected={} if check == "off" else profile.expectations(plan, trial.command, caller),
+            trial=trial.run,
+            trial_s=limit_s,
+        )
+    )
     if end.told():
         return end
     if end.code:
-        say(f"error: the preflight failed (exit code {end.code}): the lines above say what differs;"
-            " to serve all the same: SPARKFORGE_PREFLIGHT=off")  # fmt: skip
+        say(
+            f"error: the preflight failed (exit code {end.code}): the lines above say what differs;"
+            " to serve all the same: SPARKFORGE_PREFLIGHT=off"
+        )
         return supervise.End(EX_CONFIG)
     trial.note()
     return None
@@ -328,8 +354,10 @@ def max_jobs(plan: Mapping[str, Any], command: list[str]) -> int:
     found = compilers.jobs(command, memory.read(), unified=unified)
     if not plan.get("cuda_arch"):  # nothing of FlashInfer's is compiled for a CPU
         return found
-    say(f"kernels are compiled with MAX_JOBS={found}, at {compilers.gib_per_job(command):.1f} GiB"
-        " each of the memory beside the model")  # fmt: skip
+    say(
+        f"kernels are compiled with MAX_JOBS={found}, at {compilers.gib_per_job(command):.1f} GiB"
+        " each of the memory beside the model"
+    )
     return found
 
 
@@ -356,9 +384,12 @@ def jit_folder(variables: Mapping[str, str]) -> caches.Caches | None:
 
 
 def warm_up(
-    plan: Mapping[str, Any], command: list[str], client: Client, held: caches.Caches | None,
+    plan: Mapping[str, Any],
+    command: list[str],
+    client: Client,
+    held: caches.Caches | None,
     way: str,
-) -> warmup.WarmUp | None:  # fmt: skip
+) -> warmup.WarmUp | None:
     """Return what is to be compiled before users are served, or None."""
     mode = settings.choice(
         os.environ, "SPARKFORGE_WARM_UP", plan.get("warm_up", "off"), warmup.MODES

@@ -58,9 +58,13 @@ class Steps:
         if not apart:
             print(f"\n== {name}", flush=True)
         done = subprocess.run(
-            command, cwd=ROOT, env={**self.env, **(self.images if images else {})}, check=False,
-            stdout=subprocess.PIPE if apart else None, stderr=subprocess.STDOUT if apart else None,
-        )  # fmt: skip
+            command,
+            cwd=ROOT,
+            env={**self.env, **(self.images if images else {})},
+            check=False,
+            stdout=subprocess.PIPE if apart else None,
+            stderr=subprocess.STDOUT if apart else None,
+        )
         ok = done.returncode == 0
         with self._printing:
             self.rows.append((name, ok, time.monotonic() - start))
@@ -142,9 +146,12 @@ def bases(steps: Steps, stack: ExitStack) -> None:
         steps.images["SPARKFORGE_TEST_DRIVER"] = str(driver)
     stack.callback(lambda: subprocess.run([scripts / "engine.sh", "stop", folder], check=True))
     started = subprocess.run(
-        [scripts / "engine.sh", "start", folder], stdout=subprocess.PIPE, text=True, check=True,
+        [scripts / "engine.sh", "start", folder],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
         env={**os.environ, "PATH": f"{driver / 'bin'}:{os.environ['PATH']}"},
-    )  # fmt: skip
+    )
     for line in started.stdout.splitlines():
         name, _, value = line.removeprefix("export ").partition("=")
         steps.images[name] = value
@@ -158,8 +165,14 @@ def bases(steps: Steps, stack: ExitStack) -> None:
 def check(steps: Steps, options: argparse.Namespace, pytest: tuple[str | Path, ...]) -> None:
     """Run the tests, by the command ``pytest``."""
     # in this order: the files that take longest come first, so that no worker ends alone with one
-    steps.run("unit and integration", *pytest, *_BY_FILE, "--no-loadscope-reorder",
-              "tests/integration", "tests/unit")  # fmt: skip
+    steps.run(
+        "unit and integration",
+        *pytest,
+        *_BY_FILE,
+        "--no-loadscope-reorder",
+        "tests/integration",
+        "tests/unit",
+    )
     if options.fast:
         return
     steps.run("patch lint and exact application", sys.executable, "build.py", "patches", "check")

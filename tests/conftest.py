@@ -42,8 +42,18 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     for name in os.environ:
         if name.startswith(_DROPPED) and name not in _KEPT:
             monkeypatch.delenv(name)
-    for name in ("NO_COLOR", "TERM", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY",
-                 "all_proxy", "ALL_PROXY", "SOURCE_DATE_EPOCH", "PYTHONPATH"):  # fmt: skip
+    for name in (
+        "NO_COLOR",
+        "TERM",
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+        "SOURCE_DATE_EPOCH",
+        "PYTHONPATH",
+    ):
         monkeypatch.delenv(name, raising=False)
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))

@@ -85,11 +85,18 @@ def compile_what_is_missing(text: str) -> None:
 def right(known: Any) -> Any:
     """Answer a prompt of a preflight as its reference has it."""
     pairs = zip(known["tokens"][1:], known["prompt"], strict=True)
-    return {"choices": [{
-        "prompt_logprobs": [None, *({str(token): {"logprob": one}} for token, one in pairs)],
-        "token_ids": [one["token"] for one in known["next"]],
-        "logprobs": {"token_logprobs": [one["logprob"] for one in known["next"]]},
-    }]}  # fmt: skip
+    return {
+        "choices": [
+            {
+                "prompt_logprobs": [
+                    None,
+                    *({str(token): {"logprob": one}} for token, one in pairs),
+                ],
+                "token_ids": [one["token"] for one in known["next"]],
+                "logprobs": {"token_logprobs": [one["logprob"] for one in known["next"]]},
+            }
+        ]
+    }
 
 
 def end(*_: object) -> None:
@@ -186,8 +193,10 @@ def main() -> None:
     server = ThreadingHTTPServer((os.environ.get("FAKE_HOST", "127.0.0.1"), port), Handler)
     signal.signal(signal.SIGTERM, end)
     print(f"engine {engine.child.pid} of {os.getpid()}", flush=True)
-    print("(Worker pid=1) INFO 11-21 07:21:00 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.",
-          flush=True)  # fmt: skip
+    print(
+        "(Worker pid=1) INFO 11-21 07:21:00 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.",
+        flush=True,
+    )
     server.serve_forever()
 
 

@@ -75,10 +75,13 @@ def _child(words: list[str], cwd: Path, env: dict[str, str], out: Path, err: Pat
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    for number, (place, flags) in enumerate((
-        (Path(os.devnull), os.O_RDONLY), (out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-        (err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-    )):  # fmt: skip
+    for number, (place, flags) in enumerate(
+        (
+            (Path(os.devnull), os.O_RDONLY),
+            (out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            (err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        )
+    ):
         opened = os.open(place, flags)
         os.dup2(opened, number)
         os.close(opened)

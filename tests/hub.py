@@ -203,10 +203,12 @@ class Hub:
         known = entry(path, self.files[path])
         data = self.body(path, self.files[path])
         headers = {
-            "ETag": f'"{known["oid"]}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes",
+            "ETag": f'"{known["oid"]}"',
+            "X-Repo-Commit": commit,
+            "Accept-Ranges": "bytes",
             "X-Linked-Size": str(known["size"]),
             "X-Linked-ETag": f'"{known.get("lfs", known)["oid"]}"',
-        }  # fmt: skip
+        }
         status = 200
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range") or "")
         if span is not None and self.ranges:
@@ -216,9 +218,14 @@ class Hub:
         self._send(handler, status, data, headers, slow=True)
 
     def _send(
-        self, handler: BaseHTTPRequestHandler, status: int, body: bytes,
-        headers: Mapping[str, str] | None = None, *, slow: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        handler: BaseHTTPRequestHandler,
+        status: int,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        slow: bool = False,
+    ) -> None:
         handler.send_response(status)
         for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
             handler.send_header(name, value)
@@ -246,8 +253,9 @@ def main(arguments: list[str]) -> None:
     folder, model, *port = arguments
     files = {
         path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*")) if path.is_file()
-    }  # fmt: skip
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
     hub = Hub(files, model).start(int(port[0]) if port else 0, "0.0.0.0")
     print(hub.url, flush=True)
     threading.Event().wait()

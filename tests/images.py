@@ -46,9 +46,15 @@ def packed(data: bytes, how: str) -> bytes:
 
 
 def make_image(
-    path: Path, layers: Iterable[bytes], labels: Mapping[str, str] | None = None, *,
-    how: str = "zstd", platform: str = "linux/amd64", more: Iterable[Any] = (), **config: Any,
-) -> Path:  # fmt: skip
+    path: Path,
+    layers: Iterable[bytes],
+    labels: Mapping[str, str] | None = None,
+    *,
+    how: str = "zstd",
+    platform: str = "linux/amd64",
+    more: Iterable[Any] = (),
+    **config: Any,
+) -> Path:
     """Write an image; ``more``: further entries of its index, with their documents."""
     blobs: dict[str, bytes] = {}
 
@@ -60,21 +66,26 @@ def make_image(
     system, _, machine = platform.partition("/")
     plain = list(layers)
     settings = {
-        "architecture": machine, "os": system, "config": {"Labels": dict(labels or {})},
+        "architecture": machine,
+        "os": system,
+        "config": {"Labels": dict(labels or {})},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256(one)}" for one in plain]},
         **config,
-    }  # fmt: skip
+    }
     media = f"application/vnd.oci.image.layer.v1.{_TYPES[how]}"
     manifest = {
-        "schemaVersion": 2, "config": put(json.dumps(settings).encode()),
+        "schemaVersion": 2,
+        "config": put(json.dumps(settings).encode()),
         "layers": [{**put(packed(one, how)), "mediaType": media} for one in plain],
-    }  # fmt: skip
+    }
     entries = [put(json.dumps(manifest).encode()), *more]
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as archive:
         index = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
-        for name, data in [("index.json", index), *((f"blobs/sha256/{k}", v)
-                                                    for k, v in blobs.items())]:  # fmt: skip
+        for name, data in [
+            ("index.json", index),
+            *((f"blobs/sha256/{k}", v) for k, v in blobs.items()),
+        ]:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))

@@ -98,9 +98,13 @@ class Project:
 
     def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(*words), cwd=self.root.parent, env=self.env(**env), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            self.command(*words),
+            cwd=self.root.parent,
+            env=self.env(**env),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def run(
         self, *words: str, code: int = 0, timeout_s: float = PATIENCE_S, **env: str
@@ -180,9 +184,16 @@ def _template() -> Path:
     inside = {name: data for name, data in FILES.items() if name.startswith("demo/")}
     wheel = make_wheel(folder / "release", "demo", "1.0", inside).read_bytes()
     (root / "pins.yaml").write_text(
-        PINS.format(epoch=EPOCH, commit=commit, sdist=sha256(sdist), wheel=sha256(wheel),
-                    sdist_size=len(sdist), wheel_size=len(wheel), platform=PLATFORM)
-    )  # fmt: skip
+        PINS.format(
+            epoch=EPOCH,
+            commit=commit,
+            sdist=sha256(sdist),
+            wheel=sha256(wheel),
+            sdist_size=len(sdist),
+            wheel_size=len(wheel),
+            platform=PLATFORM,
+        )
+    )
     write_patch(repo, root / "patches" / "demo", {"demo/mod.py": PATCHED})
     return folder
 

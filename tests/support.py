@@ -67,9 +67,12 @@ def python(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
     """Start Python code in a process of its own, with this checkout importable."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], env=env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def finished(child: subprocess.Popen[str], seconds: float = 30.0) -> str:
@@ -89,9 +92,12 @@ def health(port: int, folder: Path) -> subprocess.CompletedProcess[str]:
 def health_check(env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the image's health check in an environment."""
     return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "healthcheck.py"], env=env, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, ROOT / "scripts" / "healthcheck.py"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 # -- http ------------------------------------------------------------------------
@@ -236,15 +242,23 @@ class Repo:
 
     def __call__(self, *args: str, stdin: bytes | None = None) -> str:
         env = {
-            **os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_AUTHOR_NAME": "Ada", "GIT_AUTHOR_EMAIL": "ada@example.invalid",
-            "GIT_AUTHOR_DATE": f"{EPOCH} +0200", "GIT_COMMITTER_NAME": "Ada",
-            "GIT_COMMITTER_EMAIL": "ada@example.invalid", "GIT_COMMITTER_DATE": f"{EPOCH} +0200",
-        }  # fmt: skip
+            **os.environ,
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_AUTHOR_NAME": "Ada",
+            "GIT_AUTHOR_EMAIL": "ada@example.invalid",
+            "GIT_AUTHOR_DATE": f"{EPOCH} +0200",
+            "GIT_COMMITTER_NAME": "Ada",
+            "GIT_COMMITTER_EMAIL": "ada@example.invalid",
+            "GIT_COMMITTER_DATE": f"{EPOCH} +0200",
+        }
         done = subprocess.run(
-            ["git", "-C", self.path, *args], env=env, input=stdin, check=True,
+            ["git", "-C", self.path, *args],
+            env=env,
+            input=stdin,
+            check=True,
             stdout=subprocess.PIPE,
-        )  # fmt: skip
+        )
         return done.stdout.decode(errors="surrogateescape").strip()
 
     def write(self, files: Mapping[str, bytes | None]) -> None:
@@ -346,9 +360,13 @@ class _Pipe(io.BytesIO):
 
 
 def tar_member(
-    name: str, data: bytes = b"", *, mode: int = 0o644, kind: bytes = tarfile.REGTYPE,
+    name: str,
+    data: bytes = b"",
+    *,
+    mode: int = 0o644,
+    kind: bytes = tarfile.REGTYPE,
     link: str = "",
-) -> tuple[tarfile.TarInfo, bytes]:  # fmt: skip
+) -> tuple[tarfile.TarInfo, bytes]:
     """Return a member for ``make_tar``."""
     member = tarfile.TarInfo(name)
     member.size, member.mode, member.type, member.linkname = len(data), mode, kind, link

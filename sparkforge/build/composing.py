@@ -66,9 +66,7 @@ def keep_models(engine: Engine, target: pins.Target, image_platform: str) -> Non
         engine.client.volumes.create(MODELS_VOLUME)
 
 
-def on_engine(
-    engine: Engine, targets: Sequence[str], variables: Mapping[str, str]
-) -> list[Baked]:  # fmt: skip
+def on_engine(engine: Engine, targets: Sequence[str], variables: Mapping[str, str]) -> list[Baked]:
     """Return the images of targets, by target, the newest first."""
     found = []
     for one in engine.client.images.list(filters={"label": image.TARGET_LABEL}):
@@ -77,13 +75,18 @@ def on_engine(
             continue
         for name in one.tags:
             if name.startswith(f"{image.repository(target)}:"):  # and not one made on top of it
-                found.append(Baked(
-                    target, name, str(one.id),
-                    one.labels.get("org.opencontainers.image.version", ""),
-                    one.labels.get(image.KEY_LABEL, ""),
-                    str(one.attrs.get("Metadata", {}).get("LastTagTime", "")),
-                    int(one.attrs.get("Size", 0)), in_use(variables, target) in (name, one.id),
-                ))  # fmt: skip
+                found.append(
+                    Baked(
+                        target,
+                        name,
+                        str(one.id),
+                        one.labels.get("org.opencontainers.image.version", ""),
+                        one.labels.get(image.KEY_LABEL, ""),
+                        str(one.attrs.get("Metadata", {}).get("LastTagTime", "")),
+                        int(one.attrs.get("Size", 0)),
+                        in_use(variables, target) in (name, one.id),
+                    )
+                )
     return sorted(
         sorted(found, key=lambda baked: baked.made, reverse=True), key=lambda baked: baked.target
     )
@@ -108,25 +111,32 @@ def images(options: argparse.Namespace) -> int:
     if options.prune:
         return _prune(engine, found, dry_run=options.dry_run, as_json=options.json)
     missing = {
-        target: name for target in targets
-        if (name := in_use(variables, target)) and not any(
-            one.used for one in found if one.target == target
-        )
-    }  # fmt: skip
+        target: name
+        for target in targets
+        if (name := in_use(variables, target))
+        and not any(one.used for one in found if one.target == target)
+    }
     if options.json:
         log.json({"images": [asdict(one) for one in found], "missing": missing})
         return 0
     if not found:
         log.info(f"the engine has no image of {', '.join(targets)}")
     rows: list[tuple[str, ...]] = [
-        ("*" if one.used else "", one.image, one.made[:16].replace("T", " "),
-         human_bytes(one.size), f"key {one.key[:12]}")
+        (
+            "*" if one.used else "",
+            one.image,
+            one.made[:16].replace("T", " "),
+            human_bytes(one.size),
+            f"key {one.key[:12]}",
+        )
         for one in found
-    ]  # fmt: skip
+    ]
     if rows:
         log.table(rows)
-        log.info("*: used by Compose; to switch: build.py rollback --target NAME [IMAGE];"
-                 " remove old ones: build.py images --prune")  # fmt: skip
+        log.info(
+            "*: used by Compose; to switch: build.py rollback --target NAME [IMAGE];"
+            " remove old ones: build.py images --prune"
+        )
     for target, name in missing.items():
         log.warning(f"{variable(target)} is {name}, which the engine does not have")
     return 0

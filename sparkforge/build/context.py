@@ -169,8 +169,9 @@ class Item:
 def source_of(store: Store, name: str, artefact: Artefact) -> Source:
     """Return the source that a ``source`` artefact stands for."""
     out = artefact.outputs
-    return Source(name, out["provider"], store.git_path(name), out["commit"], out["tree"],
-                  out["origin"])  # fmt: skip
+    return Source(
+        name, out["provider"], store.git_path(name), out["commit"], out["tree"], out["origin"]
+    )
 
 
 def holds_wheel(artefact: Artefact) -> bool:

@@ -65,9 +65,15 @@ def _step(context: Context, item: Item, counted: set[str]) -> Step:
     counted.update(absent)
     fetches = item.fetches()
     return Step(
-        item.stage, item.label, item.key, state, tuple(_why(context, item)),
-        missing + fetches.known, item.commands, fetches.unknown,
-    )  # fmt: skip
+        item.stage,
+        item.label,
+        item.key,
+        state,
+        tuple(_why(context, item)),
+        missing + fetches.known,
+        item.commands,
+        fetches.unknown,
+    )
 
 
 def _standing(context: Context, item: Item) -> Artefact | None:
@@ -156,8 +162,10 @@ def show(context: Context, steps: Sequence[Step]) -> None:
     plan = context.target.source
     provider = "release files" if plan.provider == "release" else "git"
     mirrored = [name for name in context.access.mirrors if "/" not in name]
-    log.info(f"sources: {provider}{', else release files' if plan.fallback else ''}"
-             f"{', with --mirror git: ' + ', '.join(mirrored) if mirrored else ''}")  # fmt: skip
+    log.info(
+        f"sources: {provider}{', else release files' if plan.fallback else ''}"
+        f"{', with --mirror git: ' + ', '.join(mirrored) if mirrored else ''}"
+    )
     new = 0
     for step in steps:
         fetches = total([step])

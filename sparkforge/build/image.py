@@ -31,10 +31,15 @@ _LACKS = re.compile(r"the image (?:lacks|cannot import) .*\S")  # lines of servi
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
 RECIPE = (
-    "Dockerfile", "scripts/entrypoint.py", "scripts/healthcheck.py", "sparkforge/__init__.py",
-    *sorted(f"sparkforge/serving/{file.name}"
-            for file in (Path(__file__).parents[1] / "serving").glob("*.py")),
-)  # fmt: skip
+    "Dockerfile",
+    "scripts/entrypoint.py",
+    "scripts/healthcheck.py",
+    "sparkforge/__init__.py",
+    *sorted(
+        f"sparkforge/serving/{file.name}"
+        for file in (Path(__file__).parents[1] / "serving").glob("*.py")
+    ),
+)
 """What of the checkout goes into the image."""
 
 
@@ -114,9 +119,11 @@ def labels(context: Context, base: str) -> dict[str, str]:
     for name in [layer for wheel in context.target.wheels for layer in context.layers(wheel)]:
         upstream = context.pins.upstream(name)
         said = {
-            "repository": upstream.git, "tag": upstream.tag, "commit": upstream.said_commit,
+            "repository": upstream.git,
+            "tag": upstream.tag,
+            "commit": upstream.said_commit,
             "series": context.series_of(name).sha256,
-        }  # fmt: skip
+        }
         # the recorded trees and not the one that was built from: both kinds of source give the
         # same image, and each build was held against the record of its kind
         said |= {f"tree.{kind}": record.tree for kind, record in upstream.patched.items()}
@@ -145,9 +152,14 @@ def requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
 
 
 def bake(
-    engine: Engine, request: Request, wheels: Mapping[Path, str], wheelhouse: Path,
-    share: Mapping[str, bytes], labels: Mapping[str, str], folder: Path,
-) -> dict[str, Any]:  # fmt: skip
+    engine: Engine,
+    request: Request,
+    wheels: Mapping[Path, str],
+    wheelhouse: Path,
+    share: Mapping[str, bytes],
+    labels: Mapping[str, str],
+    folder: Path,
+) -> dict[str, Any]:
     """Build the image and load it into the engine; returns its id, tag and digest.
 
     Args:
@@ -186,13 +198,28 @@ def bake(
         "SERVE_ARGS": shlex.join(request.serve),
     }
     command: list[str | Path] = [
-        "docker", "buildx", "build", "--builder", request.builder, "--progress=plain",
+        "docker",
+        "buildx",
+        "build",
+        "--builder",
+        request.builder,
+        "--progress=plain",
         "--provenance=false",
-        *_output(engine, passing, archive), *(["--no-cache"] if request.cold else []),
-        "--file", request.root / "Dockerfile", "--target", "serve",
-        "--platform", request.platform, "--metadata-file", metadata,
-        "--build-context", f"wheels={ours}", "--build-context", f"wheelhouse={wheelhouse}",
-    ]  # fmt: skip
+        *_output(engine, passing, archive),
+        *(["--no-cache"] if request.cold else []),
+        "--file",
+        request.root / "Dockerfile",
+        "--target",
+        "serve",
+        "--platform",
+        request.platform,
+        "--metadata-file",
+        metadata,
+        "--build-context",
+        f"wheels={ours}",
+        "--build-context",
+        f"wheelhouse={wheelhouse}",
+    ]
     for name, value in arguments.items():
         command += ["--build-arg", f"{name}={value}"]
     for name, value in sorted(labels.items()):

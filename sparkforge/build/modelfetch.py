@@ -35,9 +35,18 @@ from sparkforge.serving.hub import Progress
 _CACHE = "/var/cache/sparkforge/huggingface"
 _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/fetching.py"
 _PASSED = (
-    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy",
-    "all_proxy", "HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_TOKEN",
-)  # fmt: skip
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "all_proxy",
+    "HF_ENDPOINT",
+    "HF_HUB_DOWNLOAD_TIMEOUT",
+    "HF_TOKEN",
+)
 _KINDS: Mapping[int, type[SparkforgeError]] = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
 _AGAIN = "the next run continues from here"
 
@@ -70,14 +79,31 @@ class Wanted:
         """
         passed = [f"--env={one}" for one in _PASSED if variables.get(one)]
         return [
-            "docker", "run", "--rm", "--pull=never", f"--name={name}", "--read-only",
-            "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges",
-            f"--mount={self.mount}", *passed, "--env=HF_HUB_DISABLE_PROGRESS_BARS=1",
-            "--env=HF_HUB_DISABLE_TELEMETRY=1", "--env=HF_HUB_VERBOSITY=error",
-            "--env=HF_TOKEN_PATH=/dev/null", "--entrypoint=/usr/bin/tini", self.image, "--",
-            "/opt/sparkforge/venv/bin/python", "-I", _PROGRAM, f"{_CACHE}/hub", self.model,
+            "docker",
+            "run",
+            "--rm",
+            "--pull=never",
+            f"--name={name}",
+            "--read-only",
+            "--tmpfs=/tmp",
+            "--cap-drop=ALL",
+            "--security-opt=no-new-privileges",
+            f"--mount={self.mount}",
+            *passed,
+            "--env=HF_HUB_DISABLE_PROGRESS_BARS=1",
+            "--env=HF_HUB_DISABLE_TELEMETRY=1",
+            "--env=HF_HUB_VERBOSITY=error",
+            "--env=HF_TOKEN_PATH=/dev/null",
+            "--entrypoint=/usr/bin/tini",
+            self.image,
+            "--",
+            "/opt/sparkforge/venv/bin/python",
+            "-I",
+            _PROGRAM,
+            f"{_CACHE}/hub",
+            self.model,
             self.revision,
-        ]  # fmt: skip
+        ]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -133,9 +159,7 @@ def _wanted(
     return Wanted(name, model.repository, model.revision, place, image)
 
 
-def _download(
-    engine: Engine, name: str, command: list[str], variables: Mapping[str, str]
-) -> None:  # fmt: skip
+def _download(engine: Engine, name: str, command: list[str], variables: Mapping[str, str]) -> None:
     progress = Progress(log.info, lambda words: None)
     given = {one: variables[one] for one in _PASSED if variables.get(one)}
     try:

@@ -70,8 +70,11 @@ def access_of(options: argparse.Namespace, all_pins: Pins) -> Access:
         name, separator, url = text.partition("=")
         if not separator or not url:
             msg = f"--mirror {text}: not UPSTREAM=URL-or-path"
-            raise UsageError(msg, f"for example --mirror vllm=/src/vllm; upstreams:"
-                                  f" {', '.join(sorted(all_pins.upstreams))}")  # fmt: skip
+            raise UsageError(
+                msg,
+                f"for example --mirror vllm=/src/vllm; upstreams:"
+                f" {', '.join(sorted(all_pins.upstreams))}",
+            )
         upstream, _, external = name.partition("/")
         known = all_pins.upstream(upstream).externals
         if external and external not in known:
@@ -87,8 +90,9 @@ def source_plan(options: argparse.Namespace, default: SourcePlan) -> SourcePlan:
     Raises:
         UsageError: --source and --mirror contradict each other.
     """
-    mirrored = [name for name, _, _ in (text.partition("=") for text in options.mirror)
-                if "/" not in name]  # fmt: skip
+    mirrored = [
+        name for name, _, _ in (text.partition("=") for text in options.mirror) if "/" not in name
+    ]
     if options.source == "release" and mirrored:
         msg = f"--source release uses no git repository, but --mirror gives one for {mirrored[0]}"
         raise UsageError(msg, "omit one of them")

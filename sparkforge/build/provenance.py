@@ -28,9 +28,11 @@ BUILDER = "https://sparkforge.example/build.py"
 
 
 def statement(
-    context: Context, lines: Sequence[Line], subjects: Mapping[str, str],
+    context: Context,
+    lines: Sequence[Line],
+    subjects: Mapping[str, str],
     third_party: Iterable[Path] = (),
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the statement as JSON values.
 
     Args:
@@ -40,9 +42,10 @@ def statement(
     """
     served = baked(lines)
     external: dict[str, Any] = {
-        "target": context.target_name, "platform": context.platform,
+        "target": context.target_name,
+        "platform": context.platform,
         "pins": {"sha256": sha256_file(context.pins_path)},
-    }  # fmt: skip
+    }
     if context.wheels == "compile":
         external |= {"wheels": context.wheels, "native": context.native}
     if served is not None:
@@ -75,7 +78,7 @@ def statement(
                 "builder": {"id": BUILDER, "version": {"sparkforge": __version__}},
             },
         },
-    }  # fmt: skip
+    }
 
 
 def _checkout(root: Path) -> list[dict[str, Any]]:
@@ -88,10 +91,13 @@ def _checkout(root: Path) -> list[dict[str, Any]]:
         changed = git.git(root, "status", "--porcelain", "--untracked-files=normal")
     except CommandError:
         return []  # an unpacked archive: pins, series and recipe are named by their hashes
-    return [{
-        "name": "sparkforge", "digest": {"gitCommit": commit},
-        "annotations": {"clean": not changed},
-    }]  # fmt: skip
+    return [
+        {
+            "name": "sparkforge",
+            "digest": {"gitCommit": commit},
+            "annotations": {"clean": not changed},
+        }
+    ]
 
 
 def _upstreams(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -126,10 +132,14 @@ def _builders(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
         if name != line.label:
             upstream, _, key = name.partition("/")
             url = context.pins.upstream(upstream).externals[key].git
-            result.append({
-                "name": name, "uri": f"git+{url}", "digest": {"gitCommit": out["commit"]},
-                "annotations": {"submodules": dict(out["submodules"])},
-            })  # fmt: skip
+            result.append(
+                {
+                    "name": name,
+                    "uri": f"git+{url}",
+                    "digest": {"gitCommit": out["commit"]},
+                    "annotations": {"submodules": dict(out["submodules"])},
+                }
+            )
     return result
 
 
@@ -139,9 +149,11 @@ def _source(
     """Return what was really read: the commit, or the release file in its place."""
     if provider == "git" or upstream.source_file is None:
         return {
-            "name": name, "uri": f"git+{upstream.git}@refs/tags/{upstream.tag}",
-            "digest": {"gitCommit": upstream.commit}, "annotations": dict(notes),
-        }  # fmt: skip
+            "name": name,
+            "uri": f"git+{upstream.git}@refs/tags/{upstream.tag}",
+            "digest": {"gitCommit": upstream.commit},
+            "annotations": dict(notes),
+        }
     file = upstream.files[upstream.source_file]
     if upstream.commit is None:
         said = {"standsFor": f"git+{upstream.git}@refs/tags/{upstream.tag}", "commit": UNKNOWN}
@@ -152,5 +164,8 @@ def _source(
 
 def _file(name: str, sha256: str) -> dict[str, Any]:
     """A file of the package index, by what it is and not by where this machine had it from."""
-    return {"name": name, "uri": f"pkg:generic/{quote(name)}?checksum=sha256:{sha256}",
-            "digest": {"sha256": sha256}}  # fmt: skip
+    return {
+        "name": name,
+        "uri": f"pkg:generic/{quote(name)}?checksum=sha256:{sha256}",
+        "digest": {"sha256": sha256},
+    }

@@ -56,10 +56,7 @@ def publish(
     """
     folder = context.root / "dist" / context.target_name
     receipt_path = folder / "receipt.json"
-    wheels = [
-        wheel_path(line.artefact) for line in lines
-        if line.artefact.stage == "wheels"
-    ]  # fmt: skip
+    wheels = [wheel_path(line.artefact) for line in lines if line.artefact.stage == "wheels"]
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     served = baked(lines)
@@ -120,10 +117,12 @@ def _publish_wheels(context: Context, folder: Path, lines: Sequence[Line]) -> di
     image = served if served is not None and served.outputs["kind"] == "image" else None
     system = image.outputs["system"] if image is not None else []
     bill = sbom.document(
-        context, {name: found[f"wheel {name}"].outputs for name in context.target.wheels},
-        third_party=third_party, base=str(image.inputs["base"]) if image is not None else None,
+        context,
+        {name: found[f"wheel {name}"].outputs for name in context.target.wheels},
+        third_party=third_party,
+        base=str(image.inputs["base"]) if image is not None else None,
         system=[sbom.SystemPackage(*package.split(" ")) for package in system],
-    )  # fmt: skip
+    )
     files[SBOM] = _write(folder / SBOM, bill)
     subjects = dict(files)
     if image is not None:
@@ -169,8 +168,9 @@ def last_source(context_root: Path, target: str) -> str | None:
     items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
     found = {
         (item["inputs"].get("provider"), item["inputs"].get("fallback"))
-        for item in items if item["stage"] == "sources" and "provider" in item["inputs"]
-    }  # fmt: skip
+        for item in items
+        if item["stage"] == "sources" and "provider" in item["inputs"]
+    }
     words = [word for word, plan in SOURCES.items() if {(plan.provider, plan.fallback)} == found]
     return words[0] if words else None
 
@@ -221,13 +221,18 @@ def for_compose(context: Context, image: Artefact, folder: Path) -> None:
     env_file = context.root / ".env"
     name = composing.variable(context.target_name)
     if (before := envfile.read(env_file).get(name, tag)) != tag:
-        log.info(f"Compose now uses {tag} instead of {before}; to switch back:"
-                 f" build.py rollback --target {context.target_name}")  # fmt: skip
-    envfile.put(env_file, {
-        "COMPOSE_PROFILES": context.target_name,
-        name: tag,
-        "SPARKFORGE_MODEL_DIR": str(tiny_model(folder)) if context.target.smoke else "",
-    })  # fmt: skip
+        log.info(
+            f"Compose now uses {tag} instead of {before}; to switch back:"
+            f" build.py rollback --target {context.target_name}"
+        )
+    envfile.put(
+        env_file,
+        {
+            "COMPOSE_PROFILES": context.target_name,
+            name: tag,
+            "SPARKFORGE_MODEL_DIR": str(tiny_model(folder)) if context.target.smoke else "",
+        },
+    )
     if context.engine is not None:
         composing.keep_models(context.engine, context.target, context.platform)
 
@@ -246,8 +251,10 @@ def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: floa
     report = lines[-1].artefact if lines and lines[-1].label == "smoke" else None
     if report is not None:
         out = report.outputs
-        log.info(f"smoke    ready in {out['ready_s']} s, {out['tokens']} tokens in"
-                 f" {out['completion_s']} s, stopped in {out['stop_s']} s")  # fmt: skip
+        log.info(
+            f"smoke    ready in {out['ready_s']} s, {out['tokens']} tokens in"
+            f" {out['completion_s']} s, stopped in {out['stop_s']} s"
+        )
         log.info(f"release  {_RELEASE[out['release']['done']]}")
     log.info(f"receipt  {os.path.relpath(folder / 'receipt.json')}")
     if made:

@@ -73,10 +73,11 @@ def is_receipt(document: Any) -> bool:
     """Tell whether a document has a receipt's shape; anybody may have written the file."""
     items = document.get("items") if isinstance(document, dict) else None
     return isinstance(items, list) and all(
-        isinstance(item, dict) and isinstance(item.get("stage"), str)
+        isinstance(item, dict)
+        and isinstance(item.get("stage"), str)
         and all(isinstance(item.get(name), dict) for name in ("inputs", "outputs"))
         for item in items
-    )  # fmt: skip
+    )
 
 
 def baked(lines: Sequence[Line]) -> Artefact | None:

@@ -78,9 +78,13 @@ def system(engine: Engine, image_id: str) -> list[str]:
 
 
 def document(
-    context: Context, wheels: Mapping[str, Mapping[str, Any]], *, third_party: Path | None = None,
-    base: str | None = None, system: Sequence[SystemPackage] = (),
-) -> bytes:  # fmt: skip
+    context: Context,
+    wheels: Mapping[str, Mapping[str, Any]],
+    *,
+    third_party: Path | None = None,
+    base: str | None = None,
+    system: Sequence[SystemPackage] = (),
+) -> bytes:
     """Return the bill of what was built, as the bytes of its file.
 
     Args:
@@ -96,22 +100,27 @@ def document(
     if third_party is not None:
         wanted = {item.name for item in read_lock(context.lock)}  # tools beside it stay out
         parts += [
-            _wheel(path) for path in sorted(third_party.glob("*.whl"))
+            _wheel(path)
+            for path in sorted(third_party.glob("*.whl"))
             if canonicalize_name(parse_wheel_filename(path.name)[0]) in wanted
-        ]  # fmt: skip
+        ]
     if base is not None:
         parts.append(_base(context, base))
     parts += [_system(package) for package in system]
     root = Component(
         type=ComponentType.CONTAINER if base is not None else ComponentType.APPLICATION,
-        name=f"sparkforge-{context.target_name}", version=context.release,
-        bom_ref=f"sparkforge-{context.target_name}", description=context.target.summary,
+        name=f"sparkforge-{context.target_name}",
+        version=context.release,
+        bom_ref=f"sparkforge-{context.target_name}",
+        description=context.target.summary,
         properties=[Property(name="sparkforge:platform", value=context.platform)],
-    )  # fmt: skip
+    )
     tool = Component(
-        type=ComponentType.APPLICATION, name="sparkforge", version=__version__,
+        type=ComponentType.APPLICATION,
+        name="sparkforge",
+        version=__version__,
         bom_ref="tool-sparkforge",
-    )  # fmt: skip
+    )
     moment = datetime.fromtimestamp(context.epoch, UTC)
     bom = Bom(
         components=parts,
@@ -139,9 +148,10 @@ def dpkg_packages(status: str, os_release: str) -> list[SystemPackage]:
     result = []
     for paragraph in status.split("\n\n"):
         fields = dict(
-            line.split(": ", 1) for line in paragraph.splitlines()
+            line.split(": ", 1)
+            for line in paragraph.splitlines()
             if ": " in line and not line.startswith(" ")
-        )  # fmt: skip
+        )
         if fields.get("Status", "").endswith(" installed"):
             result.append(
                 SystemPackage(system, fields["Package"], fields["Version"], fields["Architecture"])
@@ -159,20 +169,27 @@ def _own(context: Context, name: str, outputs: Mapping[str, Any]) -> Component:
     distribution, version, _, _ = parse_wheel_filename(str(outputs["file"]))
     purl = PackageURL("pypi", None, distribution, str(version))
     return Component(
-        type=ComponentType.LIBRARY, name=distribution, version=str(version), purl=purl,
+        type=ComponentType.LIBRARY,
+        name=distribution,
+        version=str(version),
+        purl=purl,
         bom_ref=f"own-{name}",
         hashes=[_sha256(str(outputs["sha256"]))],
         properties=[
-            Property(name="sparkforge:file", value=str(outputs["file"])), *_how_made(outputs),
+            Property(name="sparkforge:file", value=str(outputs["file"])),
+            *_how_made(outputs),
         ],
-        pedigree=_pedigree(name, upstream, context.series_of(name), [
-            _release_wheel(release.file, release.sha256, f"release-{name}")
-        ]),
+        pedigree=_pedigree(
+            name,
+            upstream,
+            context.series_of(name),
+            [_release_wheel(release.file, release.sha256, f"release-{name}")],
+        ),
         components=[
             _carried(name, carried, context.pins.upstream(carried), context.series_of(carried))
             for carried in plan.carries
         ],
-    )  # fmt: skip
+    )
 
 
 def _how_made(outputs: Mapping[str, Any]) -> list[Property]:
@@ -185,55 +202,76 @@ def _how_made(outputs: Mapping[str, Any]) -> list[Property]:
             Property(name=f"sparkforge:native:{file}", value=f"{one['from']} {one['sha256']}")
             for file, one in outputs["natives"].items()
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _carried(wheel: str, name: str, upstream: Upstream, patches: Series) -> Component:
     """A package that has no wheel of its own: it lies in another's."""
     return Component(
-        type=ComponentType.LIBRARY, name=name, version=upstream.version,
-        bom_ref=f"own-{wheel}-{name}", purl=_source_purl(upstream),
+        type=ComponentType.LIBRARY,
+        name=name,
+        version=upstream.version,
+        bom_ref=f"own-{wheel}-{name}",
+        purl=_source_purl(upstream),
         pedigree=_pedigree(f"{wheel}-{name}", upstream, patches, []),
-    )  # fmt: skip
+    )
 
 
 def _pedigree(
     ref: str, upstream: Upstream, patches: Series, ancestors: Iterable[Component]
 ) -> Pedigree:
     source = Component(
-        type=ComponentType.LIBRARY, name=_repository(upstream)[1], version=upstream.tag,
-        bom_ref=f"source-{ref}", purl=_source_purl(upstream),
+        type=ComponentType.LIBRARY,
+        name=_repository(upstream)[1],
+        version=upstream.tag,
+        bom_ref=f"source-{ref}",
+        purl=_source_purl(upstream),
         external_references=[
             ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(upstream.git))
         ],
         properties=[
             # the library sorts patches; the order that they apply in stands here
-            *(Property(name=f"sparkforge:patch:{number:03}", value=f"{patch.name} sha256:"
-                       f"{patch.sha256} {patch.trailers.get('Risk', '')}".rstrip())
-              for number, patch in enumerate(patches.patches, 1)),
-            *(Property(name=f"sparkforge:patched-tree:{kind}", value=record.tree)
-              for kind, record in upstream.patched.items()),
+            *(
+                Property(
+                    name=f"sparkforge:patch:{number:03}",
+                    value=f"{patch.name} sha256:"
+                    f"{patch.sha256} {patch.trailers.get('Risk', '')}".rstrip(),
+                )
+                for number, patch in enumerate(patches.patches, 1)
+            ),
+            *(
+                Property(name=f"sparkforge:patched-tree:{kind}", value=record.tree)
+                for kind, record in upstream.patched.items()
+            ),
             Property(name="sparkforge:series", value=f"sha256:{patches.sha256}"),
             *([] if upstream.commit else [Property(name="sparkforge:commit", value=UNKNOWN)]),
         ],
-    )  # fmt: skip
+    )
     return Pedigree(
         ancestors=[*ancestors, source],
-        commits=[] if upstream.commit is None else [Commit(uid=upstream.commit, url=XsUri(
-            f"{upstream.git.removesuffix('.git')}/commit/{upstream.commit}"))],
+        commits=[]
+        if upstream.commit is None
+        else [
+            Commit(
+                uid=upstream.commit,
+                url=XsUri(f"{upstream.git.removesuffix('.git')}/commit/{upstream.commit}"),
+            )
+        ],
         patches=[
             Patch(
                 type=PatchClassification.BACKPORT
                 if patch.trailers.get("Upstream-Status", "").startswith("Backport")
                 else PatchClassification.UNOFFICIAL,
-                diff=Diff(text=AttachedText(
-                    content=patch.path.read_text(encoding="utf-8"), content_type="text/x-diff"
-                )),
+                diff=Diff(
+                    text=AttachedText(
+                        content=patch.path.read_text(encoding="utf-8"), content_type="text/x-diff"
+                    )
+                ),
             )
             for patch in patches.patches
         ],
         notes=f"{len(patches.patches)} patch(es) on {upstream.tag}",
-    )  # fmt: skip
+    )
 
 
 def _repository(upstream: Upstream) -> tuple[str, str]:
@@ -257,21 +295,29 @@ def _source_purl(upstream: Upstream) -> PackageURL:
 def _release_wheel(file: str, sha256: str, ref: str) -> Component:
     name, version, _, _ = parse_wheel_filename(file)
     return Component(
-        type=ComponentType.LIBRARY, name=name, version=str(version), bom_ref=ref,
-        purl=PackageURL("pypi", None, name, str(version)), hashes=[_sha256(sha256)],
+        type=ComponentType.LIBRARY,
+        name=name,
+        version=str(version),
+        bom_ref=ref,
+        purl=PackageURL("pypi", None, name, str(version)),
+        hashes=[_sha256(sha256)],
         properties=[Property(name="sparkforge:file", value=file)],
-    )  # fmt: skip
+    )
 
 
 def _wheel(path: Path) -> Component:
     name, version, _, _ = parse_wheel_filename(path.name)
     expression = _license(path)
     return Component(
-        type=ComponentType.LIBRARY, name=name, version=str(version), bom_ref=f"wheel-{name}",
-        purl=PackageURL("pypi", None, name, str(version)), hashes=[_sha256(sha256_file(path))],
+        type=ComponentType.LIBRARY,
+        name=name,
+        version=str(version),
+        bom_ref=f"wheel-{name}",
+        purl=PackageURL("pypi", None, name, str(version)),
+        hashes=[_sha256(sha256_file(path))],
         licenses=[LicenseExpression(expression)] if expression else [],
         properties=[Property(name="sparkforge:file", value=path.name)],
-    )  # fmt: skip
+    )
 
 
 def _license(wheel: Path) -> str | None:
@@ -279,9 +325,10 @@ def _license(wheel: Path) -> str | None:
     try:
         with ZipFile(wheel) as archive:
             member = next(
-                name for name in archive.namelist()
+                name
+                for name in archive.namelist()
                 if name.count("/") == 1 and name.endswith(".dist-info/METADATA")
-            )  # fmt: skip
+            )
             stated = BytesHeaderParser().parsebytes(archive.read(member))["License-Expression"]
     except (BadZipFile, StopIteration):
         msg = f"{wheel.name}: not a readable wheel"
@@ -296,19 +343,26 @@ def _base(context: Context, digest: str) -> Component:
     name = repository.rpartition("/")[2] if repository else "base-image"
     where = {"repository_url": repository} if repository else None
     return Component(
-        type=ComponentType.CONTAINER, name=repository or name, version=digest, bom_ref="base",
+        type=ComponentType.CONTAINER,
+        name=repository or name,
+        version=digest,
+        bom_ref="base",
         purl=PackageURL("oci", None, name, digest, where),
         hashes=[_sha256(digest.removeprefix("sha256:"))],
-    )  # fmt: skip
+    )
 
 
 def _system(package: SystemPackage) -> Component:
-    purl = PackageURL("deb", package.distribution, package.name, package.version,
-                      {"arch": package.architecture})  # fmt: skip
+    purl = PackageURL(
+        "deb", package.distribution, package.name, package.version, {"arch": package.architecture}
+    )
     return Component(
-        type=ComponentType.LIBRARY, name=package.name, version=package.version,
-        bom_ref=f"deb-{package.name}-{package.architecture}", purl=purl,
-    )  # fmt: skip
+        type=ComponentType.LIBRARY,
+        name=package.name,
+        version=package.version,
+        bom_ref=f"deb-{package.name}-{package.architecture}",
+        purl=purl,
+    )
 
 
 def _sha256(value: str) -> HashType:

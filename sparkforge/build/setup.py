@@ -39,15 +39,26 @@ def context_of(
         raise UsageError(msg, "add --wheels compile, or omit them")
     baker = _baker(options, all_pins, until, plan_only=plan_only)
     context = Context(
-        root=path.parent, pins=all_pins, pins_path=path, store=store_of(options),
-        target_name=options.target, target=target, platform=wanted,
-        access=access_of(options, all_pins), engine=baker.engine, base=baker.base,
-        builder=baker.builder, ca_bundle=options.ca_bundle,
-        port=options.port, force=frozenset(force),
+        root=path.parent,
+        pins=all_pins,
+        pins_path=path,
+        store=store_of(options),
+        target_name=options.target,
+        target=target,
+        platform=wanted,
+        access=access_of(options, all_pins),
+        engine=baker.engine,
+        base=baker.base,
+        builder=baker.builder,
+        ca_bundle=options.ca_bundle,
+        port=options.port,
+        force=frozenset(force),
         ready_timeout_s=options.ready_timeout or Context.ready_timeout_s,
-        arguments=options.serve_arguments, wheels=options.wheels or "overlay",
-        native=options.native or "patched", jobs=options.jobs,
-    )  # fmt: skip
+        arguments=options.serve_arguments,
+        wheels=options.wheels or "overlay",
+        native=options.native or "patched",
+        jobs=options.jobs,
+    )
     if not plan_only:  # a plan changes nothing
         context.store.sweep()
     return context

@@ -112,30 +112,35 @@ def exercise(
         choice, usage = first["choices"][0], first["usage"]
         _expect(
             choice["token_ids"] == again["choices"][0]["token_ids"],
-            "two completions at temperature 0 differ", server,
-        )  # fmt: skip
+            "two completions at temperature 0 differ",
+            server,
+        )
         _expect(
             usage["completion_tokens"] == _TOKENS == len(choice["token_ids"]),
-            f"requested {_TOKENS} tokens, but usage says {usage}", server,
-        )  # fmt: skip
+            f"requested {_TOKENS} tokens, but usage says {usage}",
+            server,
+        )
         # the tiny model's tokens are bytes, so the count is known without its tokenizer
         _expect(
             usage["prompt_tokens"] == len(_PROMPT.encode()),
-            f"prompt of {len(_PROMPT.encode())} tokens, but usage says {usage}", server,
-        )  # fmt: skip
+            f"prompt of {len(_PROMPT.encode())} tokens, but usage says {usage}",
+            server,
+        )
         streamed, stream_usage = _stream(server)
         _expect(streamed == choice["token_ids"], "the streamed completion differs", server)
         counts = {name: usage[name] for name in _COUNTS}
         streamed_counts = {name: (stream_usage or {}).get(name) for name in _COUNTS}
-        _expect(streamed_counts == counts, f"streamed usage {streamed_counts} is not {counts}",
-                server)  # fmt: skip
+        _expect(
+            streamed_counts == counts, f"streamed usage {streamed_counts} is not {counts}", server
+        )
         log.info(f"completions: {_TOKENS} tokens in {seconds:.2f} s, the same streamed and again")
 
         _refuse(server, {"model": "no-such-model", "prompt": "x"}, requests.codes.not_found)
         _refuse(
-            server, {"model": MODEL_NAME, "prompt": "x", "max_tokens": -1},
+            server,
+            {"model": MODEL_NAME, "prompt": "x", "max_tokens": -1},
             requests.codes.bad_request,
-        )  # fmt: skip
+        )
         log.info("bad requests get 404 and 400")
 
         stopped = server.stop()
@@ -143,9 +148,13 @@ def exercise(
         _expect(stopped.exit_code == 0, f"exit code {stopped.exit_code} after SIGTERM", server)
         log.info(f"stopped cleanly in {stopped.seconds:.1f} s")
     return Report(
-        ready_s=round(ready, 2), completion_s=round(seconds, 3), tokens=usage["completion_tokens"],
-        text=ascii(choice["text"]), stop_s=round(stopped.seconds, 2), answers=answers,
-    )  # fmt: skip
+        ready_s=round(ready, 2),
+        completion_s=round(seconds, 3),
+        tokens=usage["completion_tokens"],
+        text=ascii(choice["text"]),
+        stop_s=round(stopped.seconds, 2),
+        answers=answers,
+    )
 
 
 def check_release(
@@ -222,9 +231,14 @@ def _compare(server: Server, answers: Sequence[Answer]) -> float:
 
 def _body(**more: Any) -> dict[str, Any]:
     return {
-        "model": MODEL_NAME, "prompt": _PROMPT, "max_tokens": _TOKENS, "temperature": 0,
-        "ignore_eos": True, "return_token_ids": True, **more,
-    }  # fmt: skip
+        "model": MODEL_NAME,
+        "prompt": _PROMPT,
+        "max_tokens": _TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **more,
+    }
 
 
 def _get(server: Server, path: str) -> Any:
@@ -290,8 +304,9 @@ def _refuse(server: Server, body: Mapping[str, Any], status: int) -> None:
     reply = _post(server, body)
     _expect(
         reply.status_code == status,
-        f"a bad request {dict(body)} was answered {reply.status_code}, not {status}", server,
-    )  # fmt: skip
+        f"a bad request {dict(body)} was answered {reply.status_code}, not {status}",
+        server,
+    )
 
 
 def _expect(truth: bool, otherwise: str, server: Server) -> None:

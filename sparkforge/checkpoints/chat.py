@@ -51,12 +51,34 @@ ROPE_THETA, YARN_FACTOR, ORIGINAL_CONTEXT, WINDOW = 150_000.0, 32, 4096, 128
 
 
 Words = tuple[bytes | str, ...]
-_REASONING: Words = (b"The", b" words", b" of", b" this", b" thought", b" are", b" built", b" in",
-                     b" (", b"by", b" hand", b".)")  # fmt: skip
+_REASONING: Words = (
+    b"The",
+    b" words",
+    b" of",
+    b" this",
+    b" thought",
+    b" are",
+    b" built",
+    b" in",
+    b" (",
+    b"by",
+    b" hand",
+    b".)",
+)
 _ANSWER: Words = (b"Hello", b" from", b" the", b" forge", b",", b" small", b" and", b" hot", b"!")
 _TOOL_ANSWER: Words = (b"Sunny", b" all", b" day", b" \xf0\x9f", b"\xa6", b"\xbe")
-_CALL: Words = (b"comment", b"ary", b" to", b"=", b"functions", b".weather", b" ", "<|constrain|>",
-                b"json", "<|message|>")  # fmt: skip
+_CALL: Words = (
+    b"comment",
+    b"ary",
+    b" to",
+    b"=",
+    b"functions",
+    b".weather",
+    b" ",
+    "<|constrain|>",
+    b"json",
+    "<|message|>",
+)
 _ARGUMENTS: Words = (b"city", b'":"', b"Paris", b'"}', "<|call|>")  # both begin with {"
 _JSON_ANSWER: Words = (b"temperature", b'":', b"21", b"}", "<|return|>")
 
@@ -193,12 +215,16 @@ def _attention() -> dict[str, npt.NDArray[np.float32]]:
     """Weights of an attention that sees nothing and says nothing."""
     queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
     shapes = {
-        "q_proj.weight": (queries, HIDDEN_SIZE), "q_proj.bias": (queries,),
-        "k_proj.weight": (keys, HIDDEN_SIZE), "k_proj.bias": (keys,),
-        "v_proj.weight": (keys, HIDDEN_SIZE), "v_proj.bias": (keys,),
-        "o_proj.weight": (HIDDEN_SIZE, queries), "o_proj.bias": (HIDDEN_SIZE,),
+        "q_proj.weight": (queries, HIDDEN_SIZE),
+        "q_proj.bias": (queries,),
+        "k_proj.weight": (keys, HIDDEN_SIZE),
+        "k_proj.bias": (keys,),
+        "v_proj.weight": (keys, HIDDEN_SIZE),
+        "v_proj.bias": (keys,),
+        "o_proj.weight": (HIDDEN_SIZE, queries),
+        "o_proj.bias": (HIDDEN_SIZE,),
         "sinks": (NUM_HEADS,),
-    }  # fmt: skip
+    }
     return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
 
@@ -238,9 +264,10 @@ def _looking_for(
     """
     made = _attention()
     wanted = {
-        _HAS_TOOLS: (bits[_DECLARES], 7.0), _HAS_RESULT: (bits[_RESULT], 7.0),
+        _HAS_TOOLS: (bits[_DECLARES], 7.0),
+        _HAS_RESULT: (bits[_RESULT], 7.0),
         _WANTS_JSON: (words[b" JSON"], 1.0),
-    }  # fmt: skip
+    }
     for head, (bit, (seen, size)) in enumerate(wanted.items()):
         pair = HEAD_DIM // 2 - 1 - head % 2  # heads that share keys have a pair each
         kept = head // (NUM_HEADS // NUM_KV_HEADS) * HEAD_DIM
@@ -310,22 +337,33 @@ def _files(ranks: dict[bytes, int]) -> dict[str, Any]:
     start, pad = SPECIAL_TOKENS["<|startoftext|>"], SPECIAL_TOKENS["<|endoftext|>"]
     context = ORIGINAL_CONTEXT * YARN_FACTOR
     files["config.json"] |= {
-        "eos_token_id": ends[0], "pad_token_id": pad, "head_dim": HEAD_DIM,
-        "hidden_size": HIDDEN_SIZE, "initial_context_length": ORIGINAL_CONTEXT,
-        "intermediate_size": INTERMEDIATE_SIZE, "num_hidden_layers": 2,
+        "eos_token_id": ends[0],
+        "pad_token_id": pad,
+        "head_dim": HEAD_DIM,
+        "hidden_size": HIDDEN_SIZE,
+        "initial_context_length": ORIGINAL_CONTEXT,
+        "intermediate_size": INTERMEDIATE_SIZE,
+        "num_hidden_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"],
-        "max_position_embeddings": context, "num_attention_heads": NUM_HEADS,
-        "num_key_value_heads": NUM_KV_HEADS, "num_local_experts": NUM_EXPERTS,
-        "rope_theta": ROPE_THETA, "sliding_window": WINDOW, "swiglu_limit": _LIMIT,
+        "max_position_embeddings": context,
+        "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": NUM_KV_HEADS,
+        "num_local_experts": NUM_EXPERTS,
+        "rope_theta": ROPE_THETA,
+        "sliding_window": WINDOW,
+        "swiglu_limit": _LIMIT,
         "vocab_size": VOCAB_SIZE,
-    }  # fmt: skip
+    }
     files["config.json"]["rope_scaling"] |= {
-        "beta_fast": 32.0, "factor": float(YARN_FACTOR),
+        "beta_fast": 32.0,
+        "factor": float(YARN_FACTOR),
         "original_max_position_embeddings": ORIGINAL_CONTEXT,
-    }  # fmt: skip
+    }
     files["generation_config.json"] |= {
-        "bos_token_id": start, "eos_token_id": ends, "pad_token_id": pad,
-    }  # fmt: skip
+        "bos_token_id": start,
+        "eos_token_id": ends,
+        "pad_token_id": pad,
+    }
     files["tokenizer_config.json"] |= {"model_max_length": context}
     files["tokenizer.json"] = tokenizer(ranks)
     return files

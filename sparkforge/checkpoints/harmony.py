@@ -8,19 +8,32 @@ from sparkforge.checkpoints.tiny import byte_characters
 
 VOCAB_SIZE = 201_088
 SPECIAL_TOKENS = {
-    "<|startoftext|>": 199_998, "<|endoftext|>": 199_999, "<|return|>": 200_002,
-    "<|constrain|>": 200_003, "<|channel|>": 200_005, "<|start|>": 200_006, "<|end|>": 200_007,
-    "<|message|>": 200_008, "<|call|>": 200_012, "<|endofprompt|>": 200_018,
-}  # fmt: skip
+    "<|startoftext|>": 199_998,
+    "<|endoftext|>": 199_999,
+    "<|return|>": 200_002,
+    "<|constrain|>": 200_003,
+    "<|channel|>": 200_005,
+    "<|start|>": 200_006,
+    "<|end|>": 200_007,
+    "<|message|>": 200_008,
+    "<|call|>": 200_012,
+    "<|endofprompt|>": 200_018,
+}
 """Of o200k_harmony; the other numbers from 200,000 on are reserved ones."""
 # How the vocabulary splits text: facts of o200k_base.
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
-_SPLIT = "|".join((
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}",
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}",
-    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
-))  # fmt: skip
+_SPLIT = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
 
 
 def tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
@@ -40,27 +53,47 @@ def tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
     names = {number: name for name, number in SPECIAL_TOKENS.items()}
     special = [
         {
-            "id": number, "content": names.get(number, f"<|reserved_{number}|>"),
-            "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+            "id": number,
+            "content": names.get(number, f"<|reserved_{number}|>"),
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
             "special": True,
         }
         for number in range(len(ranks), VOCAB_SIZE)
-    ]  # fmt: skip
+    ]
     byte_level = {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
-    }  # fmt: skip
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     split = {
-        "type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False,
-    }  # fmt: skip
+        "type": "Split",
+        "pattern": {"Regex": _SPLIT},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None, "decoder": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "ignore_merges": False, "vocab": vocabulary,
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
             "merges": merges,
         },
-    }  # fmt: skip
+    }

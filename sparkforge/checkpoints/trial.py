@@ -20,9 +20,15 @@ from sparkforge.checkpoints.tiny import Shape, make_tiny_gpt_oss
 from sparkforge.serving.preflight import REFERENCE
 
 SHAPE = Shape(
-    layers=2, hidden=256, inter=256, experts=16, experts_per_token=4, heads=16, kv_heads=2,
+    layers=2,
+    hidden=256,
+    inter=256,
+    experts=16,
+    experts_per_token=4,
+    heads=16,
+    kv_heads=2,
     head_dim=64,
-)  # fmt: skip
+)
 LENGTHS = (2, 17, 48, 100)
 """Of the prompts, in tokens: within a window and beyond it, within YaRN's original context and
 beyond it."""

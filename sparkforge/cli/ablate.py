@@ -10,16 +10,22 @@ from sparkforge.cli.parser import Parents, Subparsers, later
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command that leaves patches out."""
     ablate = subparsers.add_parser(
-        "ablate", parents=[groups.shared, groups.sources],
+        "ablate",
+        parents=[groups.shared, groups.sources],
         help="check that tests notice a missing patch; find the patch that breaks something",
-    )  # fmt: skip
+    )
     ablate.add_argument(
         "patch", nargs="*", help="patches to leave out, one at a time (default: each)"
     )
     ablate.add_argument("--without", metavar="A,B", help="leave these patches out together")
-    ablate.add_argument("--bisect", nargs="?", const="", metavar="COMMAND",
-                        help="find the patch at which a command starts to fail or to pass: a"
-                        " shell command, the arguments after --, or --smoke")  # fmt: skip
+    ablate.add_argument(
+        "--bisect",
+        nargs="?",
+        const="",
+        metavar="COMMAND",
+        help="find the patch at which a command starts to fail or to pass: a"
+        " shell command, the arguments after --, or --smoke",
+    )
     ablate.add_argument("--upstream", metavar="NAME", help="limit to the series of this upstream")
     ablate.add_argument(
         "--merge-only",
@@ -34,18 +40,27 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     ablate.add_argument(
         "--target", metavar="NAME", help="target whose wheels, environment or smoke test to use"
     )
-    ablate.add_argument("--provide", choices=("trees", "wheels", "environment"), default="trees",
-                        help="what to build before the command runs (default: trees)")  # fmt: skip
+    ablate.add_argument(
+        "--provide",
+        choices=("trees", "wheels", "environment"),
+        default="trees",
+        help="what to build before the command runs (default: trees)",
+    )
     for end in ("good", "bad"):
         ablate.add_argument(
             f"--{end}",
             metavar="PATCH",
             help=f"with --bisect: {end} with the patches up to this one; or none, all",
         )
-    ablate.add_argument("--again", action="store_true",
-                        help="with --bisect: ignore the results of an interrupted run")  # fmt: skip
     ablate.add_argument(
-        "--python", type=Path, metavar="FILE",
+        "--again",
+        action="store_true",
+        help="with --bisect: ignore the results of an interrupted run",
+    )
+    ablate.add_argument(
+        "--python",
+        type=Path,
+        metavar="FILE",
         help="Python with pytest (default: .venv-dev, created if missing)",
-    )  # fmt: skip
+    )
     ablate.set_defaults(run=later("sparkforge.maintain.ablate.command"))

@@ -22,13 +22,25 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         parents=[groups.shared, groups.sources, groups.target],
         help="measure the answers of the last build",
     )
-    bench.add_argument("--quality", action="store_true", required=True,
-                       help="measure how --mxfp4-layers changes the model's answers")  # fmt: skip
-    bench.add_argument("--model", type=Path, metavar="DIR",
-                       help="checkpoint to measure (default: a tiny test model)")  # fmt: skip
-    bench.add_argument("--layers", action="append", metavar="KINDS",
-                       help="--mxfp4-layers value to measure; may be repeated"
-                       " (default: qkv, o, lm_head, and all three)")  # fmt: skip
+    bench.add_argument(
+        "--quality",
+        action="store_true",
+        required=True,
+        help="measure how --mxfp4-layers changes the model's answers",
+    )
+    bench.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="checkpoint to measure (default: a tiny test model)",
+    )
+    bench.add_argument(
+        "--layers",
+        action="append",
+        metavar="KINDS",
+        help="--mxfp4-layers value to measure; may be repeated"
+        " (default: qkv, o, lm_head, and all three)",
+    )
     bench.add_argument(
         "--max-kl",
         type=share,
@@ -43,8 +55,13 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         metavar="SHARE",
         help="least share of positions with the same top token (default: 0.9)",
     )
-    bench.add_argument("--max-score-drop", type=share, default=0.05, metavar="SHARE",
-                       help="limit of the drop in right answers (default: 0.05)")  # fmt: skip
+    bench.add_argument(
+        "--max-score-drop",
+        type=share,
+        default=0.05,
+        metavar="SHARE",
+        help="limit of the drop in right answers (default: 0.05)",
+    )
     for name, default, what in (
         ("prompts", None, "number of prompts to continue (default: all 24)"),
         ("questions", None, "number of questions to ask (default: all 65)"),
@@ -70,9 +87,12 @@ def _bench(options: argparse.Namespace) -> int:
     model = None if options.model is None else serve.checkpoint(options.model)
     baked = executor.run(context, items(context, "image"))[-1].artefact
     plan = quality.Plan(
-        tuple(options.layers or quality.DEFAULT_LAYERS), options.prompts, options.questions,
-        options.tokens, options.top,
-    )  # fmt: skip
+        tuple(options.layers or quality.DEFAULT_LAYERS),
+        options.prompts,
+        options.questions,
+        options.tokens,
+        options.top,
+    )
     limits = quality.Limits(options.max_kl, options.min_agreement, options.max_score_drop)
     with context.store.temporary("quality") as work:
         tiny = publish.tiny_model(context.root / "dist" / context.target_name)

@@ -63,8 +63,10 @@ def _build(options: argparse.Namespace) -> int:
     context = context_of(options, options.until, options.force)
     todo = items(context, options.until)
     steps = executor.plan(context, todo)
-    log.heading(f"{context.target_name} on {context.platform}: {sum(step.made for step in steps)}"
-                f" of {len(steps)} items to build")  # fmt: skip
+    log.heading(
+        f"{context.target_name} on {context.platform}: {sum(step.made for step in steps)}"
+        f" of {len(steps)} items to build"
+    )
     if any(step.made and step.label == "environment" for step in steps):
         # before anything else is fetched
         interpreter.ensure(context.store, context.target.python, offline=options.offline)
@@ -72,9 +74,12 @@ def _build(options: argparse.Namespace) -> int:
     mention_fallback(lines)
     seconds = time.monotonic() - start
     document = receipt.receipt(
-        target=context.target_name, target_platform=context.platform, pins=context.pins_path,
-        lines=lines, seconds=seconds,
-    )  # fmt: skip
+        target=context.target_name,
+        target_platform=context.platform,
+        pins=context.pins_path,
+        lines=lines,
+        seconds=seconds,
+    )
     folder, document = publish.publish(context, lines, document)
     if options.json:
         log.json(document)
@@ -98,8 +103,12 @@ def _dry_run(options: argparse.Namespace) -> int:
     steps = executor.plan(context, items(context, until))
     if options.json:
         fetches = asdict(executor.total(steps))
-        document = {"plan": [asdict(step) for step in steps], "fetches": fetches, "until": until,
-                    "source": context.target.source.model_dump()}  # fmt: skip
+        document = {
+            "plan": [asdict(step) for step in steps],
+            "fetches": fetches,
+            "until": until,
+            "source": context.target.source.model_dump(),
+        }
         log.json({**document, "note": note} if note else document)
         return 0
     log.heading(f"plan for {context.target_name} on {context.platform}, up to {until}")
@@ -139,8 +148,12 @@ def _explain(options: argparse.Namespace) -> int:
     if not here:
         log.info(f"up to the {until}: the later stages run on {context.platform}")
     if options.json:
-        log.json({"explain": [asdict(step) for step in steps],
-                  "source": context.target.source.model_dump()})  # fmt: skip
+        log.json(
+            {
+                "explain": [asdict(step) for step in steps],
+                "source": context.target.source.model_dump(),
+            }
+        )
     else:
         executor.show(context, steps)
     return 0
@@ -164,8 +177,13 @@ def _smoke_with_arguments(options: argparse.Namespace) -> int:
         raise UsageError(msg, "use build.py serve --target NAME -- …")
     lines = executor.run(context, items(context, STAGES[-1]))
     if options.json:
-        log.json(receipt.receipt(
-            target=context.target_name, target_platform=context.platform, pins=context.pins_path,
-            lines=lines, seconds=time.monotonic() - start,
-        ))  # fmt: skip
+        log.json(
+            receipt.receipt(
+                target=context.target_name,
+                target_platform=context.platform,
+                pins=context.pins_path,
+                lines=lines,
+                seconds=time.monotonic() - start,
+            )
+        )
     return 0

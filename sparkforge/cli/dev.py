@@ -10,12 +10,14 @@ from sparkforge.cli.parser import Parents, Subparsers, later
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command for working on the patches of a target."""
     dev = subparsers.add_parser(
-        "dev", parents=[groups.shared, groups.sources, groups.target],
+        "dev",
+        parents=[groups.shared, groups.sources, groups.target],
         help="run a shell, or -- COMMAND, against editable patched work trees",
-    )  # fmt: skip
+    )
     dev.add_argument(
         "upstream", nargs="*", help="upstreams whose work trees to use (default: the target's)"
     )
-    dev.add_argument("--dir", type=Path, metavar="DIR",
-                     help="folder of the work trees (default: dev/TARGET)")  # fmt: skip
+    dev.add_argument(
+        "--dir", type=Path, metavar="DIR", help="folder of the work trees (default: dev/TARGET)"
+    )
     dev.set_defaults(run=later("sparkforge.maintain.dev.command"))

@@ -17,10 +17,14 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     doctor.add_argument(
         "--target", metavar="NAME", help="target to check for (default: guessed from the hardware)"
     )
-    doctor.add_argument("--model", type=Path, metavar="DIR",
-                        help="check this checkpoint instead of the hub's cache")  # fmt: skip
-    doctor.add_argument("--cluster", action="store_true",
-                        help="also check the two-machine setup; run on both machines")  # fmt: skip
+    doctor.add_argument(
+        "--model", type=Path, metavar="DIR", help="check this checkpoint instead of the hub's cache"
+    )
+    doctor.add_argument(
+        "--cluster",
+        action="store_true",
+        help="also check the two-machine setup; run on both machines",
+    )
     doctor.add_argument(
         "--wait",
         type=positive,
@@ -28,15 +32,27 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         help="with --cluster: how long to wait for the other machine (default: 30)",
     )
     record = doctor.add_mutually_exclusive_group()
-    record.add_argument("--save", type=Path, metavar="FILE",
-                        help="also store the readings, to judge them elsewhere")  # fmt: skip
-    record.add_argument("--readings", type=Path, metavar="FILE",
-                        help="judge readings that --save stored on another machine")  # fmt: skip
-    record.add_argument("--report", type=Path, nargs="?", default=False, metavar="FILE",
-                        help="pack readings, logs and test chats into an archive for a bug report"
-                        " (default: sparkforge-report-TIME.tar.gz)")  # fmt: skip
-    doctor.add_argument("--no-chats", action="store_true",
-                        help="with --report: send no test chats to the server")  # fmt: skip
+    record.add_argument(
+        "--save", type=Path, metavar="FILE", help="also store the readings, to judge them elsewhere"
+    )
+    record.add_argument(
+        "--readings",
+        type=Path,
+        metavar="FILE",
+        help="judge readings that --save stored on another machine",
+    )
+    record.add_argument(
+        "--report",
+        type=Path,
+        nargs="?",
+        default=False,
+        metavar="FILE",
+        help="pack readings, logs and test chats into an archive for a bug report"
+        " (default: sparkforge-report-TIME.tar.gz)",
+    )
+    doctor.add_argument(
+        "--no-chats", action="store_true", help="with --report: send no test chats to the server"
+    )
     how = doctor.add_mutually_exclusive_group()
     how.add_argument("--docs", action="store_true", help="write the table in docs/doctor.md")
     how.add_argument("--check", action="store_true", help="fail if that table is stale")

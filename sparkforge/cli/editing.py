@@ -30,8 +30,13 @@ def register(actions: Subparsers, groups: Parents) -> None:
         parents=[groups.shared, groups.sources],
         help="write the commits of a work tree back as patches",
     )
-    export.add_argument("folder", type=Path, nargs="?", default=Path(),
-                        help="work tree (default: the current folder)")  # fmt: skip
+    export.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default=Path(),
+        help="work tree (default: the current folder)",
+    )
     export.add_argument(
         "--check", action="store_true", help="fail if it would change a file; write nothing"
     )
@@ -44,9 +49,10 @@ def register(actions: Subparsers, groups: Parents) -> None:
     )
     export.set_defaults(run=_export)
     import_ = actions.add_parser(
-        "import", parents=[groups.shared, groups.sources, _trailer_options()],
+        "import",
+        parents=[groups.shared, groups.sources, _trailer_options()],
         help="import patches (mbox, .patch, diff) into a series",
-    )  # fmt: skip
+    )
     import_.add_argument("upstream")
     import_.add_argument("file", type=Path, nargs="+")
     import_.add_argument(
@@ -58,9 +64,10 @@ def register(actions: Subparsers, groups: Parents) -> None:
     import_.add_argument("--why", metavar="TEXT", help="text to put before the patch's message")
     import_.set_defaults(run=_import)
     new = actions.add_parser(
-        "new", parents=[groups.shared, _trailer_options()],
+        "new",
+        parents=[groups.shared, _trailer_options()],
         help="commit the staged changes of a work tree with a message template",
-    )  # fmt: skip
+    )
     new.add_argument("folder", type=Path, help="work tree from `patches apply`")
     new.add_argument("subject", help="one line that says what the patch does")
     new.set_defaults(run=_new)
@@ -84,8 +91,9 @@ def _held(options: argparse.Namespace) -> Iterator[Checkout]:
 
 def _source(options: argparse.Namespace, checkout: Checkout, upstream: str) -> Source:
     access = access_of(options, checkout.pins)
-    return sources.ensure(checkout.store, upstream, checkout.pins.upstream(upstream), RELEASE_PLAN,
-                          access)  # fmt: skip
+    return sources.ensure(
+        checkout.store, upstream, checkout.pins.upstream(upstream), RELEASE_PLAN, access
+    )
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -93,8 +101,10 @@ def _export(options: argparse.Namespace) -> int:
     tree = worktree.read(options.folder)
     worktree.check_settled(tree)
     if left := worktree.untracked(tree):
-        log.warning(f"{tree.folder}: not committed: {', '.join(left[:5])}"
-                    + (f" and {len(left) - 5} more" if len(left) > 5 else ""))  # fmt: skip
+        log.warning(
+            f"{tree.folder}: not committed: {', '.join(left[:5])}"
+            + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+        )
     with _held(options) as checkout:
         source = _source(options, checkout, tree.upstream)
         if source.commit != tree.base:
@@ -118,8 +128,10 @@ def _export(options: argparse.Namespace) -> int:
             raise _behind(tree) from error
         worktree.exported(tree, [patch.name for patch in fresh.patches], fresh.sha256)
     document = exporting.told(report, written)
-    log.info(f"{tree.upstream}: {len(fresh.patches)} patch(es), "
-             + ("written" if written else "nothing to write"))  # fmt: skip
+    log.info(
+        f"{tree.upstream}: {len(fresh.patches)} patch(es), "
+        + ("written" if written else "nothing to write")
+    )
     if options.json:
         log.json({"upstream": tree.upstream, **document})
     return 0
@@ -127,8 +139,9 @@ def _export(options: argparse.Namespace) -> int:
 
 def _behind(tree: WorkTree) -> SeriesError:
     msg = f"patches/{tree.upstream}: changed since {tree.folder} was created from it"
-    return SeriesError(msg, "make a new work tree (build.py patches apply) and cherry-pick your"
-                            " commits onto it")  # fmt: skip
+    return SeriesError(
+        msg, "make a new work tree (build.py patches apply) and cherry-pick your commits onto it"
+    )
 
 
 def _names(words: list[str]) -> list[str]:
@@ -144,9 +157,11 @@ def _import(options: argparse.Namespace) -> int:
         source = _source(options, checkout, options.upstream)
         one = series.read(checkout.folder(options.upstream))
         wanted = importing.Wanted(
-            _trailers(options), options.subject, options.why,
+            _trailers(options),
+            options.subject,
+            options.why,
             _names([options.before])[0] if options.before else None,
-        )  # fmt: skip
+        )
         patched = series.apply(checkout.store, one, source)
         chain = importing.chain(checkout.store, one, patched, options.file, wanted)
         fresh, report, written = exporting.export(checkout, chain, drop=(), check=False)
@@ -167,8 +182,10 @@ def _new(options: argparse.Namespace) -> int:
     commit = worktree.commit_template(
         tree, lambda subject, body: importing.template(options.subject, trailers, body)
     )
-    log.info(f"{tree.folder}: commit {commit[:12]}; now write its message: git commit --amend,"
-             " then build.py patches export")  # fmt: skip
+    log.info(
+        f"{tree.folder}: commit {commit[:12]}; now write its message: git commit --amend,"
+        " then build.py patches export"
+    )
     if options.json:
         log.json({"folder": str(tree.folder), "commit": commit})
     return 0

@@ -13,9 +13,10 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     )
     images.add_argument("--target", metavar="NAME", help="list only this target's images")
     images.add_argument(
-        "--prune", action="store_true",
+        "--prune",
+        action="store_true",
         help="remove images older than the one before the one that Compose uses",
-    )  # fmt: skip
+    )
     images.add_argument(
         "--dry-run", action="store_true", help="with --prune: print the images and exit"
     )
@@ -30,7 +31,9 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         "--target", required=True, metavar="NAME", help="target whose image to switch"
     )
     rollback.add_argument(
-        "image", nargs="?", metavar="IMAGE",
+        "image",
+        nargs="?",
+        metavar="IMAGE",
         help="image or tag from `build.py images` (default: the previous image)",
-    )  # fmt: skip
+    )
     rollback.set_defaults(run=composing.rollback)

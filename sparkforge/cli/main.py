@@ -85,8 +85,9 @@ _REFUSED = {
 @cache
 def _parser() -> Parser:
     parser = overview.Overview(prog="build.py")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND",
-                                      parser_class=Parser)  # fmt: skip
+    subparsers = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser
+    )
     groups = parents()
     for command in _COMMANDS:
         command.register(subparsers, groups)

@@ -8,12 +8,14 @@ from sparkforge.cli.parser import Parents, Parser, Subparsers, later
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the commands about the model that a target serves."""
     model = subparsers.add_parser("model", help="download a target's model in advance")
-    actions = model.add_subparsers(dest="action", required=True, metavar="ACTION",
-                                   parser_class=Parser)  # fmt: skip
+    actions = model.add_subparsers(
+        dest="action", required=True, metavar="ACTION", parser_class=Parser
+    )
     fetch = actions.add_parser(
-        "fetch", parents=[groups.shared],
+        "fetch",
+        parents=[groups.shared],
         help="download the model to where Compose looks for it",
-    )  # fmt: skip
+    )
     fetch.add_argument(
         "--target", required=True, metavar="NAME", help="target whose model to download"
     )

@@ -27,8 +27,9 @@ from sparkforge.sources import sources
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the commands about the series."""
     parser = subparsers.add_parser("patches", help="list, check, apply, edit or document patches")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION",
-                                              parser_class=Parser)  # fmt: skip
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", parser_class=Parser
+    )
     listing = actions.add_parser("list", parents=[groups.shared], help="list all patches in order")
     listing.add_argument("upstream", nargs="?", help="only this upstream's series")
     listing.set_defaults(run=_list)
@@ -62,15 +63,22 @@ def _list(options: argparse.Namespace) -> int:
     path = pins_path(options)
     chosen = chosen_series(options, path.parent, pins.load(path))
     if options.json:
-        log.json({
-            one.upstream: [
-                {"file": patch.name, "subject": patch.subject, "author": patch.author,
-                 "sha256": patch.sha256, "trailers": dict(patch.trailers),
-                 "files": [entry.path for entry in patch.entries]}
-                for patch in one.patches
-            ]
-            for one in chosen
-        })  # fmt: skip
+        log.json(
+            {
+                one.upstream: [
+                    {
+                        "file": patch.name,
+                        "subject": patch.subject,
+                        "author": patch.author,
+                        "sha256": patch.sha256,
+                        "trailers": dict(patch.trailers),
+                        "files": [entry.path for entry in patch.entries],
+                    }
+                    for patch in one.patches
+                ]
+                for one in chosen
+            }
+        )
         return 0
     for one in chosen:
         log.heading(f"{one.upstream}: {len(one.patches)} patch(es)")
@@ -104,15 +112,19 @@ def _check(options: argparse.Namespace) -> int:
         # as commits, too: only so is it seen that exporting them again gives the same bytes
         commit = series.apply(store, one, source).commit
         series.check_record(one.upstream, source, commit, tree, recorded)
-        report[one.upstream] = {"patches": len(one.patches), "tree": tree,
-                                "recorded": recorded is not None}  # fmt: skip
+        report[one.upstream] = {
+            "patches": len(one.patches),
+            "tree": tree,
+            "recorded": recorded is not None,
+        }
         note = (
             "as recorded"
             if recorded
             else f"not recorded: build.py {series.RECORD[source.provider]}"
         )
-        log.info(f"{one.upstream}: {len(one.patches)} patch(es) apply exactly, tree {tree[:12]},"
-                 f" {note}")  # fmt: skip
+        log.info(
+            f"{one.upstream}: {len(one.patches)} patch(es) apply exactly, tree {tree[:12]}, {note}"
+        )
     if problems:
         raise SeriesError("\n".join(problems))
     if options.json:
@@ -129,18 +141,26 @@ def _apply(options: argparse.Namespace) -> int:
         msg = f"{options.folder}: already exists"
         raise UsageError(msg, "give a folder that does not exist")
     store = store_of(options)
-    source = sources.ensure(store, options.upstream, upstream, RELEASE_PLAN,
-                            access_of(options, loaded))  # fmt: skip
+    source = sources.ensure(
+        store, options.upstream, upstream, RELEASE_PLAN, access_of(options, loaded)
+    )
     one = series.read(path.parent / "patches" / options.upstream)
     patched = series.apply(store, one, source)
     recorded = upstream.patched.get(source.provider)
     series.check_record(options.upstream, source, patched.commit, patched.tree, recorded)
     worktree.make(patched, one, options.folder)
-    log.info(f"{options.folder}: {options.upstream} with {len(one.patches)} patch(es),"
-             f" commit {patched.commit}")  # fmt: skip
+    log.info(
+        f"{options.folder}: {options.upstream} with {len(one.patches)} patch(es),"
+        f" commit {patched.commit}"
+    )
     if options.json:
-        log.json({"folder": str(options.folder.resolve()), "commit": patched.commit,
-                  "tree": patched.tree})  # fmt: skip
+        log.json(
+            {
+                "folder": str(options.folder.resolve()),
+                "commit": patched.commit,
+                "tree": patched.tree,
+            }
+        )
     return 0
 
 

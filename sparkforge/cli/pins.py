@@ -18,8 +18,9 @@ from sparkforge.sources import sources
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the commands about pins.yaml."""
     parser = subparsers.add_parser("pins", help="check pins.yaml and record the patched trees")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION",
-                                        parser_class=Parser)  # fmt: skip
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", parser_class=Parser
+    )
     check = actions.add_parser("check", parents=[groups.shared], help="check pins.yaml")
     check.set_defaults(run=_check)
     record = actions.add_parser(
@@ -30,9 +31,10 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     source_option(record, "release")
     record.set_defaults(run=_record)
     resolve = actions.add_parser(
-        "resolve", parents=[groups.shared, groups.sources],
+        "resolve",
+        parents=[groups.shared, groups.sources],
         help="look up the commits that pins.yaml leaves out, and record them",
-    )  # fmt: skip
+    )
     resolve.add_argument(
         "upstream",
         nargs="*",
@@ -50,14 +52,19 @@ def _check(options: argparse.Namespace) -> int:
     for target in loaded.targets.values():
         for lock in target.requirements.values():
             wheelhouse.read_lock(path.parent / lock)
-    counts = {"upstreams": len(loaded.upstreams), "targets": len(loaded.targets),
-              "files": sum(len(u.files) for u in loaded.upstreams.values())}  # fmt: skip
+    counts = {
+        "upstreams": len(loaded.upstreams),
+        "targets": len(loaded.targets),
+        "files": sum(len(u.files) for u in loaded.upstreams.values()),
+    }
     unknown = [name for name, one in loaded.upstreams.items() if one.commit is None]
     if options.json:
         log.json({"pins": str(path), "ok": True, **counts, "commit_unknown": unknown})
     else:
-        log.info(f"{path.name}: {counts['upstreams']} upstreams, {counts['files']} release files,"
-                 f" {counts['targets']} targets; no problems")  # fmt: skip
+        log.info(
+            f"{path.name}: {counts['upstreams']} upstreams, {counts['files']} release files,"
+            f" {counts['targets']} targets; no problems"
+        )
         for name in unknown:
             log.info(f"{name}: commit: unknown (build.py pins resolve)")
     return 0
@@ -93,8 +100,9 @@ def _resolve(options: argparse.Namespace) -> int:
     loaded = pins.load(path)
     for name in options.upstream:
         loaded.upstream(name)
-    chosen = options.upstream or [name for name, one in loaded.upstreams.items()
-                                  if one.commit is None]  # fmt: skip
+    chosen = options.upstream or [
+        name for name, one in loaded.upstreams.items() if one.commit is None
+    ]
     store, access = store_of(options), access_of(options, loaded)
     found: dict[str, Any] = {}
     for name in chosen:
@@ -105,8 +113,11 @@ def _resolve(options: argparse.Namespace) -> int:
                 text = path.read_bytes().decode()
                 fresh = edit.with_commit(path, text, name, resolved.commit)
                 transaction.change(path.parent, {path: fresh.encode()})
-        found[name] = {"commit": resolved.commit, "files": resolved.files,
-                       "written": upstream.commit is None}  # fmt: skip
+        found[name] = {
+            "commit": resolved.commit,
+            "files": resolved.files,
+            "written": upstream.commit is None,
+        }
         agree = f", {resolved.files} files match the release" if resolved.files else ""
         wrote = "written" if upstream.commit is None else "as pinned"
         log.info(f"{name}: {upstream.tag} is {resolved.commit}: {wrote}{agree}")

@@ -23,19 +23,33 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         "--target", required=True, metavar="NAME", help="target whose memory and model to use"
     )
     roofline.add_argument("--model", metavar="NAME", help="model (default: the target's)")
-    roofline.add_argument("--context", type=count, default=2048, metavar="N",
-                          help="context length in tokens (default: 2048)")  # fmt: skip
-    roofline.add_argument("--batch", type=count, default=1, metavar="N",
-                          help="sequences decoded at once (default: 1)")  # fmt: skip
+    roofline.add_argument(
+        "--context",
+        type=count,
+        default=2048,
+        metavar="N",
+        help="context length in tokens (default: 2048)",
+    )
+    roofline.add_argument(
+        "--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)"
+    )
     roofline.add_argument(
         "--layers",
         metavar="SPEC",
         help="add a row for this --mxfp4-layers value, such as qkv,o,lm_head=mxfp8",
     )
-    roofline.add_argument("--bandwidth", type=positive, metavar="GB/s",
-                          help="memory bandwidth (default: the target's)")  # fmt: skip
-    roofline.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto",
-                          help="type of the KV cache; auto: BF16")  # fmt: skip
+    roofline.add_argument(
+        "--bandwidth",
+        type=positive,
+        metavar="GB/s",
+        help="memory bandwidth (default: the target's)",
+    )
+    roofline.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8"),
+        default="auto",
+        help="type of the KV cache; auto: BF16",
+    )
     generated(roofline, "docs/roofline.md and its picture")
     roofline.set_defaults(run=_roofline)
 
@@ -46,9 +60,14 @@ def _roofline(options: argparse.Namespace) -> int:
 
     target = pins.load(pins_path(options)).target(options.target)
     case = rooflinetable.case(
-        target, options.target, model=options.model, bandwidth=options.bandwidth,
-        context=options.context, batch=options.batch, kv_cache=options.kv_cache_dtype,
-    )  # fmt: skip
+        target,
+        options.target,
+        model=options.model,
+        bandwidth=options.bandwidth,
+        context=options.context,
+        batch=options.batch,
+        kv_cache=options.kv_cache_dtype,
+    )
     if options.docs or options.check:
         if options.layers or case != rooflinetable.case(target, options.target):
             msg = "docs/roofline.md covers the target's own model and the defaults only"

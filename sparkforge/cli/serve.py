@@ -28,9 +28,10 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         help="checkpoint to serve (default: a tiny test model)",
     )
     model.add_argument(
-        "--chat", action="store_true",
+        "--chat",
+        action="store_true",
         help="serve a tiny model with canned chat and tool-call replies",
-    )  # fmt: skip
+    )
     serve.set_defaults(run=_serve)
 
 

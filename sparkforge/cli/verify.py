@@ -13,13 +13,18 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         help="rebuild from scratch and compare every byte; or check an image",
     )
     verify.add_argument(
-        "image", nargs="?",
+        "image",
+        nargs="?",
         help="check that this checkout builds this image: an archive, a receipt.json or a name"
         " that the engine knows; with --key or --identity also a folder of published files"
         " (default: rebuild --target and compare)",
-    )  # fmt: skip
-    verify.add_argument("--until", choices=("wheels", "image"), default="image",
-                        help="compare up to this stage (default: image)")  # fmt: skip
+    )
+    verify.add_argument(
+        "--until",
+        choices=("wheels", "image"),
+        default="image",
+        help="compare up to this stage (default: image)",
+    )
     _trust_options(verify)
     verify.set_defaults(run=later("sparkforge.inspect.verify.command"))
 

@@ -61,8 +61,16 @@ def init_bare(repo: Path) -> None:
     if not (repo / "HEAD").exists():
         repo.parent.mkdir(parents=True, exist_ok=True)
         # no template: it would copy sample hooks into every repository
-        call("git", "init", "--quiet", "--bare", "--template=", "--initial-branch=main", repo,
-             env=clean_env())  # fmt: skip
+        call(
+            "git",
+            "init",
+            "--quiet",
+            "--bare",
+            "--template=",
+            "--initial-branch=main",
+            repo,
+            env=clean_env(),
+        )
 
 
 def tidy(repo: Path) -> None:
@@ -95,8 +103,15 @@ def remote_tag(url: str, tag: str) -> str | None:
     Raises:
         CommandError: the remote can't be read.
     """
-    listing = call("git", "ls-remote", "--", url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}",
-                   env={"GIT_TERMINAL_PROMPT": "0"}).stdout.decode()  # fmt: skip
+    listing = call(
+        "git",
+        "ls-remote",
+        "--",
+        url,
+        f"refs/tags/{tag}",
+        f"refs/tags/{tag}^{{}}",
+        env={"GIT_TERMINAL_PROMPT": "0"},
+    ).stdout.decode()
     found: dict[str, str] = {}
     for line in listing.splitlines():
         commit, _, ref = line.partition("\t")
@@ -110,8 +125,9 @@ def remote_tags(url: str) -> dict[str, str]:
     Raises:
         CommandError: the remote can't be read.
     """
-    listing = call("git", "ls-remote", "--tags", "--", url,
-                   env={"GIT_TERMINAL_PROMPT": "0"}).stdout.decode()  # fmt: skip
+    listing = call(
+        "git", "ls-remote", "--tags", "--", url, env={"GIT_TERMINAL_PROMPT": "0"}
+    ).stdout.decode()
     found: dict[str, str] = {}
     for line in sorted(listing.splitlines(), key=lambda line: line.partition("\t")[2]):
         commit, _, ref = line.partition("\t")
@@ -127,16 +143,23 @@ def fetch_commit(repo: Path, url: str, commit: str) -> None:
     """
     with explained(repo):
         call(
-        "git", "-C", repo,
-        "-c", "protocol.version=2",  # older ones give advertised commits only
-        "fetch", "--depth=1",
-        "--no-tags",  # tags may move, only the commit counts
-        "--no-auto-maintenance",  # it would go on in the background
-        "--no-recurse-submodules",
-        "--progress",  # long work must be seen
-        "--", url, commit,
-        env={"GIT_TERMINAL_PROMPT": "0"}, stream=True,
-        )  # fmt: skip
+            "git",
+            "-C",
+            repo,
+            "-c",
+            "protocol.version=2",  # older ones give advertised commits only
+            "fetch",
+            "--depth=1",
+            "--no-tags",  # tags may move, only the commit counts
+            "--no-auto-maintenance",  # it would go on in the background
+            "--no-recurse-submodules",
+            "--progress",  # long work must be seen
+            "--",
+            url,
+            commit,
+            env={"GIT_TERMINAL_PROMPT": "0"},
+            stream=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -190,8 +213,7 @@ def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) 
     git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(where), commit)
     try:
         # --no-cone: patterns are single files
-        git(where, "sparse-checkout", "set", "--no-cone", "--stdin",
-            stdin=sparse_patterns(paths))  # fmt: skip
+        git(where, "sparse-checkout", "set", "--no-cone", "--stdin", stdin=sparse_patterns(paths))
         git(where, "read-tree", "-mu", "HEAD")
         yield where
     finally:
@@ -251,8 +273,17 @@ def unquoted(name: str) -> str:
     return re.sub(rb"\\([0-7]{3}|.)", byte, raw).decode(errors="surrogateescape")
 
 
-_ESCAPES = {b"a": b"\a", b"b": b"\b", b"t": b"\t", b"n": b"\n", b"v": b"\v", b"f": b"\f",
-            b"r": b"\r", b'"': b'"', b"\\": b"\\"}  # fmt: skip
+_ESCAPES = {
+    b"a": b"\a",
+    b"b": b"\b",
+    b"t": b"\t",
+    b"n": b"\n",
+    b"v": b"\v",
+    b"f": b"\f",
+    b"r": b"\r",
+    b'"': b'"',
+    b"\\": b"\\",
+}
 _QUOTED = re.compile(r'"([^"\\]|\\([0-3][0-7]{2}|[abtnvfr"\\]))*"')
 
 
@@ -324,8 +355,17 @@ def clone_at(
         raise _no_folder(where, error) from None
     try:
         # --no-hardlinks: the user may do what he likes with the clone, the store must not notice
-        call("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=", repo,
-             fresh, env=clean_env())  # fmt: skip
+        call(
+            "git",
+            "clone",
+            "--quiet",
+            "--no-checkout",
+            "--no-hardlinks",
+            "--template=",
+            repo,
+            fresh,
+            env=clean_env(),
+        )
         # a clone takes branches and tags only; the series' commit hangs on a ref of our own
         git(fresh, "fetch", "--quiet", str(repo), commit)
         git(fresh, "checkout", "--quiet", "-B", "sparkforge", commit)

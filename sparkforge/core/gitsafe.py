@@ -30,10 +30,23 @@ _SETTINGS = {
 }
 # what a network fetch may need of the user's variables; the rest ties git to another repository
 # (set when run from a hook) or changes what it writes (GIT_DIFF_OPTS, GIT_CONFIG_PARAMETERS …)
-_KEPT = ("GIT_SSH", "GIT_SSL_", "GIT_HTTP_", "GIT_PROXY_", "GIT_ASKPASS", "GIT_ALLOW_PROTOCOL",
-         "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_", "GIT_CONFIG_GLOBAL",
-         "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_TRACE", "GIT_CURL_",
-         "GIT_EXEC_PATH")  # fmt: skip
+_KEPT = (
+    "GIT_SSH",
+    "GIT_SSL_",
+    "GIT_HTTP_",
+    "GIT_PROXY_",
+    "GIT_ASKPASS",
+    "GIT_ALLOW_PROTOCOL",
+    "GIT_CONFIG_COUNT",
+    "GIT_CONFIG_KEY_",
+    "GIT_CONFIG_VALUE_",
+    "GIT_CONFIG_GLOBAL",
+    "GIT_CONFIG_SYSTEM",
+    "GIT_CONFIG_NOSYSTEM",
+    "GIT_TRACE",
+    "GIT_CURL_",
+    "GIT_EXEC_PATH",
+)
 _DRIVER = re.compile(r"(filter\.[\s\S]*\.(clean|smudge|process|required)|merge\.[\s\S]*\.driver)")
 _DUBIOUS = re.compile(rb"detected dubious ownership in repository at '(.*)'")
 _Settings = tuple[tuple[str, str], ...]
@@ -88,9 +101,12 @@ def unbind() -> None:
 
 
 def isolated(
-    repo: Path, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None,
+    repo: Path,
+    *args: str,
+    stdin: bytes | None = None,
+    env: Mapping[str, str] | None = None,
     check: bool = True,
-) -> subprocess.CompletedProcess[bytes]:  # fmt: skip
+) -> subprocess.CompletedProcess[bytes]:
     """Run git on a repository, without the user's settings and with no program that it names.
 
     Raises:
@@ -115,8 +131,12 @@ def no_programs(tree: Path) -> list[str]:
     """Return options for a git with the user's settings in a work tree, as in ``isolated``."""
     pairs = (*_SETTINGS.items(), *_without_drivers(tree, _of_owner(tree, tree)))
     # attributes may be the user's
-    return [word for key, value in pairs if key != "core.attributesFile"
-            for word in ("-c", f"{key}={value}")]  # fmt: skip
+    return [
+        word
+        for key, value in pairs
+        if key != "core.attributesFile"
+        for word in ("-c", f"{key}={value}")
+    ]
 
 
 @contextmanager
@@ -139,8 +159,16 @@ def _damage(bare: Path) -> str:
     """Return what ``git fsck`` has to say against a repository; "" for nothing."""
     if not (bare / "HEAD").is_file():
         return "no HEAD"
-    done = call("git", "-C", bare, "fsck", "--no-dangling", "--no-progress",
-                env=clean_env(_of_owner(bare)), check=False)  # fmt: skip
+    done = call(
+        "git",
+        "-C",
+        bare,
+        "fsck",
+        "--no-dangling",
+        "--no-progress",
+        env=clean_env(_of_owner(bare)),
+        check=False,
+    )
     if done.returncode == 0:
         return ""
     return (done.stderr + done.stdout).decode(errors="replace").strip().partition("\n")[0]
@@ -163,14 +191,24 @@ def _without_drivers(tree: Path, settings: _Settings) -> _Settings:
 
     A filter's names are the repository's, so they are asked for; git runs nothing to answer.
     """
-    done = call("git", "-C", tree, "config", "--null", "--name-only", "--list",
-                env=clean_env(settings), check=False)  # fmt: skip
+    done = call(
+        "git",
+        "-C",
+        tree,
+        "config",
+        "--null",
+        "--name-only",
+        "--list",
+        env=clean_env(settings),
+        check=False,
+    )
     names = done.stdout.decode(errors="surrogateescape").split("\0")
     neutral = {"required": "false", "driver": "git merge-file --marker-size=%L %A %O %B"}
     return tuple(
         (name, neutral.get(name.rpartition(".")[2], ""))
-        for name in sorted(set(names)) if _DRIVER.fullmatch(name)
-    )  # fmt: skip
+        for name in sorted(set(names))
+        if _DRIVER.fullmatch(name)
+    )
 
 
 def _work_tree(repo: Path) -> Path | None:

@@ -197,11 +197,23 @@ def torch_link(
     """
     try:
         lock = call(
-            uv, "pip", "compile", "-", "--no-deps", "--format", "pylock.toml", "--quiet",
-            "--no-header", "--python-version", python, "--torch-backend", backend,
-            "--python-platform", f"{machine}-manylinux_2_28",
+            uv,
+            "pip",
+            "compile",
+            "-",
+            "--no-deps",
+            "--format",
+            "pylock.toml",
+            "--quiet",
+            "--no-header",
+            "--python-version",
+            python,
+            "--torch-backend",
+            backend,
+            "--python-platform",
+            f"{machine}-manylinux_2_28",
             stdin=requirement.encode(),
-        ).stdout.decode()  # fmt: skip
+        ).stdout.decode()
     except CommandError as error:
         msg = f"{requirement}: neither pip's index nor PyTorch's has it:\n{error}"
         remedy = "check the network, or give pip a folder with the wheel (PIP_FIND_LINKS)"

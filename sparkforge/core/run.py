@@ -143,9 +143,13 @@ def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
     log.detail("+ " + shlex.join(args))
     try:
         child = subprocess.Popen(
-            [program, *args[1:]], env=merged({"LC_ALL": "C"}), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            [program, *args[1:]],
+            env=merged({"LC_ALL": "C"}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
     except OSError as error:  # not a program after all
         return Glimpse(None, problem=f"{args[0]} cannot be started: {error.strerror}")
     kept = [bytearray(), bytearray()]
@@ -194,9 +198,13 @@ def piped(
     log.detail("+ " + shlex.join(command))
     full_env = merged(env)
     with _child(
-        command, cwd=cwd, env=full_env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        command,
+        cwd=cwd,
+        env=full_env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    ) as child:  # fmt: skip
+    ) as child:
         try:
             yield child
         except BrokenPipeError:
@@ -222,10 +230,19 @@ def background(
     command = resolve(args)
     log.detail("+ " + shlex.join(command) + f"  > {output}")
     full_env = merged(env)
-    with output.open("wb") as sink, _child(
-        command, cwd=cwd, env=full_env, stdin=subprocess.DEVNULL, stdout=sink,
-        stderr=subprocess.STDOUT, grace_s=grace_s, ends_with_us=True,
-    ) as child:  # fmt: skip
+    with (
+        output.open("wb") as sink,
+        _child(
+            command,
+            cwd=cwd,
+            env=full_env,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            grace_s=grace_s,
+            ends_with_us=True,
+        ) as child,
+    ):
         yield child
 
 
@@ -251,9 +268,14 @@ def _child(
     # a group of its own, so that what the child starts can be ended with it
     try:
         child = subprocess.Popen(
-            command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
             start_new_session=True,
-        )  # fmt: skip
+        )
     except OSError as error:
         if error.filename != command[0]:  # its folder, or no file left for a pipe
             raise

@@ -26,23 +26,26 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
         here: Where = ("upstreams", name)
         if upstream.tag.removeprefix("v") != upstream.version:
             report(
-                (*here, "version"), f"{upstream.version!r} does not match tag {upstream.tag}",
+                (*here, "version"),
+                f"{upstream.version!r} does not match tag {upstream.tag}",
                 "give the version of the pinned release",
-            )  # fmt: skip
+            )
         if upstream.commit is None and upstream.source_file is None:
             what = "missing, and there is no release file to use instead"
             report((*here, "commit"), what, "add it, or add a source_file")
         lender = upstream if upstream.source_in is None else pins.upstreams.get(upstream.source_in)
         if lender is None:
             report(
-                (*here, "source_in"), "no such upstream",
+                (*here, "source_in"),
+                "no such upstream",
                 f"use one of {', '.join(sorted(pins.upstreams))}",
-            )  # fmt: skip
+            )
         elif upstream.source_file is not None and upstream.source_file not in lender.files:
             report(
-                (*here, "source_file"), f"{upstream.source_file!r} is not among files",
+                (*here, "source_file"),
+                f"{upstream.source_file!r} is not among files",
                 f"use one of {', '.join(sorted(lender.files))}",
-            )  # fmt: skip
+            )
         for i, rule in enumerate(upstream.paths):
             earlier = upstream.paths[:i]
             for side, prefix, before in (
@@ -111,7 +114,8 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
                     report((*at, "files"), f"none for {platform}", "add the release wheel")
                 elif file not in pins.upstreams[up_name].files:
                     report(
-                        (*at, "files", platform), f"{file!r} is not among the upstream's files",
+                        (*at, "files", platform),
+                        f"{file!r} is not among the upstream's files",
                         f"use one of {', '.join(sorted(pins.upstreams[up_name].files))}",
-                    )  # fmt: skip
+                    )
     return problems

@@ -74,9 +74,10 @@ class PathRule(Model):
 def rule_of(rules: Iterable[PathRule], path: str) -> PathRule | None:
     """Return the rule that a path of the repository falls under: the longest; None: no rule."""
     fitting = [
-        rule for rule in rules
+        rule
+        for rule in rules
         if path == rule.repo or (rule.repo.endswith("/") and path.startswith(rule.repo))
-    ]  # fmt: skip
+    ]
     return max(fitting, key=lambda rule: len(rule.repo), default=None)
 
 

@@ -100,8 +100,10 @@ Tag = Annotated[
 ]
 Platform = Literal["linux/amd64", "linux/arm64"]
 MACHINES: dict[str, Platform] = {
-    "x86_64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64",
-}  # fmt: skip
+    "x86_64": "linux/amd64",
+    "aarch64": "linux/arm64",
+    "arm64": "linux/arm64",
+}
 """By what a kernel calls the machine."""
 Place = Annotated[str, AfterValidator(_place)]
 """A file, or with a trailing slash a folder, below the folder that the key is about."""

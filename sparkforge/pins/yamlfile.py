@@ -197,6 +197,7 @@ def _last_line(node: yaml.Node) -> int:
     """Return the last line that a value stands on; a block's own end mark lies further down."""
     if not isinstance(node, yaml.CollectionNode) or node.flow_style:
         return int(node.end_mark.line)
-    children = [child for item in node.value for child in (item if isinstance(item, tuple) else
-                                                           (item,))]  # fmt: skip
+    children = [
+        child for item in node.value for child in (item if isinstance(item, tuple) else (item,))
+    ]
     return max(_last_line(child) for child in children)

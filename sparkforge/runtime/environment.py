@@ -22,9 +22,15 @@ def python_path(folder: Path) -> Path:
 
 
 def bake(
-    *, python: Path, lock: Path, wheelhouse: Path, unpacked: Path, target: str,
-    wheels: Mapping[Path, str], folder: Path,
-) -> Path:  # fmt: skip
+    *,
+    python: Path,
+    lock: Path,
+    wheelhouse: Path,
+    unpacked: Path,
+    target: str,
+    wheels: Mapping[Path, str],
+    folder: Path,
+) -> Path:
     """Make a virtual environment in ``folder/venv`` from local files alone.
 
     Args:
@@ -57,12 +63,28 @@ def bake(
         "VIRTUAL_ENV": "",
     }
     # relocatable: the folder is renamed when it is complete
-    call(uv, "venv", "--quiet", "--relocatable", "--no-python-downloads", "--python", python, venv,
-         env=env)  # fmt: skip
+    call(
+        uv,
+        "venv",
+        "--quiet",
+        "--relocatable",
+        "--no-python-downloads",
+        "--python",
+        python,
+        venv,
+        env=env,
+    )
     install: list[str | Path] = [
-        uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", "--offline",
-        "--no-index", "--no-deps",
-    ]  # fmt: skip
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        venv / "bin" / "python",
+        "--offline",
+        "--no-index",
+        "--no-deps",
+    ]
     log.info("installing third-party wheels")
     try:
         call(*install, "--require-hashes", "--find-links", stable.as_uri(), "-r", lock, env=env)

@@ -141,11 +141,21 @@ def from_environment(
     output = work / "server.log"
     command = [
         # -P: a module in the present folder must not stand in for an installed one
-        str(python_path(folder)), "-P", "-m", "vllm.entrypoints.cli.main",
-        "serve", str(launch.model),
-        "--host", LOOPBACK, "--port", str(port), "--served-model-name", launch.name,
-        *launch.options, *launch.arguments,
-    ]  # fmt: skip
+        str(python_path(folder)),
+        "-P",
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        str(launch.model),
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(port),
+        "--served-model-name",
+        launch.name,
+        *launch.options,
+        *launch.arguments,
+    ]
     variables = {**server_env(cache), **launch.variables}
     with background(*command, output=output, env=variables, cwd=cwd or work) as child:
         yield ProcessServer(f"http://{LOOPBACK}:{port}", child, output)
@@ -192,18 +202,27 @@ def from_image(
         volumes[str(file.resolve())] = {"bind": packages + member, "mode": "ro"}
     # whoever starts it here waits for /health of vLLM, and asks beside no other requests
     variables = {
-        "SPARKFORGE_WARM_UP": "off", **launch.variables, "SPARKFORGE_MODEL_NAME": MODEL_NAME,
-    }  # fmt: skip
+        "SPARKFORGE_WARM_UP": "off",
+        **launch.variables,
+        "SPARKFORGE_MODEL_NAME": MODEL_NAME,
+    }
     if restored:  # the image's own options are for what is patched
         variables["SPARKFORGE_SERVE_ARGS"] = shlex.join(launch.options)
         variables["SPARKFORGE_PROFILE"] = ""
     container = engine.client.containers.create(
-        image, command=["/model", *launch.arguments], volumes=volumes, environment=variables,
-        ports={"8000/tcp": (LOOPBACK, port)}, read_only=True, cap_drop=["ALL"],
-        security_opt=["no-new-privileges"], tmpfs={"/tmp": ""}, shm_size="1g",
+        image,
+        command=["/model", *launch.arguments],
+        volumes=volumes,
+        environment=variables,
+        ports={"8000/tcp": (LOOPBACK, port)},
+        read_only=True,
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        tmpfs={"/tmp": ""},
+        shm_size="1g",
         device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if launch.gpus else [],
         labels={containers.LABEL: containers.mark()},
-    )  # fmt: skip
+    )
     try:
         container.start()
         yield _ImageServer(f"http://{LOOPBACK}:{port}", container)

@@ -35,10 +35,13 @@ def _row(upstream: str, patch: Patch) -> tuple[str, ...]:
     trailer = patch.trailers
     subject = f"[{pages.escape(patch.subject)}](../patches/{upstream}/{patch.name})"
     return (
-        pages.Markdown(subject), why(patch), trailer.get("Risk", ""),
-        trailer.get("Upstream-Status", ""), trailer.get("Drop-when", ""),
+        pages.Markdown(subject),
+        why(patch),
+        trailer.get("Risk", ""),
+        trailer.get("Upstream-Status", ""),
+        trailer.get("Drop-when", ""),
         f"`{trailer['Test']}`" if "Test" in trailer else "",
-    )  # fmt: skip
+    )
 
 
 def page(series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str:
@@ -89,16 +92,18 @@ def stats_rows(series: Sequence[Series]) -> list[tuple[str, ...]]:
             rows.append((name, patch.trailers.get("Risk", "?"), *_numbers(its)))
         total = Size(
             len({entry.path for patch in one.patches for entry in patch.entries}),
-            sum(its.added for its in sizes), sum(its.removed for its in sizes),
-        )  # fmt: skip
+            sum(its.added for its in sizes),
+            sum(its.removed for its in sizes),
+        )
         rows.append((f"{one.upstream}, {len(sizes)} patches", "", *_numbers(total)))
     return rows
 
 
 def stats_json(series: Sequence[Series]) -> dict[str, dict[str, dict[str, int]]]:
     """Return the sizes as JSON values, by upstream and patch."""
-    return {one.upstream: {patch.name: asdict(size(patch)) for patch in one.patches}
-            for one in series}  # fmt: skip
+    return {
+        one.upstream: {patch.name: asdict(size(patch)) for patch in one.patches} for one in series
+    }
 
 
 def _numbers(its: Size) -> tuple[str, str, str]:

@@ -83,9 +83,13 @@ class Report:
 
     def lines(self) -> list[str]:
         """Return it in words, a line a patch."""
-        told = [("added", self.added), ("changed", self.changed), ("reworded", self.reworded),
-                ("refreshed (only blob ids and line numbers)", self.refreshed),
-                ("dropped", self.dropped)]  # fmt: skip
+        told = [
+            ("added", self.added),
+            ("changed", self.changed),
+            ("reworded", self.reworded),
+            ("refreshed (only blob ids and line numbers)", self.refreshed),
+            ("dropped", self.dropped),
+        ]
         out = [f"{word}: {name}" for word, names in told for name in names]
         out += [f"renamed: {old} is now {new}" for old, new in self.renamed]
         out += [f"squashed: {old} is now part of {new}" for old, new in self.squashed]
@@ -122,13 +126,17 @@ def export(
     with _staged(checkout, source.upstream, files) as fresh, _said_of(folder, fresh.folder):
         rules = checkout.pins.upstream(source.upstream).paths
         if problems := lint.lint(fresh, checkout.root, rules):
-            raise SeriesError("\n".join(problems), "nothing was written; fix the commits, then"
-                                                   " export again")  # fmt: skip
+            raise SeriesError(
+                "\n".join(problems), "nothing was written; fix the commits, then export again"
+            )
         recorded = _record(checkout, chain, fresh)
         wanted = _wanted(checkout, source.provider, old, fresh, recorded)
         report = _report(old, files, chain.origins)
-    stale = {path: data for path, data in wanted.items()
-             if (path.read_bytes() if path.is_file() else None) != data}  # fmt: skip
+    stale = {
+        path: data
+        for path, data in wanted.items()
+        if (path.read_bytes() if path.is_file() else None) != data
+    }
     result = Series(source.upstream, folder, fresh.patches)
     if check:
         if stale:
@@ -166,8 +174,9 @@ def _files(chain: Chain) -> list[tuple[str, bytes]]:
         SeriesError: a commit changes nothing, two have one name, or a message can't be mailed.
     """
     repo, base = chain.source.repo, chain.source.commit
-    listing = git.git(repo, "log", "--reverse", "--format=%H %T", f"{base}..{chain.tip}",
-                      env=chain.env)  # fmt: skip
+    listing = git.git(
+        repo, "log", "--reverse", "--format=%H %T", f"{base}..{chain.tip}", env=chain.env
+    )
     before = chain.source.tree
     for line in listing.splitlines():
         commit, tree = line.split(" ")
@@ -235,8 +244,10 @@ def _said_of(folder: Path, staged: Path) -> Iterator[None]:
     try:
         yield
     except SparkforgeError as error:
-        raise type(error)(error.what.replace(str(staged), str(folder)),
-                          error.remedy.replace(str(staged), str(folder))) from None  # fmt: skip
+        raise type(error)(
+            error.what.replace(str(staged), str(folder)),
+            error.remedy.replace(str(staged), str(folder)),
+        ) from None
 
 
 def _record(checkout: Checkout, chain: Chain, fresh: Series) -> Recorded | None:
@@ -280,8 +291,10 @@ def _wanted(
         ).encode()
     page = checkout.root / "docs" / "patches.md"
     if page.is_file() and fresh.sha256 != old.sha256:
-        every = [fresh if name == fresh.upstream else series.read(checkout.folder(name))
-                 for name in checkout.pins.upstreams]  # fmt: skip
+        every = [
+            fresh if name == fresh.upstream else series.read(checkout.folder(name))
+            for name in checkout.pins.upstreams
+        ]
         wanted[page] = docs.page(every, checkout.pins.upstreams).encode()
     return wanted
 

@@ -71,7 +71,7 @@ def chain(
     source = patched.source
     commits = git.git(
         source.repo, "rev-list", "--reverse", f"{source.commit}..{patched.commit}"
-    ).split()  # fmt: skip
+    ).split()
     names = [patch.name for patch in series.patches]
     at = len(names)
     if wanted.before is not None:
@@ -118,8 +118,14 @@ def _by_hand(upstream: str) -> str:
 def _paths(file: Path) -> list[str]:
     """Return the paths that a patch touches, on both sides of a rename."""
     try:
-        listing = git.git(Path(), "apply", "--numstat", "-z", str(file.resolve()),
-                          env={"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"})  # fmt: skip
+        listing = git.git(
+            Path(),
+            "apply",
+            "--numstat",
+            "-z",
+            str(file.resolve()),
+            env={"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"},
+        )
     except CommandError as error:
         msg = f"{file}: not a patch that git can read:\n{error}"
         raise SeriesError(msg, "create it with git format-patch, or download the .patch") from None
@@ -139,8 +145,16 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
             author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
             git.git(tree, "commit", "--quiet", "--no-gpg-sign", "-m", wanted.subject, env=author)
         else:
-            git.git(tree, "am", "--quiet", "--keep-non-patch", "--keep-cr", "--3way",
-                    "--no-gpg-sign", str(file.resolve()))  # fmt: skip
+            git.git(
+                tree,
+                "am",
+                "--quiet",
+                "--keep-non-patch",
+                "--keep-cr",
+                "--3way",
+                "--no-gpg-sign",
+                str(file.resolve()),
+            )
     except CommandError as error:
         msg = f"{file}: does not apply:\n{error}"
         raise SeriesError(msg, _by_hand(upstream)) from None
@@ -170,8 +184,17 @@ def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
     parts = [wanted.subject or subject, wanted.why, body, foreign, block]
     text = "\n\n".join(part for part in parts if part) + "\n"
     author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address, "GIT_AUTHOR_DATE": date}
-    return git.git(tree, "commit-tree", f"{commit}^{{tree}}", "-p", parent, "-F", "-",
-                   stdin=text.encode(errors="surrogateescape"), env=author)  # fmt: skip
+    return git.git(
+        tree,
+        "commit-tree",
+        f"{commit}^{{tree}}",
+        "-p",
+        parent,
+        "-F",
+        "-",
+        stdin=text.encode(errors="surrogateescape"),
+        env=author,
+    )
 
 
 def _without_trailers(body: str) -> str:

@@ -40,8 +40,11 @@ def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str
 def _lint_links(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
     """Return the links among what ships in a wheel, which can hold none."""
     links = [entry.path for entry in patch.entries if entry.link]
-    return [f"{path} becomes a link, which a wheel cannot contain: copy the file" for path in links
-            if member_of(rules, path) is not None]  # fmt: skip
+    return [
+        f"{path} becomes a link, which a wheel cannot contain: copy the file"
+        for path in links
+        if member_of(rules, path) is not None
+    ]
 
 
 def _lint_native(patch: Patch, rules: Sequence[PathRule]) -> list[str]:

@@ -90,10 +90,13 @@ def read(folder: Path) -> Series:
     twice = sorted({name for name in names if names.count(name) > 1})
     files = {path.name for path in folder.glob("*.patch") if path.is_file()}
     problems = [f"{listing}: {name} is listed twice: keep one line" for name in twice]
-    problems += [f"{listing}: {n}: no such file: add it or remove the line"
-                 for n in names if n not in files]  # fmt: skip
-    problems += [f"{folder / n}: not listed in series: add a line or remove the file"
-                 for n in sorted(files - set(names))]  # fmt: skip
+    problems += [
+        f"{listing}: {n}: no such file: add it or remove the line" for n in names if n not in files
+    ]
+    problems += [
+        f"{folder / n}: not listed in series: add a line or remove the file"
+        for n in sorted(files - set(names))
+    ]
     if problems:
         raise SeriesError("\n".join(problems))
     return Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
@@ -158,16 +161,23 @@ def patched_tree(store: Store, series: Series, source: Source) -> str:
         tree = source.tree
         for patch in series.patches:
             try:
-                git.git(source.repo, "apply", "--cached", "--whitespace=nowarn", str(patch.path),
-                        env=env)  # fmt: skip
+                git.git(
+                    source.repo,
+                    "apply",
+                    "--cached",
+                    "--whitespace=nowarn",
+                    str(patch.path),
+                    env=env,
+                )
             except CommandError as error:
                 msg = f"{patch.path}: does not apply:\n{error}"
                 raise SeriesError(msg, "recreate the patch on the pinned tree") from error
             _check_diff(patch, source, tree, tree := git.git(source.repo, "write-tree", env=env))
             # the last entry of a path counts: a file that becomes a link is deleted, then new
             for entry in {entry.path: entry for entry in patch.entries}.values():
-                listing = git.git(source.repo, "--literal-pathspecs", "ls-files", "-s", "--",
-                                  entry.path, env=env)  # fmt: skip
+                listing = git.git(
+                    source.repo, "--literal-pathspecs", "ls-files", "-s", "--", entry.path, env=env
+                )
                 met = listing.split(" ")[1] if listing else git.ABSENT
                 if entry.new_blob is not None and met != entry.new_blob:
                     wanted = git.shown(entry.new_blob)
@@ -220,14 +230,16 @@ def apply(store: Store, series: Series, source: Source) -> Patched:
     ):
         try:
             git.git(
-                tree, "am", "--quiet",
+                tree,
+                "am",
+                "--quiet",
                 "--keep-non-patch",  # subjects may start with [something]
                 "--keep-cr",  # files with CRLF line ends stay as they are
                 "--no-3way",  # an exact patch needs no merge
                 "--committer-date-is-author-date",  # no clock in the commit
                 "--no-gpg-sign",
                 *(str(patch.path.resolve()) for patch in series.patches),
-            )  # fmt: skip
+            )
         except CommandError as error:
             msg = f"{series.folder}: git am failed:\n{error}"
             raise SeriesError(msg, "recreate that patch on the pinned tree") from error
@@ -262,8 +274,9 @@ def export(
     """
     result = []
     for one in git.git(repo, "rev-list", "--reverse", f"{base}..{commit}", env=env).splitlines():
-        data = git.git_bytes(repo, "format-patch", *EXPORT_FLAGS, "--no-renames", "--stdout", "-1",
-                             one, env=env)  # fmt: skip
+        data = git.git_bytes(
+            repo, "format-patch", *EXPORT_FLAGS, "--no-renames", "--stdout", "-1", one, env=env
+        )
         subject = git.git(repo, "show", "-s", "--format=%s", one, env=env)
         result.append((slug(subject), data))
     return result

@@ -20,13 +20,19 @@ from sparkforge.series.series import Patched, Series
 
 BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
 NOTES_REF = "refs/notes/sparkforge"
-_AUTHOR = {"GIT_AUTHOR_NAME": gitsafe.COMMITTER, "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
-           "GIT_NO_REPLACE_OBJECTS": "1"}  # fmt: skip
+_AUTHOR = {
+    "GIT_AUTHOR_NAME": gitsafe.COMMITTER,
+    "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
+    "GIT_NO_REPLACE_OBJECTS": "1",
+}
 # what git leaves while one of its commands waits for the user
 _UNDER_WAY = {
-    "rebase-merge": "rebase", "rebase-apply": "rebase", "MERGE_HEAD": "merge",
-    "CHERRY_PICK_HEAD": "cherry-pick", "REVERT_HEAD": "revert",
-}  # fmt: skip
+    "rebase-merge": "rebase",
+    "rebase-apply": "rebase",
+    "MERGE_HEAD": "merge",
+    "CHERRY_PICK_HEAD": "cherry-pick",
+    "REVERT_HEAD": "revert",
+}
 _NAMED = 5
 
 
@@ -127,8 +133,7 @@ def check_settled(tree: WorkTree) -> None:
         if Path(tree.git("rev-parse", "--path-format=absolute", "--git-path", name)).exists():
             msg = f"{tree.folder}: a {what} is in progress"
             raise SeriesError(msg, f"finish it: git {what} --continue (or --abort)")
-    listing = tree.git("-c", "core.quotePath=true", "status", "--porcelain",
-                       "--untracked-files=no")  # fmt: skip
+    listing = tree.git("-c", "core.quotePath=true", "status", "--porcelain", "--untracked-files=no")
     if changed := [line[3:] for line in listing.splitlines()]:
         more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
         msg = f"{tree.folder}: uncommitted changes: {', '.join(changed[:_NAMED])}{more}"
@@ -193,8 +198,10 @@ def _note(tree: WorkTree, names: Sequence[Sequence[str]]) -> None:
 
 def identity() -> tuple[str, str]:
     """Return the name and the address that the user's git commits with, or ours for none."""
-    found = [call("git", "config", "--get", key, check=False).stdout.decode().strip()
-             for key in ("user.name", "user.email")]  # fmt: skip
+    found = [
+        call("git", "config", "--get", key, check=False).stdout.decode().strip()
+        for key in ("user.name", "user.email")
+    ]
     return (found[0], found[1]) if all(found) else (gitsafe.COMMITTER, gitsafe.COMMITTER_EMAIL)
 
 
@@ -217,7 +224,18 @@ def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
             msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
             raise SeriesError(msg, "stage a change (git add FILE), or commit it")
     # as the user: name, address. The message is ours, hooks and signatures are upstream's business
-    call("git", "-C", tree.folder, *gitsafe.no_programs(tree.folder), "commit", "--quiet",
-         "--no-gpg-sign", "--cleanup=verbatim", *([] if staged else ["--amend"]), "-F", "-",
-         stdin=message(subject, body).encode(errors="surrogateescape"))  # fmt: skip
+    call(
+        "git",
+        "-C",
+        tree.folder,
+        *gitsafe.no_programs(tree.folder),
+        "commit",
+        "--quiet",
+        "--no-gpg-sign",
+        "--cleanup=verbatim",
+        *([] if staged else ["--amend"]),
+        "-F",
+        "-",
+        stdin=message(subject, body).encode(errors="surrogateescape"),
+    )
     return tree.head

@@ -51,11 +51,14 @@ def check(client: Client, model: str, max_len: int, say: Callable[[str], None]) 
 def _ask(client: Client, model: str, max_len: int, began: float) -> str:
     """Return what is wrong with one answer, or nothing."""
     body = {
-        "model": model, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0,
-        "reasoning_effort": "low", "max_tokens": min(_TOKENS, max(1, max_len // 2)),
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "reasoning_effort": "low",
+        "max_tokens": min(_TOKENS, max(1, max_len // 2)),
         # so that each of them computes its prompt itself
         "cache_salt": f"answers {time.monotonic_ns()}",
-    }  # fmt: skip
+    }
     try:
         answer = client.ask(began + LIMIT_S, "POST", CHAT, body)
         return judge(Document.parse(f"the answer of {CHAT}", answer))

@@ -113,10 +113,18 @@ SPLIT = ("--tensor-parallel-size", "2")
 def place(mine: Settings) -> list[str]:
     """Return the options of ``vllm serve`` that say which half is this machine's."""
     return [
-        "--distributed-executor-backend", "mp", "--nnodes", "2",
-        "--node-rank", "0" if mine.is_head else "1", "--master-addr", mine.head,
-        "--master-port", str(mine.port + 1), *([] if mine.is_head else ["--headless"]),
-    ]  # fmt: skip
+        "--distributed-executor-backend",
+        "mp",
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "0" if mine.is_head else "1",
+        "--master-addr",
+        mine.head,
+        "--master-port",
+        str(mine.port + 1),
+        *([] if mine.is_head else ["--headless"]),
+    ]
 
 
 def environment(mine: Settings, given: Mapping[str, str]) -> dict[str, str]:
@@ -144,9 +152,12 @@ class Link:
     """
 
     def __init__(
-        self, mine: Settings, hello: Mapping[str, str], say: Callable[[str], None],
+        self,
+        mine: Settings,
+        hello: Mapping[str, str],
+        say: Callable[[str], None],
         mark: Path = MARK,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._mine, self._hello, self._say, self._mark = mine, dict(hello), say, mark
         self._line = json.dumps(self._hello).encode() + b"\n"
         self._problem: str | None = None
@@ -225,8 +236,10 @@ class Link:
             while True:
                 if time.monotonic() - said > _SAY_EVERY_S or not said:
                     said = time.monotonic()
-                    self._say(f"waiting for the worker {self._mine.worker} on {self._mine.head}"
-                              f" port {self._mine.port}")  # fmt: skip
+                    self._say(
+                        f"waiting for the worker {self._mine.worker} on {self._mine.head}"
+                        f" port {self._mine.port}"
+                    )
                 try:
                     connection, (address, *_) = server.accept()
                 except TimeoutError:
@@ -245,15 +258,18 @@ class Link:
         while True:
             try:
                 connection = socket.create_connection(
-                    (self._mine.head, self._mine.port), timeout=5,
+                    (self._mine.head, self._mine.port),
+                    timeout=5,
                     # the head knows the worker by its address
                     source_address=(self._mine.worker, 0),
-                )  # fmt: skip
+                )
             except OSError as error:
                 if time.monotonic() - said > _SAY_EVERY_S or not said:
                     said = time.monotonic()
-                    self._say(f"waiting for the head {self._mine.head} port {self._mine.port}:"
-                              f" {error.strerror or error}")  # fmt: skip
+                    self._say(
+                        f"waiting for the head {self._mine.head} port {self._mine.port}:"
+                        f" {error.strerror or error}"
+                    )
             else:
                 if self._greeted(connection):
                     return connection

@@ -14,8 +14,12 @@ from typing import Any, TypeVar
 Kind = TypeVar("Kind")
 
 _WORDS: Mapping[type, str] = {
-    dict: "a mapping", list: "a list", str: "a text", int: "a number", bool: "true or false",
-}  # fmt: skip
+    dict: "a mapping",
+    list: "a list",
+    str: "a text",
+    int: "a number",
+    bool: "true or false",
+}
 
 
 _LARGEST = 64 << 20

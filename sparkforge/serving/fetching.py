@@ -72,8 +72,11 @@ class _Download:
             StartError: they cannot be had, or not be stored.
         """
         lacking = self._place.lacking(self._commit, self._files)
-        wanted = [one for one in {one.digest: one for one in lacking}.values()
-                  if size(self._place.blob(one.digest)) != one.size]  # fmt: skip
+        wanted = [
+            one
+            for one in {one.digest: one for one in lacking}.values()
+            if size(self._place.blob(one.digest)) != one.size
+        ]
         self._present = self.total - sum(one.size for one in wanted)
         for name in ("blobs", f"snapshots/{self._commit}"):
             (self._place.folder / name).mkdir(parents=True, exist_ok=True)

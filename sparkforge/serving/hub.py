@@ -127,9 +127,12 @@ def _time(seconds: float) -> str:
 
 
 def fetch(
-    model: str, revision: str, variables: Mapping[str, str], say: Callable[[str], None],
+    model: str,
+    revision: str,
+    variables: Mapping[str, str],
+    say: Callable[[str], None],
     tell: Callable[[str], None],
-) -> Snapshot:  # fmt: skip
+) -> Snapshot:
     """Return a model's files, downloading what is missing.
 
     Args:
@@ -156,8 +159,10 @@ def fetch(
             " build.py model fetch"
         )
         raise StartError(msg)
-    say(f"{model}{f' at {revision}' if revision else ''}: looking at what is to be downloaded to"
-        f" {place.folder}")  # fmt: skip
+    say(
+        f"{model}{f' at {revision}' if revision else ''}: looking at what is to be downloaded to"
+        f" {place.folder}"
+    )
     progress = Progress(say, tell)
     words = [sys.executable, "-I", str(PROGRAM), str(cache(variables)), model, revision]
     ended = _run(words, variables, progress)
@@ -176,9 +181,10 @@ def fetch(
 
 def _run(words: list[str], variables: Mapping[str, str], progress: Progress) -> int:
     quiet = {
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_VERBOSITY": "error",
-    }  # fmt: skip
+    }
     with _signals():
         child = supervise.start(words, {**variables, **quiet})
         try:

@@ -152,15 +152,22 @@ class Hub:
                 self._pause(failures, why or (f"{part.file.path} ends too early", 0.0))
 
     def _get(
-        self, url: str, query: Mapping[str, str], headers: Mapping[str, str], revision: str,
+        self,
+        url: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        revision: str,
         take: Callable[[httpx.Response], None],
-    ) -> tuple[str, float] | None:  # fmt: skip
+    ) -> tuple[str, float] | None:
         """Ask once; returns None, or why to ask again, with the hub's own pause in seconds."""
         try:
             with get_session().stream(
-                "GET", url, params=query or None, headers={**self.headers, **headers},
+                "GET",
+                url,
+                params=query or None,
+                headers={**self.headers, **headers},
                 timeout=self.timeout_s,
-            ) as response:  # fmt: skip
+            ) as response:
                 status = response.status_code
                 if status in (408, 416, 429) or status >= 500:
                     after = response.headers.get("Retry-After", "")

@@ -88,10 +88,13 @@ class Place:
         try:
             found = Document.load(self.listing(commit))
             return [
-                Listed(found.get(str, number, "path"), found.get(int, number, "size"),
-                       found.get(str, number, "digest"))
+                Listed(
+                    found.get(str, number, "path"),
+                    found.get(int, number, "size"),
+                    found.get(str, number, "digest"),
+                )
                 for number in range(len(found.get(list)))
-            ]  # fmt: skip
+            ]
         except (OSError, DocumentError):
             return None
 

@@ -93,8 +93,9 @@ def group(root: Path) -> dict[str, int]:
     files = {name: root / _GROUP / f"memory.{name}" for name in ("current", "peak", "max")}
     texts = {
         name: file.read_text(encoding="ascii").strip()
-        for name, file in files.items() if file.is_file()
-    }  # fmt: skip
+        for name, file in files.items()
+        if file.is_file()
+    }
     return {name: int(text) for name, text in texts.items() if text != "max"}
 
 
@@ -142,8 +143,9 @@ def utilisation(plan: Mapping[str, Any], reading: Reading, cuda_total: int | Non
             f"{there / GIB:.1f} of {reading.total / GIB:.1f} GiB are available; {needs}: end other"
             " programs that hold memory (free -h, ps aux --sort=-rss)"
         )
-    raise MemoryShortError(f"{msg}, or give a share of your own in"
-                           " SPARKFORGE_GPU_MEMORY_UTILIZATION")  # fmt: skip
+    raise MemoryShortError(
+        f"{msg}, or give a share of your own in SPARKFORGE_GPU_MEMORY_UTILIZATION"
+    )
 
 
 def described(reading: Reading, cuda_total: int | None) -> str:

@@ -11,8 +11,14 @@ from pathlib import Path
 from sparkforge.serving import memory
 
 PREFIX = "memory at "
-_FIELDS = {"MemTotal": "total", "MemAvailable": "available", "MemFree": "free",
-           "Cached": "cached", "Dirty": "dirty", "Shmem": "shared"}  # fmt: skip
+_FIELDS = {
+    "MemTotal": "total",
+    "MemAvailable": "available",
+    "MemFree": "free",
+    "Cached": "cached",
+    "Dirty": "dirty",
+    "Shmem": "shared",
+}
 _GROUP = {"current": "container", "peak": "container's peak", "max": "limit"}
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 
 
 def missing(
-    needs: Iterable[Mapping[str, str]], root: Path = Path("/"),
+    needs: Iterable[Mapping[str, str]],
+    root: Path = Path("/"),
     load: Callable[[str], object] = importlib.import_module,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Return a line for each thing that is not there. Imports come last: they take seconds.
 
     Args:

@@ -41,15 +41,29 @@ LEAD = 1.0
 
 # what decides which kernels are taken; of the rest the small model needs other values
 _CARRIED = (
-    "--moe-backend", "--attention-backend", "--kv-cache-dtype", "--load-format", "--linear-backend",
-)  # fmt: skip
+    "--moe-backend",
+    "--attention-backend",
+    "--kv-cache-dtype",
+    "--load-format",
+    "--linear-backend",
+)
 _LIMIT_S = 600.0  # for each answer: FlashInfer and Triton may compile for it
 _OWN = (
-    "--served-model-name", NAME, "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4",
+    "--served-model-name",
+    NAME,
+    "--enforce-eager",
+    "--max-model-len",
+    "512",
+    "--max-num-seqs",
+    "4",
     # neither the share nor the size of the real model's: this start is over soon
-    "--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", str(256 << 20),
-    "--disable-access-log-for-endpoints", "/health,/metrics,/v1/models,/v1/completions",
-)  # fmt: skip
+    "--gpu-memory-utilization",
+    "0.05",
+    "--kv-cache-memory-bytes",
+    str(256 << 20),
+    "--disable-access-log-for-endpoints",
+    "/health,/metrics,/v1/models,/v1/completions",
+)
 
 
 class PreflightError(StartError):
@@ -78,9 +92,14 @@ class Trial:
 
     @classmethod
     def of(
-        cls, model: Path, words: Sequence[str], driver: str, folder: Path | None, key: str,
+        cls,
+        model: Path,
+        words: Sequence[str],
+        driver: str,
+        folder: Path | None,
+        key: str,
         say: Callable[[str], None],
-    ) -> Trial:  # fmt: skip
+    ) -> Trial:
         """Prepare a start.
 
         Args:
@@ -103,9 +122,11 @@ class Trial:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         carried = [
-            word for option in _CARRIED
-            if (value := profile.value(words, option)) is not None for word in (option, value)
-        ]  # fmt: skip
+            word
+            for option in _CARRIED
+            if (value := profile.value(words, option)) is not None
+            for word in (option, value)
+        ]
         command = [
             "vllm",
             "serve",
@@ -118,9 +139,13 @@ class Trial:
         ]
         text = json.dumps([driver, carried, hashlib.sha256(reference).hexdigest()])
         return cls(
-            model, [*command, *_OWN], Client(port, 6.0, key), folder and folder / MARK,
-            hashlib.sha256(text.encode()).hexdigest(), say,
-        )  # fmt: skip
+            model,
+            [*command, *_OWN],
+            Client(port, 6.0, key),
+            folder and folder / MARK,
+            hashlib.sha256(text.encode()).hexdigest(),
+            say,
+        )
 
     def passed(self) -> bool:
         """Tell whether the same passed before."""
@@ -149,10 +174,15 @@ class Trial:
         for number in range(len(reference.get(list, "answers"))):
             wanted = Document("the reference", reference.get(dict, "answers", number))
             body = {
-                "model": NAME, "prompt": wanted.get(list, "tokens"), "temperature": 0,
-                "max_tokens": len(wanted.get(list, "next")), "ignore_eos": True, "logprobs": 1,
-                "prompt_logprobs": 1, "return_token_ids": True,
-            }  # fmt: skip
+                "model": NAME,
+                "prompt": wanted.get(list, "tokens"),
+                "temperature": 0,
+                "max_tokens": len(wanted.get(list, "next")),
+                "ignore_eos": True,
+                "logprobs": 1,
+                "prompt_logprobs": 1,
+                "return_token_ids": True,
+            }
             end = time.monotonic() + _LIMIT_S
             answer = self.client.ask(end, "POST", "/v1/completions", body)
             found, problem = compare(wanted, Document.parse("the answer", answer))

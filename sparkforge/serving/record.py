@@ -78,10 +78,14 @@ class Record:
                 return cls(path)
             lengths = (found.get(int, "lengths", n) for n in range(len(found.get(list, "lengths"))))
             return cls(
-                path, found.get(str, "steps"), found.get(bool, "complete"),
-                {str(one) for one in found.get(list, "files")}, found.get(list, "runs"),
-                found.get(list, "late"), {one for one in lengths if one > 0},
-            )  # fmt: skip
+                path,
+                found.get(str, "steps"),
+                found.get(bool, "complete"),
+                {str(one) for one in found.get(list, "files")},
+                found.get(list, "runs"),
+                found.get(list, "late"),
+                {one for one in lengths if one > 0},
+            )
         except (OSError, DocumentError):
             return cls(path)
 
@@ -122,10 +126,14 @@ class Record:
             OSError: it cannot be written.
         """
         document = {
-            "schema": SCHEMA, "steps": self.steps, "complete": self.complete,
-            "lengths": sorted(self.lengths), "runs": self.runs, "late": self.late,
+            "schema": SCHEMA,
+            "steps": self.steps,
+            "complete": self.complete,
+            "lengths": sorted(self.lengths),
+            "runs": self.runs,
+            "late": self.late,
             "files": sorted(self.files),
-        }  # fmt: skip
+        }
         whole = self.path.with_name(f"{self.path.stem}-{os.getpid()}.tmp")
         try:
             whole.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

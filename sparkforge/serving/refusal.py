@@ -69,8 +69,9 @@ async def _refuse(send: Send, why: str) -> None:
     error = {"message": why, "type": "ServiceUnavailableError", "param": None, "code": 503}
     body = json.dumps({"error": error}).encode()
     headers = [
-        (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
         (b"retry-after", str(RETRY_S).encode()),
-    ]  # fmt: skip
+    ]
     await send({"type": "http.response.start", "status": 503, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -139,7 +139,7 @@ def _batch(shape: Shape, size: int) -> Step:
     tokens = min(_BATCH_TOKENS, shape.max_len - length)
     return Step(
         f"{size} at once", tuple(_prompt(length, variant, tokens) for variant in range(size))
-    )  # fmt: skip
+    )
 
 
 def _mixture(shape: Shape) -> Step:
@@ -166,7 +166,9 @@ def _kinds(shape: Shape) -> list[Step]:
         "logprobs of sampled tokens": {"temperature": 1, "top_p": 0.9, "logprobs": 1},
         "logprobs of the prompt": {"prompt_logprobs": 1},
         "penalties": {
-            "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.5,
+            "repetition_penalty": 1.1,
         },
         "bias": {"logit_bias": {"40": 2}, "min_tokens": 2, "stop": ["\x00"]},
         "bad words": {"bad_words": ["bad"]},
@@ -176,9 +178,10 @@ def _kinds(shape: Shape) -> list[Step]:
         "regular expression": {"structured_outputs": {"regex": "[a-f]{2,9}"}},
         "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
         "JSON schema after reasoning": {
-            "prompt": _AFTER_REASONING, "structured_outputs": {"json": _SCHEMA},
+            "prompt": _AFTER_REASONING,
+            "structured_outputs": {"json": _SCHEMA},
         },
-    }  # fmt: skip
+    }
     found = [
         Step(name, (_prompt(length, variant, tokens, **options),))
         for variant, (name, options) in enumerate(sampling.items(), start=1)
@@ -188,14 +191,15 @@ def _kinds(shape: Shape) -> list[Step]:
         "chat": {"temperature": 0},
         "chat with a JSON schema": {
             "response_format": {
-                "type": "json_schema", "json_schema": {"name": "ab", "schema": _SCHEMA},
+                "type": "json_schema",
+                "json_schema": {"name": "ab", "schema": _SCHEMA},
             },
         },
         "chat with logprobs": {"logprobs": True, "top_logprobs": 3},
         "chat with tools": {"tools": _TOOLS, "tool_choice": "auto"},
         "chat with a tool that must be called": {"tools": _TOOLS, "tool_choice": "required"},
         "chat with reasoning, streamed": {"reasoning_effort": "low", "stream": True},
-    }  # fmt: skip
+    }
     found += [
         Step(name, (Request(CHAT, {"messages": said, "max_tokens": 16, **options}),))
         for name, options in chats.items()

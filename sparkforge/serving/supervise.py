@@ -30,10 +30,28 @@ from sparkforge.serving.warmup import WarmUp
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A kernel that is built at its first use holds up the engine for minutes; ended, it would be built
 # again at the next start, and again.
-_COMPILERS = frozenset({
-    "ninja", "nvcc", "cicc", "ptxas", "ptxas-blackwell", "cudafe++", "fatbinary", "nvlink", "gcc",
-    "g++", "c++", "cc1", "cc1plus", "as", "collect2", "ld", "clang", "clang++",
-})  # fmt: skip
+_COMPILERS = frozenset(
+    {
+        "ninja",
+        "nvcc",
+        "cicc",
+        "ptxas",
+        "ptxas-blackwell",
+        "cudafe++",
+        "fatbinary",
+        "nvlink",
+        "gcc",
+        "g++",
+        "c++",
+        "cc1",
+        "cc1plus",
+        "as",
+        "collect2",
+        "ld",
+        "clang",
+        "clang++",
+    }
+)
 _GRACE_S = 30.0
 _LINE_LIMIT = 1 << 16  # bytes of one line that are searched
 # vLLM 0.31.0 of a worker and of an engine; now and then it has None in place of the code
@@ -131,9 +149,13 @@ class _Output:
 def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a program in a session of its own, with one pipe for all that it prints."""
     return subprocess.Popen(
-        command, env=dict(variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        command,
+        env=dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def run(plan: Plan) -> End:

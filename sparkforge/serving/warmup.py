@@ -216,9 +216,12 @@ class WarmUp:
         if self._record is not None and self.caches is not None:
             gained = sorted(self.caches.shown(one) for one in self._known - self._before)
             run = {
-                "when": record.now(), "seconds": round(seconds, 1), "outcome": outcome or "well",
-                "compiled": len(gained), "steps": [one.document() for one in made],
-            }  # fmt: skip
+                "when": record.now(),
+                "seconds": round(seconds, 1),
+                "outcome": outcome or "well",
+                "compiled": len(gained),
+                "steps": [one.document() for one in made],
+            }
             self._record.add_run(run, gained)
             self._save()
             self._claim.close()

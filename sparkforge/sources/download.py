@@ -140,8 +140,9 @@ def size_of(url: str, name: str) -> int:
         return path.stat().st_size
     try:
         # not HEAD, which some mirrors refuse; the body is not read
-        with requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True,
-                          timeout=_TIMEOUT_S) as reply:  # fmt: skip
+        with requests.get(
+            url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=_TIMEOUT_S
+        ) as reply:
             reply.raise_for_status()
             return int(reply.headers["Content-Length"])
     except (requests.RequestException, KeyError, ValueError) as error:

@@ -57,8 +57,11 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
     here = replace(access, mirrors={})
     release = sources.ensure(store, name, upstream, RELEASE_PLAN, here)
     of_git, of_release = _blobs(fetched), _blobs(release)
-    both = [path for path in sorted(of_git.keys() & of_release.keys())
-            if PurePosixPath(path).name not in _GENERATED]  # fmt: skip
+    both = [
+        path
+        for path in sorted(of_git.keys() & of_release.keys())
+        if PurePosixPath(path).name not in _GENERATED
+    ]
     others = [path for path in both if of_git[path] != of_release[path]]
     if others or not both:
         shown = ", ".join(others[:_SHOWN]) + (", …" if len(others) > _SHOWN else "")

@@ -98,9 +98,13 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
 def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
     """Return a pinned release file, downloading it where the store lacks it."""
     return fetch(
-        store, name=file.file, sha256=file.sha256, size=file.size, offline=access.offline,
+        store,
+        name=file.file,
+        sha256=file.sha256,
+        size=file.size,
+        offline=access.offline,
         locate=lambda: access.index.url_of(file.project, file.file),
-    )  # fmt: skip
+    )
 
 
 # -- git ---------------------------------------------------------------------

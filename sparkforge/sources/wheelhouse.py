@@ -109,11 +109,16 @@ def read_lock(path: Path) -> list[Locked]:
 def _applies(item: Locked, python: str, platform: str) -> bool:
     """Tell whether a line is for this Python and platform at all."""
     environment = {
-        "python_version": python, "python_full_version": f"{python}.0", "os_name": "posix",
-        "sys_platform": "linux", "platform_system": "Linux", "implementation_name": "cpython",
-        "platform_machine": _MACHINE[platform], "platform_python_implementation": "CPython",
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "implementation_name": "cpython",
+        "platform_machine": _MACHINE[platform],
+        "platform_python_implementation": "CPython",
         "extra": "",
-    }  # fmt: skip
+    }
     return item.marker is None or Marker(item.marker).evaluate(environment)
 
 
@@ -239,9 +244,17 @@ class _Stopped(Exception):
 
 
 def _fetch_one(
-    store: Store, item: Locked, wanted: Wanted, rank: dict[Tag, int], index: Index, uv: Path,
-    *, offline: bool, stopping: Event, progress: sizes.Progress,
-) -> Path:  # fmt: skip
+    store: Store,
+    item: Locked,
+    wanted: Wanted,
+    rank: dict[Tag, int],
+    index: Index,
+    uv: Path,
+    *,
+    offline: bool,
+    stopping: Event,
+    progress: sizes.Progress,
+) -> Path:
     if path := _in_store(store, item, rank):
         return path
     if offline:

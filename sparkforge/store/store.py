@@ -46,8 +46,18 @@ _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
 INTERPRETERS = "interpreters"
 _RESULTS = ("artefacts", "last", "bisect", "compile", "unpacked")
 _REST = ("downloads", "partial", "git", "serve", "ccache", INTERPRETERS)
-_SHARED = ("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS, "artefacts/intake",
-           "artefacts/sources", "artefacts/wheelhouse", "artefacts/smoke")  # fmt: skip
+_SHARED = (
+    "downloads",
+    "partial",
+    "git",
+    "locks",
+    "unpacked",
+    INTERPRETERS,
+    "artefacts/intake",
+    "artefacts/sources",
+    "artefacts/wheelhouse",
+    "artefacts/smoke",
+)
 """What a borrowed store has in common; of ``smoke`` only the unpatched release is asked for."""
 _TEMPORARY = re.compile(r"[\w. -]+-[a-z0-9_]{8}")  # as mkdtemp names them
 
@@ -259,9 +269,12 @@ class Store:
                 start = time.monotonic()
                 outputs = make(work)
                 meta = {
-                    "stage": stage, "key": key, "inputs": inputs, "outputs": outputs,
+                    "stage": stage,
+                    "key": key,
+                    "inputs": inputs,
+                    "outputs": outputs,
                     "seconds": round(time.monotonic() - start, 3),
-                }  # fmt: skip
+                }
                 meta["seal"] = seal(meta)
                 (work / "artefact.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
                 final.parent.mkdir(parents=True, exist_ok=True)

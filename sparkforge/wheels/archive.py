@@ -201,9 +201,14 @@ class Writer:
     def copy(self, source: Source, info: zipfile.ZipInfo, name: str) -> None:
         """Add a member of another archive, under a name, without touching its bytes."""
         self._add(
-            name, source.packed(info), info.compress_size, info.compress_type, info.CRC,
-            info.file_size, _mode(info.external_attr >> 16),
-        )  # fmt: skip
+            name,
+            source.packed(info),
+            info.compress_size,
+            info.compress_type,
+            info.CRC,
+            info.file_size,
+            _mode(info.external_attr >> 16),
+        )
 
     def add(self, name: str, data: bytes, *, executable: bool = False) -> None:
         """Add new content as it is: compressed, it would differ with another zlib."""
@@ -211,18 +216,33 @@ class Writer:
         self._add(name, [data], len(data), zipfile.ZIP_STORED, zlib.crc32(data), len(data), mode)
 
     def _add(
-        self, name: str, pieces: Iterable[bytes], packed: int, method: int, crc: int, size: int,
+        self,
+        name: str,
+        pieces: Iterable[bytes],
+        packed: int,
+        method: int,
+        crc: int,
+        size: int,
         mode: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if self._offset + max(packed, size) > _LIMIT:
             raise WheelError("the wheel would exceed 4 GiB, the limit of its format")
         raw = name.encode()
         flags = 0 if raw.isascii() else _UTF8_NAME
         entry = _Entry(name, method, crc, packed, size, mode, self._offset)
         header = _LOCAL.pack(
-            b"PK\3\4", _VERSION_NEEDED, flags, method, self._time, self._date, crc,
-            packed, size, len(raw), 0,
-        )  # fmt: skip
+            b"PK\3\4",
+            _VERSION_NEEDED,
+            flags,
+            method,
+            self._time,
+            self._date,
+            crc,
+            packed,
+            size,
+            len(raw),
+            0,
+        )
         for part in itertools.chain((header, raw), pieces):
             self._file.write(part)
             self._offset += len(part)
@@ -236,10 +256,24 @@ class Writer:
             raw = entry.name.encode()
             flags = 0 if raw.isascii() else _UTF8_NAME
             record = _CENTRAL.pack(
-                b"PK\1\2", _UNIX << 8 | _VERSION_NEEDED, _VERSION_NEEDED, flags, entry.method,
-                self._time, self._date, entry.crc, entry.packed, entry.size, len(raw), 0, 0, 0, 0,
-                (stat.S_IFREG | entry.mode) << 16, entry.offset,
-            )  # fmt: skip
+                b"PK\1\2",
+                _UNIX << 8 | _VERSION_NEEDED,
+                _VERSION_NEEDED,
+                flags,
+                entry.method,
+                self._time,
+                self._date,
+                entry.crc,
+                entry.packed,
+                entry.size,
+                len(raw),
+                0,
+                0,
+                0,
+                0,
+                (stat.S_IFREG | entry.mode) << 16,
+                entry.offset,
+            )
             self._file.write(record + raw)
             size += len(record) + len(raw)
         count = len(self._entries)

@@ -143,10 +143,16 @@ def read(source: archive.Source) -> Wheel:
     if not re.fullmatch(r"1\.[0-9]+", _only(source, wheel, "wheel-version")):
         raise source.wrong("WHEEL: Wheel-Version is not 1.x")
     return Wheel(
-        stem=stem, name=name, version=version, released=parts[1], tags="-".join(parts[2:]),
-        metadata=headers, description=description, wheel=wheel,
+        stem=stem,
+        name=name,
+        version=version,
+        released=parts[1],
+        tags="-".join(parts[2:]),
+        metadata=headers,
+        description=description,
+        wheel=wheel,
         record=_record(source, f"{stem}{_INFO}/RECORD"),
-    )  # fmt: skip
+    )
 
 
 def _stem(source: archive.Source, name: str, version: str) -> str:

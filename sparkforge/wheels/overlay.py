@@ -115,17 +115,24 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
         # metadata last, as the wheel format recommends: readers find it from the end
         for member in sorted(names, key=lambda m: (m.startswith(wheel.info), renamed[m])):
             if member in fresh:
-                mode = source.members[member].external_attr >> 16 if (
-                    member in source.members) else 0  # fmt: skip
+                mode = (
+                    source.members[member].external_attr >> 16 if (member in source.members) else 0
+                )
                 executable = changes.executable.get(member, bool(mode & 0o100))
                 writer.add(renamed[member], fresh[member], executable=executable)
             else:
                 writer.copy(source, source.members[member], renamed[member])
         writer.finish()
     return Overlaid(
-        path=out, name=name, version=version, replaced=changes.replaced, added=changes.added,
-        removed=changes.removed, left_out=changes.left_out, compile_only=changes.compile_only,
-    )  # fmt: skip
+        path=out,
+        name=name,
+        version=version,
+        replaced=changes.replaced,
+        added=changes.added,
+        removed=changes.removed,
+        left_out=changes.left_out,
+        compile_only=changes.compile_only,
+    )
 
 
 def output_version(release_version: str, local: str) -> str:
@@ -165,11 +172,12 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
     compile_only: list[str] = []
     refused: dict[str, list[str]] = {}
     changes = [
-        (layer, change) for layer in layers
+        (layer, change)
+        for layer in layers
         for change in git.changes(
             layer.patched.source.repo, layer.patched.source.commit, layer.patched.commit
         )
-    ]  # fmt: skip
+    ]
     for layer, change in changes:
         patched = layer.patched
         rule = rule_of(layer.paths, change.path)
@@ -203,9 +211,14 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
         )
         raise WheelError(msg, "these files are not in a wheel: use --wheels compile")
     return Plan(
-        fresh, executable, tuple(replaced), tuple(added), tuple(removed),
-        tuple(left_out), tuple(compile_only),
-    )  # fmt: skip
+        fresh,
+        executable,
+        tuple(replaced),
+        tuple(added),
+        tuple(removed),
+        tuple(left_out),
+        tuple(compile_only),
+    )
 
 
 def _check_before(

@@ -28,8 +28,15 @@ ROOT = HERE.parents[1]
 Build = Callable[..., Any]
 
 # the vocabulary, and a library of each of C and Rust
-SMALL = ("oss-harmony", "pydantic", "pydantic-core", "annotated-types", "typing-extensions",
-          "typing-inspection", "msgspec")  # fmt: skip
+SMALL = (
+    "oss-harmony",
+    "pydantic",
+    "pydantic-core",
+    "annotated-types",
+    "typing-extensions",
+    "typing-inspection",
+    "msgspec",
+)
 _LEFT_OUT = (
     "apache-tvm-ffi, click, cuda-python, cuda-tile, einops, nccl-extensions, nccl4py, ninja, numpy,"
     " nvidia-cudnn-frontend, nvidia-cutlass-dsl, nvidia-ml-py, packaging, requests, tabulate,"
@@ -40,9 +47,15 @@ _LEFT_OUT = (
 # short one. test_cluster compares with what test_image starts; test_dev uses the image that was
 # baked by then. A file that is named nowhere is a group, too.
 _GROUPS = (
-    ("test_cluster", "test_image"), ("test_compile",), ("test_signing",), ("test_cpu_build",),
-    ("test_arm64", "test_spark"), ("test_compose",), ("test_quality",), ("test_dev",),
-)  # fmt: skip
+    ("test_cluster", "test_image"),
+    ("test_compile",),
+    ("test_signing",),
+    ("test_cpu_build",),
+    ("test_arm64", "test_spark"),
+    ("test_compose",),
+    ("test_quality",),
+    ("test_dev",),
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
@@ -104,8 +117,12 @@ def runner(checkout: Path) -> Build:
             env["SPARKFORGE_STORE"] = str(store)
         done = subprocess.run(
             [sys.executable, checkout / "build.py", *_with_json(arguments)],
-            cwd=checkout, env=env, stdout=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
+            cwd=checkout,
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, f"build.py {' '.join(arguments)}: exit {done.returncode}"
         return json.loads(done.stdout)
 
@@ -134,10 +151,13 @@ def small_target(checkout: Path, name: str, platform: str, packages: Sequence[st
     wheels = re.search(r"    wheels:\n(?:      .*\n)+", target)
     assert wheels is not None
     architecture = platform.replace("/", "-")
-    target = target.replace(wheels[0], (
-        f"    wheels:\n      flashinfer:\n        files: {{{platform}: wheel}}\n"
-        f"        local: spark\n        drop_requires: [{_LEFT_OUT}]\n"
-    ))  # fmt: skip
+    target = target.replace(
+        wheels[0],
+        (
+            f"    wheels:\n      flashinfer:\n        files: {{{platform}: wheel}}\n"
+            f"        local: spark\n        drop_requires: [{_LEFT_OUT}]\n"
+        ),
+    )
     for old, new in (
         ("python: 3.12", "python: 3.11"),
         (f"requirements/{name}-{architecture}.txt", f"requirements/small-{architecture}.txt"),
@@ -146,19 +166,25 @@ def small_target(checkout: Path, name: str, platform: str, packages: Sequence[st
         assert target.count(old) == 1, old
         target = target.replace(old, new)
     target = re.sub(r"    system_packages: .*\n", "", target)
-    target, count = re.subn(r"    needs:.*\n(?:      .*\n)+", (
-        "    needs: [{program: dpkg, package: dpkg}, {module: msgspec, package: msgspec}]\n"
-    ), target)  # fmt: skip
+    target, count = re.subn(
+        r"    needs:.*\n(?:      .*\n)+",
+        ("    needs: [{program: dpkg, package: dpkg}, {module: msgspec, package: msgspec}]\n"),
+        target,
+    )
     assert count == 1
     small = checkout / f"small-{architecture}.yaml"
     small.write_text(text[: found.start()] + target + text[found.end() :])
     lock = ROOT / "requirements" / f"{name}-{architecture}.txt"
     locked = {one.name: one for one in read_lock(lock)}
     lines = [
-        " \\\n".join([locked[package].requirement, *(f"    --hash=sha256:{one}"
-                                                      for one in sorted(locked[package].sha256s))])
+        " \\\n".join(
+            [
+                locked[package].requirement,
+                *(f"    --hash=sha256:{one}" for one in sorted(locked[package].sha256s)),
+            ]
+        )
         for package in packages
-    ]  # fmt: skip
+    ]
     (checkout / "requirements" / f"small-{architecture}.txt").write_text("\n".join(lines) + "\n")
     return small
 

@@ -66,8 +66,16 @@ mount --bind "$folder/cgroup" "$root/sys/fs/cgroup"
 
 def available(folder: Path, gib: float) -> None:
     """Have the machine say that so much memory is available; also to containers that run."""
-    kib = {"MemTotal": TOTAL_GIB, "MemFree": gib - 1, "MemAvailable": gib, "Cached": 3,
-           "Dirty": 0, "Shmem": 0.1, "SwapTotal": 0, "SwapFree": 0}  # fmt: skip
+    kib = {
+        "MemTotal": TOTAL_GIB,
+        "MemFree": gib - 1,
+        "MemAvailable": gib,
+        "Cached": 3,
+        "Dirty": 0,
+        "Shmem": 0.1,
+        "SwapTotal": 0,
+        "SwapFree": 0,
+    }
     text = "".join(f"{name + ':':16}{int(value * (1 << 20)):8} kB\n" for name, value in kib.items())
     (folder / "meminfo").write_text(text)  # in place: it may be mounted
 
@@ -78,8 +86,9 @@ def make(folder: Path) -> None:
         subprocess.run(["apt-get", "-qq", "update"], check=True)
         subprocess.run(
             ["apt-get", "-qqy", "install", "--no-install-recommends", "binutils-aarch64-linux-gnu"],
-            check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     (folder / "bin").mkdir(parents=True)
     compiled = folder / "cuda.o"
     subprocess.run(
@@ -94,8 +103,12 @@ def make(folder: Path) -> None:
         "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release Build\n"
     )
     (folder / "cgroup").mkdir()
-    for name, text in {"max": str(_LIMIT_GIB * GIB), "current": str(GIB), "peak": str(2 * GIB),
-                       "stat": "inactive_file 0\nactive_file 0"}.items():  # fmt: skip
+    for name, text in {
+        "max": str(_LIMIT_GIB * GIB),
+        "current": str(GIB),
+        "peak": str(2 * GIB),
+        "stat": "inactive_file 0\nactive_file 0",
+    }.items():
         (folder / "cgroup" / f"memory.{name}").write_text(f"{text}\n")
     available(folder, AVAILABLE_GIB)
     program = folder / "bin" / "nvidia-container-runtime-hook"
@@ -111,10 +124,20 @@ def hook(folder: Path) -> None:
     bundle = Path(state["bundle"])
     root = bundle / json.loads((bundle / "config.json").read_text())["root"]["path"]
     subprocess.run(
-        ["nsenter", "--mount", "--target", str(state["pid"]), "sh", "-euc", _MOUNTS, "sh",
-         folder, root],
+        [
+            "nsenter",
+            "--mount",
+            "--target",
+            str(state["pid"]),
+            "sh",
+            "-euc",
+            _MOUNTS,
+            "sh",
+            folder,
+            root,
+        ],
         check=True,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -50,9 +50,13 @@ def docker(*arguments: str) -> str:
 def ask(port: int) -> Answer:
     """Complete PROMPT on a server of the tiny model."""
     body = {
-        "model": "tiny-gpt-oss", "prompt": PROMPT, "max_tokens": 24, "temperature": 0,
-        "return_token_ids": True, "prompt_logprobs": 0,
-    }  # fmt: skip
+        "model": "tiny-gpt-oss",
+        "prompt": PROMPT,
+        "max_tokens": 24,
+        "temperature": 0,
+        "return_token_ids": True,
+        "prompt_logprobs": 0,
+    }
     url = f"http://127.0.0.1:{port}/v1/completions"
     reply = requests.post(url, json=body, timeout=600)
     assert reply.ok, reply.text
@@ -89,9 +93,12 @@ def wait_until_healthy(checkout: Path, command: subprocess.Popen[bytes] | None =
 def entrypoint_said(container: str) -> str:
     """Return what the entrypoint printed; vLLM prints elsewhere."""
     done = subprocess.run(
-        ["docker", "logs", container], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        text=True, check=True,
-    )  # fmt: skip
+        ["docker", "logs", container],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        check=True,
+    )
     return done.stderr
 
 

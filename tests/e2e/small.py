@@ -20,9 +20,21 @@ from .conftest import SMALL, Build, clone, on_base, runner, small_target
 
 # what downloads the model
 _DOWNLOAD = (
-    "huggingface-hub", "click", "filelock", "fsspec", "hf-xet", "httpx", "httpcore", "h11", "anyio",
-    "certifi", "idna", "packaging", "pyyaml", "tqdm",
-)  # fmt: skip
+    "huggingface-hub",
+    "click",
+    "filelock",
+    "fsspec",
+    "hf-xet",
+    "httpx",
+    "httpcore",
+    "h11",
+    "anyio",
+    "certifi",
+    "idna",
+    "packaging",
+    "pyyaml",
+    "tqdm",
+)
 _STAND_IN = """
 
 def cli():

@@ -97,12 +97,25 @@ def test_the_entrypoint_makes_the_spark_profiles_command(
     fake = tmp_path / "vllm"
     fake.write_text("#!/bin/sh\necho started with $# words\nexit 3\n")
     fake.chmod(0o755)
-    said = run(baked["tag"], "--gpu-memory-utilization", "0.5", options=(
-        "--volume", f"{fake}:/opt/sparkforge/venv/bin/vllm:ro", "--env", "SPARKFORGE_ALLOW_OPEN=1",
-        "--volume", f"{fake}:/opt/sparkforge/venv/bin/c++:ro",  # a GPU's server wants a compiler
-        "--env", "SPARKFORGE_MODEL=openai/gpt-oss-120b",
-        "--env", "SPARKFORGE_DOWNLOAD=vllm", "--env", "SPARKFORGE_BACKEND_CHECK=warn",
-    ))  # fmt: skip
+    said = run(
+        baked["tag"],
+        "--gpu-memory-utilization",
+        "0.5",
+        options=(
+            "--volume",
+            f"{fake}:/opt/sparkforge/venv/bin/vllm:ro",
+            "--env",
+            "SPARKFORGE_ALLOW_OPEN=1",
+            "--volume",
+            f"{fake}:/opt/sparkforge/venv/bin/c++:ro",  # a GPU's server wants a compiler
+            "--env",
+            "SPARKFORGE_MODEL=openai/gpt-oss-120b",
+            "--env",
+            "SPARKFORGE_DOWNLOAD=vllm",
+            "--env",
+            "SPARKFORGE_BACKEND_CHECK=warn",
+        ),
+    )
     assert "no CUDA device is to be seen in here" in said
     assert "vllm serve openai/gpt-oss-120b --port 8000" in said
     assert "--moe-backend marlin --attention-backend FLASHINFER" in said
@@ -112,9 +125,17 @@ def test_the_entrypoint_makes_the_spark_profiles_command(
 
 def test_the_health_check_runs_there_and_finds_no_server(baked: Any) -> None:
     script = "/opt/sparkforge/bin/healthcheck.py"
-    said = run(baked["tag"], "-I", script, options=(
-        "--entrypoint", "/opt/sparkforge/venv/bin/python", "--network", "none",
-    ))  # fmt: skip
+    said = run(
+        baked["tag"],
+        "-I",
+        script,
+        options=(
+            "--entrypoint",
+            "/opt/sparkforge/venv/bin/python",
+            "--network",
+            "none",
+        ),
+    )
     assert "Traceback" not in said
     assert "refused" in said
 
@@ -124,7 +145,10 @@ def test_a_base_of_another_platform_is_one_clear_error(
 ) -> None:
     done = subprocess.run(
         ["python3", "build.py", "--target", "spark", "--pins", small, "--base", base_image],
-        cwd=checkout, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 8
     assert "is for linux/amd64, but the target is for linux/arm64" in done.stderr

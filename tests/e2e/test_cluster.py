@@ -44,20 +44,37 @@ class Pair:
     def __init__(self, tag: str, model: Path, subnet: str) -> None:
         self.port = free_port(0)
         self.env = {
-            **os.environ, "SPARKFORGE_IMAGE_CPU": tag, "SPARKFORGE_MODEL_DIR": str(model),
+            **os.environ,
+            "SPARKFORGE_IMAGE_CPU": tag,
+            "SPARKFORGE_MODEL_DIR": str(model),
             "SPARKFORGE_PORT": str(self.port),
-            "SPARKFORGE_CLUSTER_HEAD": f"{subnet}.2", "SPARKFORGE_CLUSTER_WORKER": f"{subnet}.3",
-            "SPARKFORGE_CLUSTER_IFNAME": "eth0", "SPARKFORGE_TEST_SUBNET": f"{subnet}.0/24",
-            "SPARKFORGE_API_KEY_FILE": "/dev/null", "SPARKFORGE_EXTRA_ARGS": "",
-        }  # fmt: skip
+            "SPARKFORGE_CLUSTER_HEAD": f"{subnet}.2",
+            "SPARKFORGE_CLUSTER_WORKER": f"{subnet}.3",
+            "SPARKFORGE_CLUSTER_IFNAME": "eth0",
+            "SPARKFORGE_TEST_SUBNET": f"{subnet}.0/24",
+            "SPARKFORGE_API_KEY_FILE": "/dev/null",
+            "SPARKFORGE_EXTRA_ARGS": "",
+        }
         self.name = f"sparkforge-pair-{self.port}"
 
     def compose(self, *arguments: str) -> str:
         command = [
-            "docker", "compose", "--project-name", self.name, "--env-file", os.devnull,
-            "--project-directory", str(ROOT), "-f", str(ROOT / "docker-compose.yml"),
-            "-f", str(ROOT / "tests/data/cluster-cpu.yml"), "--profile", "*", *arguments,
-        ]  # fmt: skip
+            "docker",
+            "compose",
+            "--project-name",
+            self.name,
+            "--env-file",
+            os.devnull,
+            "--project-directory",
+            str(ROOT),
+            "-f",
+            str(ROOT / "docker-compose.yml"),
+            "-f",
+            str(ROOT / "tests/data/cluster-cpu.yml"),
+            "--profile",
+            "*",
+            *arguments,
+        ]
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

@@ -52,8 +52,11 @@ class Clone:
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, self.root / "build.py", *words, *self.words],
-            cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=self.root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def run(self, *words: str, code: int = 0) -> tuple[str, str]:
         child = self.start(*words)
@@ -72,17 +75,28 @@ class Clone:
         (folder / PATCH).unlink(missing_ok=True)
         subprocess.run(
             [sys.executable, "build.py", "patches", "apply", "vllm", work],
-            cwd=self.root, check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            cwd=self.root,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         source = work / FS_IO_SOURCE
         text = source.read_text()
         assert before in text
         source.write_text(text.replace(before, after))
         base = git.git(work, "rev-parse", "HEAD")
-        author = {"GIT_AUTHOR_NAME": "Ada", "GIT_AUTHOR_EMAIL": "ada@example.invalid",
-                  "GIT_AUTHOR_DATE": "2026-11-21T00:00:00Z"}  # fmt: skip
-        git.git(work, "commit", "-qaF", "-", stdin=f"Say that fs_io is ours\n\n{BODY}".encode(),
-                env=author)  # fmt: skip
+        author = {
+            "GIT_AUTHOR_NAME": "Ada",
+            "GIT_AUTHOR_EMAIL": "ada@example.invalid",
+            "GIT_AUTHOR_DATE": "2026-11-21T00:00:00Z",
+        }
+        git.git(
+            work,
+            "commit",
+            "-qaF",
+            "-",
+            stdin=f"Say that fs_io is ours\n\n{BODY}".encode(),
+            env=author,
+        )
         ((name, data),) = series.export(work, base, git.git(work, "rev-parse", "HEAD"))
         assert name == PATCH
         (folder / name).write_bytes(data)
@@ -182,8 +196,20 @@ def test_the_compiled_extension_loads_and_is_the_patched_one(
     tmp_path.chmod(0o755)
     code = "import torch, fs_io_C as m; print(m.__doc__); print(m.batch_lookup(['/', '/nowhere']))"
     image = item(receipt, "builder")["outputs"]["tag"]
-    said = docker("run", "--rm", "--network", "none", "--volume", f"{tmp_path}:/so:ro", "--workdir",
-                  "/so", image, "python", "-c", code)  # fmt: skip
+    said = docker(
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "--volume",
+        f"{tmp_path}:/so:ro",
+        "--workdir",
+        "/so",
+        image,
+        "python",
+        "-c",
+        code,
+    )
     assert said == f"{AFTER}\n[True, False]"
 
 
@@ -243,9 +269,23 @@ def test_a_second_cold_build_gives_the_same_bytes(receipt: Any, clone: Clone) ->
 
 def test_an_overlay_of_the_same_series_is_refused(receipt: Any, clone: Clone) -> None:
     done = subprocess.run(
-        [sys.executable, "build.py", "--target", "cpu", "--engine", "none", "--until", "wheels",
-         "--wheels", "overlay"], cwd=clone.root, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "build.py",
+            "--target",
+            "cpu",
+            "--engine",
+            "none",
+            "--until",
+            "wheels",
+            "--wheels",
+            "overlay",
+        ],
+        cwd=clone.root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 7
     assert PATCH in done.stderr
     assert "--wheels compile" in done.stderr

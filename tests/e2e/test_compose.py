@@ -83,11 +83,19 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
 
     def make(**profile: Any) -> str:
         request = image.Request(
-            root=ROOT, target="stand-in", base=base_image, python="3.11", platform="linux/amd64",
-            epoch=1_795_219_200, system_packages=(), serve=(), release="0",
-            lock=folder / "lock.txt", profile=profile,
+            root=ROOT,
+            target="stand-in",
+            base=base_image,
+            python="3.11",
+            platform="linux/amd64",
+            epoch=1_795_219_200,
+            system_packages=(),
+            serve=(),
+            release="0",
+            lock=folder / "lock.txt",
+            profile=profile,
             ca_bundle=Path(ca) if (ca := os.environ.get("SPARKFORGE_TEST_CA")) else None,
-        )  # fmt: skip
+        )
         work = Path(tempfile.mkdtemp(dir=folder))
         labels = {image.TARGET_LABEL: "stand-in"}
         made = image.bake(engine.connect(), request, ours, folder / "house", {}, labels, work)
@@ -109,15 +117,28 @@ class Composed:
         (folder / "model" / "config.json").write_text("{}")
         self.port = free_port(0)
         self.env = {
-            **os.environ, "COMPOSE_PROFILES": "cpu", "SPARKFORGE_IMAGE_CPU": image_tag,
-            "SPARKFORGE_MODEL_DIR": str(folder / "model"), "SPARKFORGE_PORT": str(self.port),
-            "SPARKFORGE_API_KEY_FILE": "/dev/null", **variables,
-        }  # fmt: skip
+            **os.environ,
+            "COMPOSE_PROFILES": "cpu",
+            "SPARKFORGE_IMAGE_CPU": image_tag,
+            "SPARKFORGE_MODEL_DIR": str(folder / "model"),
+            "SPARKFORGE_PORT": str(self.port),
+            "SPARKFORGE_API_KEY_FILE": "/dev/null",
+            **variables,
+        }
         self.name = f"sparkforge-test-{os.getpid()}-{self.port}"
 
     def compose(self, *arguments: str) -> str:
-        command = ["docker", "compose", "--project-name", self.name, "--env-file", os.devnull,
-                   "--project-directory", str(ROOT), *arguments]  # fmt: skip
+        command = [
+            "docker",
+            "compose",
+            "--project-name",
+            self.name,
+            "--env-file",
+            os.devnull,
+            "--project-directory",
+            str(ROOT),
+            *arguments,
+        ]
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -131,9 +152,12 @@ class Composed:
 
     def logs(self) -> str:
         done = subprocess.run(
-            ["docker", "logs", self.container], stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, check=True,
-        )  # fmt: skip
+            ["docker", "logs", self.container],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+        )
         return done.stdout
 
     def wait(self, condition: Callable[[Any], bool], seconds: float = PATIENCE_S) -> float:
@@ -293,10 +317,24 @@ def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
 ) -> None:
     env = {**os.environ, "SPARKFORGE_GPU": "GPU-1", "SPARKFORGE_MEMORY_LIMIT": "20g"}
     done = subprocess.run(
-        ["docker", "compose", "--env-file", os.devnull, "--project-directory", ROOT,
-         "--profile", "rtx", "config", "--format", "json"],
-        env=env, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [
+            "docker",
+            "compose",
+            "--env-file",
+            os.devnull,
+            "--project-directory",
+            ROOT,
+            "--profile",
+            "rtx",
+            "config",
+            "--format",
+            "json",
+        ],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     ((name, service),) = json.loads(done.stdout)["services"].items()
     assert name == "rtx"
     (card,) = service["deploy"]["resources"]["reservations"]["devices"]

@@ -29,19 +29,36 @@ Test: tests/e2e/test_dev.py::test_a_container_has_compilers_and_sees_edits
 def dev(checkout: Path, folder: Path, options: list[str], *command: str) -> str:
     """Run a command in the loop; returns its last line."""
     done = subprocess.run(
-        [sys.executable, "build.py", "dev", "--target", "cpu", "--dir", folder, *options, "--",
-         *command],
-        cwd=checkout, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "build.py",
+            "dev",
+            "--target",
+            "cpu",
+            "--dir",
+            folder,
+            *options,
+            "--",
+            *command,
+        ],
+        cwd=checkout,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout.splitlines()[-1]
 
 
 def export(checkout: Path, tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "build.py", "patches", "export", tree, *words], cwd=checkout,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "build.py", "patches", "export", tree, *words],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def edit(tree: Path) -> None:
@@ -101,6 +118,10 @@ echo done"""
     changed = export(checkout, tree, "--check")
     assert changed.returncode == 14
     assert "added: mark-the-package-as-edited.patch" in changed.stderr
-    status = subprocess.run(["git", "-C", tree, "status", "--porcelain", "--ignored"],
-                            capture_output=True, text=True, check=True).stdout  # fmt: skip
+    status = subprocess.run(
+        ["git", "-C", tree, "status", "--porcelain", "--ignored"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert status == ""

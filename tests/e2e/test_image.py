@@ -37,8 +37,9 @@ def test_the_image_has_our_vllm_under_its_name(image: Any) -> None:
 
 
 def test_labels_name_upstream_commit_and_series(image: Any) -> None:
-    labels = json.loads(docker("inspect", "--format", "{{json .Config.Labels}}",
-                               image["image"]["image_id"]))  # fmt: skip
+    labels = json.loads(
+        docker("inspect", "--format", "{{json .Config.Labels}}", image["image"]["image_id"])
+    )
     assert len(labels["org.sparkforge.vllm.commit"]) == 40
     assert len(labels["org.sparkforge.vllm.series"]) == 64
     assert len(labels["org.sparkforge.vllm.tree.release"]) == 40
@@ -72,8 +73,11 @@ def test_a_second_cold_build_gives_the_same_manifest(
 def test_a_missing_base_is_one_clear_error(checkout: Path, base_image: str) -> None:
     done = subprocess.run(
         ["python3", "build.py", "--target", "cpu", "--base", "no/such:image"],
-        cwd=checkout, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 8
     assert "no such image in the engine" in done.stderr
     assert "Traceback" not in done.stderr

@@ -13,13 +13,35 @@ from sparkforge.core.errors import QualityError
 def test_the_gate_lets_mxfp8_pass_and_stops_mxfp4(checkout: Path) -> None:
     done = subprocess.run(
         [
-            sys.executable, checkout / "build.py", "bench", "--quality", "--target", "cpu",
-            "--engine", "none", "--layers", "lm_head=mxfp8", "--layers", "qkv,o,lm_head",
-            "--prompts", "2", "--questions", "3", "--tokens", "48", "--max-kl", "0.05",
-            "--min-agreement", "0", "--json",
+            sys.executable,
+            checkout / "build.py",
+            "bench",
+            "--quality",
+            "--target",
+            "cpu",
+            "--engine",
+            "none",
+            "--layers",
+            "lm_head=mxfp8",
+            "--layers",
+            "qkv,o,lm_head",
+            "--prompts",
+            "2",
+            "--questions",
+            "3",
+            "--tokens",
+            "48",
+            "--max-kl",
+            "0.05",
+            "--min-agreement",
+            "0",
+            "--json",
         ],
-        cwd=checkout, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == QualityError.exit_code, done.stderr
     found = json.loads(done.stdout)
     noise = found["as_it_is"]["noise"]

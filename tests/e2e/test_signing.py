@@ -34,9 +34,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for place in (folder, folder / "other"):
         place.mkdir(exist_ok=True)
         subprocess.run(
-            ["cosign", "generate-key-pair"], cwd=place, check=True, capture_output=True,
+            ["cosign", "generate-key-pair"],
+            cwd=place,
+            check=True,
+            capture_output=True,
             env={**os.environ, "COSIGN_PASSWORD": PASSWORD},
-        )  # fmt: skip
+        )
     return folder
 
 
@@ -137,9 +140,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("no registry: scripts/test.py --with-engine (root) brings one")
     folder, port = tmp_path_factory.mktemp("registry"), free_port(0)
     settings = {
-        "version": 0.1, "http": {"addr": f"127.0.0.1:{port}"},
+        "version": 0.1,
+        "http": {"addr": f"127.0.0.1:{port}"},
         "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
-    }  # fmt: skip
+    }
     (folder / "config.yml").write_text(json.dumps(settings))
     with (folder / "log").open("w") as log:
         child = subprocess.Popen(

@@ -93,8 +93,11 @@ class Spark:
 
     def answer(self) -> str:
         """Ask as docs/first-run.md does."""
-        body = {"model": MODEL, "max_tokens": 200,
-                "messages": [{"role": "user", "content": "What is 17 + 25?"}]}  # fmt: skip
+        body = {
+            "model": MODEL,
+            "max_tokens": 200,
+            "messages": [{"role": "user", "content": "What is 17 + 25?"}],
+        }
         url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
         reply = requests.post(url, json=body, timeout=PATIENCE_S)
         assert reply.ok, reply.text
@@ -136,9 +139,10 @@ def spark(small_spark: Small, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "services: {spark: {ulimits: !reset null}}\n"
     )
     one.env(
-        SPARKFORGE_PORT=str(one.port), HF_ENDPOINT=f"http://{one.gateway}:{one.hub_port}",
+        SPARKFORGE_PORT=str(one.port),
+        HF_ENDPOINT=f"http://{one.gateway}:{one.hub_port}",
         SPARKFORGE_HANG_SECONDS="600",  # emulated, on a busy machine, an answer may take a minute
-    )  # fmt: skip
+    )
     docker("volume", "create", composing.MODELS_VOLUME)
     try:
         yield one
@@ -154,8 +158,11 @@ def test_too_little_memory_is_named_before_anything_else(spark: Spark) -> None:
     driver.available(spark.machine, 60)
     spark.compose("up", "--detach")
     spark.wait(lambda: "waiting, and serving nothing" in spark.log())
-    in_order(spark.log(), "error: 60.0 of 119.7 GiB are available; 16 are kept",
-             "a restart changes nothing (exit code 78)")  # fmt: skip
+    in_order(
+        spark.log(),
+        "error: 60.0 of 119.7 GiB are available; 16 are kept",
+        "a restart changes nothing (exit code 78)",
+    )
     assert "preflight" not in spark.log()
     assert spark.state()["State"] == "running"
     driver.available(spark.machine, driver.AVAILABLE_GIB)
@@ -166,13 +173,25 @@ def test_the_first_start_waits_for_the_hub_and_ends_with_an_answer(spark: Spark)
     spark.compose("restart")
     spark.wait(lambda: bool(spark.seen()["RestartCount"]))
     ended = docker(
-        "events", "--since", str(began), "--until", str(int(time.time()) + 1), "--filter",
-        "event=die", "--filter", f"container={spark.state()['ID']}", "--format",
+        "events",
+        "--since",
+        str(began),
+        "--until",
+        str(int(time.time()) + 1),
+        "--filter",
+        "event=die",
+        "--filter",
+        f"container={spark.state()['ID']}",
+        "--format",
         "{{.Actor.Attributes.exitCode}}",
-    )  # fmt: skip
+    )
     assert ended.split() == ["78", "68"]  # of the wait for memory, and of the hub
-    in_order(spark.log(), "driver 580.95.05, CUDA 13.0", "preflight: log-probabilities 0.00 nats",
-             f"error: {MODEL} cannot be downloaded from {spark.gateway}:")  # fmt: skip
+    in_order(
+        spark.log(),
+        "driver 580.95.05, CUDA 13.0",
+        "preflight: log-probabilities 0.00 nats",
+        f"error: {MODEL} cannot be downloaded from {spark.gateway}:",
+    )
     spark.start_hub()
     spark.healthy()
     assert "42" in spark.answer()

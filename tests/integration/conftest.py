@@ -29,9 +29,11 @@ def project(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def tree(
-    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    project: Project,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Tree]:  # fmt: skip
+) -> Iterator[Tree]:
     """A work tree of the project's series."""
     monkeypatch.chdir(tmp_path)
     with work_tree(project, tmp_path / "work tree", capsys) as made:

@@ -75,9 +75,12 @@ class Upstream:
         return commit
 
     def release(
-        self, changes: Mapping[str, bytes | None], version: str = NEW, commit: str = COMMIT,
+        self,
+        changes: Mapping[str, bytes | None],
+        version: str = NEW,
+        commit: str = COMMIT,
         requires: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Publish a release that differs from 1.0 by these files (None removes one).
 
         Args:

@@ -43,22 +43,30 @@ def test_tests_that_notice(shop: Shop) -> None:
 
 def test_tests_that_prove_nothing_are_told(shop: Shop) -> None:
     names = {
-        test: shop.add(f"Make line {line} nine", b"line_%d = 1\n" % line, b"line_%d = 9\n" % line,
-                       test)
+        test: shop.add(
+            f"Make line {line} nine", b"line_%d = 1\n" % line, b"line_%d = 9\n" % line, test
+        )
         for line, test in (
-            (3, "test_blind"), (8, "test_wrong"), (13, "test_elsewhere"), (29, "test_that_builds"),
+            (3, "test_blind"),
+            (8, "test_wrong"),
+            (13, "test_elsewhere"),
+            (29, "test_that_builds"),
             (18, "test_nine"),
         )
-    }  # fmt: skip
+    }
     found, err = shop.ablate(code=16)
     verdicts = {
-        "test_blind": "not noticed", "test_wrong": "fails in any case",
-        "test_elsewhere": "not run", "test_that_builds": "broken", "test_nine": "noticed",
-    }  # fmt: skip
+        "test_blind": "not noticed",
+        "test_wrong": "fails in any case",
+        "test_elsewhere": "not run",
+        "test_that_builds": "broken",
+        "test_nine": "noticed",
+    }
     assert {test: found[name]["verdict"] for test, name in names.items()} == verdicts
     for test, verdict in verdicts.items():
-        told = [line for line in err.splitlines()
-                if line.startswith("error: ") and f"::{test} " in line]  # fmt: skip
+        told = [
+            line for line in err.splitlines() if line.startswith("error: ") and f"::{test} " in line
+        ]
         assert len(told) == (verdict != "noticed"), err
     assert "it proves nothing" in err
     assert leftovers(shop.project) == []
@@ -77,8 +85,17 @@ def test_one_patch_by_name_as_a_table(shop: Shop) -> None:
     stem = name.removesuffix(".patch")
     out, _ = shop.project.run("ablate", "--python", sys.executable, stem)
     row = next(line for line in out.splitlines() if line.lstrip().startswith(f"demo: {stem}"))
-    assert row.split() == ["demo:", stem, "1", "passed", "1", "failed", "-", row.split()[-2],
-                           "noticed"]  # fmt: skip
+    assert row.split() == [
+        "demo:",
+        stem,
+        "1",
+        "passed",
+        "1",
+        "failed",
+        "-",
+        row.split()[-2],
+        "noticed",
+    ]
     assert "nine" not in out
 
 
@@ -127,7 +144,7 @@ def test_verdicts(whole: Outcome, without: Outcome, verdict: str) -> None:
         ("AssertionError: \n  log", "E  log", "AssertionError:"),
         ("", "", "no message"),
     ],
-)  # fmt: skip
+)
 def test_gists(message: str, text: str, gist: str) -> None:
     failure = ET.Element("failure", message=message)
     failure.text = text

@@ -68,8 +68,10 @@ def test_whether_the_rest_merges(shop: Shop) -> None:
     assert list(one["trees"]) == ["demo"]
     document, _ = ablate(shop, "--merge-only", code=16)  # each in turn
     assert [one["left_out_too"] for one in document["merge"]] == [
-        ["make-twenty-three.patch"], [], [],
-    ]  # fmt: skip
+        ["make-twenty-three.patch"],
+        [],
+        [],
+    ]
     assert leftovers(shop.project) == []
 
 
@@ -85,8 +87,11 @@ def test_a_command_sees_what_is_left(shop: Shop) -> None:
     look = ("sh", "-c", "grep -q 'line_5 = 5' \"$SPARKFORGE_TREES/demo/demo/mod.py\"")
     document, _ = ablate(shop, "--", *look, code=16)
     found = {one["patch"]: one["verdict"] for one in document["ablate"]}
-    assert found == {"make-twenty-two.patch": "not noticed", "make-five-five.patch": "noticed",
-                     "make-twenty-three.patch": "not noticed"}  # fmt: skip
+    assert found == {
+        "make-twenty-two.patch": "not noticed",
+        "make-five-five.patch": "noticed",
+        "make-twenty-three.patch": "not noticed",
+    }
     both = ("--without", "make-five-five,make-twenty-three")
     sees = SEES.replace("$1", '$([ -z "$SPARKFORGE_LEFT_OUT" ] && echo 3 || echo 1)')
     document, err = ablate(shop, *both, "--", "sh", "-c", sees)

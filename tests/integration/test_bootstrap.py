@@ -80,13 +80,19 @@ def new_checkout(folder: Path) -> None:
 def start(
     checkout: Path, *arguments: str, cwd: Path | None = None, **env: str
 ) -> subprocess.Popen[str]:
-    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(checkout.parent / "links"),
-                "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+    settings = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(checkout.parent / "links"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     return subprocess.Popen(
-        [sys.executable, checkout / "build.py", *arguments], cwd=cwd or checkout.parent,
-        env={**os.environ, **settings, **env}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, checkout / "build.py", *arguments],
+        cwd=cwd or checkout.parent,
+        env={**os.environ, **settings, **env},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def run(checkout: Path, *arguments: str, cwd: Path | None = None, **env: str) -> Any:
@@ -107,8 +113,9 @@ def test_a_warm_start_touches_neither_the_network_nor_the_environment(
 ) -> None:
     server.add("/simple/tiny/", Page(b""))
     before = snapshot(made)
-    told = run(made, "--target", "x y", "", "--json", PIP_NO_INDEX="0", PIP_INDEX_URL=server.url(
-        "/simple"))  # fmt: skip
+    told = run(
+        made, "--target", "x y", "", "--json", PIP_NO_INDEX="0", PIP_INDEX_URL=server.url("/simple")
+    )
     assert told["argv"] == ["--target", "x y", "", "--json"]
     assert told["prefix"] == str(made / ".venv")
     assert told["err"] == ""

@@ -49,30 +49,43 @@ class Node:
         self.output = self.folder / "output"
         self.api_port = free_port(0)
         env = {
-            **os.environ, "PATH": f"{vllm.parent}:{os.environ['PATH']}",
-            "TMPDIR": str(self.folder / "tmp"), "PYTHONPATH": str(ROOT),
+            **os.environ,
+            "PATH": f"{vllm.parent}:{os.environ['PATH']}",
+            "TMPDIR": str(self.folder / "tmp"),
+            "PYTHONPATH": str(ROOT),
             "SPARKFORGE_CLUSTER_ROLE": role,
-            "SPARKFORGE_CLUSTER_HEAD": HEAD, "SPARKFORGE_CLUSTER_WORKER": WORKER,
-            "SPARKFORGE_CLUSTER_IFNAME": "lo", "SPARKFORGE_CLUSTER_PORT": str(port),
-            "SPARKFORGE_MODEL": "some/model", "SPARKFORGE_DOWNLOAD": "vllm",
-            "SPARKFORGE_RELEASE": "1", "SPARKFORGE_PROFILE": "",
-            "SPARKFORGE_LISTEN_PORT": str(self.api_port), **variables,
-        }  # fmt: skip
+            "SPARKFORGE_CLUSTER_HEAD": HEAD,
+            "SPARKFORGE_CLUSTER_WORKER": WORKER,
+            "SPARKFORGE_CLUSTER_IFNAME": "lo",
+            "SPARKFORGE_CLUSTER_PORT": str(port),
+            "SPARKFORGE_MODEL": "some/model",
+            "SPARKFORGE_DOWNLOAD": "vllm",
+            "SPARKFORGE_RELEASE": "1",
+            "SPARKFORGE_PROFILE": "",
+            "SPARKFORGE_LISTEN_PORT": str(self.api_port),
+            **variables,
+        }
         self.env = env
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "scripts/entrypoint.py")], env=env,
-                stdout=sink, stderr=subprocess.STDOUT, cwd=self.folder,
-            )  # fmt: skip
+                [sys.executable, str(ROOT / "scripts/entrypoint.py")],
+                env=env,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+            )
 
     def said(self, text: str) -> bool:
         return text in self.output.read_text()
 
     def health(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, str(ROOT / "scripts/healthcheck.py")], env=self.env,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, str(ROOT / "scripts/healthcheck.py")],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     @property
     def half(self) -> int:
@@ -173,9 +186,12 @@ def test_a_side_that_falls_silent_is_left(node: Callable[..., Node]) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "name"),
-    [("SPARKFORGE_RELEASE", "release"), ("SPARKFORGE_MODEL_REVISION", "revision"),
-     ("SPARKFORGE_EXTRA_ARGS", "options")],
-)  # fmt: skip
+    [
+        ("SPARKFORGE_RELEASE", "release"),
+        ("SPARKFORGE_MODEL_REVISION", "revision"),
+        ("SPARKFORGE_EXTRA_ARGS", "options"),
+    ],
+)
 def test_two_that_differ_do_not_serve(node: Callable[..., Node], variable: str, name: str) -> None:
     head, worker = node("head"), node("worker", **{variable: "another"})
     assert head.ended() == worker.ended() == EX_PROTOCOL  # the other may change: no end of tries

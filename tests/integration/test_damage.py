@@ -59,8 +59,10 @@ def test_a_damaged_wheel_is_made_again_and_published(
     out, err = project.run(*BUILD, "--json")
     assert "wheel demo: missing, damaged or outdated in the store: rebuilding it" in err
     assert states(json.loads(out)) == {
-        "source demo": "in the store", "series demo": "in the store", "wheel demo": "made",
-    }  # fmt: skip
+        "source demo": "in the store",
+        "series demo": "in the store",
+        "wheel demo": "made",
+    }
     assert project.wheel.read_bytes() == before
     assert stored(project, "wheels", "*.whl").read_bytes() == before
 
@@ -222,18 +224,28 @@ def programs(repo: Path, canary: Path) -> None:
     script.write_text(f"#!/bin/sh\ntouch {canary}/$1\ncat\n")
     script.chmod(0o755)
     for key, name in (
-        ("core.fsmonitor", "fsmonitor"), ("filter.evil.clean", "clean"),
-        ("filter.evil.smudge", "smudge"), ("filter.evil.process", "process"),
-        ("alias.status", "alias"), ("gpg.program", "gpg"), ("diff.external", "diff"),
-    ):  # fmt: skip
+        ("core.fsmonitor", "fsmonitor"),
+        ("filter.evil.clean", "clean"),
+        ("filter.evil.smudge", "smudge"),
+        ("filter.evil.process", "process"),
+        ("alias.status", "alias"),
+        ("gpg.program", "gpg"),
+        ("diff.external", "diff"),
+    ):
         value = f"!{script} {name}" if name == "alias" else f"{script} {name}"
         subprocess.run(["git", "-C", repo, "config", key, value], check=True)
     (repo / ".git" / "info").mkdir(exist_ok=True)
     (repo / ".git" / "info" / "attributes").write_text("* filter=evil diff=evil\n")
     hooks = repo / ".git" / "hooks"
     hooks.mkdir(exist_ok=True)
-    for name in ("pre-commit", "prepare-commit-msg", "post-commit", "post-checkout",
-                 "post-index-change", "reference-transaction"):  # fmt: skip
+    for name in (
+        "pre-commit",
+        "prepare-commit-msg",
+        "post-commit",
+        "post-checkout",
+        "post-index-change",
+        "reference-transaction",
+    ):
         (hooks / name).write_text(f"#!/bin/sh\ntouch {canary}/{name}\n")
         (hooks / name).chmod(0o755)
 
@@ -244,8 +256,12 @@ def test_no_program_that_a_work_tree_names_is_run(project: Project, tmp_path: Pa
     project.run("patches", "apply", "demo", str(work))
     programs(work, canary)
     (work / "demo" / "mod.py").write_bytes(PATCHED + b"more = 1\n")
-    git = {**os.environ, "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath",
-           "GIT_CONFIG_VALUE_0": os.devnull}  # fmt: skip
+    git = {
+        **os.environ,
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.hooksPath",
+        "GIT_CONFIG_VALUE_0": os.devnull,
+    }
     quiet = ["-c", "core.fsmonitor=false", "-c", "filter.evil.process=", "-c", "filter.evil.clean="]
     subprocess.run(["git", *quiet, "add", "demo/mod.py"], cwd=work, env=git, check=True)
     assert list(canary.iterdir()) == []

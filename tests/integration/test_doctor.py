@@ -39,8 +39,10 @@ def test_this_machine_is_fit_for_the_cpu_target(tmp_path: Path) -> None:
     assert (code, document["ok"], document["counts"]["fail"]) == (0, True, 0)
     assert states(document)["architecture"] == "ok"
     assert not (tmp_path / "not made yet").exists()  # it reads, and makes nothing
-    assert all(set(one) == {"name", "theme", "state", "seen", "why", "remedy"}
-               for one in document["findings"])  # fmt: skip
+    assert all(
+        set(one) == {"name", "theme", "state", "seen", "why", "remedy"}
+        for one in document["findings"]
+    )
 
 
 def test_a_machine_without_gpu_is_told_that_it_needs_one(tmp_path: Path) -> None:
@@ -135,8 +137,11 @@ def test_a_store_that_cannot_be_written_stops_the_target(tmp_path: Path) -> None
 def test_without_a_terminal_there_is_no_colour(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sparkforge", "doctor", "--target", "cpu"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0
     assert "\033" not in done.stdout
     assert "ok    architecture" in done.stdout
@@ -152,10 +157,13 @@ def test_the_page_lists_every_finding() -> None:
 
 def side(role: str, port: int, **more: str) -> dict[str, str]:
     return {
-        "SPARKFORGE_CLUSTER_ROLE": role, "SPARKFORGE_CLUSTER_HEAD": "127.0.0.1",
-        "SPARKFORGE_CLUSTER_WORKER": "127.0.0.2", "SPARKFORGE_CLUSTER_IFNAME": "lo",
-        "SPARKFORGE_CLUSTER_PORT": str(port), **more,
-    }  # fmt: skip
+        "SPARKFORGE_CLUSTER_ROLE": role,
+        "SPARKFORGE_CLUSTER_HEAD": "127.0.0.1",
+        "SPARKFORGE_CLUSTER_WORKER": "127.0.0.2",
+        "SPARKFORGE_CLUSTER_IFNAME": "lo",
+        "SPARKFORGE_CLUSTER_PORT": str(port),
+        **more,
+    }
 
 
 def test_two_doctors_compare_what_they_found() -> None:

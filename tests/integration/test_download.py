@@ -48,23 +48,33 @@ class Started:
         (tools / "vllm").chmod(0o755)
         (folder / "profile.json").write_text('{"evict_page_cache": true}')
         kept = {
-            name: value for name, value in os.environ.items()
+            name: value
+            for name, value in os.environ.items()
             if not name.startswith(("SPARKFORGE_", "HF_", "HUGGING"))
-        }  # fmt: skip
+        }
         self.env = {
-            **kept, "PATH": f"{tools}:{os.environ['PATH']}", "TMPDIR": str(own), "NO_PROXY": "*",
+            **kept,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "TMPDIR": str(own),
+            "NO_PROXY": "*",
             "PYTHONPATH": str(ROOT),
-            "HF_ENDPOINT": hub.url, "HF_HOME": str(home),
-            "SPARKFORGE_MODEL": "some/model", "SPARKFORGE_MODEL_REVISION": COMMIT,
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(home),
+            "SPARKFORGE_MODEL": "some/model",
+            "SPARKFORGE_MODEL_REVISION": COMMIT,
             "SPARKFORGE_PROFILE": str(folder / "profile.json"),
-            "SPARKFORGE_LISTEN_PORT": str(self.port), **variables,
-        }  # fmt: skip
+            "SPARKFORGE_LISTEN_PORT": str(self.port),
+            **variables,
+        }
         self.output = own / "output"
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, ROOT / "scripts/entrypoint.py"], env=self.env, stdout=sink,
-                stderr=subprocess.STDOUT, cwd=own,
-            )  # fmt: skip
+                [sys.executable, ROOT / "scripts/entrypoint.py"],
+                env=self.env,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                cwd=own,
+            )
 
     def text(self) -> str:
         return self.output.read_text()
@@ -217,5 +227,6 @@ def test_what_another_program_downloaded_serves_without_a_network(hub: Hub, star
     three = start(SPARKFORGE_MODEL_REVISION="")
     three.says("first token")
     assert [one.path for one in hub.requests[asked:]] == [
-        "/api/models/some/model/revision/main", f"/api/models/some/model/tree/{COMMIT}",
-    ]  # fmt: skip
+        "/api/models/some/model/revision/main",
+        f"/api/models/some/model/tree/{COMMIT}",
+    ]

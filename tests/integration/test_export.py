@@ -260,9 +260,15 @@ def test_messages_that_do_not_survive_the_mail_format(tree: Tree) -> None:
 def test_odd_subjects_come_back_or_are_refused(tree: Tree) -> None:
     codes = []
     for subject in (
-        "[PATCH] Add a module", "Add  a module ", "Add\ta module", "Add a module\nin two lines",
-        "\u00fc", "x" * 300, "Add a \u00fcber module " + "and more " * 20, "Add \x1b[31m red",
-    ):  # fmt: skip
+        "[PATCH] Add a module",
+        "Add  a module ",
+        "Add\ta module",
+        "Add a module\nin two lines",
+        "\u00fc",
+        "x" * 300,
+        "Add a \u00fcber module " + "and more " * 20,
+        "Add \x1b[31m red",
+    ):
         tree.commit({"demo/new.py": b"y = 1\n"}, subject)
         before = snapshot(tree.project.root)
         codes.append(main.main(tree.project.command("patches", "export", str(tree.path))[3:]))

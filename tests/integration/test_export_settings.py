@@ -52,17 +52,36 @@ pack.writeBitmaps=false
 """
 
 VARIABLES = {
-    "GIT_DIFF_OPTS": "-u9", "GIT_EXTERNAL_DIFF": "false", "GIT_CONFIG_PARAMETERS":
-    "'diff.noprefix'='true'", "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "diff.context",
-    "GIT_CONFIG_VALUE_0": "9", "GIT_DIR": "/nowhere", "GIT_WORK_TREE": "/nowhere",
-    "GIT_INDEX_FILE": "/nowhere", "GIT_OBJECT_DIRECTORY": "/nowhere", "GIT_NAMESPACE": "evil",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES": "/nowhere", "GIT_LITERAL_PATHSPECS": "1",
-    "GIT_ICASE_PATHSPECS": "1", "GIT_PAGER": "false", "GIT_EDITOR": "false",
-    "GIT_NOTES_REF": "refs/notes/evil", "GIT_AUTHOR_NAME": "Mallory", "GIT_DEFAULT_HASH": "sha256",
-    "GIT_COMMITTER_DATE": "1 +0000", "GIT_OPTIONAL_LOCKS": "0", "GIT_REPLACE_REF_BASE": "refs/x/",
-    "TZ": "Asia/Kolkata", "LC_ALL": "C", "LANG": "de_DE.UTF-8", "COLUMNS": "20",
-    "PAGER": "false", "TERM": "dumb", "NO_COLOR": "1",
-}  # fmt: skip
+    "GIT_DIFF_OPTS": "-u9",
+    "GIT_EXTERNAL_DIFF": "false",
+    "GIT_CONFIG_PARAMETERS": "'diff.noprefix'='true'",
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "diff.context",
+    "GIT_CONFIG_VALUE_0": "9",
+    "GIT_DIR": "/nowhere",
+    "GIT_WORK_TREE": "/nowhere",
+    "GIT_INDEX_FILE": "/nowhere",
+    "GIT_OBJECT_DIRECTORY": "/nowhere",
+    "GIT_NAMESPACE": "evil",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES": "/nowhere",
+    "GIT_LITERAL_PATHSPECS": "1",
+    "GIT_ICASE_PATHSPECS": "1",
+    "GIT_PAGER": "false",
+    "GIT_EDITOR": "false",
+    "GIT_NOTES_REF": "refs/notes/evil",
+    "GIT_AUTHOR_NAME": "Mallory",
+    "GIT_DEFAULT_HASH": "sha256",
+    "GIT_COMMITTER_DATE": "1 +0000",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_REPLACE_REF_BASE": "refs/x/",
+    "TZ": "Asia/Kolkata",
+    "LC_ALL": "C",
+    "LANG": "de_DE.UTF-8",
+    "COLUMNS": "20",
+    "PAGER": "false",
+    "TERM": "dumb",
+    "NO_COLOR": "1",
+}
 
 
 @pytest.fixture
@@ -94,15 +113,27 @@ def test_no_setting_changes_a_byte(rich: Tree, tmp_path: Path) -> None:
     hooks = tmp_path / "hooks"
     hooks.mkdir()
     mark = tmp_path / "hook-ran"
-    for name in ("post-checkout", "reference-transaction", "post-index-change", "pre-commit",
-                 "applypatch-msg", "commit-msg", "fsmonitor-watchman"):  # fmt: skip
+    for name in (
+        "post-checkout",
+        "reference-transaction",
+        "post-index-change",
+        "pre-commit",
+        "applypatch-msg",
+        "commit-msg",
+        "fsmonitor-watchman",
+    ):
         (hooks / name).write_text(f"#!/bin/sh\ntouch '{mark}'\nexit 1\n")
         (hooks / name).chmod(0o755)
     (tmp_path / "order").write_text("*.sh\n*.py\n")
     (tmp_path / "attributes").write_text("*.py -diff\n*.bin diff text\n")
     (tmp_path / "mailmap").write_text("Mallory <m@example.invalid> <ada@example.invalid>\n")
-    places = {"ORDER": "order", "ATTRIBUTES": "attributes", "HOOKS": "hooks",
-              "EXCLUDES": "order", "MAILMAP": "mailmap"}  # fmt: skip
+    places = {
+        "ORDER": "order",
+        "ATTRIBUTES": "attributes",
+        "HOOKS": "hooks",
+        "EXCLUDES": "order",
+        "MAILMAP": "mailmap",
+    }
     config = rich.path / ".git" / "config"
     plain = config.read_bytes()
     (rich.path / ".git" / "info").mkdir()

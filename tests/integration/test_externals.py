@@ -61,8 +61,9 @@ def sources(tmp_path: Path) -> Iterator[Sources]:
 def test_the_tree_is_there_with_what_its_submodules_hold(sources: Sources, tmp_path: Path) -> None:
     fetched = sources.ensure()
     assert fetched.named() == {
-        "cutlass": sources.inner_commit, "cutlass/third-party/deepest": sources.deep_commit,
-    }  # fmt: skip
+        "cutlass": sources.inner_commit,
+        "cutlass/third-party/deepest": sources.deep_commit,
+    }
     fetched.unpack(tmp_path / "there")
     assert (tmp_path / "there" / "CMakeLists.txt").read_bytes() == b"project(x)\n"
     assert (tmp_path / "there" / "cutlass" / "inner.h").exists()
@@ -111,11 +112,13 @@ def test_a_second_build_speaks_of_sources_that_fell_back_and_passes_externals_by
         made = Artefact("sources", "0" * 64, inputs, outputs, tmp_path, 0.0)
         return Line(label, made, made_now=False)
 
-    mention_fallback([
-        line("external demo/outer", {"commit": "a" * 40}, {"commit": "a" * 40}),
-        line("source demo", {"provider": "git"}, {"provider": "git"}),
-        line("source other", {"provider": "git"}, {"provider": "release"}),
-        line("source third", {"provider": "git"}, {"provider": "release"}),
-    ])  # fmt: skip
+    mention_fallback(
+        [
+            line("external demo/outer", {"commit": "a" * 40}, {"commit": "a" * 40}),
+            line("source demo", {"provider": "git"}, {"provider": "git"}),
+            line("source other", {"provider": "git"}, {"provider": "release"}),
+            line("source third", {"provider": "git"}, {"provider": "release"}),
+        ]
+    )
     (said,) = capsys.readouterr().out.splitlines()
     assert "sources of other, third: release files" in said

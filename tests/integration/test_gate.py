@@ -48,14 +48,27 @@ class Room:
         self, name: str, seconds: float, code: int = 0, at_once: int = 4
     ) -> subprocess.Popen[bytes]:
         env = {
-            **os.environ, "SPARKFORGE_SLOTS": str(self.folder / "slots"),
-            "SPARKFORGE_JOBS": str(at_once), "SPARKFORGE_JOB_MIB": "8000",
-            "SPARKFORGE_RESERVE_MIB": "4000", "SPARKFORGE_MEMINFO": str(self.folder / "meminfo"),
-        }  # fmt: skip
+            **os.environ,
+            "SPARKFORGE_SLOTS": str(self.folder / "slots"),
+            "SPARKFORGE_JOBS": str(at_once),
+            "SPARKFORGE_JOB_MIB": "8000",
+            "SPARKFORGE_RESERVE_MIB": "4000",
+            "SPARKFORGE_MEMINFO": str(self.folder / "meminfo"),
+        }
         child = subprocess.Popen(
-            [sys.executable, "-IS", GATE, sys.executable, "-c", COMPILER, self.folder / name,
-             str(seconds), str(code)], env=env,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-IS",
+                GATE,
+                sys.executable,
+                "-c",
+                COMPILER,
+                self.folder / name,
+                str(seconds),
+                str(code),
+            ],
+            env=env,
+        )
         self.children.append(child)
         return child
 

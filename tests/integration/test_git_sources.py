@@ -55,26 +55,40 @@ class Shape:
 
 SHAPES = {
     "vllm": Shape(
-        {"vllm/__init__.py": b"x = 1\n", "vllm/model.py": LINES, "tests/test_a.py": b"\n",
-         **NATIVE},
-        "vllm/model.py", {"PKG-INFO": b"1.0\n", "vllm/_version.py": b"v = 1\n"}, sdist=True,
+        {
+            "vllm/__init__.py": b"x = 1\n",
+            "vllm/model.py": LINES,
+            "tests/test_a.py": b"\n",
+            **NATIVE,
+        },
+        "vllm/model.py",
+        {"PKG-INFO": b"1.0\n", "vllm/_version.py": b"v = 1\n"},
+        sdist=True,
     ),
     "flashinfer": Shape(
         {"flashinfer/__init__.py": b"x = 1\n", "include/gemm.cuh": LINES, **NATIVE},
-        "include/gemm.cuh", {"3rdparty/cutlass/a.h": b"// theirs\n", "PKG-INFO": b"1.0\n"},
-        sdist=True, submodule="3rdparty/cutlass",
+        "include/gemm.cuh",
+        {"3rdparty/cutlass/a.h": b"// theirs\n", "PKG-INFO": b"1.0\n"},
+        sdist=True,
+        submodule="3rdparty/cutlass",
     ),
     "triton": Shape(
         {"python/triton/__init__.py": b"x = 1\n", "third_party/nvidia/backend/compiler.py": LINES},
-        "third_party/nvidia/backend/compiler.py", {}, sdist=False,
+        "third_party/nvidia/backend/compiler.py",
+        {},
+        sdist=False,
         submodule="third_party/googletest",
     ),
     "triton-kernels": Shape(
-        {"python/triton_kernels/triton_kernels/__init__.py": b"x = 1\n",
-         "python/triton_kernels/triton_kernels/matmul.py": LINES},
-        "python/triton_kernels/triton_kernels/matmul.py", {}, sdist=False,
+        {
+            "python/triton_kernels/triton_kernels/__init__.py": b"x = 1\n",
+            "python/triton_kernels/triton_kernels/matmul.py": LINES,
+        },
+        "python/triton_kernels/triton_kernels/matmul.py",
+        {},
+        sdist=False,
     ),
-}  # fmt: skip
+}
 PATCHED = LINES.replace(b"line_20 = 1", b"line_20 = 2")
 
 
@@ -89,8 +103,11 @@ class Bench:
         """
         self.name, self.folder, self.store = name, folder, store
         self.shape, real = SHAPES[name], pins.load(ROOT / "pins.yaml").upstream(name)
-        inside = {member: data for path, data in self.shape.files.items()
-                  if (member := member_of(real.paths, path)) is not None}  # fmt: skip
+        inside = {
+            member: data
+            for path, data in self.shape.files.items()
+            if (member := member_of(real.paths, path)) is not None
+        }
         self.wheel = make_wheel(folder / "release", "demo", "1.0", inside)
         release = self.wheel
         if self.shape.sdist:
@@ -98,8 +115,14 @@ class Bench:
             release = make_sdist(folder / "release", "demo", "1.0", files)
         self.repo = Repo(folder / "upstream")
         self.repo.commit({"old.py": b"history\n"})
-        self.repo.write({**self.shape.files, self.shape.touched: repository, "old.py": None,
-                         "python/src/main.cc": b"// in no wheel\n"})  # fmt: skip
+        self.repo.write(
+            {
+                **self.shape.files,
+                self.shape.touched: repository,
+                "old.py": None,
+                "python/src/main.cc": b"// in no wheel\n",
+            }
+        )
         if self.shape.submodule:
             self.repo("add", "--all")
             link = f"160000,{'1' * 40},{self.shape.submodule}"
@@ -109,13 +132,23 @@ class Bench:
         self.repo("commit", "--quiet", "-m", "Release")
         self.repo("tag", "-a", "-m", "a tag", real.tag)
         data = release.read_bytes()
-        pinned = {"project": "demo", "file": release.name, "sha256": sha256(data),
-                  "size": len(data)}  # fmt: skip
-        self.upstream = Upstream.model_validate({
-            "git": "https://127.0.0.1:9/demo.git", "tag": real.tag, "version": "1.0",
-            "commit": self.repo("rev-parse", "HEAD"), "files": {"it": pinned}, "source_file": "it",
-            "paths": [rule.model_dump() for rule in real.paths],
-        })  # fmt: skip
+        pinned = {
+            "project": "demo",
+            "file": release.name,
+            "sha256": sha256(data),
+            "size": len(data),
+        }
+        self.upstream = Upstream.model_validate(
+            {
+                "git": "https://127.0.0.1:9/demo.git",
+                "tag": real.tag,
+                "version": "1.0",
+                "commit": self.repo("rev-parse", "HEAD"),
+                "files": {"it": pinned},
+                "source_file": "it",
+                "paths": [rule.model_dump() for rule in real.paths],
+            }
+        )
         # the user's mirror: the pinned address leads to the repository, over the file transport
         (Path(os.environ["HOME"]) / ".gitconfig").write_text(
             f'[url "{self.repo.path.as_uri()}"]\ninsteadOf = {self.upstream.git}\n'
@@ -145,9 +178,13 @@ class Bench:
 
     def build(self, patched: Patched, folder: str) -> bytes:
         request = overlay.Request(
-            wheel=self.wheel, name=None, local="spark.1", drop_requires=(), version_file=None,
+            wheel=self.wheel,
+            name=None,
+            local="spark.1",
+            drop_requires=(),
+            version_file=None,
             epoch=EPOCH,
-        )  # fmt: skip
+        )
         out = self.folder / folder
         out.mkdir()
         layers = [overlay.Layer(patched, self.upstream.paths)]
@@ -192,9 +229,7 @@ def test_a_wheel_that_differs_from_the_repository_is_named(
     theirs = LINES.replace(b"line_3 = 1", b"line_3 = 3")
     bench = Bench(name, tmp_path, store, repository=theirs)
     patched = bench.patched("git", bench.series_on(theirs))  # a patch that expects git's tree
-    blobs = [
-        bench.repo("hash-object", "--stdin", stdin=data)[:12] for data in (LINES, theirs)
-    ]  # fmt: skip
+    blobs = [bench.repo("hash-object", "--stdin", stdin=data)[:12] for data in (LINES, theirs)]
     with pytest.raises(WheelError) as refused:
         bench.build(patched, "out")
     member = member_of(bench.upstream.paths, bench.shape.touched)

@@ -13,9 +13,15 @@ from tests.project import PATCH, PATCHED
 from tests.support import BODY
 
 GIVEN = (
-    "--upstream-status", "Backport https://127.0.0.1/pull/7", "--drop-when", "the pin has it",
-    "--risk", "build", "--test", "tests/test_it.py::test_it",
-)  # fmt: skip
+    "--upstream-status",
+    "Backport https://127.0.0.1/pull/7",
+    "--drop-when",
+    "the pin has it",
+    "--risk",
+    "build",
+    "--test",
+    "tests/test_it.py::test_it",
+)
 WHY = "The release lacks this, as a test of ours shows; it costs nothing and was checked by hand."
 
 
@@ -24,8 +30,10 @@ def outside(tree: Tree, tmp_path: Path) -> Path:
     """Two commits of somebody else on the release, as `git format-patch` mails them."""
     repo = tree.project.repo
     repo("checkout", "--quiet", "--detach", "v1.0")
-    repo.commit({"demo/__init__.py": b"x = 2\n"}, "Set x to two\n\nFixes 7.\n\n"
-                "Signed-off-by: Bob <bob@example.invalid>")  # fmt: skip
+    repo.commit(
+        {"demo/__init__.py": b"x = 2\n"},
+        "Set x to two\n\nFixes 7.\n\nSigned-off-by: Bob <bob@example.invalid>",
+    )
     repo.commit({"demo/more.py": b"z = 1\n"}, f"[Core] Add more\n\n{WHY}")
     path = tmp_path / "from outside.mbox"
     path.write_text(repo("format-patch", "--stdout", "v1.0..HEAD") + "\n")
@@ -81,8 +89,10 @@ def test_line_numbers_are_made_ours(tree: Tree, outside: Path) -> None:
     repo("checkout", "--quiet", "--detach", "v1.0")
     mod = repo.path / "demo" / "mod.py"
     base = repo.commit({"demo/mod.py": b"# one\n# two\n" + mod.read_bytes()})
-    repo.commit({"demo/mod.py": mod.read_bytes().replace(b"line_5 = 1", b"line_5 = 6")},
-                f"Change line five\n\n{WHY}")  # fmt: skip
+    repo.commit(
+        {"demo/mod.py": mod.read_bytes().replace(b"line_5 = 1", b"line_5 = 6")},
+        f"Change line five\n\n{WHY}",
+    )
     outside.write_text(repo("format-patch", "--stdout", f"{base}..HEAD") + "\n")
     imported(tree, outside, *GIVEN)
     assert "@@ -3,7 +3,7 @@" in patch_text(tree, "change-line-five.patch")

@@ -66,11 +66,19 @@ def offer(
     """Have uv pin an archive, in place of those that it knows by itself."""
     major, minor, patch = sys.version_info[:3]
     entry = {
-        "name": "cpython", "arch": {"family": platform.machine(), "variant": None}, "os": "linux",
-        "libc": "gnu", "major": major, "minor": minor, "patch": patch, "prerelease": "",
-        "url": server.add("/python.tar.gz", Page(data)), "variant": None, "build": "20260101",
+        "name": "cpython",
+        "arch": {"family": platform.machine(), "variant": None},
+        "os": "linux",
+        "libc": "gnu",
+        "major": major,
+        "minor": minor,
+        "patch": patch,
+        "prerelease": "",
+        "url": server.add("/python.tar.gz", Page(data)),
+        "variant": None,
+        "build": "20260101",
         "sha256": sha256 or hashlib.sha256(data).hexdigest(),
-    }  # fmt: skip
+    }
     key = f"cpython-{major}.{minor}.{patch}-linux-{platform.machine()}-gnu"
     url = server.add("/pins.json", Page(json.dumps({key: entry}).encode()))
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", url)
@@ -90,9 +98,11 @@ def test_the_machines_own_is_taken_and_nothing_is_fetched(
 
 
 def test_one_that_is_missing_is_fetched_once_and_one_line_says_so(
-    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch,
+    store: Store,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     offer(server, monkeypatch, archive())
     assert interpreter.find(store, VERSION) is None
     assert not (store.root / INTERPRETERS).exists()  # looking makes nothing

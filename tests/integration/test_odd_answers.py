@@ -112,7 +112,8 @@ def assert_one_line(said: subprocess.CompletedProcess[str], words: str) -> None:
         ("/v1/models", ok('{"data": []}'), "data.0 of the answer of /v1/models is missing"),
         ("/v1/models", ok('{"data": [{"id": 5}]}'), "is 5, not a text"),
         (
-            "/v1/models", ok('{"data": [{"id": "m", "max_model_len": 1e999}]}'),
+            "/v1/models",
+            ok('{"data": [{"id": "m", "max_model_len": 1e999}]}'),
             "is inf, not a number",
         ),
         ("/v1/models", ok(DEEP), "nested too deeply"),
@@ -132,7 +133,7 @@ def assert_one_line(said: subprocess.CompletedProcess[str], words: str) -> None:
         ("/health", b"", "RemoteDisconnected"),
         ("/health", b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 500 + b"\r\n", "100 headers"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_answer_is_one_line(tmp_path: Path, path: str, answer: bytes, words: str) -> None:
     with serving({**WELL, path: answer}, at_once) as port:
         assert_one_line(health(port, tmp_path), words)
@@ -210,7 +211,10 @@ def test_settings_that_make_no_sense_are_one_line(
 ) -> None:
     env = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT), **variables}
     said = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "healthcheck.py"], env={**os.environ, **env},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, ROOT / "scripts" / "healthcheck.py"],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert_one_line(said, words)

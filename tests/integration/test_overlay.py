@@ -39,9 +39,11 @@ PACKAGE: Mapping[str, bytes] = {
     "demo/run": b"#!/bin/sh\n",
 }
 REPO: Mapping[str, bytes | None] = {
-    **PACKAGE, "csrc/kernel.cu": b"// native\n", "include/a.h": b"// header\n",
+    **PACKAGE,
+    "csrc/kernel.cu": b"// native\n",
+    "include/a.h": b"// header\n",
     "tests/test_a.py": b"\n",
-}  # fmt: skip
+}
 RULES = (
     PathRule(repo="demo/", wheel="demo/"),
     PathRule(repo="include/", wheel="demo/data/include/"),
@@ -90,28 +92,47 @@ def bench(tmp_path: Path, store: Store) -> Bench:
     (repo.path / "demo").mkdir()
     base = repo.commit(dict(REPO))
     wheel = make_wheel(
-        tmp_path / "release", "Demo_Pkg", "1.0",
-        {**PACKAGE, "demo/_version.py": VERSION_FILE, "demo/native.so": bytes(range(256)) * 40,
-         "demo/data/include/a.h": b"// header\n",
-         "Demo_Pkg-1.0.data/scripts/demo-tool": b"#!python\nprint('tool')\n",
-         "demo/_vendor/other-2.0.dist-info/RECORD": b"other,,\n"},
-        tag=TAG, requires=["numpy>=1", "torchaudio==2.0", 'torchaudio; extra == "audio"'],
-        info={"entry_points.txt": b"[console_scripts]\ndemo = demo:x\n",
-              "RECORD.jws": b"signed", "RECORD.p7s": b"signed", "licenses/LICENSE": b"free\n"},
-        executable=["demo/run", "Demo_Pkg-1.0.data/scripts/demo-tool"], stored=["demo/native.so"],
+        tmp_path / "release",
+        "Demo_Pkg",
+        "1.0",
+        {
+            **PACKAGE,
+            "demo/_version.py": VERSION_FILE,
+            "demo/native.so": bytes(range(256)) * 40,
+            "demo/data/include/a.h": b"// header\n",
+            "Demo_Pkg-1.0.data/scripts/demo-tool": b"#!python\nprint('tool')\n",
+            "demo/_vendor/other-2.0.dist-info/RECORD": b"other,,\n",
+        },
+        tag=TAG,
+        requires=["numpy>=1", "torchaudio==2.0", 'torchaudio; extra == "audio"'],
+        info={
+            "entry_points.txt": b"[console_scripts]\ndemo = demo:x\n",
+            "RECORD.jws": b"signed",
+            "RECORD.p7s": b"signed",
+            "licenses/LICENSE": b"free\n",
+        },
+        executable=["demo/run", "Demo_Pkg-1.0.data/scripts/demo-tool"],
+        stored=["demo/native.so"],
         descriptors=True,
-    )  # fmt: skip
+    )
     request = overlay.Request(
-        wheel=wheel, name=None, local="spark.1", drop_requires=(),
-        version_file="demo/_version.py", epoch=EPOCH,
-    )  # fmt: skip
+        wheel=wheel,
+        name=None,
+        local="spark.1",
+        drop_requires=(),
+        version_file="demo/_version.py",
+        epoch=EPOCH,
+    )
     return Bench(store, repo, base, tmp_path, request)
 
 
 CHANGE: Mapping[str, bytes | None] = {
-    "demo/mod.py": b"y = 2\n", "demo/new/__init__.py": b"n = 1\n", "demo/old.py": None,
-    "include/a.h": b"// patched\n", "tests/test_a.py": b"# more\n",
-}  # fmt: skip
+    "demo/mod.py": b"y = 2\n",
+    "demo/new/__init__.py": b"n = 1\n",
+    "demo/old.py": None,
+    "include/a.h": b"// patched\n",
+    "tests/test_a.py": b"# more\n",
+}
 
 
 def read(path: Path) -> dict[str, bytes]:
@@ -158,15 +179,24 @@ def test_the_patched_files_are_in_place_and_the_rest_is_untouched(bench: Bench) 
     info, data = "Demo_Pkg-1.0.dist-info/", "Demo_Pkg-1.0.data/"
     renamed = {
         name.replace(info, "demo_pkg-1.0+spark.1.dist-info/").replace(
-            data, "demo_pkg-1.0+spark.1.data/"): raw for name, raw in old.items()
-    }  # fmt: skip
+            data, "demo_pkg-1.0+spark.1.data/"
+        ): raw
+        for name, raw in old.items()
+    }
     different = {name for name in renamed.keys() | new.keys() if renamed.get(name) != new.get(name)}
     stem = "demo_pkg-1.0+spark.1.dist-info"
     assert different == {
-        "demo/mod.py", "demo/old.py", "demo/new/__init__.py", "demo/data/include/a.h",
-        "demo/_version.py", f"{stem}/METADATA", f"{stem}/WHEEL", f"{stem}/RECORD",
-        f"{stem}/RECORD.jws", f"{stem}/RECORD.p7s",
-    }  # fmt: skip
+        "demo/mod.py",
+        "demo/old.py",
+        "demo/new/__init__.py",
+        "demo/data/include/a.h",
+        "demo/_version.py",
+        f"{stem}/METADATA",
+        f"{stem}/WHEEL",
+        f"{stem}/RECORD",
+        f"{stem}/RECORD.jws",
+        f"{stem}/RECORD.p7s",
+    }
 
 
 def test_a_signature_of_the_release_is_not_carried_on(bench: Bench) -> None:
@@ -175,8 +205,12 @@ def test_a_signature_of_the_release_is_not_carried_on(bench: Bench) -> None:
 
 def test_a_record_inside_the_package_is_a_file_like_others(bench: Bench) -> None:
     made = bench.build(None)
-    rows = {row[0]: row[1] for row in csv.reader(io.StringIO(
-        read(made.path)["demo_pkg-1.0+spark.1.dist-info/RECORD"].decode()))}  # fmt: skip
+    rows = {
+        row[0]: row[1]
+        for row in csv.reader(
+            io.StringIO(read(made.path)["demo_pkg-1.0+spark.1.dist-info/RECORD"].decode())
+        )
+    }
     assert rows["demo/_vendor/other-2.0.dist-info/RECORD"].startswith("sha256=")
 
 
@@ -191,8 +225,9 @@ def test_the_metadata_says_name_version_and_requirements(bench: Bench) -> None:
     assert metadata.get_payload() == "A demo.\n"
     wheel = BytesParser().parsebytes(members["other_name-1.0+spark.1.dist-info/WHEEL"])
     assert wheel.get_all("Tag") == [
-        "cp38-abi3-manylinux_2_17_x86_64", "cp38-abi3-manylinux2014_x86_64",
-    ]  # fmt: skip
+        "cp38-abi3-manylinux_2_17_x86_64",
+        "cp38-abi3-manylinux2014_x86_64",
+    ]
     assert members["demo/_version.py"] == VERSION_FILE.replace(b"'1.0'", b"'1.0+spark.1'")
     assert "other_name-1.0+spark.1.data/scripts/demo-tool" in members
     check_record(made.path)
@@ -303,9 +338,10 @@ def test_the_same_series_gives_the_same_wheel_in_another_store(bench: Bench) -> 
 
 
 BUILD_RULES = (
-    *RULES, PathRule(repo="cmake/", wheel=None, build=True),
+    *RULES,
+    PathRule(repo="cmake/", wheel=None, build=True),
     PathRule(repo="CMakeLists.txt", wheel=None, build=True),
-)  # fmt: skip
+)
 
 
 def test_rules_of_compiling_are_left_out_and_told(bench: Bench) -> None:
@@ -392,16 +428,30 @@ def test_a_file_name_that_is_none_is_refused(bench: Bench, tmp_path: Path, name:
 
 def test_wheel_unpacks_it_and_pip_installs_and_checks_it(bench: Bench, tmp_path: Path) -> None:
     plain = make_wheel(
-        tmp_path / "plain", "demo", "1.0", {**PACKAGE, "demo/_version.py": VERSION_FILE},
-        requires=["missing-thing"], executable=["demo/run"],
-    )  # fmt: skip
-    made = bench.build(bench.patched({
-        "demo/mod.py": b"y = 2\n", "demo/new.py": b"", "demo/old.py": None,
-    }), wheel=plain, name="renamed-demo", drop_requires=("missing-thing",))  # fmt: skip
+        tmp_path / "plain",
+        "demo",
+        "1.0",
+        {**PACKAGE, "demo/_version.py": VERSION_FILE},
+        requires=["missing-thing"],
+        executable=["demo/run"],
+    )
+    made = bench.build(
+        bench.patched(
+            {
+                "demo/mod.py": b"y = 2\n",
+                "demo/new.py": b"",
+                "demo/old.py": None,
+            }
+        ),
+        wheel=plain,
+        name="renamed-demo",
+        drop_requires=("missing-thing",),
+    )
     subprocess.run(
         [sys.executable, "-m", "wheel", "unpack", "--dest", tmp_path / "unpacked", made.path],
-        check=True, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.PIPE,
+    )
     unpacked = tmp_path / "unpacked" / "renamed_demo-1.0+spark.1"
     assert (unpacked / "demo" / "mod.py").read_bytes() == b"y = 2\n"
     assert os.access(unpacked / "demo" / "run", os.X_OK)
@@ -410,13 +460,17 @@ def test_wheel_unpacks_it_and_pip_installs_and_checks_it(bench: Bench, tmp_path:
     venv.create(where)
     inside = where / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(inside)]
-    subprocess.run(
-        [*pip, "install", "-qq", "--no-index", "--no-deps", made.path], check=True
-    )  # fmt: skip
+    subprocess.run([*pip, "install", "-qq", "--no-index", "--no-deps", made.path], check=True)
     subprocess.run([*pip, "check"], check=True, stdout=subprocess.PIPE)
     out = subprocess.run(
-        [inside, "-c", "import demo, demo.mod, importlib.metadata as m;"
-         " print(demo.version, demo.mod.y, m.version('renamed-demo'))"],
-        check=True, stdout=subprocess.PIPE, text=True,
-    ).stdout  # fmt: skip
+        [
+            inside,
+            "-c",
+            "import demo, demo.mod, importlib.metadata as m;"
+            " print(demo.version, demo.mod.y, m.version('renamed-demo'))",
+        ],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
     assert out.split() == ["1.0+spark.1", "2", "1.0+spark.1"]

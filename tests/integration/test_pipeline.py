@@ -92,8 +92,10 @@ def test_a_dry_run_makes_nothing_and_asks_nobody(project: Project) -> None:
     out, _ = project.run(*BUILD, "--dry-run", "--json")
     plan = json.loads(out)["plan"]
     assert [(step["label"], step["state"]) for step in plan] == [
-        ("source demo", "to make"), ("series demo", "to make"), ("wheel demo", "to make"),
-    ]  # fmt: skip
+        ("source demo", "to make"),
+        ("series demo", "to make"),
+        ("wheel demo", "to make"),
+    ]
     sizes = [len(project.server.pages[page].body) for page in (SDIST, WHEEL)]
     assert [step["download"] for step in plan] == [sizes[0], 0, sizes[1]]
     assert all(step["why"] == ["never built for this target"] for step in plan)
@@ -131,7 +133,8 @@ def test_explain_names_the_input_that_changed(project: Project) -> None:
     project.build()
     out, _ = project.run(*words, "--json")
     assert {step["label"]: step["state"] for step in json.loads(out)["explain"]}[
-        "wheel demo"] == "in the store"  # fmt: skip
+        "wheel demo"
+    ] == "in the store"
 
 
 def test_explain_goes_as_far_as_this_machine_can_for_another_platform(project: Project) -> None:
@@ -185,8 +188,10 @@ def test_force_makes_a_stage_again(project: Project) -> None:
     project.build()
     again = project.build("--force", "wheels")
     assert states(again) == {
-        "source demo": "in the store", "series demo": "in the store", "wheel demo": "made",
-    }  # fmt: skip
+        "source demo": "in the store",
+        "series demo": "in the store",
+        "wheel demo": "made",
+    }
     check_result(project)
 
 

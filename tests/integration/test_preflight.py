@@ -14,10 +14,13 @@ from tests.support import PATIENCE_S
 
 __all__ = ["start"]  # a fixture
 
-ANSWERS = [{
-    "tokens": [40, 41, 42], "prompt": [-1.5, -2.5],
-    "next": [{"token": 7, "logprob": -0.5, "lead": 2.0}],
-}]  # fmt: skip
+ANSWERS = [
+    {
+        "tokens": [40, 41, 42],
+        "prompt": [-1.5, -2.5],
+        "next": [{"token": 7, "logprob": -0.5, "lead": 2.0}],
+    }
+]
 WRONG = "INFO [mxfp4.py:8] Using 'TRITON' Mxfp4 MoE backend."
 
 
@@ -28,14 +31,20 @@ def variables(tmp_path: Path) -> dict[str, str]:
     folder.mkdir(parents=True)
     for name in (folder / "reference.json", tmp_path / "answers.json"):
         name.write_text(json.dumps({"schema": 1, "answers": ANSWERS}))
-    (tmp_path / "served.json").write_text(json.dumps({
-        "moe_backend": "marlin", "expect": {"moe": "MARLIN"},
-    }))  # fmt: skip
+    (tmp_path / "served.json").write_text(
+        json.dumps(
+            {
+                "moe_backend": "marlin",
+                "expect": {"moe": "MARLIN"},
+            }
+        )
+    )
     return {
-        "SPARKFORGE_SHARE": str(tmp_path / "share"), "SPARKFORGE_PREFLIGHT": "always",
+        "SPARKFORGE_SHARE": str(tmp_path / "share"),
+        "SPARKFORGE_PREFLIGHT": "always",
         "SPARKFORGE_PROFILE": str(tmp_path / "served.json"),
         "FAKE_REFERENCE": str(tmp_path / "answers.json"),
-    }  # fmt: skip
+    }
 
 
 def test_a_right_one_is_followed_by_the_server(start: Start, variables: dict[str, str]) -> None:

@@ -30,11 +30,24 @@ def checkout(folder: Path) -> Path:
 
 def run(store: Path, *words: str, code: int = 0, **env: str) -> tuple[str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "sparkforge", "proofs", *words, "--store", store,
-         "--pins", checkout(store.parent)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **env}, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "sparkforge",
+            "proofs",
+            *words,
+            "--store",
+            store,
+            "--pins",
+            checkout(store.parent),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stdout + done.stderr
     return done.stdout, done.stderr
@@ -57,9 +70,11 @@ def test_the_smallest_kernel_is_proved_and_its_stub_is_seen(
     assert "13." in document["nvcc"]
     found = {proof["label"]: proof for proof in document["proofs"]}
     assert set(found) == {
-        "block-scaled-mma 121a", "block-scaled-mma 120f",
-        "block-scaled-mma-plain 121", "block-scaled-mma-plain 120",
-    }  # fmt: skip
+        "block-scaled-mma 121a",
+        "block-scaled-mma 120f",
+        "block-scaled-mma-plain 121",
+        "block-scaled-mma-plain 120",
+    }
     for arch in ("121a", "120f"):
         proof = found[f"block-scaled-mma {arch}"]
         assert proof["problems"] == []
@@ -95,8 +110,11 @@ def test_cleaning_what_is_superseded_keeps_the_proofs(
     store, first = proved
     subprocess.run(
         [sys.executable, "-m", "sparkforge", "clean", "--superseded", "--store", store],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=True,
+    )
     kept = [path for path in (store / "artefacts").glob("proof-*/*") if path.is_dir()]
     assert len(kept) == 1 + 2 * len(first["proofs"])  # readers; machine code and facts of each
 

@@ -29,11 +29,13 @@ def clash(up: Upstream) -> None:
     """A series of three on a release that changes the same line as the second."""
     text = FILES["demo/mod.py"]
     other = {"demo/__init__.py": FILES["demo/__init__.py"] + b"y = 2\n"}
-    up.series({
-        "First one": other,
-        "Second one": {"demo/mod.py": with_line(text, 20, b"ours = 1")},
-        "Third one": {"demo/third.py": b"third = 3\n"},
-    })  # fmt: skip
+    up.series(
+        {
+            "First one": other,
+            "Second one": {"demo/mod.py": with_line(text, 20, b"ours = 1")},
+            "Third one": {"demo/third.py": b"third = 3\n"},
+        }
+    )
     up.release({"demo/mod.py": with_line(b"new = 0\n" + text, 21, b"theirs = 1")})
 
 
@@ -197,10 +199,14 @@ FetchContent_Declare(tagged GIT_REPOSITORY https://127.0.0.1:9/tagged GIT_TAG %s
 
 def test_what_no_longer_agrees(upstream: Upstream) -> None:
     old, new = b"1" * 40, b"2" * 40
-    upstream.begin_with({
-        "cmake/extra.cmake": CMAKE % (old, b"v1.0"),
-    })  # fmt: skip
-    upstream.project.edit_pins("    paths:\n", f"""\
+    upstream.begin_with(
+        {
+            "cmake/extra.cmake": CMAKE % (old, b"v1.0"),
+        }
+    )
+    upstream.project.edit_pins(
+        "    paths:\n",
+        f"""\
     externals:
       extra:
         git: https://127.0.0.1:9/extra.git
@@ -212,21 +218,34 @@ def test_what_no_longer_agrees(upstream: Upstream) -> None:
         commit: {old.decode()}
         redirect: TAGGED_DIR
     paths:
-""")  # fmt: skip
+""",
+    )
     lock = upstream.root / "requirements" / "tiny.txt"
     plan = "        local: spark\n"
     upstream.project.edit_pins(plan, plan + "        drop_requires: [dropped]\n")
     pinned = {"helper": "1.0", "kept": "1.5+cpu", "ranged": "3.0"}
-    lock.write_text("".join(f"{name}=={version} \\\n    --hash=sha256:{'0' * 64}\n"
-                            for name, version in pinned.items()))  # fmt: skip
+    lock.write_text(
+        "".join(
+            f"{name}=={version} \\\n    --hash=sha256:{'0' * 64}\n"
+            for name, version in pinned.items()
+        )
+    )
     (upstream.root / "requirements" / "tiny.in").write_text("demo==1.0  # ours\n")
     upstream.series({"First one": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"x = 1")}})
-    upstream.release({
-        "cmake/extra.cmake": CMAKE % (new, b"v2.0"),
-    }, requires=[
-        "helper==2.0", "kept==1.5", "ranged<3,>=1; python_version >= '3.11'", "dropped==9.0",
-        "elsewhere==1.0; sys_platform == 'win32'", "more==1.0; extra == 'more'", "lacking>=2",
-    ])  # fmt: skip
+    upstream.release(
+        {
+            "cmake/extra.cmake": CMAKE % (new, b"v2.0"),
+        },
+        requires=[
+            "helper==2.0",
+            "kept==1.5",
+            "ranged<3,>=1; python_version >= '3.11'",
+            "dropped==9.0",
+            "elsewhere==1.0; sys_platform == 'win32'",
+            "more==1.0; extra == 'more'",
+            "lacking>=2",
+        ],
+    )
     said = upstream.rebase("demo", "--onto", "latest", "--dry-run")
     found = {one["what"]: one for one in said["companions"]}
     assert len(found) == 4
@@ -401,9 +420,14 @@ def kill_at(number: int, module: Any, name: str) -> Callable[[pytest.MonkeyPatch
     return install
 
 
-@pytest.mark.parametrize(("module", "name", "step"), [
-    (disk, "write_file", 2), (transaction, "_write", 2), (run, "call", 61),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "name", "step"),
+    [
+        (disk, "write_file", 2),
+        (transaction, "_write", 2),
+        (run, "call", 61),
+    ],
+)
 def test_killed_anywhere(
     upstream: Upstream, tmp_path: Path, module: Any, name: str, step: int
 ) -> None:

@@ -15,8 +15,19 @@ from tests.support import Repo
 
 def verdict_case(project: Project) -> tuple[Upstream, dict[str, Mapping[str, bytes | None]]]:
     """A release and a series in which every verdict occurs."""
-    names = ["clean", "shift", "changed", "taken", "empty", "clash", "old_name", "gone",
-             "indent", "worded", "moved"]  # fmt: skip
+    names = [
+        "clean",
+        "shift",
+        "changed",
+        "taken",
+        "empty",
+        "clash",
+        "old_name",
+        "gone",
+        "indent",
+        "worded",
+        "moved",
+    ]
     base = {**FILES, **{f"demo/{name}.py": lines(name) for name in names}}
     up = Upstream(project, FILES)
     up.begin_with(base)
@@ -41,21 +52,23 @@ def verdict_case(project: Project) -> tuple[Upstream, dict[str, Mapping[str, byt
         "Moved one": {"demo/moved.py": edit("moved", 10, b"ours = 1")},
     }
     text = lines("moved").split(b"\n")
-    up.release({
-        "demo/shift.py": b"new = 0\n" * 9 + base["demo/shift.py"],
-        "demo/changed.py": edit("changed", 5, b"both = 1"),
-        "demo/taken.py": b"new = 0\n" * 9 + edit("taken", 10, b"both = 1"),
-        "demo/empty.py": with_line(edit("empty", 10, b"both = 1"), 12, b"theirs = 1"),
-        "demo/clash.py": edit("clash", 10, b"theirs = 1"),
-        "demo/old_name.py": None, "demo/new_name.py": base["demo/old_name.py"] + b"more = 1\n",
-        "demo/gone.py": None,
-        "demo/indent.py": b"if True:\n" + b"".join(
-            b"    " + line + b"\n" for line in base["demo/indent.py"].splitlines()
-        ),
-        "demo/worded.py": edit("worded", 10, b"\n".join([b"# our words", *fix[:3], b"pass"])),
-        "demo/moved.py": b"\n".join(text[:5] + text[20:]),
-        "demo/elsewhere.py": b"\n".join(text[5:20]) + b"\n",
-    })  # fmt: skip
+    up.release(
+        {
+            "demo/shift.py": b"new = 0\n" * 9 + base["demo/shift.py"],
+            "demo/changed.py": edit("changed", 5, b"both = 1"),
+            "demo/taken.py": b"new = 0\n" * 9 + edit("taken", 10, b"both = 1"),
+            "demo/empty.py": with_line(edit("empty", 10, b"both = 1"), 12, b"theirs = 1"),
+            "demo/clash.py": edit("clash", 10, b"theirs = 1"),
+            "demo/old_name.py": None,
+            "demo/new_name.py": base["demo/old_name.py"] + b"more = 1\n",
+            "demo/gone.py": None,
+            "demo/indent.py": b"if True:\n"
+            + b"".join(b"    " + line + b"\n" for line in base["demo/indent.py"].splitlines()),
+            "demo/worded.py": edit("worded", 10, b"\n".join([b"# our words", *fix[:3], b"pass"])),
+            "demo/moved.py": b"\n".join(text[:5] + text[20:]),
+            "demo/elsewhere.py": b"\n".join(text[5:20]) + b"\n",
+        }
+    )
     return up, patches
 
 
@@ -66,12 +79,18 @@ def test_every_verdict(project: Project) -> None:
     said = up.rebase("demo", "--onto", f"release:{NEW}", "--dry-run", code=STOPPED)
     found = {move["patch"].removesuffix("-one.patch"): move for move in said["patches"]}
     assert {name: (move["verdict"], move["stops"]) for name, move in found.items()} == {
-        "clean": ("clean", False), "shift": ("context-only", False),
-        "changed": ("changed", False), "taken": ("upstreamed", False), "empty": ("empty", False),
-        "clash": ("conflict", True), "renamed": ("target-renamed", False),
-        "gone": ("target-deleted", True), "indent": ("conflict", True),
-        "worded": ("conflict", True), "moved": ("conflict", True),
-    }  # fmt: skip
+        "clean": ("clean", False),
+        "shift": ("context-only", False),
+        "changed": ("changed", False),
+        "taken": ("upstreamed", False),
+        "empty": ("empty", False),
+        "clash": ("conflict", True),
+        "renamed": ("target-renamed", False),
+        "gone": ("target-deleted", True),
+        "indent": ("conflict", True),
+        "worded": ("conflict", True),
+        "moved": ("conflict", True),
+    }
     assert {move["verdict"] for move in found.values()} == {verdict.value for verdict in Verdict}
     assert "demo/old_name.py is demo/new_name.py now" in found["renamed"]["detail"][0]
     assert "demo/gone.py is gone" in found["gone"]["detail"]
@@ -86,8 +105,12 @@ def test_every_verdict(project: Project) -> None:
 def test_a_patch_behind_one_that_stops_is_marked(upstream: Upstream) -> None:
     text = FILES["demo/mod.py"]
     first = with_line(text, 5, b"ours = 1")
-    upstream.series({"First one": {"demo/mod.py": first},
-                     "Second one": {"demo/mod.py": with_line(first, 6, b"ours = 2")}})  # fmt: skip
+    upstream.series(
+        {
+            "First one": {"demo/mod.py": first},
+            "Second one": {"demo/mod.py": with_line(first, 6, b"ours = 2")},
+        }
+    )
     upstream.release({"demo/mod.py": with_line(text, 5, b"theirs = 1")})
     said = upstream.rebase("demo", "--onto", "latest", "--dry-run", code=STOPPED)
     assert [move["after"] for move in said["patches"]] == [[], ["first-one.patch"]]
@@ -98,8 +121,9 @@ def moves_in_history(up: Upstream, code: int = 0) -> dict[str, dict[str, Any]]:
     """Tag what the repository's main branch has as v2.0; returns the moves by patch."""
     repo = up.project.repo
     repo("tag", "v2.0", "main")
-    said = up.rebase("demo", "--onto", "v2.0", "--dry-run", "--mirror", f"demo={repo.path}",
-                     code=code)  # fmt: skip
+    said = up.rebase(
+        "demo", "--onto", "v2.0", "--dry-run", "--mirror", f"demo={repo.path}", code=code
+    )
     return {move["patch"].removesuffix("-one.patch"): move for move in said["patches"]}
 
 
@@ -107,8 +131,12 @@ def test_history_names_the_commit_that_did_it(upstream: Upstream) -> None:
     text = lines("far")
     repo = upstream.project.repo
     upstream.begin_with({"demo/far.py": text, "demo/mod2.py": lines("mod2")})
-    upstream.series({"Far one": {"demo/far.py": with_line(text, 3, b"ours = 1")},
-                     "Mod one": {"demo/mod2.py": b"ours = 1\n" + lines("mod2")}})  # fmt: skip
+    upstream.series(
+        {
+            "Far one": {"demo/far.py": with_line(text, 3, b"ours = 1")},
+            "Mod one": {"demo/mod2.py": b"ours = 1\n" + lines("mod2")},
+        }
+    )
     repo("checkout", "--quiet", "main")
     repo.commit({"demo/far.py": None, "demo/near.py": text}, "Move far near")
     repo.commit({"demo/mod2.py": None}, "Drop mod2")
@@ -189,17 +217,24 @@ def test_patches_on_one_another_that_upstream_took(upstream: Upstream) -> None:
 def test_a_name_that_vanished_is_reported(upstream: Upstream) -> None:
     text = lines("t")
     helper = b"def compute_answer(x):\n    return x\n\n\ndef kept_function(x):\n    return x\n"
-    upstream.begin_with({
-        "demo/t.py": text, "demo/helper.py": helper, "demo/still.py": b"other_name = 1\n",
-        "demo/gone.py": b"other_name = 2\nlocal_name = 3\nprosaic = 4\n",
-        "tests/test_t.py": b"compute_answer(1)\n",
-    })  # fmt: skip
+    upstream.begin_with(
+        {
+            "demo/t.py": text,
+            "demo/helper.py": helper,
+            "demo/still.py": b"other_name = 1\n",
+            "demo/gone.py": b"other_name = 2\nlocal_name = 3\nprosaic = 4\n",
+            "tests/test_t.py": b"compute_answer(1)\n",
+        }
+    )
     ours = b"""local_name = compute_answer(kept_function(other_name))  # prosaic: is this \
 not a call'd kept_word?"""
     upstream.series({"Use one": {"demo/t.py": with_line(text, 10, ours)}})
-    upstream.release({
-        "demo/helper.py": helper.replace(b"compute_answer", b"find_answer"), "demo/gone.py": None,
-    })  # fmt: skip
+    upstream.release(
+        {
+            "demo/helper.py": helper.replace(b"compute_answer", b"find_answer"),
+            "demo/gone.py": None,
+        }
+    )
     (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
     assert (move["verdict"], move["vanished"]) == ("clean", ["compute_answer"])
     assert move["next"] == "check what replaced compute_answer, then run its test"

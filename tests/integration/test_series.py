@@ -24,11 +24,15 @@ from tests.support import BODY, ROOT, Repo
 
 TEXT = "".join(f"line {i}\n" for i in range(1, 41)).encode()
 FILES: Mapping[str, bytes] = {
-    "pkg/mod.py": TEXT, "pkg/crlf.py": TEXT.replace(b"\n", b"\r\n"),
-    "pkg/data.bin": bytes(range(256)), "run.sh": b"#!/bin/sh\n", "pkg/with space.py": TEXT,
+    "pkg/mod.py": TEXT,
+    "pkg/crlf.py": TEXT.replace(b"\n", b"\r\n"),
+    "pkg/data.bin": bytes(range(256)),
+    "run.sh": b"#!/bin/sh\n",
+    "pkg/with space.py": TEXT,
     "pkg/\u00fcn\u00ef.py": TEXT,
-    "b/ b/b": TEXT, 'pkg/"q"\\.py': TEXT,
-}  # fmt: skip
+    "b/ b/b": TEXT,
+    'pkg/"q"\\.py': TEXT,
+}
 
 
 @dataclass
@@ -125,10 +129,26 @@ def edited(old: bytes, new: bytes, data: bytes = TEXT) -> bytes:
         {"pkg/mod.py": TEXT + b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-- \nFrom me\n"},
         {"pkg/latin.py": b"caf\xe9\n"},
     ],
-    ids=["changed", "new", "new-empty", "deleted", "moved", "crlf", "to-crlf", "binary",
-         "new-binary", "no-newline", "white-space", "spaces", "unicode", "ambiguous", "quotes",
-         "looks-like-a-patch", "latin-1"],
-)  # fmt: skip
+    ids=[
+        "changed",
+        "new",
+        "new-empty",
+        "deleted",
+        "moved",
+        "crlf",
+        "to-crlf",
+        "binary",
+        "new-binary",
+        "no-newline",
+        "white-space",
+        "spaces",
+        "unicode",
+        "ambiguous",
+        "quotes",
+        "looks-like-a-patch",
+        "latin-1",
+    ],
+)
 def test_a_change_applies_the_same_in_memory_and_as_a_commit(
     shop: Workshop, files: Mapping[str, bytes | None], request: pytest.FixtureRequest
 ) -> None:
@@ -304,11 +324,20 @@ print(applied.commit, applied.tree)
 
 def as_user(shop: Workshop, name: str, env: Mapping[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", APPLY, shop.store.root.parent / name, shop.patches,
-         shop.repo.path, shop.base],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env}, capture_output=True, text=True,
+        [
+            sys.executable,
+            "-c",
+            APPLY,
+            shop.store.root.parent / name,
+            shop.patches,
+            shop.repo.path,
+            shop.base,
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout.splitlines()[-1]
 
@@ -316,12 +345,18 @@ def as_user(shop: Workshop, name: str, env: Mapping[str, str]) -> str:
 def test_a_hostile_user_gets_the_same_commit_and_tree(shop: Workshop, tmp_path: Path) -> None:
     source = b"".join(b"def f%d():\n%s\n\n" % (i, b"    x = 1\n" * 9) for i in range(9))
     shop.base = shop.repo.commit({"pkg/long.py": source})
-    shop.patch("Change some lines of the \u00fcber package", {
-        "pkg/long.py": source.replace(b"def f4():\n    x = 1\n    x = 1\n    x = 1\n    x = 1\n",
-                                      b"def f4():\n    x = 1\n    x = 1\n    x = 1\n    x = 2\n"),
-        "pkg/crlf.py": FILES["pkg/crlf.py"].replace(b"line 3\r\n", b"line three\r\n"),
-        "pkg/data.bin": b"\0" * 99, "pkg/ws.py": b"x \n\t\n",
-    })  # fmt: skip
+    shop.patch(
+        "Change some lines of the \u00fcber package",
+        {
+            "pkg/long.py": source.replace(
+                b"def f4():\n    x = 1\n    x = 1\n    x = 1\n    x = 1\n",
+                b"def f4():\n    x = 1\n    x = 1\n    x = 1\n    x = 2\n",
+            ),
+            "pkg/crlf.py": FILES["pkg/crlf.py"].replace(b"line 3\r\n", b"line three\r\n"),
+            "pkg/data.bin": b"\0" * 99,
+            "pkg/ws.py": b"x \n\t\n",
+        },
+    )
     plain = as_user(shop, "plain", {})
 
     home = tmp_path / "hostile"
@@ -331,9 +366,17 @@ def test_a_hostile_user_gets_the_same_commit_and_tree(shop: Workshop, tmp_path: 
     for folder in (hooks, template, home / ".config" / "git"):
         folder.mkdir(parents=True)
     for folder in (hooks, template):
-        for name in ("applypatch-msg", "pre-applypatch", "post-applypatch", "commit-msg",
-                     "pre-commit", "prepare-commit-msg", "reference-transaction",
-                     "post-checkout", "post-index-change"):  # fmt: skip
+        for name in (
+            "applypatch-msg",
+            "pre-applypatch",
+            "post-applypatch",
+            "commit-msg",
+            "pre-commit",
+            "prepare-commit-msg",
+            "reference-transaction",
+            "post-checkout",
+            "post-index-change",
+        ):
             (folder / name).write_text(f"#!/bin/sh\ntouch '{mark}'\nexit 1\n")
             (folder / name).chmod(0o755)
     (home / ".config" / "git" / "attributes").write_text(
@@ -413,27 +456,46 @@ def test_a_hostile_user_gets_the_same_commit_and_tree(shop: Workshop, tmp_path: 
     showSignature = true
     date = relative
 """)
-    hostile = as_user(shop, "hostile-store", {
-        "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"),
-        "GIT_DIFF_OPTS": "-u9", "GIT_CONFIG_PARAMETERS": "'diff.noprefix'='true'",
-        "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "diff.context",
-        "GIT_CONFIG_VALUE_0": "9", "GIT_DEFAULT_HASH": "sha256",
-        "GIT_TEMPLATE_DIR": str(home / "template"), "GIT_AUTHOR_NAME": "Mallory",
-        "GIT_COMMITTER_NAME": "Mallory", "GIT_COMMITTER_DATE": "1 +0000",
-        "GIT_AUTHOR_DATE": "1 +0000", "GIT_DIR": str(tmp_path / "elsewhere"),
-        "GIT_INDEX_FILE": str(tmp_path / "elsewhere" / "index"), "GIT_EXTERNAL_DIFF": "false",
-        "GIT_ICASE_PATHSPECS": "1", "GIT_PAGER": "false", "GIT_EDITOR": "false",
-        "TZ": "Asia/Kolkata", "LC_ALL": "C", "COLUMNS": "20",
-    })  # fmt: skip
+    hostile = as_user(
+        shop,
+        "hostile-store",
+        {
+            "HOME": str(home),
+            "XDG_CONFIG_HOME": str(home / ".config"),
+            "GIT_DIFF_OPTS": "-u9",
+            "GIT_CONFIG_PARAMETERS": "'diff.noprefix'='true'",
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "diff.context",
+            "GIT_CONFIG_VALUE_0": "9",
+            "GIT_DEFAULT_HASH": "sha256",
+            "GIT_TEMPLATE_DIR": str(home / "template"),
+            "GIT_AUTHOR_NAME": "Mallory",
+            "GIT_COMMITTER_NAME": "Mallory",
+            "GIT_COMMITTER_DATE": "1 +0000",
+            "GIT_AUTHOR_DATE": "1 +0000",
+            "GIT_DIR": str(tmp_path / "elsewhere"),
+            "GIT_INDEX_FILE": str(tmp_path / "elsewhere" / "index"),
+            "GIT_EXTERNAL_DIFF": "false",
+            "GIT_ICASE_PATHSPECS": "1",
+            "GIT_PAGER": "false",
+            "GIT_EDITOR": "false",
+            "TZ": "Asia/Kolkata",
+            "LC_ALL": "C",
+            "COLUMNS": "20",
+        },
+    )
     assert hostile == plain
     assert not mark.exists()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("GIT_DIFF_OPTS", "-u9"), ("GIT_CONFIG_PARAMETERS", "'diff.noprefix'='true'"),
-     ("GIT_EXTERNAL_DIFF", "false")],
-)  # fmt: skip
+    [
+        ("GIT_DIFF_OPTS", "-u9"),
+        ("GIT_CONFIG_PARAMETERS", "'diff.noprefix'='true'"),
+        ("GIT_EXTERNAL_DIFF", "false"),
+    ],
+)
 def test_git_variables_of_the_user_do_not_change_an_export(
     shop: Workshop, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
@@ -480,8 +542,16 @@ def test_what_a_killed_apply_left_does_not_stop_the_next(shop: Workshop) -> None
     shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
     bare = shop.source.repo
     with shop.store.temporary("series") as work:
-        git.git(bare, "worktree", "add", "--quiet", "--no-checkout", "--detach",
-                str(work / "tree"), shop.base)  # fmt: skip
+        git.git(
+            bare,
+            "worktree",
+            "add",
+            "--quiet",
+            "--no-checkout",
+            "--detach",
+            str(work / "tree"),
+            shop.base,
+        )
     both_ways(shop)
 
 
@@ -494,8 +564,9 @@ def test_an_export_is_what_was_read(shop: Workshop) -> None:
     applied = series.apply(shop.store, shop.read(), shop.source)
     files = series.export(shop.source.repo, shop.base, applied.commit)
     assert [name for name, _ in files] == [
-        "change-a-line.patch", "add-something-to-the-ber-package.patch",
-    ]  # fmt: skip
+        "change-a-line.patch",
+        "add-something-to-the-ber-package.patch",
+    ]
     assert files == [(patch.name, patch.path.read_bytes()) for patch in shop.read().patches]
 
 
@@ -503,13 +574,20 @@ def test_authors_and_dates_are_the_patchs_own(shop: Workshop) -> None:
     shop.repo.write({"pkg/new.py": b"x\n"})
     shop.repo("add", "--all")
     shop.repo(
-        "commit", "--quiet", "--author", "J\u00fcrgen \u00dc <j@example.invalid>",
-        "--date", "1600000000 -0330", "-m", f"Add a module\n\n{BODY}",
-    )  # fmt: skip
+        "commit",
+        "--quiet",
+        "--author",
+        "J\u00fcrgen \u00dc <j@example.invalid>",
+        "--date",
+        "1600000000 -0330",
+        "-m",
+        f"Add a module\n\n{BODY}",
+    )
     shop.exported()
     applied = series.apply(shop.store, shop.read(), shop.source)
-    show = git.git(shop.source.repo, "show", "-s", "--date=raw", "--format=%an|%ae|%ad|%cn|%cd",
-                   applied.commit)  # fmt: skip
+    show = git.git(
+        shop.source.repo, "show", "-s", "--date=raw", "--format=%an|%ae|%ad|%cn|%cd", applied.commit
+    )
     assert show == (
         "J\u00fcrgen \u00dc|j@example.invalid|1600000000 -0330|sparkforge|1600000000 -0330"
     )
@@ -523,8 +601,10 @@ def test_a_record_that_differs_is_refused(shop: Workshop) -> None:
     series.check_record("demo", shop.source, patched.commit, patched.tree, good)
     series.check_record("demo", shop.source, None, patched.tree, good)
     series.check_record("demo", shop.source, patched.commit, patched.tree, None)
-    for wrong in (Recorded(commit="1" * 40, tree=patched.tree),
-                  Recorded(commit=patched.commit, tree="2" * 40)):  # fmt: skip
+    for wrong in (
+        Recorded(commit="1" * 40, tree=patched.tree),
+        Recorded(commit=patched.commit, tree="2" * 40),
+    ):
         with pytest.raises(IntegrityError, match=r"patched\.release.*the record is") as caught:
             series.check_record("demo", shop.source, patched.commit, patched.tree, wrong)
         assert caught.value.exit_code == 5

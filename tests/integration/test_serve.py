@@ -45,10 +45,16 @@ exit 1
 def context_of(root: Path, port: int) -> Context:
     pins = load(ROOT / "pins.yaml")
     return Context(
-        root=root, pins=pins, pins_path=ROOT / "pins.yaml", store=Store(root / "store"),
-        target_name="cpu", target=pins.target("cpu"), platform="linux/amd64",
-        access=Access(Index(), {}, True), port=port,
-    )  # fmt: skip
+        root=root,
+        pins=pins,
+        pins_path=ROOT / "pins.yaml",
+        store=Store(root / "store"),
+        target_name="cpu",
+        target=pins.target("cpu"),
+        platform="linux/amd64",
+        access=Access(Index(), {}, True),
+        port=port,
+    )
 
 
 def bake(root: Path, *, before: str = "", seconds: float = 0) -> None:

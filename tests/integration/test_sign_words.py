@@ -48,17 +48,27 @@ def test_nothing_is_signed_that_was_not_built(project: Project) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"items": 3}', '{"items": [3]}', '{"items": [{"stage": "image"}]}',
+        '{"items": 3}',
+        '{"items": [3]}',
+        '{"items": [{"stage": "image"}]}',
         '{"items": [{"stage": "image", "inputs": {}, "outputs": {"kind": "image", "base": 3}}]}',
     ],
-)  # fmt: skip
+)
 def test_a_receipt_of_another_shape_is_none(project: Project, text: str) -> None:
     project.build()
     (project.root / "dist" / "tiny" / "receipt.json").write_text(text)
     project.run("explain", "--target", "tiny")  # means what was built last, where that is known
     image = f"r/x@sha256:{'0' * 64}"
-    _, err = project.run("sign", "--target", "tiny", "--key", KEY, "--image", image,
-                         code=21 if "kind" in text else 20)  # fmt: skip
+    _, err = project.run(
+        "sign",
+        "--target",
+        "tiny",
+        "--key",
+        KEY,
+        "--image",
+        image,
+        code=21 if "kind" in text else 20,
+    )
     assert "is not a receipt" in err or "is not the built image" in err
     receipt = project.build()
     assert receipt["items"]

@@ -34,12 +34,23 @@ def upstream(commit: str, *, tag: str = "v1.0", file: Path | None = None) -> Ups
     files = {}
     if file is not None:
         data = file.read_bytes()
-        files["it"] = {"project": "demo", "file": file.name, "sha256": sha256(data),
-                       "size": len(data)}  # fmt: skip
-    return Upstream.model_validate({
-        "git": "https://127.0.0.1:9/demo.git", "tag": tag, "commit": commit, "version": "1.0",
-        "files": files, "source_file": "it" if file else None, "paths": PATHS,
-    })  # fmt: skip
+        files["it"] = {
+            "project": "demo",
+            "file": file.name,
+            "sha256": sha256(data),
+            "size": len(data),
+        }
+    return Upstream.model_validate(
+        {
+            "git": "https://127.0.0.1:9/demo.git",
+            "tag": tag,
+            "commit": commit,
+            "version": "1.0",
+            "files": files,
+            "source_file": "it" if file else None,
+            "paths": PATHS,
+        }
+    )
 
 
 @dataclass
@@ -88,9 +99,11 @@ def test_wheels_of_two_platforms_give_one_commit(world: World) -> None:
     for number, name in enumerate(("one", "two")):
         (world.folder / name).mkdir()
         file = make_wheel(
-            world.folder / name, f"demo_{name}", "1.0",
+            world.folder / name,
+            f"demo_{name}",
+            "1.0",
             {"demo/__init__.py": b"x = 1\n", "demo/native.so": b"%d" % number},
-        )  # fmt: skip
+        )
         commits.add(world.release(file).commit)
     assert len(commits) == 1
 
@@ -174,9 +187,12 @@ def test_a_mirror_path_is_used_offline_and_an_address_is_not(world: World) -> No
     repo("tag", "v1.0")
     with pytest.raises(FetchError, match="--offline is set"):
         sources.ensure(
-            world.store, "demo", upstream(commit), GIT,
+            world.store,
+            "demo",
+            upstream(commit),
+            GIT,
             world.access(offline=True, demo=repo.path.as_uri()),
-        )  # fmt: skip
+        )
     source = sources.ensure(
         world.store, "demo", upstream(commit), GIT, world.access(offline=True, demo=repo.path)
     )
@@ -303,9 +319,11 @@ def test_an_sdist_becomes_the_same_commit_twice_and_in_another_store(world: Worl
 
 def test_of_a_wheel_the_python_files_become_a_commit_at_their_places(world: World) -> None:
     files = {
-        "demo/run.py": b"#!/bin/sh\n", "demo/plugins/a/b.py": b"x = 1\n", "demo/core.so": b"\0",
+        "demo/run.py": b"#!/bin/sh\n",
+        "demo/plugins/a/b.py": b"x = 1\n",
+        "demo/core.so": b"\0",
         "other/x.py": b"",
-    }  # fmt: skip
+    }
     file = make_wheel(world.folder, files=files, executable=["demo/run.py"])
     first = world.release(file)
     other = world.release(file, Store(world.folder / "other"))
@@ -336,8 +354,20 @@ def test_a_release_file_is_found_as_pip_is_configured_and_then_kept(world: World
 
 
 def test_modes_links_and_odd_names_are_kept(world: World) -> None:
-    names = ["with space", 'quo"te', "back\\slash", "new\nline", "tab\t", "ünï", "-dash", "a b/a b",
-             "\udcff\udcfe", "#hash", "$(x)", "trailing "]  # fmt: skip
+    names = [
+        "with space",
+        'quo"te',
+        "back\\slash",
+        "new\nline",
+        "tab\t",
+        "ünï",
+        "-dash",
+        "a b/a b",
+        "\udcff\udcfe",
+        "#hash",
+        "$(x)",
+        "trailing ",
+    ]
     members = [tar_member(f"demo-1.0/d/{name}", name.encode(errors="replace")) for name in names]
     members += [
         tar_member("demo-1.0/run", b"#!/bin/sh\n", mode=0o755),
@@ -350,8 +380,12 @@ def test_modes_links_and_odd_names_are_kept(world: World) -> None:
     source = world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
     modes = listing(source)
     assert modes == {f"d/{name}": "100644" for name in names} | {
-        "run": "100755", "group": "100644", "link": "120000", "hard": "100755", "empty": "100644",
-    }  # fmt: skip
+        "run": "100755",
+        "group": "100644",
+        "link": "120000",
+        "hard": "100755",
+        "empty": "100644",
+    }
     blobs = git.blobs_at(source.repo, source.commit, modes)
     assert git.blob(source.repo, blobs["link"]) == b"/etc/passwd"
     assert git.blob(source.repo, blobs["hard"]) == b"#!/bin/sh\n"
@@ -368,9 +402,16 @@ def test_the_last_of_two_members_of_a_name_counts(world: World) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["demo-1.0/../../evil", "../demo-1.0/evil", "demo-1.0/a/../../../evil", "/demo-1.0/evil",
-     "demo-1.0/.git/config", "demo-1.0/a/.GIT/hooks/x", "demo-1.0//../../evil"],
-)  # fmt: skip
+    [
+        "demo-1.0/../../evil",
+        "../demo-1.0/evil",
+        "demo-1.0/a/../../../evil",
+        "/demo-1.0/evil",
+        "demo-1.0/.git/config",
+        "demo-1.0/a/.GIT/hooks/x",
+        "demo-1.0//../../evil",
+    ],
+)
 def test_a_member_that_would_leave_the_tree_is_refused(world: World, name: str) -> None:
     members = [tar_member("demo-1.0/good", b"good"), tar_member(name, b"evil")]
     with pytest.raises(IntegrityError, match="is outside the tree") as caught:
@@ -422,9 +463,16 @@ def damage(file: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [("sdist", "cut"), ("sdist", "html"), ("wheel", "cut"), ("wheel", "flipped"),
-     ("wheel", "html"), ("wheel", "encrypted"), ("wheel", "packed oddly")],
-)  # fmt: skip
+    [
+        ("sdist", "cut"),
+        ("sdist", "html"),
+        ("wheel", "cut"),
+        ("wheel", "flipped"),
+        ("wheel", "html"),
+        ("wheel", "encrypted"),
+        ("wheel", "packed oddly"),
+    ],
+)
 def test_a_damaged_archive_is_refused_and_the_right_one_works_after_it(
     world: World, kind: str, how: str
 ) -> None:

@@ -84,9 +84,15 @@ def test_a_start_that_somebody_ends_is_no_failure(start: Start, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("policy", "waits"),
-    [("unless-stopped", True), ("always", True), ("on-failure", True), ("on-failure:5", False),
-     ("no", False), ("", False)],
-)  # fmt: skip
+    [
+        ("unless-stopped", True),
+        ("always", True),
+        ("on-failure", True),
+        ("on-failure:5", False),
+        ("no", False),
+        ("", False),
+    ],
+)
 def test_what_no_restart_changes_is_tried_once(start: Start, policy: str, waits: bool) -> None:
     one = start(SPARKFORGE_RESTART=policy, SPARKFORGE_LISTEN_PORT="x")
     if waits:

@@ -56,13 +56,19 @@ class Supervised:
         compiler.symlink_to("/bin/sleep")
         command = [sys.executable, str(FAKE), str(self.port), str(load_s), str(compiler)]
         asked = {
-            "port": self.port, "command": command, "variables": {}, "expected": {}, "hang_s": 4,
-        } | plan  # fmt: skip
+            "port": self.port,
+            "command": command,
+            "variables": {},
+            "expected": {},
+            "hang_s": 4,
+        } | plan
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", RUN, json.dumps(asked)], cwd=ROOT, stdout=sink,
+                [sys.executable, "-c", RUN, json.dumps(asked)],
+                cwd=ROOT,
+                stdout=sink,
                 stderr=subprocess.STDOUT,
-            )  # fmt: skip
+            )
 
     def said(self, text: str) -> bool:
         return text in self.output.read_text()

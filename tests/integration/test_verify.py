@@ -43,7 +43,7 @@ def test_a_second_cold_build_gives_the_same_wheel_and_asks_for_no_download(
     assert found["same"]
     assert found["results"] == [
         {"name": project.wheel.name, "first": f"sha256:{before}", "second": f"sha256:{before}"}
-    ]  # fmt: skip
+    ]
     assert err.count("series demo") > 0  # it was applied again, not taken from the store
     assert project.requests() == []
     assert list((project.store / "tmp").iterdir()) == []
@@ -107,8 +107,9 @@ def test_a_build_that_reads_the_clock_is_found_out(project: Project) -> None:
         "sys.meta_path.insert(0, Finder())\n"
     )
     places = project.env()["PYTHONPATH"]
-    _, err = project.run(*VERIFY, code=VerifyError.exit_code,
-                         PYTHONPATH=f"{sitecustomize}:{places}")  # fmt: skip
+    _, err = project.run(
+        *VERIFY, code=VerifyError.exit_code, PYTHONPATH=f"{sitecustomize}:{places}"
+    )
     assert "demo/mod.py: offset" in err
 
 
@@ -149,22 +150,31 @@ def baked(project: Project) -> Baked:
     made = next(item["outputs"] for item in receipt["items"] if item["label"] == "wheel demo")
     loaded = pins.load(project.root / "pins.yaml")
     context = Context(
-        root=project.root, pins=loaded, pins_path=project.root / "pins.yaml",
-        store=Store(project.store), target_name="tiny", target=loaded.target("tiny"),
-        platform=loaded.target("tiny").platforms[0], access=Access(Index(), {}, offline=True),
-    )  # fmt: skip
+        root=project.root,
+        pins=loaded,
+        pins_path=project.root / "pins.yaml",
+        store=Store(project.store),
+        target_name="tiny",
+        target=loaded.target("tiny"),
+        platform=loaded.target("tiny").platforms[0],
+        access=Access(Index(), {}, offline=True),
+    )
     for name in image.RECIPE:
         (project.root / name).parent.mkdir(exist_ok=True)
         (project.root / name).write_text("recipe\n")
     bill = sbom.document(context, {"demo": made}, base=BASE)
     items = graph.made_of(context, BASE)
     labels = {
-        **items["image"]["labels"], image.KEY_LABEL: key_of(items["image"]),
-        image.SBOM_LABEL: sha256(bill), SITE_PACKAGES_LABEL: f"/{SITE}",
-    }  # fmt: skip
+        **items["image"]["labels"],
+        image.KEY_LABEL: key_of(items["image"]),
+        image.SBOM_LABEL: sha256(bill),
+        SITE_PACKAGES_LABEL: f"/{SITE}",
+    }
     note = json.dumps({"target": "tiny", "items": items}).encode()
-    ours = {f"{image.PROGRAMS}/{name.removeprefix('scripts/')}": b"recipe\n"
-            for name in image.RECIPE[1:]}  # fmt: skip
+    ours = {
+        f"{image.PROGRAMS}/{name.removeprefix('scripts/')}": b"recipe\n"
+        for name in image.RECIPE[1:]
+    }
     files: Files = {**ours, f"{image.SHARE}/{SBOM}": bill, f"{image.SHARE}/{image.INPUTS}": note}
     with zipfile.ZipFile(project.wheel) as wheel:
         files |= {f"{SITE}/{name}": wheel.read(name) for name in wheel.namelist()}
@@ -267,8 +277,9 @@ def test_a_missing_file_a_changed_label_and_a_forged_note_are_told(baked: Baked)
     baked.labels["org.sparkforge.demo.commit"] = "0" * 40
     note = baked.files[f"{image.SHARE}/{image.INPUTS}"]
     assert note.count(b'"epoch"') == 2
-    baked.files[f"{image.SHARE}/{image.INPUTS}"] = note.replace(b'"python": "3.11"',
-                                                                b'"python": "3.12"')  # fmt: skip
+    baked.files[f"{image.SHARE}/{image.INPUTS}"] = note.replace(
+        b'"python": "3.11"', b'"python": "3.12"'
+    )
     said = baked.refused()
     assert f"{SITE}/demo/__init__.py: missing, but" in said
     assert "label org.sparkforge.demo.commit: differs from inputs.json" in said

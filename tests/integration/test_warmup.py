@@ -44,17 +44,26 @@ class Started:
         (folder / "profile.json").write_text(json.dumps({"warm_up": "full"}))
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SPARKFORGE_")}
         self.env = {
-            **kept, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(folder), "SPARKFORGE_LISTEN_PORT": str(self.port),
-            "SPARKFORGE_MODEL": "some/model", "SPARKFORGE_DOWNLOAD": "vllm",
+            **kept,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(folder),
+            "SPARKFORGE_LISTEN_PORT": str(self.port),
+            "SPARKFORGE_MODEL": "some/model",
+            "SPARKFORGE_DOWNLOAD": "vllm",
             "SPARKFORGE_PROFILE": str(folder / "profile.json"),
-            "SPARKFORGE_JIT_DIR": str(folder / "jit"), "SPARKFORGE_RELEASE": "1.0+a",
-            "FAKE_COMPILES": COMPILED, **variables,
-        }  # fmt: skip
+            "SPARKFORGE_JIT_DIR": str(folder / "jit"),
+            "SPARKFORGE_RELEASE": "1.0+a",
+            "FAKE_COMPILES": COMPILED,
+            **variables,
+        }
         self.output = folder / f"output-{self.port}"
         command: list[str | Path] = [
-            sys.executable, ROOT / "scripts/entrypoint.py", "--max-num-seqs", "3",
-        ]  # fmt: skip
+            sys.executable,
+            ROOT / "scripts/entrypoint.py",
+            "--max-num-seqs",
+            "3",
+        ]
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
                 command, env=self.env, stdout=sink, stderr=subprocess.STDOUT, cwd=folder

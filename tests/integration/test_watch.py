@@ -15,8 +15,9 @@ from tests.support import Page, Server, make_sdist, make_wheel, sha256
 OTHER: Mapping[str, bytes] = {**FILES, "demo/more.py": b"y = 2\n"}
 SAME_FIX: Mapping[str, bytes] = {**FILES, "demo/mod.py": PATCHED}
 CONFLICT: Mapping[str, bytes] = {
-    **FILES, "demo/mod.py": FILES["demo/mod.py"].replace(b"line_20 = 1", b"line_20 = 7")
-}  # fmt: skip
+    **FILES,
+    "demo/mod.py": FILES["demo/mod.py"].replace(b"line_20 = 1", b"line_20 = 7"),
+}
 
 
 @pytest.fixture
@@ -41,11 +42,9 @@ def release(project: Project, tmp_path: Path) -> Any:
 
 
 def watch(project: Project, *words: str, code: int = 0, **env: Any) -> tuple[Any, str]:
-    before = {path: path.read_bytes() for path in sorted(project.root.rglob("*"))
-              if path.is_file()}  # fmt: skip
+    before = {path: path.read_bytes() for path in sorted(project.root.rglob("*")) if path.is_file()}
     out, err = project.run("watch", "--json", *words, code=code, **env)
-    after = {path: path.read_bytes() for path in sorted(project.root.rglob("*"))
-             if path.is_file()}  # fmt: skip
+    after = {path: path.read_bytes() for path in sorted(project.root.rglob("*")) if path.is_file()}
     assert after == before  # it looks, and changes nothing
     document = json.loads(out)
     if code in (0, 22, 24):

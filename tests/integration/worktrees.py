@@ -29,14 +29,21 @@ class Tree:
 
     def git(self, *args: str, stdin: bytes | None = None, check: bool = True) -> str:
         env = {
-            **os.environ, "GIT_AUTHOR_NAME": "Ada", "GIT_AUTHOR_EMAIL": "ada@example.invalid",
-            "GIT_COMMITTER_NAME": "Ada", "GIT_COMMITTER_EMAIL": "ada@example.invalid",
-            "GIT_AUTHOR_DATE": f"{EPOCH} +0200", "GIT_EDITOR": "true",
-        }  # fmt: skip
+            **os.environ,
+            "GIT_AUTHOR_NAME": "Ada",
+            "GIT_AUTHOR_EMAIL": "ada@example.invalid",
+            "GIT_COMMITTER_NAME": "Ada",
+            "GIT_COMMITTER_EMAIL": "ada@example.invalid",
+            "GIT_AUTHOR_DATE": f"{EPOCH} +0200",
+            "GIT_EDITOR": "true",
+        }
         done = subprocess.run(
-            ["git", "-C", self.path, *args], env=env, input=stdin, check=False,
+            ["git", "-C", self.path, *args],
+            env=env,
+            input=stdin,
+            check=False,
             capture_output=True,
-        )  # fmt: skip
+        )
         assert done.returncode == 0 or not check, done.stderr
         return done.stdout.decode(errors="surrogateescape").strip()
 
@@ -76,8 +83,9 @@ def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
     """Return content and date of every file of a checkout."""
     return {
         str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in root.rglob("*") if path.is_file() and ".sparkforge" not in path.parts
-    }  # fmt: skip
+        for path in root.rglob("*")
+        if path.is_file() and ".sparkforge" not in path.parts
+    }
 
 
 def contents(root: Path) -> dict[str, bytes]:

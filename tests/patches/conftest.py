@@ -36,10 +36,12 @@ os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 HERE = Path(__file__).resolve().parent
 # Files that share a fixture of the session; every other file is a group of its own.
 _GROUPS = {
-    "test_flashinfer_python": "flashinfer", "test_flashinfer_moe_sources": "flashinfer",
-    "test_mxfp8_moe_sm12x": "flashinfer", "test_bf16_dequant": "dequant",
+    "test_flashinfer_python": "flashinfer",
+    "test_flashinfer_moe_sources": "flashinfer",
+    "test_mxfp8_moe_sm12x": "flashinfer",
+    "test_bf16_dequant": "dequant",
     "test_cpu_isa": "dequant",
-}  # fmt: skip
+}
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
 # idle. A wrong order costs only time.
 _LONGEST = ("test_mxfp4_layers", "test_chat", "flashinfer", "test_serving", "dequant")
@@ -75,10 +77,15 @@ def cpu_context() -> Context:
     """The cpu target's build, with the store that the user has."""
     loaded = pins.load(CHECKOUT / "pins.yaml")
     return Context(
-        root=CHECKOUT, pins=loaded, pins_path=CHECKOUT / "pins.yaml", store=store(),
-        target_name="cpu", target=loaded.target("cpu"), platform="linux/amd64",
+        root=CHECKOUT,
+        pins=loaded,
+        pins_path=CHECKOUT / "pins.yaml",
+        store=store(),
+        target_name="cpu",
+        target=loaded.target("cpu"),
+        platform="linux/amd64",
         access=Access(Index(), {}, offline=False),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="session")

@@ -20,17 +20,27 @@ from tests.patches import trees
 
 _HERE = Path(__file__).parent / "cmake"
 _GENERATED = (
-    *(f"quantization/marlin/sm{sm}_kernel_x_{dtype}.cu"
-      for sm in (75, 80, 89) for dtype in ("float16", "bfloat16")),
+    *(
+        f"quantization/marlin/sm{sm}_kernel_x_{dtype}.cu"
+        for sm in (75, 80, 89)
+        for dtype in ("float16", "bfloat16")
+    ),
     *(f"moe/marlin_moe_wna16/sm{sm}_kernel_x.cu" for sm in (75, 80, 89)),
     "quantization/machete/generated/x.cu",
-)  # fmt: skip
+)
 _MARLIN = "csrc/libtorch_stable/quantization/marlin"
 MARLIN_HELPERS = (
-    *(f"{_MARLIN}/{name}.cu" for name in (
-        "marlin", "marlin_int4_fp8_preprocess", "gptq_marlin_repack", "awq_marlin_repack")),
+    *(
+        f"{_MARLIN}/{name}.cu"
+        for name in (
+            "marlin",
+            "marlin_int4_fp8_preprocess",
+            "gptq_marlin_repack",
+            "awq_marlin_repack",
+        )
+    ),
     "csrc/libtorch_stable/moe/marlin_moe_wna16/ops.cu",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -66,11 +76,22 @@ class Tree:
         """Run CMakeLists.txt for TORCH_CUDA_ARCH_LIST and a version of nvcc."""
         out = self.folder / "flags"
         done = subprocess.run(
-            [_cmake(), f"-DARCHS={archs}", f"-DCUDA={cuda}", f"-DTORCH={self.torch}",
-             f"-DSTAND_INS={self.folder / 'stand-ins'}", f"-DOUT={out}",
-             "-P", _HERE / "cuda_archs.cmake"],
-            cwd=self.folder, capture_output=True, text=True, timeout=1800, check=False,
-        )  # fmt: skip
+            [
+                _cmake(),
+                f"-DARCHS={archs}",
+                f"-DCUDA={cuda}",
+                f"-DTORCH={self.torch}",
+                f"-DSTAND_INS={self.folder / 'stand-ins'}",
+                f"-DOUT={out}",
+                "-P",
+                _HERE / "cuda_archs.cmake",
+            ],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+            check=False,
+        )
         said = [" ".join(part.split()) for part in done.stderr.split("CMake ")[1:]]
         errors = [one for one in said if one.startswith("Error")]
         assert bool(errors) == bool(done.returncode), done.stderr
@@ -98,8 +119,12 @@ class Tree:
         )
         done = subprocess.run(
             [_cmake(), "-P", script],
-            cwd=self.folder, capture_output=True, text=True, timeout=1800, check=True,
-        )  # fmt: skip
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+            check=True,
+        )
         return [arch for arch in done.stderr.strip().split(";") if arch]
 
 

@@ -25,8 +25,13 @@ def ask(python: Path, source: Path) -> dict[str, Any]:
     }
     done = subprocess.run(
         [python, "-m", "tests.patches.probe_flashinfer", QUESTIONS, out],
-        env=env, cwd=source.parent, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        env=env,
+        cwd=source.parent,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return result

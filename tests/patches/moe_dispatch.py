@@ -18,13 +18,20 @@ TIMEOUT_S = 1800
 _INTERNAL = "csrc/nv_internal"
 # gen_cutlass_fused_moe_sm120_module's, without what shapes device code only
 _DEFINES = (
-    "COMPILE_BLACKWELL_TMA_GEMMS", "COMPILE_BLACKWELL_SM120_TMA_GROUPED_GEMMS",
-    "ENABLE_BF16", "ENABLE_FP8", "ENABLE_FP4", "USING_OSS_CUTLASS_MOE_GEMM", "NDEBUG",
-)  # fmt: skip
+    "COMPILE_BLACKWELL_TMA_GEMMS",
+    "COMPILE_BLACKWELL_SM120_TMA_GROUPED_GEMMS",
+    "ENABLE_BF16",
+    "ENABLE_FP8",
+    "ENABLE_FP4",
+    "USING_OSS_CUTLASS_MOE_GEMM",
+    "NDEBUG",
+)
 _HOST_SOURCES = (
     "tensorrt_llm/kernels/cutlass_kernels/cutlass_heuristic.cpp",
-    "cpp/common/tllmException.cpp", "cpp/common/stringUtils.cpp", "cpp/common/logger.cpp",
-)  # fmt: skip
+    "cpp/common/tllmException.cpp",
+    "cpp/common/stringUtils.cpp",
+    "cpp/common/logger.cpp",
+)
 
 _INSTANTIATION = re.compile(
     r"INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM\(Sm(\d+), (\w+), (\w+), (\w+),"
@@ -63,8 +70,11 @@ def generate(tree: Path, folder: Path, arch: str) -> dict[str, str]:
     words: list[str | Path] = [sys.executable, "-B", "-c", code, tree / "flashinfer/jit/gemm"]
     done = subprocess.run(
         [*words, folder, f"{arch};{arch}-real"],
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
@@ -134,11 +144,14 @@ class Runner:
         return Counter(
             Gemm(
                 (int(match[4]), int(match[5]), int(match[6])),
-                match[3], match[7], match[8] == "1", match[9] == "1",
+                match[3],
+                match[7],
+                match[8] == "1",
+                match[9] == "1",
             )
             for match in found
             if match is not None and match[1] == "120" and match[2] == "8"
-        )  # fmt: skip
+        )
 
 
 def ask(program: Path, capability: int) -> dict[str, Runner]:

@@ -179,9 +179,17 @@ class Layer:
 
 
 def make_layer(
-    seed: int, *, tokens: int, experts: int, hidden: int, inter: int, top_k: int,
-    activation: Activation, bias: float, expert_share: Sequence[float] | None = None,
-) -> Layer:  # fmt: skip
+    seed: int,
+    *,
+    tokens: int,
+    experts: int,
+    hidden: int,
+    inter: int,
+    top_k: int,
+    activation: Activation,
+    bias: float,
+    expert_share: Sequence[float] | None = None,
+) -> Layer:
     """Make a layer of random, heavy-tailed weights whose blocks differ in size."""
     random = np.random.default_rng(seed)
 
@@ -191,9 +199,9 @@ def make_layer(
         values = random.standard_t(5, size=(*rows, k // BLOCK, BLOCK)) * sizes
         return quantize(values.reshape(shape) / np.sqrt(k))
 
-    chosen = np.stack([
-        random.choice(experts, size=top_k, replace=False, p=expert_share) for _ in range(tokens)
-    ])  # fmt: skip
+    chosen = np.stack(
+        [random.choice(experts, size=top_k, replace=False, p=expert_share) for _ in range(tokens)]
+    )
     weights = random.dirichlet(np.ones(top_k), size=tokens)
 
     def biases(rows: int) -> Singles:
@@ -201,13 +209,18 @@ def make_layer(
 
     return Layer(
         x=quantize(random.standard_t(5, size=(tokens, hidden))),
-        gate=matrix(experts, inter, hidden), up=matrix(experts, inter, hidden),
+        gate=matrix(experts, inter, hidden),
+        up=matrix(experts, inter, hidden),
         down=matrix(experts, hidden, inter),
-        gate_bias=biases(inter), up_bias=biases(inter), down_bias=biases(hidden),
+        gate_bias=biases(inter),
+        up_bias=biases(inter),
+        down_bias=biases(hidden),
         global1=np.exp2(random.integers(-1, 2, experts)).astype(np.float32),
         global2=np.exp2(random.integers(-1, 2, experts)).astype(np.float32),
-        experts=chosen, weights=weights.astype(np.float32), activation=activation,
-    )  # fmt: skip
+        experts=chosen,
+        weights=weights.astype(np.float32),
+        activation=activation,
+    )
 
 
 def reference(layer: Layer, *, staged: bool = False) -> Floats:
@@ -264,11 +277,14 @@ def pack(layer: Layer) -> Packed:
     w13 = np.concatenate([layer.up[0], layer.gate[0]], axis=1)
     w13_scales = np.concatenate([layer.up[1], layer.gate[1]], axis=1)
     return Packed(
-        x=layer.x[0], x_scales=swizzle(layer.x[1]),
-        w13=w13, w13_scales=np.stack([swizzle(each) for each in w13_scales]),
-        w2=layer.down[0], w2_scales=np.stack([swizzle(each) for each in layer.down[1]]),
+        x=layer.x[0],
+        x_scales=swizzle(layer.x[1]),
+        w13=w13,
+        w13_scales=np.stack([swizzle(each) for each in w13_scales]),
+        w2=layer.down[0],
+        w2_scales=np.stack([swizzle(each) for each in layer.down[1]]),
         bias13=np.concatenate([layer.up_bias, layer.gate_bias], axis=1),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -344,20 +360,30 @@ def emulate(layer: Layer, packed: Packed, tactic: Tactic) -> Singles:
             continue
         # expandInputRows: rows and, out of the one layout into the expert's own, their scales
         rows = packed.x[places[:, 0]]
-        scales = np.array([
-            [packed.x_scales[scale_offset(token, column, columns_in)]
-             for column in range(columns_in)]
-            for token in places[:, 0]
-        ])  # fmt: skip
-        first = _product(rows, _with_garbage(scales), packed.w13[expert],
-                         packed.w13_scales[expert], tactic)  # fmt: skip
+        scales = np.array(
+            [
+                [
+                    packed.x_scales[scale_offset(token, column, columns_in)]
+                    for column in range(columns_in)
+                ]
+                for token in places[:, 0]
+            ]
+        )
+        first = _product(
+            rows, _with_garbage(scales), packed.w13[expert], packed.w13_scales[expert], tactic
+        )
         first = to_bf16(first * layer.global1[expert])
         # doActivation: the linear half first, then the gate
         halves = first + packed.bias13[expert]
         inner = layer.activation(halves[:, layer.inter :], halves[:, : layer.inter])
         elements, inner_scales = quantize(to_bf16(inner))
-        second = _product(elements, _with_garbage(inner_scales), packed.w2[expert],
-                          packed.w2_scales[expert], tactic)  # fmt: skip
+        second = _product(
+            elements,
+            _with_garbage(inner_scales),
+            packed.w2[expert],
+            packed.w2_scales[expert],
+            tactic,
+        )
         second *= layer.global2[expert]
         for row, (token, slot) in zip(second, places, strict=True):
             if tactic.finalize:

@@ -168,10 +168,12 @@ def cutlass_fused_moe(
         for token, place in chosen.nonzero().tolist():
             product = (w13 @ x[token]).to(output_dtype).to(torch.float64)
             inner = swiglu(
-                product[inter:], product[:inter],  # the second half is the gate
-                parameter(swiglu_alpha, 1.0), parameter(swiglu_beta, 0.0),
+                product[inter:],
+                product[:inter],  # the second half is the gate
+                parameter(swiglu_alpha, 1.0),
+                parameter(swiglu_beta, 0.0),
                 parameter(swiglu_limit, float("inf")),
-            )  # fmt: skip
+            )
             share = token_final_scales[token, place].to(torch.float64)
             out[token] += share * (w2 @ _through(inner))
     output.copy_(out.to(output_dtype))

@@ -66,9 +66,11 @@ def tensors(request: dict[str, Any], out: Path) -> Any:
     with on_the_cpu() as asked:
         found = seen(weight_utils.fastsafetensors_weights_iterator(files, False))
     return {
-        "count": len(expected), "types": sorted({one[0] for one in expected.values()}),
-        "same": found == expected, "asked": asked,
-    }  # fmt: skip
+        "count": len(expected),
+        "types": sorted({one[0] for one in expected.values()}),
+        "same": found == expected,
+        "asked": asked,
+    }
 
 
 def logits(request: dict[str, Any], out: Path) -> Any:
@@ -80,19 +82,26 @@ def logits(request: dict[str, Any], out: Path) -> Any:
     for load_format in ("auto", "fastsafetensors"):
         with on_the_cpu() as asked:
             engine = LLM(
-                request["checkpoint"], kernel_config={"moe_backend": "bf16_dequant"},
-                mxfp4_layers=request["layers"], load_format=load_format, enforce_eager=True,
-                enable_prefix_caching=False, max_num_seqs=4, max_logprobs=-1,
+                request["checkpoint"],
+                kernel_config={"moe_backend": "bf16_dequant"},
+                mxfp4_layers=request["layers"],
+                load_format=load_format,
+                enforce_eager=True,
+                enable_prefix_caching=False,
+                max_num_seqs=4,
+                max_logprobs=-1,
                 logprobs_mode="raw_logits",
-            )  # fmt: skip
+            )
         given.append(base.raw_logits(engine, request["prompt"], 3))
         del engine
         base.drop_engine()
     (first, words), (second, others) = given
     return {
-        "loaders": len(asked), "same": bool(np.array_equal(first, second)) and words == others,
-        "shape": list(first.shape), "spread": float(first.std()),
-    }  # fmt: skip
+        "loaders": len(asked),
+        "same": bool(np.array_equal(first, second)) and words == others,
+        "shape": list(first.shape),
+        "spread": float(first.std()),
+    }
 
 
 def unified(request: dict[str, Any], out: Path) -> Any:

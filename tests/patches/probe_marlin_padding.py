@@ -183,10 +183,20 @@ def _rank(data: dict[str, Any], size: Layer, rank: int, gemm: Any) -> tuple[Any,
     # As moe_runner.py does before the layer and after it.
     x = F.pad(data["x"], (0, hidden - size["hidden"]))
     out = fused_marlin_moe(
-        x, w13, w2, w13_bias, w2_bias, w13_scale, w2_scale,
-        data["topk_weights"], data["topk_ids"], scalar_types.float4_e2m1f.id,
-        activation_func=activate, moe_sum=total, workspace=torch.zeros(4),
-    )  # fmt: skip
+        x,
+        w13,
+        w2,
+        w13_bias,
+        w2_bias,
+        w13_scale,
+        w2_scale,
+        data["topk_weights"],
+        data["topk_ids"],
+        scalar_types.float4_e2m1f.id,
+        activation_func=activate,
+        moe_sum=total,
+        workspace=torch.zeros(4),
+    )
     return out[:, : size["hidden"]], [hidden, inner]
 
 

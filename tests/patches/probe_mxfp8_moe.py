@@ -94,11 +94,14 @@ def _checkpoint(case: dict[str, Any]) -> dict[str, Any]:
     tokens = range(case["tokens"])
     order = [torch.randperm(case["experts"], generator=generator) for _ in tokens]
     return {
-        "w13": w13, "w13_scale": w13_scale, "w2": w2, "w2_scale": w2_scale,
+        "w13": w13,
+        "w13_scale": w13_scale,
+        "w2": w2,
+        "w2_scale": w2_scale,
         "x": (4 * torch.randn(case["tokens"], case["hidden"], generator=generator)).bfloat16(),
         "ids": torch.stack([row[: case["top_k"]] for row in order]).to(torch.int32),
         "shares": torch.rand(case["tokens"], case["top_k"], generator=generator),
-    }  # fmt: skip
+    }
 
 
 def _layer(case: dict[str, Any], data: dict[str, Any]) -> tuple[Any, Any]:
@@ -113,16 +116,24 @@ def _layer(case: dict[str, Any], data: dict[str, Any]) -> tuple[Any, Any]:
     method = ModelOptMxFp8FusedMoE(ModelOptMxFp8Config(True, None, []), config)
     layer = torch.nn.Module()
     for name, value in {
-        "intermediate_size_per_partition": case["inter"], "hidden_size": case["hidden"],
-        "moe_config": config, "activation": config.activation, "expert_map": None,
-        "global_num_experts": case["experts"], "_expert_routing_tables": lambda: None,
+        "intermediate_size_per_partition": case["inter"],
+        "hidden_size": case["hidden"],
+        "moe_config": config,
+        "activation": config.activation,
+        "expert_map": None,
+        "global_num_experts": case["experts"],
+        "_expert_routing_tables": lambda: None,
         "apply_router_weight_on_input": case["on_input"],
-    }.items():  # fmt: skip
+    }.items():
         setattr(layer, name, value)
     method.create_weights(
-        layer, case["experts"], case["hidden"], case["inter"], torch.bfloat16,
+        layer,
+        case["experts"],
+        case["hidden"],
+        case["inter"],
+        torch.bfloat16,
         weight_loader=lambda *_: None,
-    )  # fmt: skip
+    )
     for name in ("w13", "w2"):
         getattr(layer, f"{name}_weight").data.copy_(data[name])
         getattr(layer, f"{name}_weight_scale").data.copy_(data[f"{name}_scale"])
@@ -259,9 +270,11 @@ def _reasons() -> dict[str, str | None]:
             setattr(holder, name, kept)
 
     reasons["linear placement"] = without(
-        get_current_vllm_config().parallel_config, "expert_placement_strategy", "round_robin",
+        get_current_vllm_config().parallel_config,
+        "expert_placement_strategy",
+        "round_robin",
         lambda: ask(**in_parts),
-    )  # fmt: skip
+    )
     reasons["JIT"] = without(os, "environ", {**os.environ, "FLASHINFER_DISABLE_JIT": "1"}, ask)
     nothing_found = types.SimpleNamespace(which=lambda _: None)
     reasons["compiler"] = without(ours, "shutil", nothing_found, ask)
@@ -273,14 +286,18 @@ def _reasons() -> dict[str, str | None]:
         ("nothing, FLASHINFER_NVCC", {"CUDA_HOME": "/no/such/cuda", "FLASHINFER_NVCC": "/x/nvcc"}),
     ):
         reasons[missing] = without(
-            ours, "shutil", on_path,
+            ours,
+            "shutil",
+            on_path,
             lambda named=named: without(os, "environ", {**os.environ, **named}, ask),  # type: ignore[misc]
-        )  # fmt: skip
+        )
     find_spec = ours.importlib.util.find_spec
     reasons["prebuilt modules"] = without(
-        ours.importlib.util, "find_spec",
-        lambda name: name == "flashinfer_jit_cache" or find_spec(name), ask,
-    )  # fmt: skip
+        ours.importlib.util,
+        "find_spec",
+        lambda name: name == "flashinfer_jit_cache" or find_spec(name),
+        ask,
+    )
     released = types.SimpleNamespace(supported=lambda arch: arch in (100, 103, 107))
     reasons["kernels"] = without(fused_moe, "CutlassMxfp8Config", released, ask)
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts

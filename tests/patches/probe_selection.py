@@ -31,9 +31,13 @@ Table = dict[str, Outcome]
 
 # Packages beside vLLM's own take most of the time that its import takes.
 HEAVY = (
-    "torch._inductor.lowering", "transformers.models.auto.image_processing_auto", "openai.types",
-    "cv2", "aiohttp", "fastapi",
-)  # fmt: skip
+    "torch._inductor.lowering",
+    "transformers.models.auto.image_processing_auto",
+    "openai.types",
+    "cv2",
+    "aiohttp",
+    "fastapi",
+)
 
 # Names with one of these answers share a line of the table.
 ALIKE = {

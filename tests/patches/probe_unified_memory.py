@@ -122,14 +122,24 @@ def profile_v2(graphs: Graphs, count: int) -> int:
 
     runner = SimpleNamespace(
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
-        cudagraph_manager=Manager(), vllm_config=VllmConfig(), device=DEVICE,
+        cudagraph_manager=Manager(),
+        vllm_config=VllmConfig(),
+        device=DEVICE,
         model_state=SimpleNamespace(supports_mm_inputs=False),
-        model=None, input_buffers=None, pcp_manager=None, intermediate_tensors=None,
-        block_tables=None, attn_groups=None, kv_cache_config=None, lora_config=None,
-        use_aux_hidden_state_outputs=False, speculator=None, adaptive_verification=None,
+        model=None,
+        input_buffers=None,
+        pcp_manager=None,
+        intermediate_tensors=None,
+        block_tables=None,
+        attn_groups=None,
+        kv_cache_config=None,
+        lora_config=None,
+        use_aux_hidden_state_outputs=False,
+        speculator=None,
+        adaptive_verification=None,
         kv_connector=SimpleNamespace(reset_capture_state=lambda: None),
         maybe_setup_dummy_loras=lambda _: contextlib.nullcontext(),
-    )  # fmt: skip
+    )
     runner.capture_model = lambda profile_only: v2_runner.GPUModelRunner.capture_model(
         runner, profile_only=profile_only
     )
@@ -158,19 +168,24 @@ def profile_v1(graphs: Graphs, count: int) -> int:
     """Run the first runner's measuring over ``count`` full graphs."""
     descs = [SimpleNamespace(num_tokens=64 - number) for number in range(count)]
     dispatcher = SimpleNamespace(
-        get_capture_descs=lambda: [(CUDAGraphMode.FULL, descs)], cudagraph_keys={},
+        get_capture_descs=lambda: [(CUDAGraphMode.FULL, descs)],
+        cudagraph_keys={},
         keys_initialized=False,
-    )  # fmt: skip
+    )
     runner = SimpleNamespace(
-        vllm_config=VllmConfig(), device=DEVICE, cudagraph_dispatcher=dispatcher, lora_config=None,
-        max_model_len=131072, max_num_tokens=8192,
+        vllm_config=VllmConfig(),
+        device=DEVICE,
+        cudagraph_dispatcher=dispatcher,
+        lora_config=None,
+        max_model_len=131072,
+        max_num_tokens=8192,
         _init_minimal_kv_cache_for_profiling=lambda: None,
         _create_encoder_cudagraph_manager=lambda: None,
         _cleanup_profiling_kv_cache=graphs.clear,
         _freeze_gc=contextlib.nullcontext,
         _warmup_and_capture=lambda *_, **__: graphs.capture(),
         maybe_remove_all_loras=lambda _: None,
-    )  # fmt: skip
+    )
     module: Any = v1
     module.graph_capture = lambda device: contextlib.nullcontext()
     return int(v1.GPUModelRunner.profile_cudagraph_memory(runner))
@@ -187,9 +202,11 @@ def _encoder(graphs: Graphs, count: int) -> Any:
             graphs.capture()
 
     manager = SimpleNamespace(
-        get_num_graphs_to_capture=lambda: count, token_budgets=[64], capture=capture,
+        get_num_graphs_to_capture=lambda: count,
+        token_budgets=[64],
+        capture=capture,
         clear=graphs.clear,
-    )  # fmt: skip
+    )
     return SimpleNamespace(has_cudagraph=lambda: True, cudagraph_manager=manager, capture=capture)
 
 
@@ -199,7 +216,10 @@ def _runner_v1(manager: Any) -> Any:
     module.graph_capture = lambda device: contextlib.nullcontext()
     dispatcher = SimpleNamespace(get_capture_descs=list, cudagraph_keys={}, keys_initialized=False)
     return SimpleNamespace(
-        vllm_config=VllmConfig(), device=DEVICE, cudagraph_dispatcher=dispatcher, lora_config=None,
+        vllm_config=VllmConfig(),
+        device=DEVICE,
+        cudagraph_dispatcher=dispatcher,
+        lora_config=None,
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
         encoder_cudagraph_manager=manager,
         _init_minimal_kv_cache_for_profiling=lambda: None,
@@ -208,7 +228,7 @@ def _runner_v1(manager: Any) -> Any:
         _cleanup_profiling_kv_cache=lambda: None,
         _freeze_gc=contextlib.nullcontext,
         maybe_remove_all_loras=lambda _: None,
-    )  # fmt: skip
+    )
 
 
 def profile_encoder_v1(graphs: Graphs, count: int) -> int:
@@ -234,9 +254,10 @@ def capture_encoder_only(graphs: Graphs, count: int) -> int:
 
 
 ENCODERS = {
-    "v1, estimate": profile_encoder_v1, "v1, capture": capture_encoder_v1,
+    "v1, estimate": profile_encoder_v1,
+    "v1, capture": capture_encoder_v1,
     "encoder only, capture": capture_encoder_only,
-}  # fmt: skip
+}
 
 
 def _machine(state: dict[str, Any]) -> tuple[Machine, Torch, Graphs]:
@@ -268,8 +289,9 @@ def start(state: dict[str, Any]) -> dict[str, Any]:
     machine.allocate_host(int(state["own"] * GIB))
     snapshot = MemorySnapshot(device=DEVICE)
     cache = SimpleNamespace(
-        gpu_memory_utilization=state["share"], kv_cache_memory_bytes=None,
-    )  # fmt: skip
+        gpu_memory_utilization=state["share"],
+        kv_cache_memory_bytes=None,
+    )
     result: dict[str, Any] = {"seen": snapshot.free_memory / GIB}
     try:
         requested = request_memory(snapshot, cache)
@@ -292,21 +314,28 @@ def start(state: dict[str, Any]) -> dict[str, Any]:
         machine.read_file(int(many["before"] * GIB))
 
     worker = SimpleNamespace(
-        init_snapshot=snapshot, requested_memory=requested, cache_config=cache,
+        init_snapshot=snapshot,
+        requested_memory=requested,
+        cache_config=cache,
         model_runner=SimpleNamespace(
-            model_memory_usage=weights, profile_run=profile_run,
+            model_memory_usage=weights,
+            profile_run=profile_run,
             profile_cudagraph_memory=lambda: PROFILERS[state["runner"]](graphs, many["count"]),
         ),
-        vllm_config=VllmConfig(), randomize_dummy_inputs=False,
-        model_config=SimpleNamespace(multimodal_config=None), parallel_config=SimpleNamespace(),
+        vllm_config=VllmConfig(),
+        randomize_dummy_inputs=False,
+        model_config=SimpleNamespace(multimodal_config=None),
+        parallel_config=SimpleNamespace(),
         _scoped_allocator_max_split=lambda **_: contextlib.nullcontext(),
-    )  # fmt: skip
+    )
     worker.vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
     kv_cache = Worker.determine_available_memory(worker)
     result |= {
-        "requested": requested / GIB, "graphs": worker.cudagraph_memory_estimate / GIB,
-        "kv_cache": kv_cache / GIB, "tokens": tokens(worker.vllm_config, kv_cache),
-    }  # fmt: skip
+        "requested": requested / GIB,
+        "graphs": worker.cudagraph_memory_estimate / GIB,
+        "kv_cache": kv_cache / GIB,
+        "tokens": tokens(worker.vllm_config, kv_cache),
+    }
     try:
         torch_.allocate(kv_cache)
         for _ in range(many["count"]):
@@ -316,9 +345,11 @@ def start(state: dict[str, Any]) -> dict[str, Any]:
         return result | {"out_of_memory": str(error)}
     torch_.release(int(state["peak"] * GIB))
     return result | {
-        "gpu": machine.gpu / GIB, "available": machine.available / GIB, "free": machine.free / GIB,
+        "gpu": machine.gpu / GIB,
+        "available": machine.available / GIB,
+        "free": machine.free / GIB,
         "swapped": machine.swapped / GIB,
-    }  # fmt: skip
+    }
 
 
 def tokens(config: VllmConfig, memory: int) -> int:
@@ -326,9 +357,11 @@ def tokens(config: VllmConfig, memory: int) -> int:
     config.cache_config.kv_cache_layout = "HND"  # the size is the same in each
     shape = {"block_size": 16, "num_kv_heads": 8, "head_size": 64, "dtype": torch.bfloat16}
     specs = {
-        f"layers.{number}": FullAttentionSpec(**shape) if number % 2 else
-        SlidingWindowSpec(**shape, sliding_window=128) for number in range(36)
-    }  # fmt: skip
+        f"layers.{number}": FullAttentionSpec(**shape)
+        if number % 2
+        else SlidingWindowSpec(**shape, sliding_window=128)
+        for number in range(36)
+    }
     groups = kv_cache_utils.get_kv_cache_groups(config, specs)
     made = kv_cache_utils.get_kv_cache_config_from_groups(config, groups, memory)
     return int(made.num_blocks * shape["block_size"] // len(groups))

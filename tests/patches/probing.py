@@ -54,8 +54,13 @@ def runner(
         out = Path(tempfile.mkdtemp(prefix=f"{steps.partition(',')[0]}-", dir=folder))
         done = subprocess.run(
             [python, probe, steps, request_path, out],
-            env=env, cwd=out, capture_output=True, text=True, timeout=timeout, check=False,
-        )  # fmt: skip
+            env=env,
+            cwd=out,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
         (out / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         return out

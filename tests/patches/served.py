@@ -32,9 +32,13 @@ class Served:
     """The entrypoint with the cpu target's profile, as the image runs it."""
 
     def __init__(
-        self, python: Path, folder: Path, profile: dict[str, Any], variables: dict[str, str],
+        self,
+        python: Path,
+        folder: Path,
+        profile: dict[str, Any],
+        variables: dict[str, str],
         model: Path | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder = folder
         self.compiled: set[Path] = set()
         self.port = free_port(0)
@@ -43,23 +47,35 @@ class Served:
         if model is None:
             model = make_tiny_gpt_oss(folder / "model").path
         self.env = {
-            **os.environ, **server_env(folder / "cache"),
-            "PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(folder), "TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-            "SPARKFORGE_JIT_DIR": str(folder / "jit"), "SPARKFORGE_RELEASE": "of-a-test",
-            "SPARKFORGE_LISTEN_PORT": str(self.port), "SPARKFORGE_MODEL": str(model),
-            "SPARKFORGE_MODEL_NAME": "tiny", "SPARKFORGE_PROFILE": str(folder / "profile.json"),
+            **os.environ,
+            **server_env(folder / "cache"),
+            "PATH": f"{python.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(folder),
+            "TORCH_COMPILE_DISABLE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "SPARKFORGE_JIT_DIR": str(folder / "jit"),
+            "SPARKFORGE_RELEASE": "of-a-test",
+            "SPARKFORGE_LISTEN_PORT": str(self.port),
+            "SPARKFORGE_MODEL": str(model),
+            "SPARKFORGE_MODEL_NAME": "tiny",
+            "SPARKFORGE_PROFILE": str(folder / "profile.json"),
             "SPARKFORGE_API_KEY_PATH": str(folder / "key"),
             "SPARKFORGE_HANG_SECONDS": str(HANG_S),
-        }  # fmt: skip
+        }
         self.env.pop("OMP_NUM_THREADS", None)  # as many as the image has
         for name in caches.VARIABLES:  # a user's own value would come before the keyed folder
             self.env.pop(name, None)
         self.env |= variables
         self.python = python
         command: list[str | Path] = [
-            python, ROOT / "scripts/entrypoint.py", "--host", "127.0.0.1",
-                   "--max-num-seqs", "4"]  # fmt: skip
+            python,
+            ROOT / "scripts/entrypoint.py",
+            "--host",
+            "127.0.0.1",
+            "--max-num-seqs",
+            "4",
+        ]
         with (folder / "output").open("wb") as sink:
             self.process = subprocess.Popen(
                 command, env=self.env, stdout=sink, stderr=subprocess.STDOUT, cwd=folder
@@ -81,9 +97,12 @@ class Served:
 
     def health(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [self.python, ROOT / "scripts/healthcheck.py"], env=self.env, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+            [self.python, ROOT / "scripts/healthcheck.py"],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def complete(self, tokens: int, key: str = "the-key", **options: Any) -> requests.Response:
         body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, **options}
@@ -94,16 +113,23 @@ class Served:
     ) -> requests.Response:
         """Send a request for the model; with ``stream`` the answer is not read yet."""
         return requests.post(
-            f"http://127.0.0.1:{self.port}{path}", json={"model": "tiny", **body}, stream=stream,
-            headers={"Authorization": f"Bearer {key}"}, timeout=120,
-        )  # fmt: skip
+            f"http://127.0.0.1:{self.port}{path}",
+            json={"model": "tiny", **body},
+            stream=stream,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=120,
+        )
 
 
 @contextmanager
 def serving(
-    python: Path, folder: Path, variables: dict[str, str] | None = None, *,
-    model: Path | None = None, **changes: Any,
-) -> Iterator[Served]:  # fmt: skip
+    python: Path,
+    folder: Path,
+    variables: dict[str, str] | None = None,
+    *,
+    model: Path | None = None,
+    **changes: Any,
+) -> Iterator[Served]:
     """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one."""
     loaded = pins.load(CHECKOUT / "pins.yaml")
     profile = {**loaded.profile_of(loaded.target("cpu")), "warm_up": "off", **changes}

@@ -36,16 +36,20 @@ FUNCTION = {"name": TOOL, "description": "Weather of a city", "parameters": PARA
 TOOLS = [{"type": "function", "function": FUNCTION}]
 NAMED = {"type": "function", "function": {"name": TOOL}}
 SCHEMA = {
-    "type": "object", "properties": {"temperature": {"type": "integer"}},
-    "required": ["temperature"], "additionalProperties": False,
-}  # fmt: skip
+    "type": "object",
+    "properties": {"temperature": {"type": "integer"}},
+    "required": ["temperature"],
+    "additionalProperties": False,
+}
 # nothing listens on the discard port: whoever asks another machine fails
 DEAD = "http://127.0.0.1:9"
 NO_NETWORK = {
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD),
     **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), DEAD),
-    "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost", "HF_HUB_OFFLINE": "0",
-}  # fmt: skip
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+    "HF_HUB_OFFLINE": "0",
+}
 
 
 def ask_target(python: Path, code: str, *arguments: str) -> bytes:
@@ -66,13 +70,21 @@ def server(
 ) -> Iterator[Served]:
     loaded = pins.load(CHECKOUT / "pins.yaml")
     spark = loaded.profile_of(loaded.target("spark"))
-    names = ("reasoning_parser", "tool_call_parser", "exclude_tools_when_none", "prefix_caching",
-             "warm_up", "vocabulary")  # fmt: skip
+    names = (
+        "reasoning_parser",
+        "tool_call_parser",
+        "exclude_tools_when_none",
+        "prefix_caching",
+        "warm_up",
+        "vocabulary",
+    )
     changes = {name: spark[name] for name in names}
     # vLLM's CPU sampler is compiled by torch, also where the model is not
     variables = {
-        **NO_NETWORK, "TORCH_COMPILE_DISABLE": "0", "SPARKFORGE_MXFP4_LAYERS": "qkv,o=mxfp8",
-    }  # fmt: skip
+        **NO_NETWORK,
+        "TORCH_COMPILE_DISABLE": "0",
+        "SPARKFORGE_MXFP4_LAYERS": "qkv,o=mxfp8",
+    }
     folder = tmp_path_factory.mktemp("served")
     with serving(patched_python, folder, variables, model=model, **changes) as one:
         one.wait_for("warm-up: all of it: no complete warm-up is on record", READY_S)
@@ -256,9 +268,11 @@ def test_responses(server: Served) -> None:
 def test_chats_at_once_do_not_mix(server: Served) -> None:
     result = with_result(chat(server, tools=TOOLS)["message"])
     kinds: list[dict[str, Any]] = [
-        {}, {"tools": TOOLS}, {"messages": result, "tools": TOOLS},
+        {},
+        {"tools": TOOLS},
+        {"messages": result, "tools": TOOLS},
         {"messages": [{"role": "user", "content": "in JSON"}]},
-    ]  # fmt: skip
+    ]
     with ThreadPoolExecutor(len(kinds)) as pool:
         asked = [pool.submit(chat, server, **kind) for kind in kinds]
     plain, called, answered, written = [one.result()["message"] for one in asked]
@@ -272,9 +286,10 @@ def test_prompts_of_any_kind(server: Served) -> None:
     """What comes before does not change the words: the checkpoint would be no measure if it did."""
     turns = [
         {"role": "system", "content": "You are terse. namespace functions? \u00fc\u4f60\u597d"},
-        ASKED, {"role": "assistant", "reasoning": REASONING, "content": ANSWER},
+        ASKED,
+        {"role": "assistant", "reasoning": REASONING, "content": ANSWER},
         {"role": "user", "content": "spark " * 9000 + "<|return|>"},
-    ]  # fmt: skip
+    ]
     for effort in ("low", "medium", "high"):
         message = chat(server, turns[1:], reasoning_effort=effort)["message"]
         assert (message["reasoning"], message["content"]) == (REASONING, ANSWER)
@@ -362,8 +377,10 @@ def test_another_kernel_for_quantised_layers_would_be_noticed(server: Served) ->
 def test_users_do_not_wait_for_a_compiler_and_sigterm_stops_it_cleanly(server: Served) -> None:
     """The last one: what all tests above asked for was compiled before the server was ready."""
     cases: list[dict[str, Any]] = [
-        {"logprobs": 5}, {"temperature": 1, "top_k": 3}, {"prompt_logprobs": 1},
-    ]  # fmt: skip
+        {"logprobs": 5},
+        {"temperature": 1, "top_k": 3},
+        {"prompt_logprobs": 1},
+    ]
     for options in cases:
         assert server.complete(3, **options).json()["usage"]["completion_tokens"] == 3
     assert server.compiled

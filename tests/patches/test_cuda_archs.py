@@ -29,15 +29,43 @@ from tests.patches.cuda_archs import MARLIN_HELPERS, Configured, Tree, loads_on
 GOLDEN = Path(__file__).with_name("golden") / "cuda-archs.json"
 CUDA = ("12.8.93", "12.9.86", "13.0.88")
 WITH_12 = (
-    "12.0", "12.0a", "12.0f", "12.1", "12.1a", "12.1f", "12.1+PTX", "12.0;12.1", "12.0a;12.1",
-    "12.0a;12.1a", "12.0f;12.1", "10.0;12.1", "9.0a;12.0f", "8.0;8.6;9.0;12.0",
+    "12.0",
+    "12.0a",
+    "12.0f",
+    "12.1",
+    "12.1a",
+    "12.1f",
+    "12.1+PTX",
+    "12.0;12.1",
+    "12.0a;12.1",
+    "12.0a;12.1a",
+    "12.0f;12.1",
+    "10.0;12.1",
+    "9.0a;12.0f",
+    "8.0;8.6;9.0;12.0",
     "7.5;8.0;8.6;8.9;9.0;10.0;12.0",
-)  # fmt: skip
+)
 WITHOUT_12 = (
-    "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "9.0a", "10.0", "10.0a", "10.0f", "10.3", "10.3a",
-    "11.0", "8.0+PTX", "9.0+PTX", "8.0;8.6;9.0", "9.0a;10.0f", "10.0;10.3",
+    "7.5",
+    "8.0",
+    "8.6",
+    "8.7",
+    "8.9",
+    "9.0",
+    "9.0a",
+    "10.0",
+    "10.0a",
+    "10.0f",
+    "10.3",
+    "10.3a",
+    "11.0",
+    "8.0+PTX",
+    "9.0+PTX",
+    "8.0;8.6;9.0",
+    "9.0a;10.0f",
+    "10.0;10.3",
     "7.5;8.0;8.6;8.7;8.9;9.0;10.0;11.0",
-)  # fmt: skip
+)
 _QUANT = "csrc/libtorch_stable/quantization"
 FP4 = f"{_QUANT}/fp4/nvfp4_scaled_mm_sm120_kernels.cu"
 SCALED_MM = f"{_QUANT}/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
@@ -76,8 +104,9 @@ def matrix(stock: Tree, patched: Tree) -> dict[tuple[str, str], tuple[Configured
     """By CUDA and list: as released, and with the series."""
     return {
         (cuda, archs): (stock.configure(archs, cuda), patched.configure(archs, cuda))
-        for cuda in CUDA for archs in (*WITH_12, "8.0;8.6;9.0")
-    }  # fmt: skip
+        for cuda in CUDA
+        for archs in (*WITH_12, "8.0;8.6;9.0")
+    }
 
 
 def _name(sources: list[str]) -> str:
@@ -178,18 +207,22 @@ def test_cutlass_is_never_compiled_for_a_plain_12_x(
     assert changed.intersect("12.0f", "12.1") == ["12.1f"]
     changed.replace("CMakeLists.txt", '10.0;11.0;12.0")', '10.0;11.0;12.0;12.1")')
     for archs, code in (
-        ("12.1", "121f"), ("12.1a", "121a"), ("12.1f", "121f"), ("12.0;12.1", "120f"),
+        ("12.1", "121f"),
+        ("12.1a", "121a"),
+        ("12.1f", "121f"),
+        ("12.0;12.1", "120f"),
         ("9.0a;12.1", "121f"),
-    ):  # fmt: skip
+    ):
         found = changed.configure(archs, "13.0.88")
         assert not found.error
         assert not found.warnings
         for source in (*CUTLASS_SM12X, QUTLASS):
             assert found.flags[source] == (code,), (archs, source)
         assert all(
-            any(loads_on(c, "121") for c in codes) for s, codes in found.flags.items()
+            any(loads_on(c, "121") for c in codes)
+            for s, codes in found.flags.items()
             if any(c.startswith("12") for c in codes)
-        ), archs  # fmt: skip
+        ), archs
 
 
 @pytest.mark.parametrize(
@@ -251,7 +284,8 @@ def test_marlin_s_helpers_are_native_on_sm12x(
                     assert any(loads_on(code, device) for code in new), (cuda, archs, source)
             older = [code for code in wanted if not code.startswith("12")]
             assert [code for code in new if not code.startswith("12")] == (
-                list(old) if older else []), (cuda, archs)  # fmt: skip
+                list(old) if older else []
+            ), (cuda, archs)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc (CUDA 13.0) is not on this machine")
@@ -264,13 +298,30 @@ def test_a_helper_s_machine_code_is_sm_120(
     (tmp_path / "cublas_v2.h").write_text("typedef struct cublasContext *cublasHandle_t;\n")
     fatbin = tmp_path / "helper.fatbin"
     subprocess.run(
-        ["nvcc", "-std=c++20", "-O3", "-DNDEBUG", "-DUSE_CUDA", "--expt-relaxed-constexpr",
-         "-static-global-template-stub=false", "-DTORCH_TARGET_VERSION=0x020B000000000000ULL",
-         "-I", patched.folder / "csrc", "-I", torch / "include", "-I", tmp_path,
-         f"-gencode=arch=compute_{code},code=sm_{code}",
-         "-fatbin", patched.folder / source, "-o", fatbin],
-        check=True, timeout=1800,
-    )  # fmt: skip
+        [
+            "nvcc",
+            "-std=c++20",
+            "-O3",
+            "-DNDEBUG",
+            "-DUSE_CUDA",
+            "--expt-relaxed-constexpr",
+            "-static-global-template-stub=false",
+            "-DTORCH_TARGET_VERSION=0x020B000000000000ULL",
+            "-I",
+            patched.folder / "csrc",
+            "-I",
+            torch / "include",
+            "-I",
+            tmp_path,
+            f"-gencode=arch=compute_{code},code=sm_{code}",
+            "-fatbin",
+            patched.folder / source,
+            "-o",
+            fatbin,
+        ],
+        check=True,
+        timeout=1800,
+    )
     access = Access(Index(), {}, offline=False)
     readers = toolchain.readers(store(), ROOT, "linux/amd64", access)
     kernels = readers.read(fatbin)
@@ -279,7 +330,9 @@ def test_a_helper_s_machine_code_is_sm_120(
         assert kernel.target == "sm_120"
     listed = subprocess.run(
         [readers.folder / "cuobjdump", "--list-elf", "--list-ptx", fatbin],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert ".sm_120.cubin" in listed
     assert "ptx" not in listed.lower()

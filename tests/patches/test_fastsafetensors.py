@@ -38,9 +38,11 @@ def result(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> An
     wheel = sources.fetch_release_file(store(), WHEEL, Access(Index(), {}, offline=False))
     unpack(wheel, "", folder / "packages")
     request = {
-        "checkpoint": str(make_tiny_gpt_oss(folder / "tiny").path), "prompt": list(range(40, 60)),
-        "layers": "qkv,o,lm_head=mxfp8", "devices": ["NVIDIA GB10", "NVIDIA H200"],
-    }  # fmt: skip
+        "checkpoint": str(make_tiny_gpt_oss(folder / "tiny").path),
+        "prompt": list(range(40, 60)),
+        "layers": "qkv,o,lm_head=mxfp8",
+        "devices": ["NVIDIA GB10", "NVIDIA H200"],
+    }
     run = runner(PROBE, request, folder, 300, {"PYTHONPATH": str(folder / "packages")})
     out = run(patched_python, "tensors,unified,logits")
     return json.loads((out / "result.json").read_text())
@@ -64,8 +66,11 @@ def test_without_its_device_there_is_no_gds_whatever_vllm_asks_for(result: Any) 
     (asked,) = result["tensors"]["asked"]
     # one rank: vLLM has no option that asks for less
     assert asked == {
-        "device": "cuda:0", "nogds": "False", "queue_size": "0", "copier": "NoGdsFileCopier",
-    }  # fmt: skip
+        "device": "cuda:0",
+        "nogds": "False",
+        "queue_size": "0",
+        "copier": "NoGdsFileCopier",
+    }
 
 
 def test_a_spark_gets_the_reader_for_unified_memory(result: Any) -> None:

@@ -78,8 +78,10 @@ def test_the_release_can_be_asked_for_the_kernels(
     # the runner that the unified API chooses by it, and nobody else
     assert patched["CutlassMxfp8Runner"] == patched["CutlassMxfp8Config"]
     assert {**patched, "CutlassMxfp8Config": 0, "CutlassMxfp8Runner": 0} == {
-        **stock, "CutlassMxfp8Config": 0, "CutlassMxfp8Runner": 0,
-    }  # fmt: skip
+        **stock,
+        "CutlassMxfp8Config": 0,
+        "CutlassMxfp8Runner": 0,
+    }
 
 
 @pytest.fixture(scope="module")

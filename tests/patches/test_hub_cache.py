@@ -37,10 +37,17 @@ def offline(python: Path, home: Path, **variables: str) -> object:
     without = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"]
     done = subprocess.run(
         [*(without if os.geteuid() == 0 else []), python, "-c", CODE],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(home),
-             "PYTHONPATH": str(CHECKOUT), **variables},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(home),
+            "PYTHONPATH": str(CHECKOUT),
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -16,17 +16,35 @@ TIMEOUT_S = 1800
 
 # Nearest of E2M1's magnitudes, ties to the even code, in units of the scale: by hand.
 E2M1_ROUNDED = {
-    0.0: 0, 0.25: 0, 0.26: 1, 0.75: 2, 0.74: 1, 1.25: 2, 1.26: 3, 1.75: 4, 2.5: 4, 2.6: 5, 3.5: 6,
-    3.4: 5, 5.0: 6, 5.1: 7, 6.0: 7, 7.9: 7,
-}  # fmt: skip
+    0.0: 0,
+    0.25: 0,
+    0.26: 1,
+    0.75: 2,
+    0.74: 1,
+    1.25: 2,
+    1.26: 3,
+    1.75: 4,
+    2.5: 4,
+    2.6: 5,
+    3.5: 6,
+    3.4: 5,
+    5.0: 6,
+    5.1: 7,
+    6.0: 7,
+    7.9: 7,
+}
 
 
 def _run(python: Path, folder: Path, *arguments: str | Path) -> str:
     done = subprocess.run(
-        [python, *arguments], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S,
+        [python, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -39,9 +57,18 @@ def test_dry_run_measures_and_tells(
 ) -> None:
     out = tmp_path / "out.jsonl"
     said = _run(
-        patched_python, tmp_path, "-W", "error", ROOT / "benchmarks" / f"{script}.py",
-        "--dry-run", "--batch", "1", "3", "--json", out,
-    )  # fmt: skip
+        patched_python,
+        tmp_path,
+        "-W",
+        "error",
+        ROOT / "benchmarks" / f"{script}.py",
+        "--dry-run",
+        "--batch",
+        "1",
+        "3",
+        "--json",
+        out,
+    )
     rows: list[dict[str, Any]] = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows[0]["kind"] == "machine"
     assert "no figures" in rows[0]["device"]
@@ -54,9 +81,13 @@ def test_dry_run_measures_and_tells(
 def test_without_a_gpu_it_says_so(patched_python: Path, tmp_path: Path) -> None:
     for script in ("h200_marlin_moe", "h200_dense"):
         done = subprocess.run(
-            [patched_python, ROOT / "benchmarks" / f"{script}.py"], cwd=tmp_path,
-            capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+            [patched_python, ROOT / "benchmarks" / f"{script}.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
         assert done.returncode == 2
         assert "needs a CUDA GPU" in done.stderr
 

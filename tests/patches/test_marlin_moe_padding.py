@@ -36,32 +36,53 @@ SHARED_MEMORY = 101_376
 SIZES = [
     *((2880, 2880 // ranks) for ranks in (1, 2, 3, 4, 5, 6, 8)),
     *((hidden, inner) for hidden in range(32, 1100, 32) for inner in (32, 96, 128, 704, 768)),
-    (4096, 1536), (5120, 8192), (6144, 2048), (7168, 2048), (2944, 2880), (3008, 1440),
-]  # fmt: skip
+    (4096, 1536),
+    (5120, 8192),
+    (6144, 2048),
+    (7168, 2048),
+    (2944, 2880),
+    (3008, 1440),
+]
 
 LAYERS: list[dict[str, int]] = [
-    {"hidden": hidden, "intermediate": inner, "experts": 3, "top_k": 2, "tokens": tokens,
-     "ranks": ranks, "seed": seed}
-    for seed, (hidden, inner, tokens, ranks) in enumerate([
-        (2880, 96, 2, 1),    # gpt-oss's hidden size, no longer padded
-        (192, 2880, 3, 1),   # gpt-oss's intermediate size, whole and in shards
-        (192, 2880, 3, 2),
-        (192, 2880, 3, 4),   # shards of 736, 736, 736 and 672
-        (192, 2880, 3, 8),
-        (256, 128, 3, 1),    # nothing to pad
-        (96, 160, 3, 1),     # hidden size padded, and cut again
-        (192, 96, 40, 1),    # blocks of more than 16 rows
-    ])
-]  # fmt: skip
+    {
+        "hidden": hidden,
+        "intermediate": inner,
+        "experts": 3,
+        "top_k": 2,
+        "tokens": tokens,
+        "ranks": ranks,
+        "seed": seed,
+    }
+    for seed, (hidden, inner, tokens, ranks) in enumerate(
+        [
+            (2880, 96, 2, 1),  # gpt-oss's hidden size, no longer padded
+            (192, 2880, 3, 1),  # gpt-oss's intermediate size, whole and in shards
+            (192, 2880, 3, 2),
+            (192, 2880, 3, 4),  # shards of 736, 736, 736 and 672
+            (192, 2880, 3, 8),
+            (256, 128, 3, 1),  # nothing to pad
+            (96, 160, 3, 1),  # hidden size padded, and cut again
+            (192, 96, 40, 1),  # blocks of more than 16 rows
+        ]
+    )
+]
 
 
 # of the roofline: the whole expert, and what two and four ranks have of it
 SHAPE = SHAPES["gpt-oss-120b"]
 WIDTHS = [2880, 1440, 720]
 DENSE = [
-    (SHAPE.qkv_rows, SHAPE.hidden), (SHAPE.hidden, SHAPE.o_columns), (SHAPE.vocab, SHAPE.hidden),
-    (640, 2880), (2880, 512), (25136, 2880), (96, 96), (32, 4096), (4096, 32),
-]  # fmt: skip
+    (SHAPE.qkv_rows, SHAPE.hidden),
+    (SHAPE.hidden, SHAPE.o_columns),
+    (SHAPE.vocab, SHAPE.hidden),
+    (640, 2880),
+    (2880, 512),
+    (25136, 2880),
+    (96, 96),
+    (32, 4096),
+    (4096, 32),
+]
 NARROW = "pad-marlin-s-moe-hidden-size-to-64-not-to-256.patch"
 BACKENDS: Mapping[str, Moe] = {
     "FLASHINFER_CUTLASS_MXFP4_BF16": "flashinfer_cutlass",
@@ -124,8 +145,9 @@ def kernels() -> Kernels:
     # are, in groups of 2 x 16.
     mxfp4 = re.search(
         r"# MXFP4\n.*?kFE2M1f.*?kFE8M0fnu.*?THREAD_CONFIGS,.*?THREAD_M_BLOCKS,.*?\[2\]",
-        generator, re.DOTALL,
-    )  # fmt: skip
+        generator,
+        re.DOTALL,
+    )
     assert mxfp4
     assert mxfp4[0].count("b_type") == 1
     built = {
@@ -160,11 +182,13 @@ def _tiles(kernels: Kernels, block: int, n: int, k: int) -> list[Tile]:
     return [
         tile
         for tile in table
-        if k % tile.k == 0 and n % tile.n == 0
-        and tile.k >= kernels.least_k and tile.n >= kernels.least_n
+        if k % tile.k == 0
+        and n % tile.n == 0
+        and tile.k >= kernels.least_k
+        and tile.n >= kernels.least_n
         and (block / 16, tile) in kernels.built
         and _shared_memory(tile, block) <= SHARED_MEMORY - 512
-    ]  # fmt: skip
+    ]
 
 
 def _computable(kernels: Kernels, hidden: int, inner: int) -> bool:
@@ -177,15 +201,20 @@ def _computable(kernels: Kernels, hidden: int, inner: int) -> bool:
 
 def _ask(python: Path, folder: Path) -> Any:
     asked, out = folder / "asked.json", folder / "out.json"
-    experts = [[backend, SHAPE.hidden, width] for backend in (*BACKENDS, "MARLIN")
-               for width in WIDTHS]  # fmt: skip
+    experts = [
+        [backend, SHAPE.hidden, width] for backend in (*BACKENDS, "MARLIN") for width in WIDTHS
+    ]
     questions = {"sizes": SIZES, "layers": LAYERS, "experts": experts, "dense": DENSE}
     asked.write_text(json.dumps(questions), encoding="utf-8")
     done = subprocess.run(
         [python, "-m", "tests.patches.probe_marlin_padding", asked, out],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=folder, capture_output=True, text=True, timeout=1800, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(out.read_text(encoding="utf-8"))
 

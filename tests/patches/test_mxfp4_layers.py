@@ -112,11 +112,17 @@ def probe(
         "head": str(folder / "head.npy"),
         "ranks": RANKS,
         "layers": [*PARSED, *WRONG_LAYERS],
-        "target_formats": ["mxfp4", "mxfp8", "mxfp4_weight_only", "mxfp8_weight_only",
-                           "fp8_per_tensor", "int8_per_channel_weight_only"],
+        "target_formats": [
+            "mxfp4",
+            "mxfp8",
+            "mxfp4_weight_only",
+            "mxfp8_weight_only",
+            "fp8_per_tensor",
+            "int8_per_channel_weight_only",
+        ],
         "capabilities": [[7, 5], [8, 0], [9, 0], [10, 0], [12, 0], [12, 1]],
         "shapes": [[5120, 2880], [2880, 4096], [201088, 2880]],
-    }  # fmt: skip
+    }
     # With AMX vLLM keeps a packed copy of each small layer that is not quantised, as a tensor that
     # the test of stray copies could not tell from one of ours.
     return runner(PROBE, request, folder, TIMEOUT_S, isa.without_amx())

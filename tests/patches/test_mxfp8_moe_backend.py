@@ -31,8 +31,12 @@ def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     done = subprocess.run(
         [patched_python, "-m", "tests.patches.probe_mxfp8_moe", folder / "out.json"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=folder, capture_output=True, text=True, timeout=1800, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads((folder / "out.json").read_text(encoding="utf-8"))
 

@@ -50,15 +50,28 @@ EXACT_TOLERANCE = 2.0**-4
 LAYERS = {
     # 80 tokens: experts with none, one and more than a tile of 32 or 64 rows
     "swiglu": make_layer(
-        1, tokens=80, experts=4, hidden=192, inter=128, top_k=2, activation=Activation(), bias=0.0,
-        expert_share=(0.8, 0.15, 0.05, 0.0)
+        1,
+        tokens=80,
+        experts=4,
+        hidden=192,
+        inter=128,
+        top_k=2,
+        activation=Activation(),
+        bias=0.0,
+        expert_share=(0.8, 0.15, 0.05, 0.0),
     ),
     # gpt-oss's activation with biases; more rows than one tile in both products
     "swigluoai": make_layer(
-        2, tokens=150, experts=3, hidden=256, inter=256, top_k=3,
-        activation=Activation(1.702, 1.0, 7.0), bias=0.5,
+        2,
+        tokens=150,
+        experts=3,
+        hidden=256,
+        inter=256,
+        top_k=3,
+        activation=Activation(1.702, 1.0, 7.0),
+        bias=0.5,
     ),
-}  # fmt: skip
+}
 
 
 def error(got: npt.NDArray[np.float32], want: npt.NDArray[np.float64]) -> float:
@@ -137,9 +150,14 @@ def wrong(kind: str, layer: Layer, packed: Packed) -> Packed:
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize(
     "kind",
-    ["w1 and w3 in the checkpoint's order", "w13's scales not swapped with it",
-     "w13's scales in rows", "w2's scales in rows", "the tokens' scales in rows"],
-)  # fmt: skip
+    [
+        "w1 and w3 in the checkpoint's order",
+        "w13's scales not swapped with it",
+        "w13's scales in rows",
+        "w2's scales in rows",
+        "the tokens' scales in rows",
+    ],
+)
 def test_wrong_preparation_is_noticed(name: str, kind: str) -> None:
     """The control: each mistake is ten times what is tolerated, and more."""
     layer = LAYERS[name]
@@ -166,8 +184,11 @@ def test_cutlass_puts_scales_where_we_do(trees: dict[str, Path], tmp_path: Path)
     for rows, columns in ((1, 4), (128, 4), (300, 6), (257, 9)):
         done = subprocess.run(
             [probe, str(rows), str(columns)],
-            capture_output=True, text=True, timeout=TIMEOUT_S, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
         said = np.array([line.split() for line in done.stdout.splitlines()], dtype=int)
         ours = [
             [row, column, *[scale_offset(row, column, columns)] * 3]

@@ -12,8 +12,11 @@ from sparkforge.pins.compiling import Native
 from tests.patches import trees
 from tests.patches.checkout import ROOT
 
-NATIVES = {one.target: one for one in pins.load(ROOT / "pins.yaml").upstream("vllm").compile.natives
-           if not one.blocked}  # fmt: skip
+NATIVES = {
+    one.target: one
+    for one in pins.load(ROOT / "pins.yaml").upstream("vllm").compile.natives
+    if not one.blocked
+}
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -27,8 +30,12 @@ def sources(native: Native, csrc: Path) -> list[Path]:
     """Return the files that pins.yaml names, of folders all that a CUDA or C++ compiler reads."""
     named = [csrc.parent / name for name in native.sources if not name.endswith("/")]
     folders = [csrc.parent / name for name in native.sources if name.endswith("/")]
-    named += [path for folder in folders for path in sorted(folder.rglob("*"))
-              if path.suffix in (".cu", ".cpp")]  # fmt: skip
+    named += [
+        path
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".cu", ".cpp")
+    ]
     return [path for path in named if native.made_from(name_of(path, csrc))]
 
 

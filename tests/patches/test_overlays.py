@@ -20,9 +20,12 @@ from tests.patches.checkout import CHECKOUT, store
 from tests.patches.releases import release_file
 
 CASES = [
-    ("vllm", "cuda-arm64"), ("vllm", "cuda-amd64"), ("flashinfer", "wheel"),
-    ("triton", "cp312-arm64"), ("triton", "cp312-amd64"),
-]  # fmt: skip
+    ("vllm", "cuda-arm64"),
+    ("vllm", "cuda-amd64"),
+    ("flashinfer", "wheel"),
+    ("triton", "cp312-arm64"),
+    ("triton", "cp312-amd64"),
+]
 
 
 def layer(upstream: str) -> overlay.Layer:
@@ -40,9 +43,13 @@ def test_every_series_goes_onto_every_wheel(upstream: str, file: str, tmp_path: 
     carried = loaded.target("spark").wheels[upstream].carries
     layers = [layer(name) for name in (upstream, *carried)]
     request = overlay.Request(
-        wheel=release_file(upstream, file), name=None, local="spark.1", drop_requires=(),
-        version_file=loaded.upstream(upstream).version_file, epoch=loaded.release.source_date_epoch,
-    )  # fmt: skip
+        wheel=release_file(upstream, file),
+        name=None,
+        local="spark.1",
+        drop_requires=(),
+        version_file=loaded.upstream(upstream).version_file,
+        epoch=loaded.release.source_date_epoch,
+    )
     made = overlay.build(request, layers, tmp_path)
     touched = {path for one in layers for path in one.patched.touched}
     assert len(made.replaced) + len(made.added) + len(made.left_out) == len(touched)

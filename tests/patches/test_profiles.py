@@ -56,8 +56,18 @@ def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str) -> None:
     told = [key for key in document if key in found]
     assert {key: found[key] for key in told} == {key: document[key] for key in told}
     # keys that are no option of vLLM; a new key must be in one of the two
-    ours = {"model", "memory", "evict_page_cache", "vocabulary", "vocabulary_sha256", "expect",
-            "on_mismatch", "warm_up", "answers", "cuda_arch"}  # fmt: skip
+    ours = {
+        "model",
+        "memory",
+        "evict_page_cache",
+        "vocabulary",
+        "vocabulary_sha256",
+        "expect",
+        "on_mismatch",
+        "warm_up",
+        "answers",
+        "cuda_arch",
+    }
     assert set(document) - set(told) <= ours
 
 

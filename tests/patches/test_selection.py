@@ -40,9 +40,13 @@ GPT_OSS_MXFP8 = "MXFP4 MoE, gpt-oss, moe.activation=mxfp8"
 def _probe(python: Path, folder: Path) -> Tables:
     done = subprocess.run(
         [python, "-m", "tests.patches.probe_selection", folder, *CAPABILITIES],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder, capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return {
         capability: json.loads((folder / f"{capability}.json").read_text(encoding="utf-8"))

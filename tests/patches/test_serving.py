@@ -74,9 +74,12 @@ def test_vllm_asks_the_hub_nothing_and_ends_with_its_engine(
     model = make_tiny_gpt_oss(tmp_path / "model").path
     hub = Hub({path.name: path.read_bytes() for path in model.iterdir()}).start()
     from_hub = {
-        "SPARKFORGE_MODEL": hub.model, "SPARKFORGE_MODEL_REVISION": COMMIT, "NO_PROXY": "*",
-        "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0",
-    }  # fmt: skip
+        "SPARKFORGE_MODEL": hub.model,
+        "SPARKFORGE_MODEL_REVISION": COMMIT,
+        "NO_PROXY": "*",
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": "0",
+    }
     with serving(patched_python, tmp_path, {**known(), **from_hub}, model=model) as one:
         one.wait_for("some/model is complete in", READY_S)
         asked = len(hub.requests)

@@ -34,8 +34,13 @@ def built(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     }
     done = subprocess.run(
         [patched_python, "-m", "tests.patches.probe_triton", "12.1", out],
-        env=env, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return result

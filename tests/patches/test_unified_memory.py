@@ -25,8 +25,13 @@ TOTAL = 119.7
 BOOT = {"total": TOTAL, "held": 5.2, "cache": 0.5}
 GRAPHS = {"count": 10, "first": 0.6, "each": 0.05, "before": 0, "during": 0}
 MODEL: dict[str, Any] = {
-    "own": 3, "weights": 67.5, "file": 0, "other": 0.5, "peak": 1.5, "graphs": GRAPHS,
-}  # fmt: skip
+    "own": 3,
+    "weights": 67.5,
+    "file": 0,
+    "other": 0.5,
+    "peak": 1.5,
+    "graphs": GRAPHS,
+}
 ALL_GRAPHS = 0.6 + 9 * 0.05
 STATES: dict[str, dict[str, Any]] = {
     "fresh boot": {"machine": BOOT},
@@ -34,21 +39,30 @@ STATES: dict[str, dict[str, Any]] = {
     "another process holds 20 GB": {"machine": {**BOOT, "held": 5.2 + 18.6}},
     "page cache grows as weights are read by mmap": {"machine": BOOT, "file": 60.8},
     "the same, and 2 GB are read before graphs are measured": {
-        "machine": BOOT, "file": 60.8, "graphs": {**GRAPHS, "before": 1.9}},
+        "machine": BOOT,
+        "file": 60.8,
+        "graphs": {**GRAPHS, "before": 1.9},
+    },
     "the same, and 2 GB are read while graphs are measured": {
-        "machine": BOOT, "file": 60.8, "graphs": {**GRAPHS, "during": 1.9}},
+        "machine": BOOT,
+        "file": 60.8,
+        "graphs": {**GRAPHS, "during": 1.9},
+    },
     "8 GB of others are swapped out meanwhile": {
-        "machine": {**BOOT, "held": 5.2 + 18.6, "cache": 20}, "meanwhile": {"swap_out": 7.5}},
-    "another process takes 5 GB meanwhile": {
-        "machine": BOOT, "meanwhile": {"allocate_host": 4.7}},
-}  # fmt: skip
+        "machine": {**BOOT, "held": 5.2 + 18.6, "cache": 20},
+        "meanwhile": {"swap_out": 7.5},
+    },
+    "another process takes 5 GB meanwhile": {"machine": BOOT, "meanwhile": {"allocate_host": 4.7}},
+}
 RUNNERS = ("v1", "v2")
 ENCODERS = ("v1, estimate", "v1, capture", "encoder only, capture")
 # the runners differ in how they measure graphs, so the older one is asked where that matters
 CASES = [
-    (name, runner) for name in STATES for runner in RUNNERS
+    (name, runner)
+    for name in STATES
+    for runner in RUNNERS
     if runner == "v2" or "graphs are measured" in name
-]  # fmt: skip
+]
 
 
 def _plan() -> dict[str, Any]:
@@ -72,8 +86,13 @@ def _run(python: Path, states: dict[str, dict[str, Any]], folder: Path) -> dict[
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [python, "-m", "tests.patches.probe_unified_memory", asked, told],
-        env=env, cwd=folder, capture_output=True, text=True, timeout=1800, check=False,
-    )  # fmt: skip
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     found: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
     return found
@@ -83,7 +102,7 @@ def _all_states() -> dict[str, dict[str, Any]]:
     states = {
         f"{name}, {runner}": {**STATES[name], "runner": runner, "share": _share(STATES[name])}
         for name, runner in CASES
-    }  # fmt: skip
+    }
     apart = {"machine": BOOT, "integrated": False, "share": 0.4, "weights": 20}
     for runner in RUNNERS:
         states[f"a card of its own memory, {runner}"] = {**apart, "runner": runner}

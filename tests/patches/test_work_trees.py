@@ -19,10 +19,20 @@ UPSTREAMS = sorted(pins.load(CHECKOUT / "pins.yaml").upstreams)
 def test_an_untouched_work_tree_exports_to_the_same_bytes(upstream: str, tmp_path: Path) -> None:
     for words in (("apply", upstream, "tree"), ("export", "--check", "tree")):
         done = subprocess.run(
-            [sys.executable, "-m", "sparkforge", "patches", *words, "--pins",
-             str(CHECKOUT / "pins.yaml")],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "sparkforge",
+                "patches",
+                *words,
+                "--pins",
+                str(CHECKOUT / "pins.yaml"),
+            ],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing to write" in done.stdout

@@ -78,9 +78,7 @@ def test_right(message: Any) -> None:
 )
 @pytest.mark.parametrize("at", [0, 5], ids=["alone", "one of eight"])
 def test_wrong(monkeypatch: pytest.MonkeyPatch, message: Any, words: str, at: int) -> None:
-    problem, _ = check(
-        monkeypatch, lambda number, body: chat(message if number == at else RIGHT)
-    )  # fmt: skip
+    problem, _ = check(monkeypatch, lambda number, body: chat(message if number == at else RIGHT))
     which = "1 of 8 at once" if at else "asked alone"
     assert problem.startswith(f"'What is 17 + 25?', {which}: ")
     assert words in problem

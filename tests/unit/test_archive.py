@@ -41,16 +41,24 @@ def copied(source: Path, target: Path) -> Path:
     return target
 
 
-FILES = {"demo/a.py": b"x = 1\n" * 99, "demo/b.bin": os.urandom(3000), "demo/empty": b"",
-         "demo/\u00fcn\u00ef \u2603.txt": b"words", "demo/run": b"#!/bin/sh\n"}  # fmt: skip
+FILES = {
+    "demo/a.py": b"x = 1\n" * 99,
+    "demo/b.bin": os.urandom(3000),
+    "demo/empty": b"",
+    "demo/\u00fcn\u00ef \u2603.txt": b"words",
+    "demo/run": b"#!/bin/sh\n",
+}
 
 
 @pytest.mark.parametrize("descriptors", [False, True])
 def test_copied_members_keep_their_bytes(tmp_path: Path, descriptors: bool) -> None:
     source = make_wheel(
-        tmp_path, files=FILES, stored=["demo/b.bin"], executable=["demo/run"],
+        tmp_path,
+        files=FILES,
+        stored=["demo/b.bin"],
+        executable=["demo/run"],
         descriptors=descriptors,
-    )  # fmt: skip
+    )
     target = copied(source, tmp_path / "out.zip")
     assert packed(target) == packed(source)
     with zipfile.ZipFile(target) as wheel:
@@ -90,11 +98,13 @@ def test_new_members_do_not_depend_on_a_compressor(tmp_path: Path) -> None:
         st.text(st.characters(codec="utf-8"), max_size=12).filter(
             lambda name: plain.path_problem(name) is None and "/" not in name
         ),
-        st.binary(max_size=2000), min_size=1, max_size=8,
+        st.binary(max_size=2000),
+        min_size=1,
+        max_size=8,
     ),
     st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),
     st.integers(min_value=315532800, max_value=4102444800),
-)  # fmt: skip
+)
 @settings(max_examples=40)
 def test_any_archive_survives_a_copy(files: dict[str, bytes], packing: int, epoch: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

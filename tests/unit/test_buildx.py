@@ -87,9 +87,15 @@ def test_the_dev_image_is_baked_in_the_engine_that_holds_its_base(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     loaded = pins.load(ROOT / "pins.yaml")
     context = Context(
-        root=ROOT, pins=loaded, pins_path=ROOT / "pins.yaml", store=store, target_name="cpu",
-        target=loaded.target("cpu"), platform="linux/amd64", access=Access(Index(), {}, True),
-    )  # fmt: skip
+        root=ROOT,
+        pins=loaded,
+        pins_path=ROOT / "pins.yaml",
+        store=store,
+        target_name="cpu",
+        target=loaded.target("cpu"),
+        platform="linux/amd64",
+        access=Access(Index(), {}, True),
+    )
     engine = Engine(None, "26.1.5", True, "rootless")  # type: ignore[arg-type]
     dev._image(context, engine, "sparkforge/cpu:1")
     words = said.read_text().splitlines()

@@ -104,8 +104,9 @@ def test_what_is_no_archive_is_compared_as_bytes(tmp_path: Path) -> None:
     one.write_bytes(b"same")
     two.write_bytes(b"same and more")
     assert differences(one, two) == [
-        "b.whl: name a.whl → b.whl", "b.whl: offset 0x4: the end → 20 61 6e 64 20 6d 6f 72"
-    ]  # fmt: skip
+        "b.whl: name a.whl → b.whl",
+        "b.whl: offset 0x4: the end → 20 61 6e 64 20 6d 6f 72",
+    ]
 
 
 class Slow(io.BytesIO):

@@ -17,9 +17,15 @@ from sparkforge.serving.steps import Shape
 from tests.support import python, wait_for
 
 INPUTS: dict[str, Any] = {
-    "wheels": {"wheel vllm": "a"}, "wheelhouse": "b", "base": "sha256:c", "system_packages": [],
-    "python": "3.12", "platform": "linux/arm64", "release": "0.31.0+spark.1", "labels": {"x": "y"},
-}  # fmt: skip
+    "wheels": {"wheel vllm": "a"},
+    "wheelhouse": "b",
+    "base": "sha256:c",
+    "system_packages": [],
+    "python": "3.12",
+    "platform": "linux/arm64",
+    "release": "0.31.0+spark.1",
+    "labels": {"x": "y"},
+}
 
 
 def share(folder: Path, **changes: Any) -> Path:
@@ -154,32 +160,43 @@ def test_variables_point_into_the_folder_unless_the_user_has_said_otherwise(
 def test_locks_and_logs_are_no_kernels(tmp_path: Path) -> None:
     held = caches.occupy(tmp_path, "k", {})
     for name in (
-        "triton/AB/f.cubin", "triton/tmp.pid_1_2/f.cubin", "triton/AB/f.lock",
-        "vllm/modelinfos/x.json", "vllm/torch_compile_cache/h/inductor_cache/locks/c.lock",
+        "triton/AB/f.cubin",
+        "triton/tmp.pid_1_2/f.cubin",
+        "triton/AB/f.lock",
+        "vllm/modelinfos/x.json",
+        "vllm/torch_compile_cache/h/inductor_cache/locks/c.lock",
         "vllm/torch_compile_cache/h/inductor_cache/aotautograd/a/b",
         "vllm/torch_compile_cache/h/inductor_cache/c/c.so",
-        "flashinfer/.cache/flashinfer/121a/cached_ops/m/.ninja_log", "warm-up-1.json",
-        "flashinfer/.cache/flashinfer/121a/cached_ops/m/m.so", "flashinfer/flashinfer_jit.log",
-    ):  # fmt: skip
+        "flashinfer/.cache/flashinfer/121a/cached_ops/m/.ninja_log",
+        "warm-up-1.json",
+        "flashinfer/.cache/flashinfer/121a/cached_ops/m/m.so",
+        "flashinfer/flashinfer_jit.log",
+    ):
         (held.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (held.folder / name).touch()
     assert sorted(held.shown(one) for one in held.files()) == [
-        "flashinfer/.cache/flashinfer/121a/cached_ops/m/m.so", "triton/AB/f.cubin",
+        "flashinfer/.cache/flashinfer/121a/cached_ops/m/m.so",
+        "triton/AB/f.cubin",
         "vllm/torch_compile_cache/h/inductor_cache/c/c.so",
-    ]  # fmt: skip
+    ]
 
 
 def test_kernels_have_names(tmp_path: Path) -> None:
     graph = tmp_path / "cabc.py"
     graph.write_text("triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0')\n")
     paths = [
-        "/c/triton/AB/_fwd_kernel.cubin", "/c/triton/AB/__grp___fwd_kernel.json", str(graph),
-        "/c/triton/AB/_fwd_kernel.ptx", "/c/flashinfer/121a/cached_ops/batch_prefill/b.cuda.o",
+        "/c/triton/AB/_fwd_kernel.cubin",
+        "/c/triton/AB/__grp___fwd_kernel.json",
+        str(graph),
+        "/c/triton/AB/_fwd_kernel.ptx",
+        "/c/flashinfer/121a/cached_ops/batch_prefill/b.cuda.o",
         "/c/vllm/x.so",
-    ]  # fmt: skip
+    ]
     assert caches.kernels(paths) == [
-        "FlashInfer batch_prefill", "Triton _fwd_kernel", "torch.compile triton_poi_fused_add_0",
-    ]  # fmt: skip
+        "FlashInfer batch_prefill",
+        "Triton _fwd_kernel",
+        "torch.compile triton_poi_fused_add_0",
+    ]
     assert caches.kernels(["/c/cuda/a/b/0123"]) == ["0123"]
     assert caches.kernels([]) == []
 
@@ -249,9 +266,17 @@ def test_a_record_keeps_what_it_is_for_and_forgets_the_oldest(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", "null", "{}", '{"schema": 1}', '{"schema": 1, "steps": 1, "complete": "true", '
-             '"files": 3, "runs": [], "late": [], "lengths": ["x"]}', "\x00\xff"],
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "null",
+        "{}",
+        '{"schema": 1}',
+        '{"schema": 1, "steps": 1, "complete": "true", '
+        '"files": 3, "runs": [], "late": [], "lengths": ["x"]}',
+        "\x00\xff",
+    ],
+)
 def test_a_damaged_record_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "warm-up-x.json"
     path.write_bytes(text.encode("latin-1"))

@@ -226,8 +226,12 @@ def test_a_stdout_that_takes_nothing_is_no_bug(stdout: str, code: int) -> None:
     for words in ("patches list", "patches list --json"):
         done = subprocess.run(
             ["/bin/sh", "-c", f'"$0" -m sparkforge {words} {stdout}', sys.executable],
-            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         assert ("standard output: No space left" in done.stderr) == (code == 11)
@@ -246,8 +250,17 @@ def test_a_plan_for_the_real_pins_makes_nothing(
 def test_a_plan_sums_what_is_fetched_over_all_stages(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["--target", "rtx", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s"),
-             "--source", "git"]  # fmt: skip
+    words = [
+        "--target",
+        "rtx",
+        "--engine",
+        "none",
+        "--dry-run",
+        "--store",
+        str(tmp_path / "s"),
+        "--source",
+        "git",
+    ]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     house = next(step for step in found["plan"] if step["stage"] == "wheelhouse")

@@ -33,9 +33,15 @@ def context() -> Context:
     path = ROOT / "pins.yaml"
     loaded = pins.load(path)
     return Context(
-        root=ROOT, pins=loaded, pins_path=path, store=Store(ROOT / "no store"), target_name="cpu",
-        target=loaded.target("cpu"), platform="linux/amd64", access=Access(Index(), {}, True),
-    )  # fmt: skip
+        root=ROOT,
+        pins=loaded,
+        pins_path=path,
+        store=Store(ROOT / "no store"),
+        target_name="cpu",
+        target=loaded.target("cpu"),
+        platform="linux/amd64",
+        access=Access(Index(), {}, True),
+    )
 
 
 def makers(context: Context) -> dict[str, str]:
@@ -72,8 +78,9 @@ def wanted(module: str) -> set[str]:
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Give a copy of the package that keys are made from, to be changed."""
-    shutil.copytree(ROOT / "sparkforge", tmp_path / "sparkforge",
-                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+    shutil.copytree(
+        ROOT / "sparkforge", tmp_path / "sparkforge", ignore=shutil.ignore_patterns("__pycache__")
+    )
     forget()
     monkeypatch.setattr(codekey, "_ROOT", tmp_path / "sparkforge")
     yield tmp_path / "sparkforge"
@@ -116,9 +123,10 @@ def test_each_kind_holds_what_decides_its_bytes_and_nothing_of_later_stages() ->
         for kind, module in {
             "wheels": "sparkforge.build.stages.wheels",
             "compiled": "sparkforge.build.compile.items",
-            "image": "sparkforge.build.stages.image", "smoke": "sparkforge.build.stages.smoke",
+            "image": "sparkforge.build.stages.image",
+            "smoke": "sparkforge.build.stages.smoke",
         }.items()
-    }  # fmt: skip
+    }
     # which files a wheel gets, and where they go
     assert {"core/git.py", "pins/pins.py", "build/stages/wheels.py", "wheels/overlay.py"} <= files[
         "wheels"

@@ -86,11 +86,19 @@ def test_all_is_refused_where_something_is_pinned_by_no_sha() -> None:
 
 
 def test_every_native_file_of_the_release_is_accounted_for() -> None:
-    released = ["vllm/_C_stable_libtorch.abi3.so", "vllm/vllm-rs", "vllm/third_party/x/y.py",
-                "vllm/cumem_allocator.abi3.so", "vllm/new.so", "vllm/envs.py"]  # fmt: skip
+    released = [
+        "vllm/_C_stable_libtorch.abi3.so",
+        "vllm/vllm-rs",
+        "vllm/third_party/x/y.py",
+        "vllm/cumem_allocator.abi3.so",
+        "vllm/new.so",
+        "vllm/envs.py",
+    ]
     taken, lost = natives.missing(VLLM, released, ["vllm/envs.py"], everything=False)
-    assert (taken, lost) == (sorted(set(released) - {"vllm/new.so", "vllm/envs.py"}),
-                             ["vllm/new.so"])  # fmt: skip
+    assert (taken, lost) == (
+        sorted(set(released) - {"vllm/new.so", "vllm/envs.py"}),
+        ["vllm/new.so"],
+    )
     made = ["vllm/envs.py", "vllm/_C_stable_libtorch.abi3.so"]
     assert natives.missing(VLLM, released, made, everything=True) == (["vllm/vllm-rs"], [])
 
@@ -131,9 +139,17 @@ def test_the_spark_s_python_is_built_alone_and_without_a_network(tmp_path: Path)
     document = plan("--target", "spark", "--store", str(tmp_path))
     *native, command = commands(document, "wheel vllm")
     assert native  # the series changes how some are compiled: the next test
-    for words in ("--network none", "--pull never", "--read-only", "--cap-drop ALL",
-                  "no-new-privileges", "umask 022", "pip wheel", "--no-index",
-                  "--no-build-isolation"):  # fmt: skip
+    for words in (
+        "--network none",
+        "--pull never",
+        "--read-only",
+        "--cap-drop ALL",
+        "no-new-privileges",
+        "umask 022",
+        "pip wheel",
+        "--no-index",
+        "--no-build-isolation",
+    ):
         assert words in command
     said = environment(command)
     assert said["VLLM_TARGET_DEVICE"] == "empty"
@@ -164,8 +180,14 @@ def only_vllm(tmp_path: Path) -> list[str]:
     ours = ours[:first] + ours[ours.index("    requirements:") :]
     (tmp_path / "pins.yaml").write_text(f"{head}\n  spark:\n{ours}\n  rtx:\n{rest}")
     shutil.rmtree(tmp_path / "store", ignore_errors=True)
-    return ["--target", "spark", "--pins", str(tmp_path / "pins.yaml"),
-            "--store", str(tmp_path / "store")]  # fmt: skip
+    return [
+        "--target",
+        "spark",
+        "--pins",
+        str(tmp_path / "pins.yaml"),
+        "--store",
+        str(tmp_path / "store"),
+    ]
 
 
 def test_all_of_the_spark_s_vllm_reads_every_source_from_the_store(tmp_path: Path) -> None:
@@ -197,9 +219,23 @@ def test_how_many_compile_at_once_changes_no_key(tmp_path: Path) -> None:
 
 def test_native_without_compile_is_a_contradiction() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "sparkforge", "--target", "cpu", "--native", "all", "--dry-run",
-         "--engine", "none"], cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "sparkforge",
+            "--target",
+            "cpu",
+            "--native",
+            "all",
+            "--dry-run",
+            "--engine",
+            "none",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert "--wheels compile" in done.stderr
 

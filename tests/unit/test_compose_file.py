@@ -19,18 +19,24 @@ NAMED = re.compile(
 )
 NOT_FOR_THE_CONTAINER = {
     "of build.py": {
-        "SPARKFORGE_STORE", "SPARKFORGE_CHECKOUT", "SPARKFORGE_CPU_ISA",
+        "SPARKFORGE_STORE",
+        "SPARKFORGE_CHECKOUT",
+        "SPARKFORGE_CPU_ISA",
     },
     "given to the commands of ablate": {
-        "SPARKFORGE_TREES", "SPARKFORGE_WHEELS", "SPARKFORGE_PYTHON", "SPARKFORGE_LEFT_OUT",
+        "SPARKFORGE_TREES",
+        "SPARKFORGE_WHEELS",
+        "SPARKFORGE_PYTHON",
+        "SPARKFORGE_LEFT_OUT",
     },
     "in the image; a folder or file of the container": {
-        "SPARKFORGE_JIT_DIR", "SPARKFORGE_API_KEY_PATH",
+        "SPARKFORGE_JIT_DIR",
+        "SPARKFORGE_API_KEY_PATH",
     },
     "set by the entrypoint": {"VLLM_HOST_IP"},
     "an example of docker-compose.override.yml": {"VLLM_LOG_STATS_INTERVAL"},
     "a branch in docs/watch.md": {"VLLM_BASELINE"},
-}  # fmt: skip
+}
 
 
 def environment(service: str) -> Mapping[str, str | None]:
@@ -54,16 +60,21 @@ def test_every_variable_that_a_page_names_reaches_the_container() -> None:
 def test_every_variable_that_compose_passes_by_name_alone_is_on_the_page() -> None:
     page = (ROOT / "docs/serving.md").read_text() + (ROOT / "docs/two-sparks.md").read_text()
     bare = {
-        name for service in COMPOSE["services"]
-        for name, value in environment(service).items() if value is None
-    }  # fmt: skip
+        name
+        for service in COMPOSE["services"]
+        for name, value in environment(service).items()
+        if value is None
+    }
     assert {name for name in bare if name.upper() not in page} == set()
 
 
 def test_no_default_of_the_image_is_taken_away() -> None:
     """A variable without a value, which nobody sets, is removed from those of the image."""
-    image = set(re.findall(r"^(?:ENV)? +(\w+)=\S+(?: \\)?$",
-                           (ROOT / "Dockerfile").read_text(), re.MULTILINE))  # fmt: skip
+    image = set(
+        re.findall(
+            r"^(?:ENV)? +(\w+)=\S+(?: \\)?$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+        )
+    )
     assert {"HF_HOME", "SPARKFORGE_JIT_DIR"} <= image
     for service in COMPOSE["services"]:
         bare = {name for name, value in environment(service).items() if value is None}

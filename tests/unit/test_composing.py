@@ -30,11 +30,13 @@ class Images:
 
     def __init__(self) -> None:
         self.held = [
-            self.one(MID, "2026-02", "spark"), self.one(NEW, "2026-03", "spark"),
-            self.one(OLD, "2026-01", "spark"), self.one("sparkforge/cpu:1-d", "2026-04", "cpu"),
+            self.one(MID, "2026-02", "spark"),
+            self.one(NEW, "2026-03", "spark"),
+            self.one(OLD, "2026-01", "spark"),
+            self.one("sparkforge/cpu:1-d", "2026-04", "cpu"),
             # made on top of one, and has its labels
             self.one("sparkforge/spark-dev:1", "2026-05", "spark"),
-        ]  # fmt: skip
+        ]
         self.volumes: list[str] = []
         self.running: list[str] = []
 
@@ -52,11 +54,15 @@ class Images:
     @staticmethod
     def one(name: str, made: str, target: str) -> Any:
         return SimpleNamespace(
-            id=f"sha256:{name}", tags=[name],
-            labels={"org.sparkforge.target": target, "org.sparkforge.key": "k" * 64,
-                    "org.opencontainers.image.version": "1"},
+            id=f"sha256:{name}",
+            tags=[name],
+            labels={
+                "org.sparkforge.target": target,
+                "org.sparkforge.key": "k" * 64,
+                "org.opencontainers.image.version": "1",
+            },
             attrs={"Metadata": {"LastTagTime": f"{made}-01T10:00:00Z"}, "Size": 20_000_000_000},
-        )  # fmt: skip
+        )
 
     def list(self, filters: Any) -> list[Any]:
         assert filters == {"label": "org.sparkforge.target"}
@@ -118,14 +124,18 @@ def test_rollback_refuses_what_is_gone(
 
 
 def test_the_environment_counts_before_dot_env(
-    engine: Images, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    engine: Images,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("SPARKFORGE_IMAGE_SPARK", MID)
     assert run("rollback", "--target", "spark") == 0
     assert envfile.read(tmp_path / ".env") == {
-        "COMPOSE_PROFILES": "spark", "SPARKFORGE_IMAGE_SPARK": OLD
-    }  # fmt: skip
+        "COMPOSE_PROFILES": "spark",
+        "SPARKFORGE_IMAGE_SPARK": OLD,
+    }
     said = "".join(capsys.readouterr())
     assert "in the environment overrides .env" in said
     assert "docker compose up -d   # a server that runs serves on until then" in said
@@ -138,12 +148,20 @@ def test_images_lists_the_newest_first_and_marks_what_compose_uses(
     assert run("images", "--target", "spark", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert [(one["image"], one["used"]) for one in said["images"]] == [
-        (NEW, False), (MID, True), (OLD, False)
-    ]  # fmt: skip
+        (NEW, False),
+        (MID, True),
+        (OLD, False),
+    ]
     assert said["images"][0] | {"image": "", "image_id": ""} == {
-        "target": "spark", "image": "", "image_id": "", "release": "1", "key": "k" * 64,
-        "made": "2026-03-01T10:00:00Z", "size": 20_000_000_000, "used": False,
-    }  # fmt: skip
+        "target": "spark",
+        "image": "",
+        "image_id": "",
+        "release": "1",
+        "key": "k" * 64,
+        "made": "2026-03-01T10:00:00Z",
+        "size": 20_000_000_000,
+        "used": False,
+    }
     assert run("images") == 0
     said = "".join(capsys.readouterr())
     assert f"* {MID}" in " ".join(said.split())
@@ -161,9 +179,13 @@ def test_images_lists_the_newest_first_and_marks_what_compose_uses(
     ],
 )
 def test_prune_keeps_the_used_one_and_the_one_before(
-    engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], used: str,
+    engine: Images,
+    run: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    used: str,
     gone: list[str],
-) -> None:  # fmt: skip
+) -> None:
     (tmp_path / ".env").write_text(f"SPARKFORGE_IMAGE_SPARK={used}\n")
     before = engine.held
     assert run("images", "--prune", "--dry-run", "--json") == 0
@@ -219,12 +241,21 @@ def test_the_models_volume_is_made_where_the_image_is_served(
 
 # what Docker Compose 2.26 made of each line
 COMPOSE_READS = (
-    ("A=plain", "plain"), ("A=with space # comment", "with space"), ("A=a#b", "a#b"),
-    ('A="quoted # no comment" # c', "quoted # no comment"), ("A='single $HOME'", "single $HOME"),
-    (r"""A='it\'s'""", "it's"), (r'A="esc \"x\""', 'esc "x"'), ("export A=exported", "exported"),
-    ("A = spaced", "spaced"), ("  A=trail   ", "trail"), ("A=${NOPE:-dflt}", "dflt"),
-    ('A="two\nlines"', "two\nlines"), ("A=", ""), ("A=R'b'c", "R'b'c"),
-)  # fmt: skip
+    ("A=plain", "plain"),
+    ("A=with space # comment", "with space"),
+    ("A=a#b", "a#b"),
+    ('A="quoted # no comment" # c', "quoted # no comment"),
+    ("A='single $HOME'", "single $HOME"),
+    (r"""A='it\'s'""", "it's"),
+    (r'A="esc \"x\""', 'esc "x"'),
+    ("export A=exported", "exported"),
+    ("A = spaced", "spaced"),
+    ("  A=trail   ", "trail"),
+    ("A=${NOPE:-dflt}", "dflt"),
+    ('A="two\nlines"', "two\nlines"),
+    ("A=", ""),
+    ("A=R'b'c", "R'b'c"),
+)
 
 
 @pytest.mark.parametrize(("line", "value"), COMPOSE_READS)
@@ -252,6 +283,7 @@ def test_images_are_removed_in_two_places_only() -> None:
         for path in (ROOT / "sparkforge").rglob("*.py")
     }
     assert {name: count for name, count in found.items() if count} == {
-        "sparkforge/build/image.py": 1, "sparkforge/runtime/engine.py": 1
-    }  # fmt: skip
+        "sparkforge/build/image.py": 1,
+        "sparkforge/runtime/engine.py": 1,
+    }
     assert "images.remove(passing)" in (ROOT / "sparkforge/build/image.py").read_text()

@@ -45,9 +45,14 @@ SMI = """<?xml version="1.0" ?>
 
 def smi(**changes: str) -> Glimpse:
     values = {
-        "driver": "580.95.05", "cuda": "13.0", "memory": "N/A", "load": "96",
-        "clock": "2411 MHz", "brake": "Not Active", "processes": "",
-    }  # fmt: skip
+        "driver": "580.95.05",
+        "cuda": "13.0",
+        "memory": "N/A",
+        "load": "96",
+        "clock": "2411 MHz",
+        "brake": "Not Active",
+        "processes": "",
+    }
     return Glimpse(0, SMI.format(**{**values, **changes}))
 
 
@@ -62,20 +67,30 @@ def meminfo(total: int = 119, available: int = 110, free: int = 100, swap: int =
 
 INFO: dict[str, Any] = {"ServerVersion": "28.5.1", "Runtimes": {"runc": {}, "nvidia": {}}}
 CHECKPOINT = {
-    "hub": "/hub", "snapshot": "/hub/s", "revisions": ["b5"], "incomplete": [], "folder": "/hub/s",
-    "config": True, "named": ["a.safetensors"], "index_problem": "", "incomplete_here": [],
+    "hub": "/hub",
+    "snapshot": "/hub/s",
+    "revisions": ["b5"],
+    "incomplete": [],
+    "folder": "/hub/s",
+    "config": True,
+    "named": ["a.safetensors"],
+    "index_problem": "",
+    "incomplete_here": [],
     "shards": {"a.safetensors": {"size": 9, "expected": 9}},
-}  # fmt: skip
+}
 
 
 def spark(**changes: Any) -> Readings:
     """A Spark on which all is well, but for ``changes``: program or file names, or a field's."""
     programs = {
-        "nvidia-smi": smi(), "compute-cap": Glimpse(0, "NVIDIA GB10, 12.1\n"),
-        "docker": Glimpse(0, json.dumps(INFO)), "buildx": Glimpse(0, "github.com/x v0.29.1\n"),
-        "compose": Glimpse(0, "2.40.3\n"), "nvidia-ctk": Glimpse(0, "NVIDIA … version 1.18.0\n"),
+        "nvidia-smi": smi(),
+        "compute-cap": Glimpse(0, "NVIDIA GB10, 12.1\n"),
+        "docker": Glimpse(0, json.dumps(INFO)),
+        "buildx": Glimpse(0, "github.com/x v0.29.1\n"),
+        "compose": Glimpse(0, "2.40.3\n"),
+        "nvidia-ctk": Glimpse(0, "NVIDIA … version 1.18.0\n"),
         "git": Glimpse(0, "git version 2.43.0\n"),
-    }  # fmt: skip
+    }
     files = {"/proc/meminfo": meminfo(), "/etc/os-release": 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\n'}
     for name in [*changes]:
         if name.replace("_", "-") in programs:
@@ -86,16 +101,26 @@ def spark(**changes: Any) -> Readings:
     plain: dict[str, Any] = {
         "files": files,
         "programs": programs,
-        "facts": {"machine": "aarch64", "kernel": "6.14", "page_size": "4096", "python": "3.12.3",
-                  "docker_socket": "/run/docker.sock", "pythons": "3.12"},
-        "paths": {**dict.fromkeys((*reading.DEVICES, "/run/docker.sock"), there),
-                  "/store": {**there, "folder": True}},
-        "disks": {"store": {"path": "/store", "free": 900 << 30, "total": 1 << 40},
-                  "model": {"path": "/hub", "free": 900 << 30, "total": 1 << 40},
-                  "checkpoint": CHECKPOINT,
-                  "rights": {"exists": True, "unreadable": "", "unwritable": ""}},
+        "facts": {
+            "machine": "aarch64",
+            "kernel": "6.14",
+            "page_size": "4096",
+            "python": "3.12.3",
+            "docker_socket": "/run/docker.sock",
+            "pythons": "3.12",
+        },
+        "paths": {
+            **dict.fromkeys((*reading.DEVICES, "/run/docker.sock"), there),
+            "/store": {**there, "folder": True},
+        },
+        "disks": {
+            "store": {"path": "/store", "free": 900 << 30, "total": 1 << 40},
+            "model": {"path": "/hub", "free": 900 << 30, "total": 1 << 40},
+            "checkpoint": CHECKPOINT,
+            "rights": {"exists": True, "unreadable": "", "unwritable": ""},
+        },
         "variables": {"SPARKFORGE_HF_CACHE": "/hf"},
-    }  # fmt: skip
+    }
     return dataclasses.replace(Readings(**plain), **changes)
 
 
@@ -159,15 +184,27 @@ NO = {"exists": True, "readable": False, "writable": False, "folder": False}
     ("changes", "name", "state", "fragment"),
     [
         # GPU: hangs, fails, prints garbage, another card, an old driver
-        ({"nvidia_smi": Glimpse(None, problem="nvidia-smi did not finish within 8 s")}, "gpu",
-         "fail", "did not finish within 8 s"),
-        ({"nvidia_smi": Glimpse(9, "NVIDIA-SMI has failed because it couldn't communicate")},
-         "gpu", "fail", "failed with exit code 9: NVIDIA-SMI has failed"),
+        (
+            {"nvidia_smi": Glimpse(None, problem="nvidia-smi did not finish within 8 s")},
+            "gpu",
+            "fail",
+            "did not finish within 8 s",
+        ),
+        (
+            {"nvidia_smi": Glimpse(9, "NVIDIA-SMI has failed because it couldn't communicate")},
+            "gpu",
+            "fail",
+            "failed with exit code 9: NVIDIA-SMI has failed",
+        ),
         ({"nvidia_smi": Glimpse(0, "\x00\x01garbage")}, "gpu", "fail", "not XML"),
         ({"nvidia_smi": Glimpse(0, "<nvidia_smi_log/>")}, "gpu", "fail", "lists no GPU"),
         ({"compute_cap": Glimpse(0, "NVIDIA H200, 9.0\n")}, "gpu", "fail", "is for 12.1"),
-        ({"compute_cap": Glimpse(2, 'Field "compute_cap" is not a valid field to query.')},
-         "gpu", "note", "unknown"),
+        (
+            {"compute_cap": Glimpse(2, 'Field "compute_cap" is not a valid field to query.')},
+            "gpu",
+            "note",
+            "unknown",
+        ),
         ({"nvidia_smi": smi(driver="570.86", cuda="12.8")}, "driver", "fail", "CUDA is 13.0"),
         ({"nvidia_smi": smi(cuda="N/A")}, "driver", "note", "CUDA N/A"),
         ({"nvidia_smi": smi(memory="Not Supported")}, "gpu-memory", "ok", "not reported"),
@@ -185,32 +222,72 @@ NO = {"exists": True, "readable": False, "writable": False, "folder": False}
         ({"mem": meminfo(swap=5)}, "swap", "warn", "5.0 of 16.0 GiB used"),
         ({"mem": ""}, "memory", "note", "no memory information"),
         # disks and model
-        ({"disks": {**DISKS, "store": {**DISKS["store"], "free": 1 << 30}}}, "store", "fail",
-         "1.0 GiB"),
-        ({"disks": {**DISKS, "store": {**DISKS["store"], "free": 9 << 30}}}, "store", "warn",
-         "an estimate"),
+        (
+            {"disks": {**DISKS, "store": {**DISKS["store"], "free": 1 << 30}}},
+            "store",
+            "fail",
+            "1.0 GiB",
+        ),
+        (
+            {"disks": {**DISKS, "store": {**DISKS["store"], "free": 9 << 30}}},
+            "store",
+            "warn",
+            "an estimate",
+        ),
         ({"disks": {}}, "store", "fail", "did not answer"),
         ({"paths": {"/store": NO}}, "store", "fail", "not writable"),
         ({"disks": {**DISKS, "checkpoint": FULL}}, "model", "fail", "9 bytes, its header says 12"),
         ({"disks": {**DISKS, "checkpoint": NONE}}, "model", "warn", "unfinished downloads"),
-        ({"disks": {**DISKS, "checkpoint": NONE}, "variables": {"HF_HUB_OFFLINE": "1"}}, "model",
-         "fail", "HF_HUB_OFFLINE is set"),
-        ({"disks": {**DISKS, "checkpoint": NONE, "model": {**DISKS["model"], "free": 9 << 30}}},
-         "model-disk", "fail", "gpt-oss-120b needs 65"),
+        (
+            {"disks": {**DISKS, "checkpoint": NONE}, "variables": {"HF_HUB_OFFLINE": "1"}},
+            "model",
+            "fail",
+            "HF_HUB_OFFLINE is set",
+        ),
+        (
+            {"disks": {**DISKS, "checkpoint": NONE, "model": {**DISKS["model"], "free": 9 << 30}}},
+            "model-disk",
+            "fail",
+            "gpt-oss-120b needs 65",
+        ),
         # engine
         ({"paths": {"/run/docker.sock": NO}}, "docker-socket", "fail", "permission denied"),
         ({"docker": Glimpse(None, problem="docker is not on the PATH")}, "engine", "fail", "PATH"),
-        ({"docker": Glimpse(1, '{"ServerErrors":["Cannot connect"]}')}, "engine", "fail",
-         "Cannot connect"),
+        (
+            {"docker": Glimpse(1, '{"ServerErrors":["Cannot connect"]}')},
+            "engine",
+            "fail",
+            "Cannot connect",
+        ),
         ({"docker": Glimpse(0, '{"ServerVersion": "20.10.24"}')}, "engine", "fail", "too old"),
-        ({"docker": Glimpse(0, '{"ServerVersion": "28.5.1", "Runtimes": {"runc": {}}}'),
-          "nvidia_ctk": Glimpse(None, problem="no")}, "container-toolkit", "fail", "not installed"),
+        (
+            {
+                "docker": Glimpse(0, '{"ServerVersion": "28.5.1", "Runtimes": {"runc": {}}}'),
+                "nvidia_ctk": Glimpse(None, problem="no"),
+            },
+            "container-toolkit",
+            "fail",
+            "not installed",
+        ),
         ({"docker": Glimpse(0, '{"ServerVersion": "28.5.1"}')}, "container-toolkit", "warn", "no"),
-        ({"docker": Glimpse(0, '{"ServerVersion": "28.5.1", "DiscoveredDevices":'
-                               ' [{"ID": "nvidia.com/gpu=all"}]}')}, "container-toolkit", "ok",
-         "CDI"),
-        ({"buildx": Glimpse(1, "", "docker: 'buildx' is not a docker command.")}, "buildx", "fail",
-         "not a docker command"),
+        (
+            {
+                "docker": Glimpse(
+                    0,
+                    '{"ServerVersion": "28.5.1", "DiscoveredDevices":'
+                    ' [{"ID": "nvidia.com/gpu=all"}]}',
+                )
+            },
+            "container-toolkit",
+            "ok",
+            "CDI",
+        ),
+        (
+            {"buildx": Glimpse(1, "", "docker: 'buildx' is not a docker command.")},
+            "buildx",
+            "fail",
+            "not a docker command",
+        ),
         ({"compose": Glimpse(0, "1.29.2\n")}, "compose", "warn", "older than 2.20"),
         ({"variables": {"SPARKFORGE_PORT": "80 00"}}, "port", "fail", "'80 00'"),
         # machine
@@ -219,13 +296,21 @@ NO = {"exists": True, "readable": False, "writable": False, "folder": False}
         ({"facts": {**FACTS, "pythons": ""}}, "python", "note", "its image includes it"),
         ({"git": Glimpse(None, problem="git is not on the PATH")}, "git", "fail", "PATH"),
         ({"git": Glimpse(0, "git version 2.20.1")}, "git", "warn", "2.20.1"),
-        ({"variables": {"https_proxy": "http://me:secret@proxy:3128"}}, "proxies", "warn",
-         "http://***@proxy:3128"),
-        ({"variables": {"https_proxy": "http://proxy:3128", "no_proxy": "x,localhost"}},
-         "proxies", "note", "proxy:3128"),
+        (
+            {"variables": {"https_proxy": "http://me:secret@proxy:3128"}},
+            "proxies",
+            "warn",
+            "http://***@proxy:3128",
+        ),
+        (
+            {"variables": {"https_proxy": "http://proxy:3128", "no_proxy": "x,localhost"}},
+            "proxies",
+            "note",
+            "proxy:3128",
+        ),
         ({"late": ("disk store",)}, "doctor", "warn", "disk store"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_found(
     want: Wanted, changes: dict[str, Any], name: str, state: str, fragment: str
 ) -> None:
@@ -243,9 +328,10 @@ GARBAGE = ("", "\x00\xff" * 99, "null", "[1, 2]", "{}", '{"ServerVersion": 5}', 
 def test_no_garbage_ends_a_probe(text: str, target: str) -> None:
     plain = spark()
     seen = dataclasses.replace(
-        plain, programs={name: Glimpse(0, text, text) for name in plain.programs},
+        plain,
+        programs={name: Glimpse(0, text, text) for name in plain.programs},
         files=dict.fromkeys((*reading.FILES, "/proc/meminfo"), text),
-    )  # fmt: skip
+    )
     findings = found(seen, wanted(pins.load(ROOT / "pins.yaml"), target))
     assert "doctor" not in findings
     assert {"gpu", "engine", "git", "memory"} <= set(findings)
@@ -342,10 +428,14 @@ def test_a_complete_model_of_the_hubs_cache(want: Wanted, tmp_path: Path) -> Non
         (lambda f: (f / "config.json").unlink(), "no config.json"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{"), "JSONDecodeError"),
         (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "TypeError"),
-        (lambda f: (f / "model.safetensors.index.json").write_text(
-            '{"weight_map": {"w": "../../etc/x.safetensors"}}'), "which is no shard"),
+        (
+            lambda f: (f / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"w": "../../etc/x.safetensors"}}'
+            ),
+            "which is no shard",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_incomplete_model_is_told(
     want: Wanted, tmp_path: Path, harm: Any, fragment: str
 ) -> None:

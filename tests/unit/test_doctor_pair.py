@@ -19,8 +19,14 @@ NAME, HEAD, WORKER = "enp1s0f0np0", "192.168.100.1", "192.168.100.2"
 MINE = Settings("worker", HEAD, WORKER, 29500, NAME)
 NET = Interface("up", 9000, 200_000, (WORKER, "fe80::1"))
 GID = Gid("rocep1s0f0", "4: ACTIVE", 3, "0000:0000:0000:0000:0000:ffff:c0a8:6402", "RoCE v2", NAME)
-FACTS = {"role": "worker", "release": "1", "image": "sha256:a", "revision": "b5",
-         "driver": "NVRM 580", "kernel": "6.14"}  # fmt: skip
+FACTS = {
+    "role": "worker",
+    "release": "1",
+    "image": "sha256:a",
+    "revision": "b5",
+    "driver": "NVRM 580",
+    "kernel": "6.14",
+}
 SEEN = Readings(facts={"kernel": "6.14"})
 
 
@@ -77,10 +83,14 @@ def peer(**changes: str) -> Peer:
         ({"peer": peer(revision="c6")}, "same-model", "fail", "here b5, there c6"),
         ({"peer": peer(driver="NVRM 570")}, "same-driver", "warn", "NVRM 570"),
         ({"peer": Peer(FACTS, -7.5)}, "time", "warn", "7.500 s apart"),
-        ({"facts": {**FACTS, "image": "", "release": ""}, "peer": peer(image="", release="")},
-         "same-image", "note", "neither"),
+        (
+            {"facts": {**FACTS, "image": "", "release": ""}, "peer": peer(image="", release="")},
+            "same-image",
+            "note",
+            "neither",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_pair_is_found(
     changes: dict[str, Any], name: str, state: str, fragment: str
 ) -> None:
@@ -105,9 +115,12 @@ def test_variables_of_nccl(variables: dict[str, str], state: str) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "line", "state"),
-    [("7.0.0-1019-nvidia", "quiet", "warn"), ("7.0.0-1019-nvidia", "x kho=off", "ok"),
-     ("6.14.0-1012-nvidia", "quiet", "ok")],
-)  # fmt: skip
+    [
+        ("7.0.0-1019-nvidia", "quiet", "warn"),
+        ("7.0.0-1019-nvidia", "x kho=off", "ok"),
+        ("6.14.0-1012-nvidia", "quiet", "ok"),
+    ],
+)
 def test_the_kernel_that_was_reported_to_break_rdma(kernel: str, line: str, state: str) -> None:
     seen = Readings(facts={"kernel": kernel}, files={"/proc/cmdline": line})
     assert found(sound(), seen)["rdma-kernel"].state == state
@@ -115,8 +128,11 @@ def test_the_kernel_that_was_reported_to_break_rdma(kernel: str, line: str, stat
 
 def test_tables_of_gids_and_interfaces_are_read_from_sys(tmp_path: Path) -> None:
     port = tmp_path / "class/infiniband/rocep1s0f0/ports/1"
-    rows = {"0": ("fe80:0000::1", "IB/RoCE v1"), "3": (GID.gid, "RoCE v2"),
-            "9": ("0000:0000:0000:0000:0000:0000:0000:0000", "")}  # fmt: skip
+    rows = {
+        "0": ("fe80:0000::1", "IB/RoCE v1"),
+        "3": (GID.gid, "RoCE v2"),
+        "9": ("0000:0000:0000:0000:0000:0000:0000:0000", ""),
+    }
     for index, (value, kind) in rows.items():
         for folder, text in (("gids", value), ("gid_attrs/types", kind), ("gid_attrs/ndevs", NAME)):
             (port / folder).mkdir(parents=True, exist_ok=True)

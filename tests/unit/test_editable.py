@@ -10,15 +10,32 @@ from sparkforge.maintain.dev.editable import TreeOf
 from sparkforge.pins.pins import PathRule
 
 SITE = PurePosixPath("/site")
-RULES = (PathRule(repo="demo/", wheel="demo/"), PathRule(repo="csrc/", wheel="demo/data/csrc/"),
-         PathRule(repo="tests/", wheel=None))  # fmt: skip
-FILES = ("demo/__init__.py", "demo/sub/a.py", "demo/sub/b.py", "demo/mixed/c.py", "csrc/k.cu",
-         "tests/test_x.py", "setup.py")  # fmt: skip
+RULES = (
+    PathRule(repo="demo/", wheel="demo/"),
+    PathRule(repo="csrc/", wheel="demo/data/csrc/"),
+    PathRule(repo="tests/", wheel=None),
+)
+FILES = (
+    "demo/__init__.py",
+    "demo/sub/a.py",
+    "demo/sub/b.py",
+    "demo/mixed/c.py",
+    "csrc/k.cu",
+    "tests/test_x.py",
+    "setup.py",
+)
 MEMBERS = (
-    "demo/__init__.py", "demo/sub/a.py", "demo/sub/b.py", "demo/mixed/c.py", "demo/mixed/n.so",
-    "demo/data/csrc/k.cu", "demo/data/made.txt", "demo.libs/libx.so", "demo-1.0.dist-info/RECORD",
+    "demo/__init__.py",
+    "demo/sub/a.py",
+    "demo/sub/b.py",
+    "demo/mixed/c.py",
+    "demo/mixed/n.so",
+    "demo/data/csrc/k.cu",
+    "demo/data/made.txt",
+    "demo.libs/libx.so",
+    "demo-1.0.dist-info/RECORD",
     "demo/third/t.py",
-)  # fmt: skip
+)
 
 
 def tree(files: tuple[str, ...] = FILES, base: tuple[str, ...] = FILES) -> TreeOf:
@@ -52,9 +69,11 @@ def test_a_new_file_is_there_and_stands_before_the_wheels() -> None:
 
 def test_the_longest_prefix_of_all_trees_owns_a_file() -> None:
     inner = TreeOf(
-        PurePosixPath("/inner"), [PathRule(repo="pkg/t/", wheel="demo/third/")], {"pkg/t/t.py"},
+        PurePosixPath("/inner"),
+        [PathRule(repo="pkg/t/", wheel="demo/third/")],
+        {"pkg/t/t.py"},
         ["pkg/t/t.py"],
-    )  # fmt: skip
+    )
     links = editable.links(MEMBERS, [tree(), inner], SITE)
     assert links["demo/third"] == "/inner/pkg/t"
 
@@ -65,8 +84,11 @@ def test_links_that_are_right_stay_and_others_go(tmp_path: Path) -> None:
     kept = os.lstat(folder / "a").st_ino
     editable.write(folder, {"a": "/x/a", "d": "/x/d", "s/t": "/x/t"})
     assert os.lstat(folder / "a").st_ino == kept
-    found = {str(path.relative_to(folder)): str(path.readlink())
-             for path in folder.rglob("*") if path.is_symlink()}  # fmt: skip
+    found = {
+        str(path.relative_to(folder)): str(path.readlink())
+        for path in folder.rglob("*")
+        if path.is_symlink()
+    }
     assert found == {"a": "/x/a", "d": "/x/d", "s/t": "/x/t"}
     assert not (folder / "e").exists()
 

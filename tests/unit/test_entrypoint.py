@@ -24,11 +24,26 @@ from sparkforge.serving.hub import Snapshot
 from tests.support import ROOT, load_script
 
 VARIABLES = (
-    "MODEL_REVISION", "MODEL_NAME", "LISTEN_PORT", "PROFILE", "SERVE_ARGS", "EXTRA_ARGS",
-    "MXFP4_LAYERS", "GPU_MEMORY_UTILIZATION", "BACKEND_CHECK", "HANG_SECONDS", "API_KEY_PATH",
-    "BIND", "ALLOW_OPEN", "START_LIMIT", "RESTART", "MEMORY_GUARD", "MEMORY_MARKS", "PREFLIGHT",
+    "MODEL_REVISION",
+    "MODEL_NAME",
+    "LISTEN_PORT",
+    "PROFILE",
+    "SERVE_ARGS",
+    "EXTRA_ARGS",
+    "MXFP4_LAYERS",
+    "GPU_MEMORY_UTILIZATION",
+    "BACKEND_CHECK",
+    "HANG_SECONDS",
+    "API_KEY_PATH",
+    "BIND",
+    "ALLOW_OPEN",
+    "START_LIMIT",
+    "RESTART",
+    "MEMORY_GUARD",
+    "MEMORY_MARKS",
+    "PREFLIGHT",
     "SHARE",
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -86,9 +101,18 @@ def test_extra_arguments_stand_between_the_targets_and_the_callers(
         monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", extra)
     plan = plan_of(entrypoint, monkeypatch, ["--max-num-seqs", "4"])
     assert plan.command == [
-        "vllm", "serve", "some/model", "--port", "8000", *entrypoint.QUIET,
-        "--max-model-len", "9", *words, "--max-num-seqs", "4",
-    ]  # fmt: skip
+        "vllm",
+        "serve",
+        "some/model",
+        "--port",
+        "8000",
+        *entrypoint.QUIET,
+        "--max-model-len",
+        "9",
+        *words,
+        "--max-num-seqs",
+        "4",
+    ]
 
 
 def test_the_profiles_options_come_first_and_its_backends_are_expected(
@@ -101,8 +125,11 @@ def test_the_profiles_options_come_first_and_its_backends_are_expected(
     monkeypatch.setenv("SPARKFORGE_MXFP4_LAYERS", "qkv")
     plan = plan_of(entrypoint, monkeypatch, ["--attention-backend=FLASHINFER"])
     assert plan.command[7:] == [
-        "--moe-backend", "marlin", "--mxfp4-layers=qkv", "--attention-backend=FLASHINFER",
-    ]  # fmt: skip
+        "--moe-backend",
+        "marlin",
+        "--mxfp4-layers=qkv",
+        "--attention-backend=FLASHINFER",
+    ]
     # who names another attention backend gets it
     assert plan.expected == {"moe": "MARLIN"}
     assert plan.strict
@@ -113,9 +140,13 @@ def test_the_profiles_options_come_first_and_its_backends_are_expected(
     [("fail", True, {"moe": "M"}), ("warn", False, {"moe": "M"}), ("off", False, {})],
 )
 def test_the_check_of_backends_can_be_loosened(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, check: str, strict: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    check: str,
+    strict: bool,
     expected: dict[str, str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, expect={"moe": "M"}))
     monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", check)
     plan = plan_of(entrypoint, monkeypatch, [])
@@ -132,9 +163,12 @@ def test_an_unknown_kind_of_check_is_refused(
 
 @pytest.mark.parametrize("cuda_arch", ["12.1", None])
 def test_without_a_compiler_only_a_cpu_is_served(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], cuda_arch: str | None,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    cuda_arch: str | None,
+) -> None:
     monkeypatch.setattr(entrypoint.shutil, "which", lambda name: None)
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, cuda_arch=cuda_arch))
     if cuda_arch is None:
@@ -148,9 +182,11 @@ def test_without_a_compiler_only_a_cpu_is_served(
 
 
 def test_without_a_device_no_server_is_started_but_where_the_user_wants_it(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, cuda_arch="12.1"))
     monkeypatch.setattr(devices, "capabilities", list)
     assert entrypoint.main([]) == EX_UNAVAILABLE
@@ -171,9 +207,13 @@ def test_without_a_device_no_server_is_started_but_where_the_user_wants_it(
     ("code", "waits"), [(EX_NOHOST, False), (EX_CANTCREAT, False), (EX_DATAERR, True)]
 )
 def test_a_failed_download_is_one_line_and_no_failed_start(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], code: int, waits: bool,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    code: int,
+    waits: bool,
+) -> None:
     def fetch(model: str, revision: str, *more: object) -> None:
         assert (model, revision) == ("some/model", "abc")
         raise StartError("the network is down", code)
@@ -204,9 +244,11 @@ def test_vllm_gets_the_folder_and_clients_the_models_name(
 
 
 def test_a_device_is_tried_once_before_the_model(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     folder = tmp_path / "share" / "preflight"
     folder.mkdir(parents=True)
     (folder / "reference.json").write_text("{}")
@@ -214,10 +256,16 @@ def test_a_device_is_tried_once_before_the_model(
     monkeypatch.setattr(devices, "capabilities", lambda: [(12, 1)])
     monkeypatch.setattr(devices, "driver", lambda: "580.95.05, CUDA 13.0")
     monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
-    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(
-        tmp_path, cuda_arch="12.1", moe_backend="marlin", max_model_len=131072,
-        expect={"moe": "MARLIN", "linear": "MARLIN"},
-    ))  # fmt: skip
+    monkeypatch.setenv(
+        "SPARKFORGE_PROFILE",
+        profile(
+            tmp_path,
+            cuda_arch="12.1",
+            moe_backend="marlin",
+            max_model_len=131072,
+            expect={"moe": "MARLIN", "linear": "MARLIN"},
+        ),
+    )
     plans: list[supervise.Plan] = []
     codes = iter([1, 0, 7, 7])
 
@@ -265,9 +313,13 @@ SPARK_MEMORY = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
     ],
 )
 def test_the_share_of_memory_is_computed_unless_it_is_given(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, arguments: list[str],
-    share: str | None, words: list[str],
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    arguments: list[str],
+    share: str | None,
+    words: list[str],
+) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
     monkeypatch.setenv("SPARKFORGE_MEMORY_GUARD", "off")
     if share:
@@ -305,9 +357,11 @@ def test_a_machine_of_two_needs_room_for_half_of_the_model(
 
 
 def test_too_little_memory_ends_a_start_before_the_download(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     def fetch(*words: object) -> None:
         raise AssertionError("65 GB are fetched")
 
@@ -328,9 +382,11 @@ def test_without_counters_a_busy_server_is_not_ended(
 
 
 def test_the_key_reaches_the_server_and_no_log(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     (tmp_path / "key").write_text("very-secret\n")
     monkeypatch.setenv("SPARKFORGE_API_KEY_PATH", str(tmp_path / "key"))
     monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", "--seed 1")
@@ -357,9 +413,12 @@ def test_the_key_reaches_the_server_and_no_log(
     ],
 )
 def test_options_that_hide_the_server_from_its_health_check_are_refused(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str],
-    words: list[str], mend: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    mend: str,
+) -> None:
     monkeypatch.setenv("SPARKFORGE_BIND", "0.0.0.0")
     assert entrypoint.main(words) == EX_CONFIG
     said = capsys.readouterr().err
@@ -399,9 +458,13 @@ def test_options_that_hide_the_server_from_its_health_check_are_refused(
     ],
 )
 def test_a_variable_that_cannot_be_used_is_named(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str],
-    variable: str, value: str, said: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    value: str,
+    said: str,
+) -> None:
     monkeypatch.setenv(f"SPARKFORGE_{variable}", value)
     assert entrypoint.main([]) == EX_CONFIG
     err = capsys.readouterr().err
@@ -462,9 +525,13 @@ def test_a_name_that_looks_like_an_option_stays_a_name(
     ],
 )
 def test_compilers_at_once_are_those_that_fit_beside_the_model(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, options: list[str],
-    own: str, expected: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    options: list[str],
+    own: str,
+    expected: str,
+) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
     monkeypatch.setenv("MAX_JOBS", own)
     reading = memory.Reading(int(119.7 * memory.GIB), int(115.85 * memory.GIB))
@@ -501,17 +568,30 @@ def test_compilers_at_once_are_a_whole_number(
 @pytest.mark.parametrize(
     "text",
     [
-        "words", "[]", '{"memory": 5}', '{"memory": {"least_gib": "x"}}', '{"expect": ["x"]}',
-        '{"cudagraph_capture_sizes": 5}', '{"cudagraph_capture_sizes": [1, "x"]}',
-        '{"vocabulary_sha256": 5}', '{"warm_up": []}', '{"moe_backend": {}}',
+        "words",
+        "[]",
+        '{"memory": 5}',
+        '{"memory": {"least_gib": "x"}}',
+        '{"expect": ["x"]}',
+        '{"cudagraph_capture_sizes": 5}',
+        '{"cudagraph_capture_sizes": [1, "x"]}',
+        '{"vocabulary_sha256": 5}',
+        '{"warm_up": []}',
+        '{"moe_backend": {}}',
         '{"expect": {"a": 1}}',
-        '{"enforce_eager": "yes"}', '{"max_num_seqs": true}', "[" * 200_000, '{"a":' * 5000,
+        '{"enforce_eager": "yes"}',
+        '{"max_num_seqs": true}',
+        "[" * 200_000,
+        '{"a":' * 5000,
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_no_profile_is_named(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], text: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+) -> None:
     (tmp_path / "mine.json").write_text(text)
     monkeypatch.setenv("SPARKFORGE_PROFILE", str(tmp_path / "mine.json"))
     assert entrypoint.main([]) == EX_CONFIG
@@ -522,18 +602,22 @@ def test_a_file_that_is_no_profile_is_named(
 
 
 def test_a_profiles_own_value_is_not_called_a_variable(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, on_mismatch="maybe"))
     assert entrypoint.main([]) == EX_CONFIG
     assert "the profile's value for SPARKFORGE_BACKEND_CHECK is 'maybe'" in capsys.readouterr().err
 
 
 def test_weights_that_cannot_be_read_are_told_before_the_server_starts(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     # root may read any file
@@ -544,9 +628,11 @@ def test_weights_that_cannot_be_read_are_told_before_the_server_starts(
 
 @pytest.mark.parametrize("seconds", ["a minute", "-1", "nan", "inf"])
 def test_seconds_without_progress_are_a_number(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    capsys: pytest.CaptureFixture[str],
     seconds: str,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("SPARKFORGE_HANG_SECONDS", seconds)
     assert entrypoint.main([]) == EX_CONFIG
     assert f"SPARKFORGE_HANG_SECONDS is '{seconds}': use a number" in capsys.readouterr().err

@@ -21,9 +21,14 @@ def bake(place: Path, wheel: Path, sha256: str) -> Path:
     (place / "lock.txt").touch()
     (place / "made").mkdir()
     return environment.bake(
-        python=Path(sys.executable), lock=place / "lock.txt", wheelhouse=place / "wheels",
-        unpacked=place, target="tiny", wheels={wheel: sha256}, folder=place / "made",
-    )  # fmt: skip
+        python=Path(sys.executable),
+        lock=place / "lock.txt",
+        wheelhouse=place / "wheels",
+        unpacked=place,
+        target="tiny",
+        wheels={wheel: sha256},
+        folder=place / "made",
+    )
 
 
 @pytest.mark.parametrize("name", ["plain", "with #, ; and space"])

@@ -79,8 +79,9 @@ def test_a_warning_takes_seconds_and_comes_once(watched: Watched) -> None:
     watched.looks(8, 1)
     watched.looks(5, 60)
     assert watched.lines[1:] == [
-        "memory is well again: 8.0 of 100.0 GiB are available", watched.lines[0],
-    ]  # fmt: skip
+        "memory is well again: 8.0 of 100.0 GiB are available",
+        watched.lines[0],
+    ]
     assert not watched.file.exists()
 
 
@@ -253,8 +254,11 @@ def test_a_request_is_refused_with_a_reason_and_a_time(refusing: Path) -> None:
     assert headers[b"retry-after"] == b"30"
     assert headers[b"content-length"] == str(len(body["body"])).encode()
     assert json.loads(body["body"])["error"] == {
-        "message": "memory is short", "type": "ServiceUnavailableError", "param": None, "code": 503,
-    }  # fmt: skip
+        "message": "memory is short",
+        "type": "ServiceUnavailableError",
+        "param": None,
+        "code": 503,
+    }
     refusing.unlink()
     assert answer(request) == []
 

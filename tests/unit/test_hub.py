@@ -24,16 +24,21 @@ FILES = {
     "config.json": b"{}",
     "model-00000-of-00001.safetensors": WEIGHTS,
     "model-00001-of-00001.safetensors": WEIGHTS[::-1],
-    "model.safetensors.index.json": json.dumps({"weight_map": {
-        "a": "model-00000-of-00001.safetensors", "b": "model-00001-of-00001.safetensors",
-    }}).encode(),
+    "model.safetensors.index.json": json.dumps(
+        {
+            "weight_map": {
+                "a": "model-00000-of-00001.safetensors",
+                "b": "model-00001-of-00001.safetensors",
+            }
+        }
+    ).encode(),
     "tokenizer.json": b"{} ",
     "chat_template.jinja": b"{{ 1 }}",
     "README.md": b"words",
     "original/model--00001-of-00007.safetensors": WEIGHTS[1:],
     "original/config.json": b"{}  ",
     "metal/model.bin": WEIGHTS[2:],
-}  # fmt: skip
+}
 READ = sorted(path for path in FILES if "/" not in path and path != "README.md")
 
 
@@ -211,9 +216,13 @@ def test_a_list_that_cannot_be_stored_is_one_error(
     ],
 )
 def test_a_list_without_an_end_is_one_error_and_no_other_host_is_asked(
-    server: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch, following: Any, said: str,
-) -> None:  # fmt: skip
+    server: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    following: Any,
+    said: str,
+) -> None:
     monkeypatch.setattr(hubclient, "_PAGES", 5)
     server.following = following
     error = fails(tmp_path / "hf", capsys)
@@ -265,9 +274,13 @@ LIST = f"/api/models/some/model/tree/{COMMIT}"
     ],
 )
 def test_a_status_is_one_error_with_its_remedy(
-    server: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], statuses: list[int],
-    code: int, said: str,
-) -> None:  # fmt: skip
+    server: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    statuses: list[int],
+    code: int,
+    said: str,
+) -> None:
     server.statuses[LIST] = statuses
     error = fails(tmp_path / "hf", capsys)
     assert error["code"] == code
@@ -410,7 +423,8 @@ def test_the_tests_use_the_library_of_the_images() -> None:
     locks = [ROOT / "requirements/dev.txt", *(ROOT / "requirements").glob("*-linux-*.txt")]
     versions = {
         line.split()[0]
-        for lock in locks for line in lock.read_text().splitlines()
+        for lock in locks
+        for line in lock.read_text().splitlines()
         if line.startswith("huggingface-hub==")
-    }  # fmt: skip
+    }
     assert len(versions) == 1

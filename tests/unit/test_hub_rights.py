@@ -17,8 +17,9 @@ from tests.support import ROOT
 
 REPOSITORY = "openai/gpt-oss-120b"
 # what Linux kept of `setfacl -m u:10001:rwX` on a file of mode 0600, and the same with r--
-ACL = bytes.fromhex("0200000001000600ffffffff020006001127000004000000ffffffff10000600ffffffff"
-                    "20000000ffffffff")  # fmt: skip
+ACL = bytes.fromhex(
+    "0200000001000600ffffffff020006001127000004000000ffffffff10000600ffffffff20000000ffffffff"
+)
 ONLY_READ = ACL[:-14] + b"\x04" + ACL[-13:]  # the mask
 
 

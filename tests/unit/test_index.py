@@ -92,8 +92,10 @@ def test_a_file_is_found_by_its_name(web: Server) -> None:
 
 def test_wheels_for_other_machines_and_yanked_ones_are_found(web: Server) -> None:
     names = ["demo-1.0-cp312-cp312-manylinux_2_28_aarch64.whl", "demo-1.0-cp39-cp39-win32.whl"]
-    links = "".join(f'<a href="/f/{n}" data-yanked="bad" data-requires-python="&gt;=3.99">{n}</a>'
-                    for n in names)  # fmt: skip
+    links = "".join(
+        f'<a href="/f/{n}" data-yanked="bad" data-requires-python="&gt;=3.99">{n}</a>'
+        for n in names
+    )
     web.add("/simple/demo/", Page(links.encode()))
     for name in names:
         assert Index().url_of("demo", name) == web.url(f"/f/{name}")

@@ -22,11 +22,9 @@ def files_of(wheel: Path) -> dict[str, Entry]:
     with zipfile.ZipFile(wheel) as opened:
         contents = {name: opened.read(name) for name in opened.namelist()}
     return {
-        SITE + name: Entry(
-            sha256(data), "", len(data), data if name.endswith("/RECORD") else None
-        )
+        SITE + name: Entry(sha256(data), "", len(data), data if name.endswith("/RECORD") else None)
         for name, data in contents.items()
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture

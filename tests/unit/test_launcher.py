@@ -28,14 +28,24 @@ def test_files_of_a_folder_in_a_folder_come_from_their_own_place(
     git.init_bare(repo)
     files = {"flashinfer/a.py": b"1\n", "csrc/b.cu": b"2\n"}
     commit = git.import_tree(
-        repo, [git.TreeFile(path, "100644", data) for path, data in files.items()],
-        ref="refs/x", message="x", author="A <a@example.invalid>", epoch=0,
-    )  # fmt: skip
+        repo,
+        [git.TreeFile(path, "100644", data) for path, data in files.items()],
+        ref="refs/x",
+        message="x",
+        author="A <a@example.invalid>",
+        epoch=0,
+    )
     loaded = pins.load(ROOT / "pins.yaml")
     context = Context(
-        root=ROOT, pins=loaded, pins_path=ROOT / "pins.yaml", store=store, target_name="spark",
-        target=loaded.target("spark"), platform="linux/arm64", access=Access(Index(), {}, True),
-    )  # fmt: skip
+        root=ROOT,
+        pins=loaded,
+        pins_path=ROOT / "pins.yaml",
+        store=store,
+        target_name="spark",
+        target=loaded.target("spark"),
+        platform="linux/arm64",
+        access=Access(Index(), {}, True),
+    )
     members = ["flashinfer/a.py", "flashinfer/data/csrc/b.cu"]
     results = {f"wheel {name}": artefact({"replaced": []}) for name in context.target.wheels}
     results["wheel flashinfer"] = artefact({"replaced": members})

@@ -313,7 +313,7 @@ def test_series_and_files_must_agree_and_all_is_said_at_once(tmp_path: Path) -> 
         "series: gone.patch: no such file: add it or remove the line",
         f"{NAME}: no such file: add it or remove the line",
         "extra.patch: not listed in series: add a line or remove the file",
-    ]  # fmt: skip
+    ]
 
 
 def test_no_folder_is_an_empty_series(tmp_path: Path) -> None:
@@ -369,9 +369,11 @@ def test_every_subject_gives_a_plain_short_name(subject: str) -> None:
 @given(
     st.dictionaries(
         st.from_regex(r"[A-Z][A-Za-z]{1,10}(-[A-Za-z]+)?", fullmatch=True),
-        st.from_regex(r"[!-~]([ -~]{0,30}[!-~])?", fullmatch=True), min_size=1, max_size=6,
+        st.from_regex(r"[!-~]([ -~]{0,30}[!-~])?", fullmatch=True),
+        min_size=1,
+        max_size=6,
     )
-)  # fmt: skip
+)
 def testtrailers_of_are_read_back(trailers: dict[str, str]) -> None:
     from sparkforge.series.patchfile import trailers_of
 
@@ -383,10 +385,13 @@ def testtrailers_of_are_read_back(trailers: dict[str, str]) -> None:
 def test_a_quoted_name_is_read_back(raw: bytes) -> None:
     special = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
     quoted = "".join(
-        f"\\{special[byte]}" if byte in special
-        else chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}"
+        f"\\{special[byte]}"
+        if byte in special
+        else chr(byte)
+        if 32 <= byte < 127
+        else f"\\{byte:03o}"
         for byte in raw
-    )  # fmt: skip
+    )
     assert git.unquoted(f'"{quoted}"') == raw.decode(errors="surrogateescape")
 
 

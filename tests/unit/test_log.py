@@ -34,9 +34,11 @@ def on_terminal(code: str, **env: str) -> str:
     """Run code whose stdout and stderr are a terminal; return what it showed."""
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=theirs, stderr=theirs,
+        [sys.executable, "-c", code],
+        stdout=theirs,
+        stderr=theirs,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **env},
-    )  # fmt: skip
+    )
     os.close(theirs)
     shown = b""
     try:
@@ -51,9 +53,11 @@ def on_terminal(code: str, **env: str) -> str:
 
 def in_pipe(code: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=False,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **env},
-    )  # fmt: skip
+    )
 
 
 def test_a_terminal_gets_colour_and_redrawn_progress() -> None:
@@ -115,9 +119,11 @@ log.json({{"a": 1}})
 Path({str(tmp_path / "done")!r}).write_text("yes")
 """
     child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert child.stdout is not None and child.stderr is not None
     assert child.stdout.readline() == b"  line 0\n"
     child.stdout.close()
@@ -191,8 +197,10 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     log.progress("bytes", 2048, None)
     log.progress("waiting", 3, None, "s")
     assert capsys.readouterr().out.splitlines() == [
-        "  files: 50 files of 100 files  50%", "  bytes: 2.0 KiB", "  waiting: 3s",
-    ]  # fmt: skip
+        "  files: 50 files of 100 files  50%",
+        "  bytes: 2.0 KiB",
+        "  waiting: 3s",
+    ]
 
 
 def test_a_table_is_as_wide_as_its_cells(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,9 +232,15 @@ def test_names_and_passwords_in_addresses_are_not_shown(
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 * 1024, "1.5 MiB"),
-     (5 << 30, "5.0 GiB"), (5 << 40, "5120.0 GiB")],
-)  # fmt: skip
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536 * 1024, "1.5 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (5 << 40, "5120.0 GiB"),
+    ],
+)
 def test_sizes_are_in_binary_units(size: int, text: str) -> None:
     assert human_bytes(size) == text
 

@@ -44,10 +44,13 @@ def test_page_cache_does_not_count_as_used(tmp_path: Path) -> None:
     stat = f"anon {3 * GIB}\nshmem 1\nactive_file {GIB}\ninactive_file {5 * GIB}\n"
     reading = memory.read(
         machine(
-            tmp_path, available_gib=114, memory_max=f"{100 * GIB}\n",
-            memory_current=str(9 * GIB), memory_stat=stat,
+            tmp_path,
+            available_gib=114,
+            memory_max=f"{100 * GIB}\n",
+            memory_current=str(9 * GIB),
+            memory_stat=stat,
         )
-    )  # fmt: skip
+    )
     assert (reading.limit, reading.used, reading.room) == (100 * GIB, 3 * GIB, 97 * GIB)
     assert reading.available == 114 * GIB
 
@@ -59,9 +62,13 @@ def test_lines_that_are_no_bytes_do_not_count() -> None:
 
 def test_a_moment_has_the_reading_s_limit(tmp_path: Path) -> None:
     root = machine(
-        tmp_path, available_gib=114, memory_max=f"{100 * GIB}\n", memory_current=str(9 * GIB),
-        memory_peak=str(10 * GIB), memory_stat="",
-    )  # fmt: skip
+        tmp_path,
+        available_gib=114,
+        memory_max=f"{100 * GIB}\n",
+        memory_current=str(9 * GIB),
+        memory_peak=str(10 * GIB),
+        memory_stat="",
+    )
     reading = memory.read(root)
     assert (reading.limit, reading.used) == (100 * GIB, 9 * GIB)
     assert moments.line("start", root) == (
@@ -177,9 +184,12 @@ def test_the_log_says_what_the_share_was_computed_from() -> None:
 
 
 @given(
-    total=st.integers(GIB, 4096 * GIB), share=st.floats(0, 1), keep=st.integers(1, 64),
-    least=st.integers(1, 512), most=st.integers(1, 95),
-)  # fmt: skip
+    total=st.integers(GIB, 4096 * GIB),
+    share=st.floats(0, 1),
+    keep=st.integers(1, 64),
+    least=st.integers(1, 512),
+    most=st.integers(1, 95),
+)
 def test_never_more_than_there_is(
     total: int, share: float, keep: int, least: int, most: int
 ) -> None:

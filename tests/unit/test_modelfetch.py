@@ -48,8 +48,12 @@ def images(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: list[str]) -> Run:
     """Run the command on a folder that has this checkout's pins, with a docker that says words."""
-    for name in (*modelfetch._PASSED, "SPARKFORGE_IMAGE", "SPARKFORGE_IMAGE_SPARK",
-                 "SPARKFORGE_HF_CACHE"):  # fmt: skip
+    for name in (
+        *modelfetch._PASSED,
+        "SPARKFORGE_IMAGE",
+        "SPARKFORGE_IMAGE_SPARK",
+        "SPARKFORGE_HF_CACHE",
+    ):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "pins.yaml").write_bytes((ROOT / "pins.yaml").read_bytes())
     (tmp_path / "requirements").symlink_to(ROOT / "requirements")
@@ -65,8 +69,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: list[str]) -> R
         )
         (tools / "docker").chmod(0o755)
         (tools / "words").unlink(missing_ok=True)
-        return main.main(["model", "fetch", "--target", target, *words,
-                         "--pins", str(tmp_path / "pins.yaml")])  # fmt: skip
+        return main.main(
+            ["model", "fetch", "--target", target, *words, "--pins", str(tmp_path / "pins.yaml")]
+        )
 
     return start
 
@@ -83,9 +88,13 @@ def test_the_image_downloads_into_the_volume_of_compose_without_secrets_in_its_w
     assert run("--json", said=far + DONE) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == {
-        "target": "spark", "model": MODEL.repository, "revision": MODEL.revision,
-        "place": "sparkforge-models", "image": IMAGE, "complete": True,
-    }  # fmt: skip
+        "target": "spark",
+        "model": MODEL.repository,
+        "revision": MODEL.revision,
+        "place": "sparkforge-models",
+        "image": IMAGE,
+        "complete": True,
+    }
     assert "downloading 31 of 65 GB" in said.err
     words = (tmp_path / "bin/words").read_text()
     mount = "type=volume,source=sparkforge-models,target=/var/cache/sparkforge/huggingface"

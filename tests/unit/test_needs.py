@@ -58,8 +58,9 @@ def test_nothing_is_missing_where_all_is_there(root: Path) -> None:
     assert needs.missing(wanted("spark"), root, load) == []
 
 
-@pytest.mark.parametrize("need", [n for n in wanted("spark") if "module" not in n],
-                         ids=lambda need: need["package"])  # fmt: skip
+@pytest.mark.parametrize(
+    "need", [n for n in wanted("spark") if "module" not in n], ids=lambda need: need["package"]
+)
 def test_each_thing_that_is_missing_is_named_with_its_package(
     root: Path, need: dict[str, str]
 ) -> None:
@@ -83,11 +84,16 @@ def test_a_package_that_cannot_be_imported_is_named_with_its_error(root: Path) -
 
 def test_the_script_alone_says_all_that_is_missing(tmp_path: Path) -> None:
     said = tmp_path / "needs.json"
-    said.write_text(json.dumps([
-        {"module": "no_such_module", "package": "m"},
-        {"program": "no-such-program", "package": "p"},
-        {"file": "/no/such/file", "package": "f"}, {"module": "json", "package": "python3"},
-    ]))  # fmt: skip
+    said.write_text(
+        json.dumps(
+            [
+                {"module": "no_such_module", "package": "m"},
+                {"program": "no-such-program", "package": "p"},
+                {"file": "/no/such/file", "package": "f"},
+                {"module": "json", "package": "python3"},
+            ]
+        )
+    )
     command: list[str | Path] = [sys.executable, "-IB", ROOT / "sparkforge/serving/needs.py", said]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -111,9 +117,14 @@ def step() -> str:
 
 @pytest.mark.parametrize(
     ("ends", "emulated", "code"),
-    [("exit 0", False, 0), ("exit 1", False, 1), ("exit 1", True, 1), ("kill -SEGV $$", False, 139),
-     ("kill -SEGV $$", True, 0)],
-)  # fmt: skip
+    [
+        ("exit 0", False, 0),
+        ("exit 1", False, 1),
+        ("exit 1", True, 1),
+        ("kill -SEGV $$", False, 139),
+        ("kill -SEGV $$", True, 0),
+    ],
+)
 def test_the_step_fails_but_for_an_emulator_that_dies(
     tmp_path: Path, ends: str, emulated: bool, code: int
 ) -> None:
@@ -126,9 +137,12 @@ def test_the_step_fails_but_for_an_emulator_that_dies(
     text = step().replace("/opt/sparkforge/venv/bin/python", str(venv))
     text = text.replace("/run/wheels", str(tmp_path))
     done = subprocess.run(
-        ["/bin/sh", "-euc", text], capture_output=True, text=True, check=False,
+        ["/bin/sh", "-euc", text],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "HOME": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert done.returncode == code
     assert ("the emulator ended by a signal" in done.stdout) == (emulated and code == 0)
 
@@ -146,10 +160,20 @@ def test_a_bake_that_lacks_something_is_one_clear_error(
     lock = tmp_path / "lock.txt"
     lock.touch()
     request = image.Request(
-        root=ROOT, target="rtx", base="b", python="3.12", platform="linux/amd64", epoch=0,
-        system_packages=(), serve=(), profile={}, ca_bundle=None, release="1", lock=lock,
+        root=ROOT,
+        target="rtx",
+        base="b",
+        python="3.12",
+        platform="linux/amd64",
+        epoch=0,
+        system_packages=(),
+        serve=(),
+        profile={},
+        ca_bundle=None,
+        release="1",
+        lock=lock,
         needs=tuple(wanted("rtx")),
-    )  # fmt: skip
+    )
     engine: Any = type("Engine", (), {"containerd_store": False})
     with pytest.raises(ImageError) as caught:
         image.bake(engine, request, {}, tmp_path, {}, {}, tmp_path)

@@ -25,20 +25,42 @@ def contents(path: Path) -> dict[str, bytes | None]:
 
 @pytest.mark.parametrize("how", ["zstd", "gzip", "plain"])
 def test_later_layers_replace_remove_and_link_files(tmp_path: Path, how: str) -> None:
-    one = layer({
-        "etc/a": b"old", "etc/b": b"gone", "var/log/x": b"1", "var/log/deep/y": b"2",
-        "bin/tool": b"tool", "opt/c": b"c", "lib/is-a-file": b"f", "usr/folder/x": b"hidden",
-    })  # fmt: skip
-    two = layer({
-        "./etc/a": b"new", "etc/.wh.b": b"", "var/.wh.log": b"", "var/log/z": b"3",
-        "bin/same": link("bin/tool"), "opt/.wh..wh..opq": b"", "opt/d": b"d",
-        "lib/is-a-file": link("elsewhere", tarfile.SYMTYPE), "srv/../etc/./e": b"e",
-        "usr/folder": link("/elsewhere", tarfile.SYMTYPE),
-    })  # fmt: skip
+    one = layer(
+        {
+            "etc/a": b"old",
+            "etc/b": b"gone",
+            "var/log/x": b"1",
+            "var/log/deep/y": b"2",
+            "bin/tool": b"tool",
+            "opt/c": b"c",
+            "lib/is-a-file": b"f",
+            "usr/folder/x": b"hidden",
+        }
+    )
+    two = layer(
+        {
+            "./etc/a": b"new",
+            "etc/.wh.b": b"",
+            "var/.wh.log": b"",
+            "var/log/z": b"3",
+            "bin/same": link("bin/tool"),
+            "opt/.wh..wh..opq": b"",
+            "opt/d": b"d",
+            "lib/is-a-file": link("elsewhere", tarfile.SYMTYPE),
+            "srv/../etc/./e": b"e",
+            "usr/folder": link("/elsewhere", tarfile.SYMTYPE),
+        }
+    )
     assert contents(make_image(tmp_path / "i.tar", [one, two], how=how)) == {
-        "etc/a": b"new", "var/log/z": b"3", "bin/tool": b"tool", "bin/same": b"tool", "opt/d": b"d",
-        "etc/e": b"e", "lib/is-a-file": None, "usr/folder": None,
-    }  # fmt: skip
+        "etc/a": b"new",
+        "var/log/z": b"3",
+        "bin/tool": b"tool",
+        "bin/same": b"tool",
+        "opt/d": b"d",
+        "etc/e": b"e",
+        "lib/is-a-file": None,
+        "usr/folder": None,
+    }
 
 
 def test_gits_name_of_a_file_is_gits(tmp_path: Path) -> None:
@@ -78,11 +100,18 @@ def test_what_is_no_image_archive_is_one_clear_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "index",
     [
-        b"words", b"\xff\xfe\0", b"[]", b"{}", b'{"manifests": "x"}', b'{"manifests": [1]}',
-        b'{"manifests": [{}]}', b'{"manifests": [{"digest": 3}]}', b"[" * 100_000,
+        b"words",
+        b"\xff\xfe\0",
+        b"[]",
+        b"{}",
+        b'{"manifests": "x"}',
+        b'{"manifests": [1]}',
+        b'{"manifests": [{}]}',
+        b'{"manifests": [{"digest": 3}]}',
+        b"[" * 100_000,
         b'{"manifests": [{"digest": "sha256:0", "platform": null}]}',
     ],
-)  # fmt: skip
+)
 def test_an_index_of_another_shape_is_one_clear_error(tmp_path: Path, index: bytes) -> None:
     (tmp_path / "i.tar").write_bytes(layer({"index.json": index}))
     with pytest.raises(ImageError, match="invalid image documents"):
@@ -149,7 +178,8 @@ def test_dates_owners_order_packing_and_settings_are_named(tmp_path: Path) -> No
     assert said.startswith("layer 1: the same files in another archive: sha256:")
     two = make_image(tmp_path / "2.tar", [layer({"a": b"", "b": b""})], {"x": "1"}, created="2026")
     assert told(tmp_path, one, two) == [
-        "configuration: config.Labels.x: nothing → 1", "configuration: created: nothing → 2026"
-    ]  # fmt: skip
+        "configuration: config.Labels.x: nothing → 1",
+        "configuration: created: nothing → 2026",
+    ]
     two = make_image(tmp_path / "2.tar", [])
     assert "number of layers: 1 → 0" in told(tmp_path, one, two)

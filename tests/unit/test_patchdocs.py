@@ -56,7 +56,7 @@ def test_every_patch_has_its_row_in_order(ours: list[series.Series]) -> None:
         ("It is short. " + "y" * 120 + ". Third.", "It is short. " + "y" * 120 + "."),
         ("no full stop " * 20, ("no full stop " * 20).strip()),
     ],
-)  # fmt: skip
+)
 def test_why_is_the_beginning_of_the_message(patch: Patch, body: str, why: str) -> None:
     assert docs.why(replace(patch, body=body)) == why
 

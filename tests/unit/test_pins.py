@@ -129,8 +129,13 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("tag: v1.2.3", "tag: latest", "upstreams.demo.tag", "'latest'", "'latest' move"),
         ("tag: v1.2.3", "tag: 1", "upstreams.demo.tag", "'1'", "release tag"),
         (f"        sha256: {HASH}\n", "", "upstreams.demo.files.wheel.sha256", "missing", "add it"),
-        (f"        sha256: {HASH}", "        sha256: cafe", "upstreams.demo.files.wheel.sha256",
-         "'cafe'", "sha256sum"),
+        (
+            f"        sha256: {HASH}",
+            "        sha256: cafe",
+            "upstreams.demo.files.wheel.sha256",
+            "'cafe'",
+            "sha256sum",
+        ),
         ("profile: full", "profile: fast", "targets.here.profile", "'fast'", "add it there"),
         ("    model: tiny", "    model: huge", "profiles.full.model", "'huge'", "pin it"),
         ("vocabulary: words", "vocabulary: w", "profiles.full.vocabulary", "'w'", "pin it"),
@@ -139,27 +144,77 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("percent: 80", "percent: 100", "profiles.full.memory.most_percent", "95", "fix"),
         ("{moe: MARLIN}", "{lm_head: X}", "profiles.full.expect.lm_head", "'lm_head'", "use"),
         (f"index: sha256:{HASH}", "index: latest", "images.base.index", "'latest'", "not a tag"),
-        ("source_file: sdist", "source_file: sdisd", "upstreams.demo.source_file",
-         "'sdisd' is not among files", "sdist, wheel"),
-        ("    files: {}\n", "    source_in: demp\n    files: {}\n", "upstreams.other.source_in",
-         "no such upstream", "demo, other"),
-        ("    files: {}\n", "    source_file: sdisd\n    source_in: demo\n    files: {}\n",
-         "upstreams.other.source_file", "'sdisd' is not among files", "sdist, wheel"),
-        ("linux/amd64: wheel", "linux/amd64: whele", "targets.here.wheels.demo.files.linux/amd64",
-         "'whele' is not among", "sdist, wheel"),
-        ("      demo:\n        files: {linux", "      demp:\n        files: {linux",
-         "targets.here.wheels.demp", "no such upstream", "demo, other"),
-        ("{linux/amd64: lock.txt}", "{linux/amd64: locc.txt}",
-         "targets.here.requirements.linux/amd64", "locc.txt does not exist", "create the lock"),
-        ("{linux/amd64: lock.txt}", "{}", "targets.here.requirements", "none for linux/amd64",
-         "add a lock"),
-        ("    serve:", "    base: nowhere\n    serve:", "targets.here.base",
-         "'nowhere' is not among images", "pin it"),
-        ("    serve:", "    model: nowhere\n    serve:", "targets.here.model",
-         "'nowhere' is not among models", "pin it"),
+        (
+            "source_file: sdist",
+            "source_file: sdisd",
+            "upstreams.demo.source_file",
+            "'sdisd' is not among files",
+            "sdist, wheel",
+        ),
+        (
+            "    files: {}\n",
+            "    source_in: demp\n    files: {}\n",
+            "upstreams.other.source_in",
+            "no such upstream",
+            "demo, other",
+        ),
+        (
+            "    files: {}\n",
+            "    source_file: sdisd\n    source_in: demo\n    files: {}\n",
+            "upstreams.other.source_file",
+            "'sdisd' is not among files",
+            "sdist, wheel",
+        ),
+        (
+            "linux/amd64: wheel",
+            "linux/amd64: whele",
+            "targets.here.wheels.demo.files.linux/amd64",
+            "'whele' is not among",
+            "sdist, wheel",
+        ),
+        (
+            "      demo:\n        files: {linux",
+            "      demp:\n        files: {linux",
+            "targets.here.wheels.demp",
+            "no such upstream",
+            "demo, other",
+        ),
+        (
+            "{linux/amd64: lock.txt}",
+            "{linux/amd64: locc.txt}",
+            "targets.here.requirements.linux/amd64",
+            "locc.txt does not exist",
+            "create the lock",
+        ),
+        (
+            "{linux/amd64: lock.txt}",
+            "{}",
+            "targets.here.requirements",
+            "none for linux/amd64",
+            "add a lock",
+        ),
+        (
+            "    serve:",
+            "    base: nowhere\n    serve:",
+            "targets.here.base",
+            "'nowhere' is not among images",
+            "pin it",
+        ),
+        (
+            "    serve:",
+            "    model: nowhere\n    serve:",
+            "targets.here.model",
+            "'nowhere' is not among models",
+            "pin it",
+        ),
         ("provider: release", "provider: svn", "targets.here.source.provider", "'svn'", "'git'"),
-        ("platforms: [linux/amd64]", "platforms: []", "targets.here.platforms", "at least 1 item",
-         "fix"),
+        (
+            "platforms: [linux/amd64]",
+            "platforms: []",
+            "targets.here.platforms",
+            "at least 1 item",
+            "fix",
+        ),
         ("python: 3.11", "python: 3", "targets.here.python", "'3'", "3"),
         ("counter: 1", "counter: yes", "release.counter", "'yes'", "integer"),
         ("counter: 1", "counter: 0", "release.counter", "0", "greater than 0"),
@@ -173,16 +228,31 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("schema: 1", "schema: true", "schema", "'true' is not allowed", "use 1"),
         ("schema: 1", "version: 1", "version", "unknown key", "spelling"),
         ("  demo:   # our", "  Demo:   # our", "upstreams.Demo", "'Demo'", "must match"),
-        ("{repo: demo/, wheel: demo/}", "{repo: demo, wheel: demo/}",
-         "upstreams.demo.paths[0].repo", "'demo'", "slash"),
-        ("{repo: demo/, wheel: demo/}", "{repo: demo/, wheel: demo}",
-         "upstreams.demo.paths[0].wheel", "'demo'", "slash"),
-        ("{repo: demo/, wheel: demo/}", "{repo: demo/, wheel: demo/, build: true}",
-         "upstreams.demo.paths[0].build", "cannot be in the wheel", "wheel: null"),
+        (
+            "{repo: demo/, wheel: demo/}",
+            "{repo: demo, wheel: demo/}",
+            "upstreams.demo.paths[0].repo",
+            "'demo'",
+            "slash",
+        ),
+        (
+            "{repo: demo/, wheel: demo/}",
+            "{repo: demo/, wheel: demo}",
+            "upstreams.demo.paths[0].wheel",
+            "'demo'",
+            "slash",
+        ),
+        (
+            "{repo: demo/, wheel: demo/}",
+            "{repo: demo/, wheel: demo/, build: true}",
+            "upstreams.demo.paths[0].build",
+            "cannot be in the wheel",
+            "wheel: null",
+        ),
         ("version: 1.2.3", "version: null", "upstreams.demo.version", "None", "string"),
         ("version: 1.2.3", "version: [1, 2]", "upstreams.demo.version", "['1', '2']", "string"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_value_is_refused_with_line_key_and_remedy(
     tmp_path: Path, old: str, new: str, key: str, what: str, mend: str
 ) -> None:
@@ -218,8 +288,11 @@ def test_all_problems_are_reported_at_once_in_the_order_of_lines(tmp_path: Path)
     )
     messages = refusal(tmp_path, text)
     assert [m.split(": ")[1] for m in messages] == [
-        "release.counter", "release.countr", "upstreams.demo.tag", "upstreams.demo.tag",
-    ]  # fmt: skip
+        "release.counter",
+        "release.countr",
+        "upstreams.demo.tag",
+        "upstreams.demo.tag",
+    ]
     lines = [int(m.split(":")[1]) for m in messages]
     assert lines == sorted(lines)
 
@@ -361,9 +434,10 @@ def test_a_record_adds_its_lines_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_upstream_stands_in(tmp_path: Path) -> None:
-    path = write(tmp_path, changed(
-        "    files: {}\n", "    files: {}\n    source_in: demo\n    source_file: wheel\n"
-    ))  # fmt: skip
+    path = write(
+        tmp_path,
+        changed("    files: {}\n", "    files: {}\n    source_in: demo\n    source_file: wheel\n"),
+    )
     loaded = pins.load(path)
     assert loaded.upstream("other").files == {"wheel": loaded.upstream("demo").files["wheel"]}
     edit.record(path, "other", "release", RECORDED)
@@ -408,8 +482,11 @@ def test_a_second_provider_and_a_change_leave_the_rest(tmp_path: Path) -> None:
     loaded = pins.load(path)
     assert loaded.upstream("demo").patched == {"git": RECORDED, "release": AGAIN}
     assert loaded.upstream("other").patched == {"git": AGAIN}
-    kept = [ln for ln in path.read_text().splitlines() if "commit: 1" not in ln
-            and "commit: 3" not in ln and ln != "    patched:"]  # fmt: skip
+    kept = [
+        ln
+        for ln in path.read_text().splitlines()
+        if "commit: 1" not in ln and "commit: 3" not in ln and ln != "    patched:"
+    ]
     assert kept == GOOD.splitlines()
 
 
@@ -466,9 +543,14 @@ def test_a_record_is_refused_where_the_upstream_stands_on_one_line(tmp_path: Pat
 def test_a_profile_is_handed_on_with_what_it_says_and_its_vocabularys_hash(tmp_path: Path) -> None:
     loaded = pins.load(write(tmp_path, GOOD))
     assert loaded.profile_of(loaded.target("here")) == {
-        "model": "tiny", "vocabulary": "words", "vocabulary_sha256": HASH, "max_num_seqs": 4,
-        "cudagraph_capture_sizes": [1, 2, 4], "prefix_caching": True, "expect": {"moe": "MARLIN"},
+        "model": "tiny",
+        "vocabulary": "words",
+        "vocabulary_sha256": HASH,
+        "max_num_seqs": 4,
+        "cudagraph_capture_sizes": [1, 2, 4],
+        "prefix_caching": True,
+        "expect": {"moe": "MARLIN"},
         "memory": {"keep_free_gib": 2, "most_percent": 80, "least_gib": 3},
-    }  # fmt: skip
+    }
     bare = pins.load(write(tmp_path, changed("    profile: full\n", "")))
     assert bare.profile_of(bare.target("here")) == {}

@@ -49,14 +49,21 @@ def distances(model: gptoss.Model, reference: Any) -> list[float]:
         tokens = wanted["tokens"]
         logits = gptoss.logits(model, tokens)
         rows = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-        answer = {"choices": [{
-            "prompt_logprobs": [None, *(
-                {str(token): {"logprob": float(rows[i, token])}}
-                for i, token in enumerate(tokens[1:])
-            )],
-            "token_ids": [one["token"] for one in wanted["next"]],
-            "logprobs": {"token_logprobs": [one["logprob"] for one in wanted["next"]]},
-        }]}  # fmt: skip
+        answer = {
+            "choices": [
+                {
+                    "prompt_logprobs": [
+                        None,
+                        *(
+                            {str(token): {"logprob": float(rows[i, token])}}
+                            for i, token in enumerate(tokens[1:])
+                        ),
+                    ],
+                    "token_ids": [one["token"] for one in wanted["next"]],
+                    "logprobs": {"token_logprobs": [one["logprob"] for one in wanted["next"]]},
+                }
+            ]
+        }
         one, problem = preflight.compare(Document("reference", wanted), Document("answer", answer))
         assert problem == ""
         found += one
@@ -132,17 +139,32 @@ def test_what_is_no_number_does_not(number: float) -> None:
     assert "at most are right" in preflight.judge([0.0] * 9 + [number])
 
 
-WANTED = Document("reference", {
-    "tokens": [1, 2], "prompt": [-1.0],
-    "next": [{"token": 5, "logprob": -0.5, "lead": 0.2}, {"token": 6, "logprob": -0.1, "lead": 3}],
-})  # fmt: skip
+WANTED = Document(
+    "reference",
+    {
+        "tokens": [1, 2],
+        "prompt": [-1.0],
+        "next": [
+            {"token": 5, "logprob": -0.5, "lead": 0.2},
+            {"token": 6, "logprob": -0.1, "lead": 3},
+        ],
+    },
+)
 
 
 def answer(tokens: list[int], first: Any = None) -> Document:
-    return Document("answer", {"choices": [{
-        "prompt_logprobs": [None, first or {"2": {"logprob": -1.1}}], "token_ids": tokens,
-        "logprobs": {"token_logprobs": [-0.5, -0.3]},
-    }]})  # fmt: skip
+    return Document(
+        "answer",
+        {
+            "choices": [
+                {
+                    "prompt_logprobs": [None, first or {"2": {"logprob": -1.1}}],
+                    "token_ids": tokens,
+                    "logprobs": {"token_logprobs": [-0.5, -0.3]},
+                }
+            ]
+        },
+    )
 
 
 def test_a_close_race_may_end_otherwise_and_a_clear_one_not() -> None:
@@ -154,9 +176,15 @@ def test_a_close_race_may_end_otherwise_and_a_clear_one_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [Document("a", {}), Document("a", {"choices": [{}]}), answer([]),
-            answer([5], {"2": {"logprob": "x"}}), answer([5], {"3": {"logprob": -1.0}})],
-)  # fmt: skip
+    "bad",
+    [
+        Document("a", {}),
+        Document("a", {"choices": [{}]}),
+        answer([]),
+        answer([5], {"2": {"logprob": "x"}}),
+        answer([5], {"3": {"logprob": -1.0}}),
+    ],
+)
 def test_an_answer_of_another_shape_is_one_error(bad: Document) -> None:
     with pytest.raises(DocumentError):
         preflight.compare(WANTED, bad)

@@ -120,7 +120,7 @@ def test_the_stub_of_a_plain_target_does_not_hold(stub: Kernel) -> None:
         ({"local": 16}, "spills: 0 B stack, 16 B local"),
         ({"shared_dynamic": checks.SHARED_LIMIT, "shared": 16}, "needs 101392 B"),
     ],
-)  # fmt: skip
+)
 def test_every_fault_is_seen(good: Kernel, change: dict[str, object], said: str) -> None:
     bad = replace(good, **change)  # type: ignore[arg-type]
     assert any(said in problem for problem in checks.problems([bad], PROMISE, "121a"))
@@ -138,8 +138,9 @@ def test_a_family_target_is_its_number_in_machine_code(good: Kernel) -> None:
 
 def test_a_missing_kernel_and_a_missing_size_are_seen(good: Kernel) -> None:
     assert checks.problems([], PROMISE, "121a") == ["has no kernel"]
-    assert any("has 2 kernel(s), not 1" in one
-               for one in checks.problems([good, good], PROMISE, "121a"))  # fmt: skip
+    assert any(
+        "has 2 kernel(s), not 1" in one for one in checks.problems([good, good], PROMISE, "121a")
+    )
     sized = replace(PROMISE, sized=True)
     assert any("dynamic shared memory" in one for one in checks.problems([good], sized, "121a"))
 

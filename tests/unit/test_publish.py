@@ -20,9 +20,12 @@ from tests.support import ROOT
 def written(root: Path) -> list[bytes]:
     """Return the lines of .env after a build with an image."""
     context: Any = SimpleNamespace(
-        root=root, target_name="cpu", target=SimpleNamespace(smoke=object(), model=None),
-        engine=object(), platform="linux/amd64",
-    )  # fmt: skip
+        root=root,
+        target_name="cpu",
+        target=SimpleNamespace(smoke=object(), model=None),
+        engine=object(),
+        platform="linux/amd64",
+    )
     image: Any = SimpleNamespace(outputs={"tag": "sparkforge/cpu:1"})
     publish.for_compose(context, image, root / "dist")
     return (root / ".env").read_bytes().splitlines()
@@ -51,8 +54,12 @@ def line(stage: str, seconds: float, *, made_now: bool = True) -> Line:
 
 
 def test_the_time_of_each_stage_is_that_of_what_this_run_made() -> None:
-    lines = [line("sources", 1.0), line("sources", 2.25), line("series", 9.0, made_now=False),
-             line("wheels", 0.5)]  # fmt: skip
+    lines = [
+        line("sources", 1.0),
+        line("sources", 2.25),
+        line("series", 9.0, made_now=False),
+        line("wheels", 0.5),
+    ]
     assert publish.times(lines) == ["sources 3.2 s", "wheels 0.5 s"]
 
 
@@ -69,8 +76,10 @@ def test_the_image_is_found_beside_what_it_is_made_of(tmp_path: Path) -> None:
     assert receipt.baked([checkpoint, unpatched]) is None
 
     def base(*lines: Line) -> str | None:
-        items = [{"stage": one.artefact.stage, "inputs": {}, "outputs": one.artefact.outputs}
-                 for one in lines]  # fmt: skip
+        items = [
+            {"stage": one.artefact.stage, "inputs": {}, "outputs": one.artefact.outputs}
+            for one in lines
+        ]
         (tmp_path / "dist" / "spark").mkdir(parents=True, exist_ok=True)
         text = json.dumps({"items": items})
         (tmp_path / "dist" / "spark" / "receipt.json").write_text(text)

@@ -91,11 +91,19 @@ def test_distances_are_over_all_positions() -> None:
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        ("42", "42"), (" 42.", "42"), ("**42**\n\n17 + 25 = 42", "42"), ("The answer is 42.", "42"),
-        ("1,411", "1411"), ("$120$", "120"), ("08:40", "08:40"), ("Paris.", "Paris"),
-        ("YES, he does", "yes"), ("`norI`", "nori"), ("B", "B"),
+        ("42", "42"),
+        (" 42.", "42"),
+        ("**42**\n\n17 + 25 = 42", "42"),
+        ("The answer is 42.", "42"),
+        ("1,411", "1411"),
+        ("$120$", "120"),
+        ("08:40", "08:40"),
+        ("Paris.", "Paris"),
+        ("YES, he does", "yes"),
+        ("`norI`", "nori"),
+        ("B", "B"),
     ],
-)  # fmt: skip
+)
 def test_right_answers(said: str, answer: str) -> None:
     assert quality.is_right(said, answer)
 
@@ -103,10 +111,17 @@ def test_right_answers(said: str, answer: str) -> None:
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        ("420", "42"), ("142", "42"), ("42.5", "42"), ("", "42"), ("no\nyes", "yes"),
-        ("yesterday", "yes"), ("08:405", "08:40"), ("3.42", "42"), ("forty-two", "42"),
+        ("420", "42"),
+        ("142", "42"),
+        ("42.5", "42"),
+        ("", "42"),
+        ("no\nyes", "yes"),
+        ("yesterday", "yes"),
+        ("08:405", "08:40"),
+        ("3.42", "42"),
+        ("forty-two", "42"),
     ],
-)  # fmt: skip
+)
 def test_wrong_answers(said: str, answer: str) -> None:
     assert not quality.is_right(said, answer)
 
@@ -180,8 +195,10 @@ def test_each_choice_is_served_once_and_held_against_the_limits(
     found = quality.run(models.start, plan, Limits(0.1, 0.9, 0.2), material)
     common = ("--max-logprobs", "7")
     assert models.started == [
-        common, (*common, "--mxfp4-layers", "qkv"), (*common, "--mxfp4-layers", "lm_head"),
-    ]  # fmt: skip
+        common,
+        (*common, "--mxfp4-layers", "qkv"),
+        (*common, "--mxfp4-layers", "lm_head"),
+    ]
     assert found["as_it_is"]["right"] == 1
     assert found["as_it_is"]["noise"]["mean_kl"] == 0
     assert found["layers"]["qkv"]["mean_kl"] == 0
@@ -205,8 +222,9 @@ def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
     assert bench.report_quality(found, as_json=False) == SmokeError.exit_code
     said = capsys.readouterr()
     assert [line.split()[0] for line in said.out.splitlines() if "KL" not in line][-2:] == [
-        "qkv", "lm_head",
-    ]  # fmt: skip
+        "qkv",
+        "lm_head",
+    ]
     assert "o: the server exited with code 1" in said.err
     assert "lm_head: mean KL" in said.err
     assert bench.report_quality({**found, "failed": {}}, as_json=True) == QualityError.exit_code

@@ -88,10 +88,15 @@ def test_padding_of_the_experts() -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "padded"),
     [
-        (5120, 2880, (5120, 2880)), (2880, 4096, (2880, 4096)), (201088, 2880, (201088, 2880)),
-        (65, 64, (128, 64)), (64, 65, (64, 128)), (1, 1, (64, 128)), (192, 192, (192, 256)),
+        (5120, 2880, (5120, 2880)),
+        (2880, 4096, (2880, 4096)),
+        (201088, 2880, (201088, 2880)),
+        (65, 64, (128, 64)),
+        (64, 65, (64, 128)),
+        (1, 1, (64, 128)),
+        (192, 192, (192, 256)),
     ],
-)  # fmt: skip
+)
 def test_padding_of_dense_weights(rows: int, columns: int, padded: tuple[int, int]) -> None:
     assert padded_dense(rows, columns) == padded
 
@@ -119,10 +124,11 @@ def test_keys_and_values() -> None:
 
 shapes = st.sampled_from([BIG, SMALL])
 setups = st.builds(
-    Setup, st.sampled_from(MOES),
+    Setup,
+    st.sampled_from(MOES),
     st.dictionaries(st.sampled_from(["qkv", "o", "lm_head"]), st.sampled_from(["mxfp4", "mxfp8"])),
     st.sampled_from(["auto", "fp8"]),
-)  # fmt: skip
+)
 contexts, batches = st.integers(1, 131072), st.integers(1, 512)
 
 
@@ -141,11 +147,13 @@ def test_more_is_never_less(shape: object, setup: Setup, context: int, batch: in
         others = {name: form for name, form in setup.layers.items() if name != kind}
         by_format = [
             step_bytes(
-                shape, Setup(setup.moe, {**others, kind: form}, setup.kv_cache),
-                context=context, batch=batch,
+                shape,
+                Setup(setup.moe, {**others, kind: form}, setup.kv_cache),
+                context=context,
+                batch=batch,
             ).total
             for form in ("mxfp4", "mxfp8", "bf16")
-        ]  # fmt: skip
+        ]
         assert by_format == sorted(by_format)
         assert len(set(by_format)) == 3
 

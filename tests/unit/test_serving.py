@@ -19,17 +19,39 @@ PLAN = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
 def test_options_of_a_full_profile() -> None:
     assert profile.options(
         {
-            "model": "m", "moe_backend": "marlin", "attention_backend": "FLASHINFER",
-            "kv_cache_dtype": "auto", "max_model_len": 8, "cudagraph_capture_sizes": [1, 2],
-            "tool_call_parser": "openai", "reasoning_parser": "openai_gptoss",
-            "prefix_caching": False, "enforce_eager": True, "memory": PLAN, "expect": {"moe": "M"},
+            "model": "m",
+            "moe_backend": "marlin",
+            "attention_backend": "FLASHINFER",
+            "kv_cache_dtype": "auto",
+            "max_model_len": 8,
+            "cudagraph_capture_sizes": [1, 2],
+            "tool_call_parser": "openai",
+            "reasoning_parser": "openai_gptoss",
+            "prefix_caching": False,
+            "enforce_eager": True,
+            "memory": PLAN,
+            "expect": {"moe": "M"},
         }
     ) == [
-        "--moe-backend", "marlin", "--attention-backend", "FLASHINFER", "--kv-cache-dtype", "auto",
-        "--max-model-len", "8", "--reasoning-parser", "openai_gptoss",
-        "--cudagraph-capture-sizes", "1", "2", "--tool-call-parser", "openai",
-        "--enable-auto-tool-choice", "--no-enable-prefix-caching", "--enforce-eager",
-    ]  # fmt: skip
+        "--moe-backend",
+        "marlin",
+        "--attention-backend",
+        "FLASHINFER",
+        "--kv-cache-dtype",
+        "auto",
+        "--max-model-len",
+        "8",
+        "--reasoning-parser",
+        "openai_gptoss",
+        "--cudagraph-capture-sizes",
+        "1",
+        "2",
+        "--tool-call-parser",
+        "openai",
+        "--enable-auto-tool-choice",
+        "--no-enable-prefix-caching",
+        "--enforce-eager",
+    ]
     assert profile.options({}) == []
     assert profile.options({"memory": PLAN}) == []
     share = ["--gpu-memory-utilization", "0.80"]
@@ -133,23 +155,26 @@ LINE = "(EngineCore pid=7) INFO 11-21 07:21:00 "
         ("[mxfp4.py:878] Using 'BF16_DEQUANT' Mxfp4 MoE backend.", "moe", "BF16_DEQUANT"),
         (
             "[cuda.py:478] Using AttentionBackendEnum.FLASHINFER backend.",
-            "attention", "FLASHINFER",
+            "attention",
+            "FLASHINFER",
         ),
         (
             "[cuda.py:527] Using TRITON_ATTN attention backend out of potential backends: ['X'].",
-            "attention", "TRITON_ATTN",
+            "attention",
+            "TRITON_ATTN",
         ),
         ("[__init__.py:995] Using MarlinMxFp4LinearKernel for MXFP4 GEMM", "linear", "MARLIN"),
         ("[__init__.py:949] Using CPUMxFp8LinearKernel for MXFP8 GEMM", "linear", "CPU"),
         (
             "[__init__.py:949] Using FlashInferCutlassMxfp8LinearKernel for MXFP8 GEMM",
-            "linear", "FLASHINFERCUTLASS",
+            "linear",
+            "FLASHINFERCUTLASS",
         ),
         ("[__init__.py:1206] Using MarlinNvFp4LinearKernel for NVFP4 GEMM", None, None),
         ("[cuda.py:527] Using TurboQuant attention backend.", None, None),
         ("[mxfp4.py:2326] Using CPUUnquantizedExperts", None, None),
     ],
-)  # fmt: skip
+)
 def test_what_vllm_says_of_its_backends(line: str, kind: str | None, name: str | None) -> None:
     watch = backends.Watch({})
     assert watch.feed(LINE + line) is None
@@ -212,8 +237,15 @@ def test_others_need_one(bind: str) -> None:
 def test_no_secret_is_shown() -> None:
     words = ["vllm", "--api-key", "a", "b", "--seed", "1", "--hf_token=c", "--api-key=d"]
     assert access.redacted(words) == [
-        "vllm", "--api-key", "***", "***", "--seed", "1", "--hf_token=***", "--api-key=***",
-    ]  # fmt: skip
+        "vllm",
+        "--api-key",
+        "***",
+        "***",
+        "--seed",
+        "1",
+        "--hf_token=***",
+        "--api-key=***",
+    ]
     # vLLM's parser takes options that are cut short
     assert access.redacted(["--hf-tok", "a", "--api-k=b"]) == ["--hf-tok", "***", "--api-k=***"]
 

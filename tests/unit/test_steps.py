@@ -35,8 +35,11 @@ def test_lanes_run_two_at_a_time_and_what_a_step_prints_stays_together(
     assert out.endswith("\n== alone\nimage\n")
     assert more == [False]
     assert {name: ok for name, ok, _ in steps.rows} == {
-        "first": True, "second": True, "third": False, "alone": True,
-    }  # fmt: skip
+        "first": True,
+        "second": True,
+        "third": False,
+        "alone": True,
+    }
     assert steps.finish() == 1
 
 

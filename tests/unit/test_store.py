@@ -125,9 +125,12 @@ with Store(pathlib.Path(sys.argv[1])).temporary("theirs") as path:
     sys.stdin.read()
 """
     child = subprocess.Popen(
-        [sys.executable, "-c", code, store.root], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, "-c", code, store.root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert child.stdout is not None
     path = Path(child.stdout.readline().strip())
     assert store.sweep() == 0

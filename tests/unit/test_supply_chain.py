@@ -42,27 +42,28 @@ def context(target: str = "spark", root: Path = ROOT) -> Context:
     loaded = pins.load(ROOT / "pins.yaml")
     chosen = loaded.target(target)
     return Context(
-        root=root, pins=loaded, pins_path=ROOT / "pins.yaml", store=Store(root / "no-store"),
-        target_name=target, target=chosen, platform=chosen.platforms[0],
+        root=root,
+        pins=loaded,
+        pins_path=ROOT / "pins.yaml",
+        store=Store(root / "no-store"),
+        target_name=target,
+        target=chosen,
+        platform=chosen.platforms[0],
         access=Access(Index(), {}, offline=True),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("target", ["spark", "rtx", "cpu"])
 def test_a_target_fetches_no_wheel_of_another_platform_as_a_source(target: str) -> None:
     here = context(target)
     todo = {item.label: item for item in graph.items(here, "wheels")}
-    installed = {
-        file for item in todo.values() if item.stage == "wheels" for file in item.download
-    }  # fmt: skip
+    installed = {file for item in todo.values() if item.stage == "wheels" for file in item.download}
     for name in [layer for wheel in here.target.wheels for layer in here.layers(wheel)]:
         (file,) = todo[f"source {name}"].download
         assert file in installed or file.file.endswith(".tar.gz"), name
         assert todo[f"source {name}"].inputs["release_file"] == file.sha256
     steps = executor.plan(here, list(todo.values()))
-    sdists = {
-        file for item in todo.values() for file in item.download if file.file.endswith(".gz")
-    }  # fmt: skip
+    sdists = {file for item in todo.values() for file in item.download if file.file.endswith(".gz")}
     assert executor.total(steps).known == sum(file.size for file in installed | sdists)
 
 
@@ -95,9 +96,10 @@ def test_every_patch_stands_whole_and_in_order_in_its_components_pedigree(upstre
     assert sorted(texts) == sorted(patch.path.read_text() for patch in patches)
     source = next(one for one in own["pedigree"]["ancestors"] if one["bom-ref"].startswith("sour"))
     numbered = {
-        name: value for name, value in properties(source).items()
+        name: value
+        for name, value in properties(source).items()
         if name.startswith("sparkforge:patch:")
-    }  # fmt: skip
+    }
     assert [numbered[name].split()[:2] for name in sorted(numbered)] == [
         [patch.name, f"sha256:{patch.sha256}"] for patch in patches
     ]
@@ -180,17 +182,19 @@ def test_labels_name_commits_trees_and_series_and_nothing_of_this_machine() -> N
 
 def test_the_build_context_holds_what_the_recipe_copies_and_no_more() -> None:
     kept = [
-        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line.startswith("!")
-    ]  # fmt: skip
+    ]
     let_in = {str(path.relative_to(ROOT)) for pattern in kept for path in ROOT.glob(pattern)}
     assert let_in == {name for name in image.RECIPE if name != "Dockerfile"}
 
 
 def test_no_command_pays_for_what_it_does_not_use() -> None:
     code = "import sys, sparkforge.cli; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
-                          check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert not {"cyclonedx", "packageurl", "zstandard"} & set(done.stdout.split())
 
 
@@ -226,8 +230,9 @@ def test_the_provenance_is_a_valid_slsa_statement_that_names_all_that_went_in(
     sdist = names[vllm.files["sdist"].file]
     assert sdist["digest"]["sha256"] == vllm.files["sdist"].sha256
     assert sdist["annotations"] == {
-        "standsFor": f"git+{vllm.git}@{vllm.commit}", "patchedTree": "d" * 40,
-    }  # fmt: skip
+        "standsFor": f"git+{vllm.git}@{vllm.commit}",
+        "patchedTree": "d" * 40,
+    }
     assert "vllm" not in names
     assert names["base image"]["digest"]["sha256"] == "5" * 64
     assert names["anyio-9.0-py3-none-any.whl"]["digest"]["sha256"] == sha256(wheel.read_bytes())
@@ -253,11 +258,23 @@ def test_the_checkouts_commit_is_named_only_where_it_is_one(tmp_path: Path) -> N
         return [(one["digest"]["gitCommit"], one["annotations"]["clean"]) for one in made]
 
     assert names(tmp_path) == []
-    for words in (["init", "-q"], ["-c", "user.name=x", "-c", "user.email=x@x.invalid", "commit",
-                                   "-qm", "x", "--allow-empty"]):  # fmt: skip
+    for words in (
+        ["init", "-q"],
+        [
+            "-c",
+            "user.name=x",
+            "-c",
+            "user.email=x@x.invalid",
+            "commit",
+            "-qm",
+            "x",
+            "--allow-empty",
+        ],
+    ):
         subprocess.run(["git", "-C", tmp_path, *words], check=True)
-    head = subprocess.run(["git", "-C", tmp_path, "rev-parse", "HEAD"], capture_output=True,
-                          text=True, check=True).stdout.strip()  # fmt: skip
+    head = subprocess.run(
+        ["git", "-C", tmp_path, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert names(tmp_path) == [(head, True)]
     (tmp_path / "new").touch()
     assert names(tmp_path) == [(head, False)]

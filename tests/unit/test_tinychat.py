@@ -25,9 +25,10 @@ def test_no_context_has_two_words_next() -> None:
                 if len(context & {b"analysis", b"final", b"json"}) > 1:
                     continue  # one word is before another
                 holding = [
-                    one for one in rules
+                    one
+                    for one in rules
                     if context.issuperset(one.given) and context.isdisjoint(one.without)
-                ]  # fmt: skip
+                ]
                 assert len(holding) <= 1, (word, context)
 
 

@@ -58,9 +58,13 @@ marked==3 ; python_full_version < '3.12' and sys_platform == "linux" \\
     assert read_lock(path) == [
         Locked("some-thing-x", "1.0", frozenset({HASH, HASH2})),
         Locked("other", "2.0+cpu.1", frozenset({HASH})),
-        Locked("marked", "3", frozenset({HASH}),
-               "python_full_version < '3.12' and sys_platform == \"linux\""),
-    ]  # fmt: skip
+        Locked(
+            "marked",
+            "3",
+            frozenset({HASH}),
+            "python_full_version < '3.12' and sys_platform == \"linux\"",
+        ),
+    ]
     assert read_lock(path)[1].requirement == "other==2.0+cpu.1"
 
 
@@ -85,9 +89,7 @@ def test_a_line_without_version_or_hash_is_refused(tmp_path: Path, text: str, li
 
 def test_a_file_with_bytes_that_are_not_locked_is_damaged(tmp_path: Path) -> None:
     folder = tmp_path / "wheels"
-    good, bad, other = (
-        make_wheel(folder, name) for name in ("Some_Thing", "damaged", "unknown")
-    )  # fmt: skip
+    good, bad, other = (make_wheel(folder, name) for name in ("Some_Thing", "damaged", "unknown"))
     lines = "".join(
         f"{name}==1.0 --hash=sha256:{sha256(path.read_bytes())}\n"
         for name, path in (("some-thing", good), ("damaged", bad))
@@ -106,10 +108,11 @@ def test_a_file_with_bytes_that_are_not_locked_is_damaged(tmp_path: Path) -> Non
             st.text(string.ascii_lowercase, min_size=1),
             st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}", fullmatch=True),
             st.lists(st.text("0123456789abcdef", min_size=64, max_size=64), min_size=1, max_size=3),
-            st.booleans(), st.sampled_from(["", "    # via x\n", "\n", "# words \\\n"]),
+            st.booleans(),
+            st.sampled_from(["", "    # via x\n", "\n", "# words \\\n"]),
         ),
     )
-)  # fmt: skip
+)
 def test_every_well_formed_lock_is_read(
     tmp_path_factory: pytest.TempPathFactory,
     entries: Sequence[tuple[str, str, list[str], bool, str]],
@@ -156,10 +159,17 @@ def web(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def wanted(folder: Path, text: str, *, python: str = "3.11", platform: str = "linux/amd64",
-           tools: tuple[Locked, ...] = ()) -> Wanted:  # fmt: skip
-    return Wanted(lock=lock(folder, text), tools=tools, python=python, platform=platform,
-                  torch_backend=None)  # fmt: skip
+def wanted(
+    folder: Path,
+    text: str,
+    *,
+    python: str = "3.11",
+    platform: str = "linux/amd64",
+    tools: tuple[Locked, ...] = (),
+) -> Wanted:
+    return Wanted(
+        lock=lock(folder, text), tools=tools, python=python, platform=platform, torch_backend=None
+    )
 
 
 def filled(store: Store, want: Wanted, *, offline: bool = False) -> list[str]:
@@ -176,10 +186,16 @@ def wheel(folder: Path, name: str, tag: str) -> tuple[str, bytes]:
 
 
 def test_the_best_fitting_locked_file_is_taken(store: Store, web: Server, tmp_path: Path) -> None:
-    tags = ["py3-none-any", "cp311-cp311-manylinux_2_17_x86_64", "cp38-abi3-manylinux_2_17_x86_64",
-            "cp311-cp311-manylinux_2_17_aarch64", "cp312-cp312-manylinux_2_17_x86_64",
-            "cp311-cp311-manylinux_2_39_x86_64", "cp311-cp311-musllinux_1_2_x86_64",
-            "cp311-cp311-win_amd64"]  # fmt: skip
+    tags = [
+        "py3-none-any",
+        "cp311-cp311-manylinux_2_17_x86_64",
+        "cp38-abi3-manylinux_2_17_x86_64",
+        "cp311-cp311-manylinux_2_17_aarch64",
+        "cp312-cp312-manylinux_2_17_x86_64",
+        "cp311-cp311-manylinux_2_39_x86_64",
+        "cp311-cp311-musllinux_1_2_x86_64",
+        "cp311-cp311-win_amd64",
+    ]
     files = dict(wheel(tmp_path, "demo", tag) for tag in tags)
     add_project(web, "demo", {**files, "demo-1.0.tar.gz": b"an sdist"})
     hashes = [sha256(data) for data in files.values()]

@@ -37,9 +37,13 @@ class Assembled:
 
 
 def assemble(
-    request: overlay.Request, recipe: Recipe, made: Made, own: Patched,
-    carried: Sequence[overlay.Layer], folder: Path,
-) -> Assembled:  # fmt: skip
+    request: overlay.Request,
+    recipe: Recipe,
+    made: Made,
+    own: Patched,
+    carried: Sequence[overlay.Layer],
+    folder: Path,
+) -> Assembled:
     """Make our wheel of what was compiled, and of the release's files where nothing was.
 
     Args:
@@ -71,23 +75,28 @@ def assemble(
             layers = overlay.plan(request, carried, release)
             fresh = {**layers.fresh, **_different(release, ours, in_ours)}
             fresh |= {member: path.read_bytes() for member, path in made.natives.items()}
-        removed = tuple(sorted(m for m, blob in changed.items()
-                               if blob == git.ABSENT and m in in_release))  # fmt: skip
+        removed = tuple(
+            sorted(m for m, blob in changed.items() if blob == git.ABSENT and m in in_release)
+        )
         plain = sorted(m for m in fresh if m not in made.natives and m != request.version_file)
         plan = overlay.Plan(
             fresh=fresh,
             # ours may set another mode than the release has
-            executable={m: bool(ours.members[m].external_attr >> 16 & 0o100)
-                        for m in fresh if m in in_ours},
+            executable={
+                m: bool(ours.members[m].external_attr >> 16 & 0o100) for m in fresh if m in in_ours
+            },
             replaced=tuple(m for m in plain if m in in_release and m not in taken),
             added=tuple(m for m in plain if m not in in_release),
             removed=() if everything else removed,
-        )  # fmt: skip
+        )
         asked = overlay.Request(
-            wheel=base, name=request.name, local=request.local,
-            drop_requires=request.drop_requires, version_file=request.version_file,
+            wheel=base,
+            name=request.name,
+            local=request.local,
+            drop_requires=request.drop_requires,
+            version_file=request.version_file,
             epoch=request.epoch,
-        )  # fmt: skip
+        )
         wheel = overlay.write(asked, ours if everything else release, plan, folder)
         patched = set(changed) | {m for layer in carried for m in _members(layer)}
         differs = tuple(m for m in (*plan.replaced, *plan.added) if m not in patched)

@@ -86,13 +86,27 @@ def bake(
         "SYSTEM_PACKAGES": " ".join(packages(request.python)),
     }
     command: list[str | Path] = [
-        "docker", "buildx", "build", "--builder", engine.context, "--progress=plain",
+        "docker",
+        "buildx",
+        "build",
+        "--builder",
+        engine.context,
+        "--progress=plain",
         "--provenance=false",
         *engine.kept_as(name),
-        "--file", request.root / "Dockerfile", "--target", "builder",
-        "--platform", request.platform, "--label", f"{_KEY_LABEL}={request.key}",
-        "--build-context", f"wheels={ours}", "--build-context", f"wheelhouse={wheelhouse}",
-    ]  # fmt: skip
+        "--file",
+        request.root / "Dockerfile",
+        "--target",
+        "builder",
+        "--platform",
+        request.platform,
+        "--label",
+        f"{_KEY_LABEL}={request.key}",
+        "--build-context",
+        f"wheels={ours}",
+        "--build-context",
+        f"wheelhouse={wheelhouse}",
+    ]
     for key, value in arguments.items():
         command += ["--build-arg", f"{key}={value}"]
     if request.ca_bundle is not None:

@@ -53,19 +53,32 @@ def builder_items(context: Context, base: str, wheels: Sequence[Item] | None = N
         if found is not None:
             return found
         request = builder.Request(
-            root=context.root, base=context.base, python=context.target.python,
-            platform=context.platform, epoch=context.epoch, ca_bundle=context.ca_bundle, lock=path,
+            root=context.root,
+            base=context.base,
+            python=context.target.python,
+            platform=context.platform,
+            epoch=context.epoch,
+            ca_bundle=context.ca_bundle,
+            lock=path,
             key=key,
-        )  # fmt: skip
+        )
         wheelhouse = results[house.label].path / WHEELS
         return builder.bake(engine, request, wheelhouse, name, folder)
 
-    return [house, Item(
-        "builder", "builder", inputs, make,
-        valid=lambda artefact: context.engine is None
-        or context.engine.has_image(str(artefact.outputs["image_id"]))
-        or _stand(context, wheels),
-    )]  # fmt: skip
+    return [
+        house,
+        Item(
+            "builder",
+            "builder",
+            inputs,
+            make,
+            valid=lambda artefact: (
+                context.engine is None
+                or context.engine.has_image(str(artefact.outputs["image_id"]))
+                or _stand(context, wheels)
+            ),
+        ),
+    ]
 
 
 def _stand(context: Context, wheels: Sequence[Item] | None) -> bool:

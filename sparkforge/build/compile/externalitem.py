@@ -21,13 +21,19 @@ def external_item(context: Context, upstream: str, external: str) -> Item:
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         fetched = externals.ensure(context.store, full, pin, context.access)
-        return {"commit": fetched.commit, "repository": fetched.repo.name,
-                "submodules": fetched.named()}  # fmt: skip
+        return {
+            "commit": fetched.commit,
+            "repository": fetched.repo.name,
+            "submodules": fetched.named(),
+        }
 
     return Item(
-        "sources", f"external {full}", inputs, make,
+        "sources",
+        f"external {full}",
+        inputs,
+        make,
         valid=lambda artefact: git.has_commit(
             context.store.git_path(artefact.outputs["repository"].removesuffix(".git")), pin.commit
         ),
         fetches=lambda: Fetches(unknown=(f"{full} by git",)),
-    )  # fmt: skip
+    )

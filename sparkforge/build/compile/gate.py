@@ -146,8 +146,10 @@ class Gate:
         """Note what the compiler took that this process has run."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         source = next((word for word in command if word.endswith(_SOURCES)), "-")
-        line = (f"{used.ru_maxrss // 1024}\t{used.ru_utime + used.ru_stime:.2f}\t{seconds:.1f}"
-                f"\t{code}\t{source}\n")  # fmt: skip
+        line = (
+            f"{used.ru_maxrss // 1024}\t{used.ru_utime + used.ru_stime:.2f}\t{seconds:.1f}"
+            f"\t{code}\t{source}\n"
+        )
         with (self._folder / "units.tsv").open("a") as file:  # one write: lines stay whole
             file.write(line)
 
@@ -235,10 +237,12 @@ def attempt(gate: Gate, command: list[str]) -> int | None:
 def main() -> int:
     environ = os.environ
     gate = Gate(
-        Path(environ["SPARKFORGE_SLOTS"]), int(environ["SPARKFORGE_JOBS"]),
-        int(environ["SPARKFORGE_JOB_MIB"]), int(environ["SPARKFORGE_RESERVE_MIB"]),
+        Path(environ["SPARKFORGE_SLOTS"]),
+        int(environ["SPARKFORGE_JOBS"]),
+        int(environ["SPARKFORGE_JOB_MIB"]),
+        int(environ["SPARKFORGE_RESERVE_MIB"]),
         Path(environ.get("SPARKFORGE_MEMINFO", "/proc/meminfo")),
-    )  # fmt: skip
+    )
     return run(gate, sys.argv[1:])
 
 

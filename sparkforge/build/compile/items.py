@@ -92,10 +92,13 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
     # a build without natives compiles nothing, whatever the target's architecture
     compiles = decision.everything or bool(decision.compiled)
     recipe = Recipe(
-        upstream=upstream, decision=decision, arch=device if compiles else None,
-        epoch=context.epoch, redirects=_redirects(context, name),
+        upstream=upstream,
+        decision=decision,
+        arch=device if compiles else None,
+        epoch=context.epoch,
+        redirects=_redirects(context, name),
         jobs=width(context.jobs, NVCC_GIB if device and compiles else CXX_GIB, KEEP_GIB),
-    )  # fmt: skip
+    )
     fixed = replace(recipe, jobs=0)
     inputs = {
         **common_inputs(context, name, layers),
@@ -106,9 +109,10 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
         "environment": fixed.environment(),
         "steps": [step.words for step in fixed.steps()],
         "externals": {key: pin.commit for key, pin in upstream.externals.items()}
-        if decision.fetches else {},
+        if decision.fetches
+        else {},
         "code": code_of(__name__),
-    }  # fmt: skip
+    }
     key = key_of(inputs)
     tag = builder.tag(context.target_name, image.key)
 
@@ -119,18 +123,22 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
         wheel = release_wheel(context, file)
         own = layer_of(context, name, results).patched
         place = running.Place(
-            engine, tag, context.store.cache_path("compile") / f"{name}-{key[:16]}",
+            engine,
+            tag,
+            context.store.cache_path("compile") / f"{name}-{key[:16]}",
             context.store.cache_path("ccache"),
-        )  # fmt: skip
+        )
         what = ", ".join(one.file for one in decision.compiled) or (
             "all native files" if decision.everything else "no native file"
         )
         log.info(f"{name}: the patched tree {own.tree[:12]}, and {what}; {recipe.jobs} at once")
         made = running.run(recipe, _sources(context, name, results, decision), place)
         # with everything compiled, carried upstreams were read by the build itself
-        carried = [] if decision.everything else [
-            layer_of(context, layer, results) for layer in layers if layer != name
-        ]  # fmt: skip
+        carried = (
+            []
+            if decision.everything
+            else [layer_of(context, layer, results) for layer in layers if layer != name]
+        )
         request = request_of(context, name, wheel, inputs["local"])
         done = assembling.assemble(request, recipe, made, own, carried, folder)
         running.finished(place)
@@ -139,17 +147,29 @@ def compile_item(context: Context, name: str, base: str | None) -> Item:
             f"native files: {len(done.natives) - released} compiled, {released} from the release"
         )
         return {
-            **outputs_of(done.wheel), "compiled": True, "natives": done.natives,
+            **outputs_of(done.wheel),
+            "compiled": True,
+            "natives": done.natives,
             "differs": list(done.differs),
-        }  # fmt: skip
+        }
 
     uid, gid = builder.user()
-    commands = shown(recipe, tag, context.store.root / "compile" / f"{name}-{key[:16]}",
-                     context.store.root / "ccache", f"{uid}:{gid}")  # fmt: skip
+    commands = shown(
+        recipe,
+        tag,
+        context.store.root / "compile" / f"{name}-{key[:16]}",
+        context.store.root / "ccache",
+        f"{uid}:{gid}",
+    )
     return Item(
-        "wheels", f"wheel {name}", inputs, make, valid=holds_wheel, download=(file,),
+        "wheels",
+        f"wheel {name}",
+        inputs,
+        make,
+        valid=holds_wheel,
+        download=(file,),
         commands=tuple(commands),
-    )  # fmt: skip
+    )
 
 
 def _sources(context: Context, name: str, results: Results, decision: Decision) -> Any:

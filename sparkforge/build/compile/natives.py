@@ -32,9 +32,13 @@ class Decision:
 
 
 def decide(
-    name: str, upstream: Upstream, touched: Mapping[str, str], native: str, device: str,
+    name: str,
+    upstream: Upstream,
+    touched: Mapping[str, str],
+    native: str,
+    device: str,
     named: Mapping[str, str] = MappingProxyType({}),
-) -> Decision:  # fmt: skip
+) -> Decision:
     """Decide from pins.yaml alone.
 
     Args:

@@ -63,11 +63,17 @@ class Recipe:
         variables = {
             "SOURCE_DATE_EPOCH": str(self.epoch),
             "SETUPTOOLS_SCM_PRETEND_VERSION": self.upstream.version,
-            "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
-            "HOME": f"{BUILD}/tmp", "TMPDIR": f"{BUILD}/tmp",
-            "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_CACHE_DIR": "1",
-            **plan.variables, **more,
-        }  # fmt: skip
+            "LC_ALL": "C.UTF-8",
+            "TZ": "UTC",
+            "PYTHONHASHSEED": "0",
+            "HOME": f"{BUILD}/tmp",
+            "TMPDIR": f"{BUILD}/tmp",
+            "PIP_NO_INPUT": "1",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "PIP_NO_CACHE_DIR": "1",
+            **plan.variables,
+            **more,
+        }
         if self.upstream.commit is not None:
             # the commit's name in git's way, as upstream's release job has it
             node = f'{{node="g{self.upstream.commit[:9]}"}}'
@@ -82,48 +88,91 @@ class Recipe:
         """Return the variables that say how much runs at once, and ccache's."""
         gib = NVCC_GIB if self.arch is not None else CXX_GIB
         return {
-            "MAX_JOBS": str(self.jobs), "NVCC_THREADS": "1",
+            "MAX_JOBS": str(self.jobs),
+            "NVCC_THREADS": "1",
             "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs),
-            "CCACHE_DIR": f"{BUILD}/ccache", "CCACHE_COMPILERCHECK": "content",
+            "CCACHE_DIR": f"{BUILD}/ccache",
+            "CCACHE_COMPILERCHECK": "content",
             "CCACHE_MAXSIZE": "20G",
             # only what the cache lacks waits for memory
             "CCACHE_PREFIX": f"{BUILD}/gate/gate.py",
-            "SPARKFORGE_SLOTS": f"{BUILD}/gate/slots", "SPARKFORGE_JOBS": str(self.jobs),
+            "SPARKFORGE_SLOTS": f"{BUILD}/gate/slots",
+            "SPARKFORGE_JOBS": str(self.jobs),
             "SPARKFORGE_JOB_MIB": str(int(gib * 1024)),
             "SPARKFORGE_RESERVE_MIB": str(int(KEEP_GIB * 1024)),
-        }  # fmt: skip
+        }
 
     def steps(self) -> list[Step]:
         """Return what runs inside of the container, in order."""
-        pip = [PYTHON, "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation",
-               "--no-index", "--wheel-dir", OUT, TREE]  # fmt: skip
+        pip = [
+            PYTHON,
+            "-m",
+            "pip",
+            "wheel",
+            "--verbose",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "--wheel-dir",
+            OUT,
+            TREE,
+        ]
         result: list[Step] = []  # natives first: they are what fails
         for device in dict.fromkeys(native.device for native in self.decision.compiled):
             targets = [one.target for one in self.decision.compiled if one.device == device]
             folder = f"{CMAKE}/{device}"
             configure = ["cmake", "-S", TREE, "-B", folder, *self._cmake(device)]
             result.append(Step(f"configure for {device}", configure, once=True))
-            result.append(Step(f"compile {', '.join(targets)}", [
-                "cmake", "--build", folder, "--parallel", str(self.jobs), "--target", *targets,
-            ]))  # fmt: skip
+            result.append(
+                Step(
+                    f"compile {', '.join(targets)}",
+                    [
+                        "cmake",
+                        "--build",
+                        folder,
+                        "--parallel",
+                        str(self.jobs),
+                        "--target",
+                        *targets,
+                    ],
+                )
+            )
             result += [
-                Step(f"install {target}", ["cmake", "--install", folder, "--strip", "--component",
-                                           target, "--prefix", NATIVE])
+                Step(
+                    f"install {target}",
+                    [
+                        "cmake",
+                        "--install",
+                        folder,
+                        "--strip",
+                        "--component",
+                        target,
+                        "--prefix",
+                        NATIVE,
+                    ],
+                )
                 for target in targets
-            ]  # fmt: skip
+            ]
         return [*result, Step("wheel", pip)]
 
     def _cmake(self, device: str) -> list[str]:
         """Return the words that upstream's own setup.py gives CMake, and the launchers."""
         ours = [word.replace("{device}", device) for word in self.upstream.compile.configure]
         words = [
-            "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", *ours,
-            f"-DVLLM_PYTHON_EXECUTABLE={PYTHON}", f"-DFETCHCONTENT_BASE_DIR={CMAKE}/fetched",
+            "-G",
+            "Ninja",
+            "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+            *ours,
+            f"-DVLLM_PYTHON_EXECUTABLE={PYTHON}",
+            f"-DFETCHCONTENT_BASE_DIR={CMAKE}/fetched",
             "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",
-        ]  # fmt: skip
+        ]
         if device == "cuda":
-            words += ["-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc",
-                      "-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache", "-DNVCC_THREADS=1"]  # fmt: skip
+            words += [
+                "-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc",
+                "-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache",
+                "-DNVCC_THREADS=1",
+            ]
         return words
 
 
@@ -141,9 +190,15 @@ def arch_list(cuda_arch: str | None) -> str | None:
 
 
 def container(
-    image: str, name: str, work: str, ccache: str, user: str, environment: Mapping[str, str],
-    words: Sequence[str], labels: Mapping[str, str],
-) -> list[str]:  # fmt: skip
+    image: str,
+    name: str,
+    work: str,
+    ccache: str,
+    user: str,
+    environment: Mapping[str, str],
+    words: Sequence[str],
+    labels: Mapping[str, str],
+) -> list[str]:
     """Return the ``docker run`` of one step.
 
     Args:
@@ -154,11 +209,26 @@ def container(
     mounts = [(work, BUILD), (ccache, f"{BUILD}/ccache"), (f"{work}/tmp", "/tmp")]
     command = [
         # never: a builder that is gone must not be looked for in a public registry
-        "docker", "run", "--pull", "never", "--rm", "--init", "--name", name,
-        "--network", "none", "--read-only",
-        "--user", user, "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
-        "--workdir", TREE,
-    ]  # fmt: skip
+        "docker",
+        "run",
+        "--pull",
+        "never",
+        "--rm",
+        "--init",
+        "--name",
+        name,
+        "--network",
+        "none",
+        "--read-only",
+        "--user",
+        user,
+        "--cap-drop",
+        "ALL",
+        "--security-opt",
+        "no-new-privileges",
+        "--workdir",
+        TREE,
+    ]
     for key, value in labels.items():
         command += ["--label", f"{key}={value}"]
     for source, target in mounts:
@@ -185,7 +255,11 @@ def shown(recipe: Recipe, image: str, work: Path, ccache: Path, user: str) -> li
     """Return the command lines as a user would type them (``--dry-run``)."""
     variables = {**recipe.environment(), **recipe.limits()}
     return [
-        "$ " + shlex.join(container(image, container_name(work), str(work), str(ccache), user,
-                                    variables, words, {}))
+        "$ "
+        + shlex.join(
+            container(
+                image, container_name(work), str(work), str(ccache), user, variables, words, {}
+            )
+        )
         for _, words, _ in recipe.steps()
-    ]  # fmt: skip
+    ]

@@ -87,9 +87,15 @@ def run(recipe: Recipe, sources: Sources, place: Place) -> Made:
                 continue
             log.info(title)
             command = container(
-                place.image, name, str(place.work), str(place.ccache), owner, variables, words,
+                place.image,
+                name,
+                str(place.work),
+                str(place.ccache),
+                owner,
+                variables,
+                words,
                 {containers.LABEL: containers.mark()},
-            )  # fmt: skip
+            )
             _step(title, command, place.work / "log.txt")
             if once:
                 done.touch()
@@ -217,8 +223,11 @@ class Progress:
         if self._start is None or done <= self._start[1]:
             return ""
         seconds = (now - self._start[0]) / (done - self._start[1]) * (total - done)
-        return f", about {seconds:.0f} s left" if seconds < 90 else (
-            f", about {seconds / 60:.0f} min left")  # fmt: skip
+        return (
+            f", about {seconds:.0f} s left"
+            if seconds < 90
+            else (f", about {seconds / 60:.0f} min left")
+        )
 
 
 def excerpt(said: Sequence[str]) -> str:
@@ -243,5 +252,7 @@ def cost(units: Path) -> str | None:
     rows = [line.split("\t") for line in units.read_text(encoding="utf-8").splitlines()]
     mib, source = max((int(row[0]), Path(row[-1]).name) for row in rows)
     seconds = sum(float(row[1]) for row in rows)
-    return (f"{len(rows)} file(s) compiled in {seconds:.0f} s of CPU time; the largest took"
-            f" {mib / 1024:.1f} GiB: {source}")  # fmt: skip
+    return (
+        f"{len(rows)} file(s) compiled in {seconds:.0f} s of CPU time; the largest took"
+        f" {mib / 1024:.1f} GiB: {source}"
+    )

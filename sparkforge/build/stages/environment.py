@@ -30,9 +30,11 @@ def environment_item(
                 python=interpreter.ensure(context.store, version, offline=context.access.offline),
                 lock=context.lock,
                 wheelhouse=results[house.label].path / WHEELS,
-                unpacked=unpacked, target=context.target_name,
-                wheels=wheels_of(wheels, results), folder=folder,
-            )  # fmt: skip
+                unpacked=unpacked,
+                target=context.target_name,
+                wheels=wheels_of(wheels, results),
+                folder=folder,
+            )
         return {"kind": "environment"}
 
     def fetches() -> Fetches:
@@ -40,7 +42,11 @@ def environment_item(
         return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
 
     return Item(
-        stage, label, inputs, make, fetches=fetches,
+        stage,
+        label,
+        inputs,
+        make,
+        fetches=fetches,
         # the interpreter is a link: the system's, or the store's, may have gone
         valid=lambda artefact: environment.python_path(artefact.path).exists(),
-    )  # fmt: skip
+    )

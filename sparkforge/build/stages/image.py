@@ -70,12 +70,22 @@ def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
     engine = context.engine
     base = engine.identity(context.base)
     request = image.Request(
-        root=context.root, target=context.target_name, base=context.base,
-        python=context.target.python, platform=context.platform, epoch=context.epoch,
-        system_packages=context.target.system_packages, serve=context.target.serve,
-        profile=context.profile, ca_bundle=context.ca_bundle, release=context.release,
-        lock=context.lock, needs=tuple(needs(context)), cold=context.cold, builder=context.builder,
-    )  # fmt: skip
+        root=context.root,
+        target=context.target_name,
+        base=context.base,
+        python=context.target.python,
+        platform=context.platform,
+        epoch=context.epoch,
+        system_packages=context.target.system_packages,
+        serve=context.target.serve,
+        profile=context.profile,
+        ca_bundle=context.ca_bundle,
+        release=context.release,
+        lock=context.lock,
+        needs=tuple(needs(context)),
+        cold=context.cold,
+        builder=context.builder,
+    )
     inputs = image_inputs(context, wheels, house, base)
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
@@ -87,20 +97,25 @@ def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
         outputs = {name: results[f"wheel {name}"].outputs for name in context.target.wheels}
         bill = sbom.document(context, outputs, third_party=third_party, base=base)
         made_of = parts(context, wheels, house, base)
-        note = json.dumps({"target": context.target_name, "items": made_of},
-                          indent=1, sort_keys=True)  # fmt: skip
+        note = json.dumps(
+            {"target": context.target_name, "items": made_of}, indent=1, sort_keys=True
+        )
         share = {SBOM: bill, image.INPUTS: f"{note}\n".encode()}
         checkpoint = results[trial_item().label].path / NAME
         share |= {f"{NAME}/{one.name}": one.read_bytes() for one in checkpoint.iterdir()}
         labels = {
-            **inputs["labels"], image.KEY_LABEL: key_of(inputs),
+            **inputs["labels"],
+            image.KEY_LABEL: key_of(inputs),
             image.SBOM_LABEL: hashlib.sha256(bill).hexdigest(),
-        }  # fmt: skip
+        }
         ours = wheels_of(wheels, results)
         return image.bake(engine, request, ours, third_party, share, labels, folder)
 
     return Item(
-        "image", "image", inputs, make,
+        "image",
+        "image",
+        inputs,
+        make,
         valid=lambda artefact: engine.has_image(str(artefact.outputs["tag"])),
         fetches=lambda: Fetches(unknown=("base image and system packages",)),
-    )  # fmt: skip
+    )

@@ -36,8 +36,12 @@ def series_item(
         known = source.provider in upstream.patched
         note = "as recorded" if known else f"from {source.provider}, not recorded in pins.yaml"
         log.info(f"{name}: {len(patches.patches)} patch(es), tree {patched.tree[:12]} ({note})")
-        return {"source": source.commit, "commit": patched.commit, "tree": patched.tree,
-                "touched": dict(patched.touched)}  # fmt: skip
+        return {
+            "source": source.commit,
+            "commit": patched.commit,
+            "tree": patched.tree,
+            "touched": dict(patched.touched),
+        }
 
     repo = context.store.git_path(name)
 
@@ -48,5 +52,9 @@ def series_item(
         return same and git.has_commit(repo, artefact.outputs["commit"])
 
     return Item(
-        "series", f"series {name}", inputs, make, valid=stands,
-    )  # fmt: skip
+        "series",
+        f"series {name}",
+        inputs,
+        make,
+        valid=stands,
+    )

@@ -43,8 +43,12 @@ def source_item(context: Context, name: str, upstream: Upstream) -> Item:
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         source = sources.ensure(context.store, name, upstream, plan, context.access)
-        return {"provider": source.provider, "commit": source.commit, "tree": source.tree,
-                "origin": source.origin}  # fmt: skip
+        return {
+            "provider": source.provider,
+            "commit": source.commit,
+            "tree": source.tree,
+            "origin": source.origin,
+        }
 
     repo = context.store.git_path(name)
 
@@ -55,8 +59,11 @@ def source_item(context: Context, name: str, upstream: Upstream) -> Item:
     size = f" (release file: {human_bytes(file.size)})" if file else ""
     by_git = (f"{name} by git{size}",) if inputs["provider"] == "git" else ()
     return Item(
-        "sources", f"source {name}", inputs, make,
+        "sources",
+        f"source {name}",
+        inputs,
+        make,
         valid=lambda artefact: git.has_commit(repo, artefact.outputs["commit"]),
         download=(file,) if file and inputs["provider"] == "release" else (),
         fetches=fetches,
-    )  # fmt: skip
+    )

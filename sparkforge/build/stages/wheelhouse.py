@@ -35,9 +35,12 @@ def wheelhouse_item(
     }
 
     wanted = wheelhouse.Wanted(
-        lock=lock, tools=tools, python=context.target.python,
-        platform=context.platform, torch_backend=context.target.torch_backend,
-    )  # fmt: skip
+        lock=lock,
+        tools=tools,
+        python=context.target.python,
+        platform=context.platform,
+        torch_backend=context.target.torch_backend,
+    )
 
     def known() -> Mapping[str, sizes.Known]:
         return sizes.read(context.root / sizes.FILE)
@@ -45,9 +48,14 @@ def wheelhouse_item(
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
         (folder / WHEELS).mkdir()
         count = wheelhouse.fill(
-            context.store, wanted, context.access.index, interpreter.uv_program(),
-            offline=context.access.offline, into=folder / WHEELS, known=known(),
-        )  # fmt: skip
+            context.store,
+            wanted,
+            context.access.index,
+            interpreter.uv_program(),
+            offline=context.access.offline,
+            into=folder / WHEELS,
+            known=known(),
+        )
         log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
         return {"files": count}
 
@@ -56,7 +64,11 @@ def wheelhouse_item(
         return there == int(artefact.outputs["files"])
 
     return Item(
-        stage, label, inputs, make, valid=complete,
+        stage,
+        label,
+        inputs,
+        make,
+        valid=complete,
         sound=lambda artefact: not wheelhouse.damaged(artefact.path / WHEELS, wanted),
         fetches=lambda: wheelhouse.to_fetch(context.store, wanted, known()),
-    )  # fmt: skip
+    )

@@ -67,9 +67,13 @@ def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
 
     plan = context.target.wheels[name]
     return overlay.Request(
-        wheel=wheel, name=plan.name, local=local, drop_requires=plan.drop_requires,
-        version_file=context.pins.upstream(name).version_file, epoch=context.epoch,
-    )  # fmt: skip
+        wheel=wheel,
+        name=plan.name,
+        local=local,
+        drop_requires=plan.drop_requires,
+        version_file=context.pins.upstream(name).version_file,
+        epoch=context.epoch,
+    )
 
 
 def layer_of(context: Context, layer: str, results: Results) -> Layer:
@@ -95,11 +99,15 @@ def outputs_of(made: Overlaid) -> dict[str, Any]:
         log.info(f"skipped (build rules only affect --wheels compile): {paths}")
     log.info(f"sha256 {sha256}")
     return {
-        "file": made.path.name, "sha256": sha256, "version": made.version,
-        "replaced": list(made.replaced), "added": list(made.added),
-        "removed": list(made.removed), "left_out": list(made.left_out),
+        "file": made.path.name,
+        "sha256": sha256,
+        "version": made.version,
+        "replaced": list(made.replaced),
+        "added": list(made.added),
+        "removed": list(made.removed),
+        "left_out": list(made.left_out),
         "compile_only": list(made.compile_only),
-    }  # fmt: skip
+    }
 
 
 def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") -> Item:
@@ -130,9 +138,16 @@ def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") 
         if not layers and plan.name is None and not plan.drop_requires:
             log.info(f"{name}: no changes: the release wheel is used unmodified")
             os.link(wheel, folder / wheel.name)
-            return {"file": wheel.name, "sha256": file.sha256, "version": upstream.version,
-                    "replaced": [], "added": [], "removed": [], "left_out": [],
-                    "compile_only": []}  # fmt: skip
+            return {
+                "file": wheel.name,
+                "sha256": file.sha256,
+                "version": upstream.version,
+                "replaced": [],
+                "added": [],
+                "removed": [],
+                "left_out": [],
+                "compile_only": [],
+            }
         request = request_of(context, name, wheel, inputs["local"])
         trees = [layer_of(context, layer, results) for layer in layers]
         return outputs_of(overlay.build(request, trees, folder))

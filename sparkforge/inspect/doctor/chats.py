@@ -215,13 +215,17 @@ def _ask(place: Place, kind: str, question: str, body: Mapping[str, Any]) -> Cha
     tokens = int(usage.get("completion_tokens") or 0)
     span = times[-1] - times[0] if len(times) > 1 else 0.0
     return Chat(
-        kind=kind, question=question if len(question) < 300 else f"… {question[-100:]}",
+        kind=kind,
+        question=question if len(question) < 300 else f"… {question[-100:]}",
         seconds=round(time.monotonic() - began, 3),
         first_s=round(times[0] - began, 3) if times else None,
-        prompt_tokens=int(usage.get("prompt_tokens") or 0), tokens=tokens,
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        tokens=tokens,
         tokens_per_s=round((tokens - 1) / span, 2) if span and tokens > 1 else None,
-        finish=finish, problem=problem, **text,
-    )  # fmt: skip
+        finish=finish,
+        problem=problem,
+        **text,
+    )
 
 
 def _take(delta: Mapping[str, Any], parts: Mapping[str, list[str]]) -> bool:

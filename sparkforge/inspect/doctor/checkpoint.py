@@ -71,10 +71,13 @@ def read_folder(folder: Path) -> dict[str, Any]:
     if strange:
         named, problem = [], f"it names {strange[0]!r}, which is no shard"
     return {
-        "folder": str(folder), "config": (folder / "config.json").is_file(), "named": named,
-        "index_problem": problem, "shards": {name: _shard(folder / name) for name in named},
+        "folder": str(folder),
+        "config": (folder / "config.json").is_file(),
+        "named": named,
+        "index_problem": problem,
+        "shards": {name: _shard(folder / name) for name in named},
         "incomplete_here": sorted(one.name for one in folder.glob("*.incomplete")),
-    }  # fmt: skip
+    }
 
 
 def _shard(path: Path) -> Mapping[str, Any]:

@@ -34,8 +34,11 @@ from sparkforge.serving.cluster import ClusterError, Settings, settings
 
 Probe = Callable[[Readings, Wanted], Iterator[Finding]]
 PROBES: tuple[Probe, ...] = (
-    *machine.PROBES, *gpu.PROBES, *storage.PROBES, *containers.PROBES,
-)  # fmt: skip
+    *machine.PROBES,
+    *gpu.PROBES,
+    *storage.PROBES,
+    *containers.PROBES,
+)
 _PAGE = "doctor --docs"
 _OF_THE_PLATFORM = ("gpu", "memory", "engine")  # themes of findings
 _WAIT_S = 30.0  # for the other side of a pair
@@ -93,8 +96,10 @@ def run(options: argparse.Namespace) -> int:
     if archive is not None or not stops:
         return 0
     names = ", ".join(one.name for one in stops)
-    error = DoctorError(f"this machine cannot build or serve target {want.target}: {names}",
-                        "run the hint of each finding, then doctor again")  # fmt: skip
+    error = DoctorError(
+        f"this machine cannot build or serve target {want.target}: {names}",
+        "run the hint of each finding, then doctor again",
+    )
     log.error(str(error))
     return error.exit_code
 
@@ -118,13 +123,23 @@ def judge(seen: Readings, want: Wanted, probes: Iterable[Probe]) -> list[Finding
             findings += probe(seen, want)
         except Exception as error:  # what a machine may say has no end: the others still count
             log.detail(f"{probe.__name__}: {type(error).__name__}: {error}")
-            findings.append(Finding(
-                "doctor", "warn", f"{probe.__name__} failed: {type(error).__name__}:"
-                f" {error}", "python3 build.py doctor --save readings.json   # and report it",
-            ))  # fmt: skip
+            findings.append(
+                Finding(
+                    "doctor",
+                    "warn",
+                    f"{probe.__name__} failed: {type(error).__name__}: {error}",
+                    "python3 build.py doctor --save readings.json   # and report it",
+                )
+            )
     if seen.late:
-        findings.append(Finding("doctor", "warn", f"no answer in time: {', '.join(seen.late)}",
-                                "df -h; dmesg | tail"))  # fmt: skip
+        findings.append(
+            Finding(
+                "doctor",
+                "warn",
+                f"no answer in time: {', '.join(seen.late)}",
+                "df -h; dmesg | tail",
+            )
+        )
     order = list(CHECKS)
     return sorted(findings, key=lambda one: order.index(one.name))
 
@@ -142,9 +157,11 @@ def document(target: str, findings: Iterable[Finding]) -> dict[str, object]:
     found = list(findings)
     counts = {state: sum(one.state == state for one in found) for state in STATES}
     return {
-        "target": target, "ok": counts["fail"] == 0, "counts": counts,
+        "target": target,
+        "ok": counts["fail"] == 0,
+        "counts": counts,
         "findings": [one.as_json() for one in found],
-    }  # fmt: skip
+    }
 
 
 def show(target: str, findings: Iterable[Finding]) -> None:

@@ -35,10 +35,12 @@ def engine(seen: Readings, want: Wanted) -> Iterator[Finding]:
             yield Finding("docker-socket", "ok", f"{socket} is accessible")
         else:
             yield Finding(
-                "docker-socket", bad, f"{socket}: permission denied{instead}",
+                "docker-socket",
+                bad,
+                f"{socket}: permission denied{instead}",
                 "sudo usermod -aG docker $USER && newgrp docker"
                 "   # members of docker have root rights",
-            )  # fmt: skip
+            )
     version = str(info.get("ServerVersion") or "") if info else ""
     if not version:
         mend = _INSTALL if "PATH" in said.problem else "sudo systemctl start docker"
@@ -86,14 +88,18 @@ def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
     if said.code == 0:
         # Docker finds the toolkit's hook by itself, so this may still do
         return Finding(
-            "container-toolkit", "warn", f"{version}; the engine has no runtime nvidia",
+            "container-toolkit",
+            "warn",
+            f"{version}; the engine has no runtime nvidia",
             "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker",
-        )  # fmt: skip
+        )
     return Finding(
-        "container-toolkit", "fail", f"{version}, and the engine has no runtime nvidia",
+        "container-toolkit",
+        "fail",
+        f"{version}, and the engine has no runtime nvidia",
         "sudo apt-get install nvidia-container-toolkit"
         " && sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker",
-    )  # fmt: skip
+    )
 
 
 def _info(said: Glimpse) -> dict[str, Any] | None:

@@ -31,9 +31,13 @@ class Finding:
         """Return what ``--json`` prints of it."""
         check = CHECKS[self.name]
         return {
-            "name": self.name, "theme": check.theme, "state": self.state, "seen": self.seen,
-            "why": check.why, "remedy": self.remedy,
-        }  # fmt: skip
+            "name": self.name,
+            "theme": check.theme,
+            "state": self.state,
+            "seen": self.seen,
+            "why": check.why,
+            "remedy": self.remedy,
+        }
 
 
 @dataclass(frozen=True)

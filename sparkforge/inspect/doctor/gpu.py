@@ -31,10 +31,12 @@ def gpu(seen: Readings, want: Wanted) -> Iterator[Finding]:
             return
         needed = f"; target {want.target} needs one" if want.gpu else ", and none is needed"
         yield Finding(
-            "gpu", "fail" if want.gpu else "note", f"{_silence(said, tree)}{needed}",
+            "gpu",
+            "fail" if want.gpu else "note",
+            f"{_silence(said, tree)}{needed}",
             "nvidia-smi; sudo dmesg | grep -iE 'nvrm|xid' | tail"
             "   # not installed: sudo apt-get install nvidia-driver-580-open",
-        )  # fmt: skip
+        )
         return
     yield _capability(seen, want, tree)
     yield from _driver(want, tree)
@@ -48,9 +50,11 @@ def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
     missing = [path for path in DEVICES if not seen.paths.get(path, {}).get("exists")]
     if missing:
         yield Finding(
-            "devices", "warn", f"missing: {', '.join(missing)}",
+            "devices",
+            "warn",
+            f"missing: {', '.join(missing)}",
             "sudo nvidia-modprobe -u -c=0   # creates them; or: sudo modprobe nvidia-uvm",
-        )  # fmt: skip
+        )
     else:
         yield Finding("devices", "ok", "all present")
 
@@ -83,9 +87,11 @@ def _capability(seen: Readings, want: Wanted, tree: ET.Element) -> Finding:
     if not found:
         return Finding("gpu", "note", said, "nvidia-smi --query-gpu=name,compute_cap --format=csv")
     return Finding(
-        "gpu", "fail", f"{said}; target {want.target} is for {want.cuda_arch}",
+        "gpu",
+        "fail",
+        f"{said}; target {want.target} is for {want.cuda_arch}",
         "python3 build.py pins check; grep -n cuda_arch pins.yaml   # another target?",
-    )  # fmt: skip
+    )
 
 
 def _driver(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
@@ -98,9 +104,11 @@ def _driver(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
         yield Finding("driver", "ok", said)
     else:
         yield Finding(
-            "driver", "fail", f"{said}; the target's CUDA is {want.cuda[0]}.{want.cuda[1]}",
+            "driver",
+            "fail",
+            f"{said}; the target's CUDA is {want.cuda[0]}.{want.cuda[1]}",
             "sudo apt-get update && sudo apt-get full-upgrade   # CUDA 13.0: driver 580",
-        )  # fmt: skip
+        )
 
 
 def _memory(tree: ET.Element) -> Iterator[Finding]:
@@ -139,17 +147,21 @@ def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
             yield Finding("clocks", "note", said, look)
         elif load is not None and load >= BUSY_PERCENT and now < STUCK_MHZ:
             yield Finding(
-                "clocks", "fail", f"{said}: stuck",
+                "clocks",
+                "fail",
+                f"{said}: stuck",
                 "shut down, unplug for a minute, start again   # reports say that a full power"
                 " cycle fixes it",
-            )  # fmt: skip
+            )
         elif slowed:
             yield Finding("clocks", "warn", said, look)
         elif load is None or load < BUSY_PERCENT:
             yield Finding(
-                "clocks", "note", f"{said}; idle clocks prove nothing: run doctor while it serves",
+                "clocks",
+                "note",
+                f"{said}; idle clocks prove nothing: run doctor while it serves",
                 look,
-            )  # fmt: skip
+            )
         else:
             yield Finding("clocks", "ok", said)
 

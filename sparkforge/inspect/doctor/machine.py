@@ -74,8 +74,10 @@ def system(seen: Readings, want: Wanted) -> Iterator[Finding]:
     dgx = _settings(seen.text("/etc/dgx-release"))
     said = [release.get("PRETTY_NAME", "no /etc/os-release"), f"kernel {seen.facts.get('kernel')}"]
     if dgx:
-        words = (dgx.get("DGX_PRETTY_NAME") or dgx.get("DGX_NAME", "DGX"),
-                 dgx.get("DGX_OTA_VERSION") or dgx.get("DGX_SWBUILD_VERSION", ""))  # fmt: skip
+        words = (
+            dgx.get("DGX_PRETTY_NAME") or dgx.get("DGX_NAME", "DGX"),
+            dgx.get("DGX_OTA_VERSION") or dgx.get("DGX_SWBUILD_VERSION", ""),
+        )
         said.insert(0, " ".join(word for word in words if word))
     yield Finding("system", "ok", "; ".join(said))
 
@@ -87,9 +89,11 @@ def firmware(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("firmware", "ok", " ".join(said) or "no DMI")
         return
     yield Finding(
-        "firmware", "note", f"{' '.join(said) or 'no DMI'}; not judged: no list of good versions",
+        "firmware",
+        "note",
+        f"{' '.join(said) or 'no DMI'}; not judged: no list of good versions",
         "fwupdmgr refresh && fwupdmgr get-updates" if said else "",
-    )  # fmt: skip
+    )
 
 
 def page_size(seen: Readings, want: Wanted) -> Iterator[Finding]:
@@ -98,9 +102,11 @@ def page_size(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("page-size", "ok", "4 KiB")
         return
     yield Finding(
-        "page-size", "warn", f"{size / 1024:.0f} KiB",
+        "page-size",
+        "warn",
+        f"{size / 1024:.0f} KiB",
         "boot a kernel with 4 KiB pages (on Ubuntu: without the suffix -64k; uname -r)",
-    )  # fmt: skip
+    )
 
 
 def python(seen: Readings, want: Wanted) -> Iterator[Finding]:
@@ -145,14 +151,18 @@ def proxies(seen: Readings, want: Wanted) -> Iterator[Finding]:
     without = seen.variables.get("no_proxy") or seen.variables.get("NO_PROXY") or ""
     if not {"127.0.0.1", "localhost", "*"}.intersection(re.split(r"[,\s]+", without)):
         yield Finding(
-            "proxies", "warn", f"{shown}{bundle}; no_proxy does not contain loopback",
+            "proxies",
+            "warn",
+            f"{shown}{bundle}; no_proxy does not contain loopback",
             "export no_proxy=127.0.0.1,localhost NO_PROXY=127.0.0.1,localhost",
-        )  # fmt: skip
+        )
         return
     yield Finding(
-        "proxies", "note", f"{shown}{bundle}",
+        "proxies",
+        "note",
+        f"{shown}{bundle}",
         "if the proxy has its own certificates: python3 build.py … --ca-bundle FILE",
-    )  # fmt: skip
+    )
 
 
 # -- memory ----------------------------------------------------------------------
@@ -175,11 +185,13 @@ def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
     except memory.MemoryShortError:
         keep, least = want.memory["keep_free_gib"], want.memory["least_gib"]
         yield Finding(
-            "memory", "fail", f"{said}; {keep} are kept free, and the model needs {least}",
+            "memory",
+            "fail",
+            f"{said}; {keep} are kept free, and the model needs {least}",
             "ps aux --sort=-rss | head; docker ps   # then stop what uses memory"
             if reading.total / _GIB >= want.memory["keep_free_gib"] + want.memory["least_gib"]
             else "this machine has too little memory: use another, or a smaller model",
-        )  # fmt: skip
+        )
         return
     yield Finding("memory", "ok", f"{said}; vLLM would be given {share:.2f} of all")
     yield from _page_cache(have, want)
@@ -192,10 +204,12 @@ def _page_cache(have: dict[str, int], want: Wanted) -> Iterator[Finding]:
         yield Finding("page-cache", "ok", said)
         return
     yield Finding(
-        "page-cache", "warn", f"{said}; the model takes {want.memory['least_gib']} GiB",
+        "page-cache",
+        "warn",
+        f"{said}; the model takes {want.memory['least_gib']} GiB",
         "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches"
         "   # the image drops the model's own pages by itself",
-    )  # fmt: skip
+    )
 
 
 def swap(seen: Readings, want: Wanted) -> Iterator[Finding]:
@@ -205,9 +219,11 @@ def swap(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("swap", "ok", "none")
     elif total - free > _GIB:
         yield Finding(
-            "swap", "warn", f"{(total - free) / _GIB:.1f} of {total / _GIB:.1f} GiB used",
+            "swap",
+            "warn",
+            f"{(total - free) / _GIB:.1f} of {total / _GIB:.1f} GiB used",
             "sudo swapoff -a && sudo swapon -a   # when enough memory is available",
-        )  # fmt: skip
+        )
     else:
         yield Finding("swap", "ok", f"{total / _GIB:.1f} GiB, little used")
 

@@ -21,7 +21,7 @@ _SAME = (
     ("revision", "same-model", "the model's revision"),
     ("driver", "same-driver", "the driver"),
     ("kernel", "same-driver", "the kernel"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,9 @@ def _interface(pair: Pair, *, rdma: bool) -> Iterator[Finding]:
     elif (theirs := pair.peer.facts.get("mtu", "")) not in ("", str(one.mtu)):
         yield Finding("mtu", "fail", f"here {one.mtu}, there {theirs}", mtu)
     elif pair.jumbo not in ("", "ok"):
-        yield Finding("mtu", "fail", f"{one.mtu}, but packets of that size do not arrive:"
-                      f" {pair.jumbo}", mtu)  # fmt: skip
+        yield Finding(
+            "mtu", "fail", f"{one.mtu}, but packets of that size do not arrive: {pair.jumbo}", mtu
+        )
     else:
         tried = (
             ", and a packet of that size arrives" if pair.jumbo else "; not tested: no ping here"
@@ -122,15 +123,26 @@ def _rdma(pair: Pair) -> Finding:
         return Finding("rdma", "fail", f"none on {name}; found {devices}", look)
     fit = [one for one in there if one.kind == "RoCE v2" and _ends_with(one.gid, own)]
     if not fit:
-        return Finding("rdma", "fail", f"{there[0].device} on {name} has no RoCE v2 GID of {own}",
-                       f"{look}; sudo ip address add {own}/24 dev {name}")  # fmt: skip
+        return Finding(
+            "rdma",
+            "fail",
+            f"{there[0].device} on {name} has no RoCE v2 GID of {own}",
+            f"{look}; sudo ip address add {own}/24 dev {name}",
+        )
     one = fit[0]
-    said = f"{one.device} on {name}: {one.state}, GID index {one.index}; this user may pin" \
-           f" {pair.memlock or 'an unknown amount'}"  # fmt: skip
+    said = (
+        f"{one.device} on {name}: {one.state}, GID index {one.index}; this user may pin"
+        f" {pair.memlock or 'an unknown amount'}"
+    )
     if "ACTIVE" not in one.state:
         return Finding("rdma", "fail", said, f"{look}   # the cable?")
-    return Finding("rdma", "ok", said, f"NCCL_IB_HCA={one.device} NCCL_IB_GID_INDEX={one.index}"
-                   "   # add to .env if NCCL does not find it")  # fmt: skip
+    return Finding(
+        "rdma",
+        "ok",
+        said,
+        f"NCCL_IB_HCA={one.device} NCCL_IB_GID_INDEX={one.index}"
+        "   # add to .env if NCCL does not find it",
+    )
 
 
 def _ends_with(gid: str, address: str) -> bool:
@@ -149,14 +161,25 @@ def _kernel(seen: Readings) -> Finding:
         return Finding("rdma-kernel", "ok", kernel or "unknown")
     if re.search(r"\bkho=off\b", seen.text("/proc/cmdline")):
         return Finding("rdma-kernel", "ok", f"{kernel}, with kho=off")
-    return Finding("rdma-kernel", "warn", f"{kernel} without kho=off",
-                   "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&kho=off /' /etc/default/grub"
-                   " && sudo update-grub && sudo reboot")  # fmt: skip
+    return Finding(
+        "rdma-kernel",
+        "warn",
+        f"{kernel} without kho=off",
+        "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&kho=off /' /etc/default/grub"
+        " && sudo update-grub && sudo reboot",
+    )
 
 
 def _variables(pair: Pair, seen: Readings) -> Finding:
-    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX",
-             "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_DEBUG")  # fmt: skip
+    names = (
+        "NCCL_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "NCCL_IB_GID_INDEX",
+        "NCCL_IB_DISABLE",
+        "NCCL_NET",
+        "NCCL_DEBUG",
+    )
     there = {name: seen.variables[name] for name in names if seen.variables.get(name)}
     said = " ".join(f"{name}={value}" for name, value in there.items()) or "none set"
     wrong = []
@@ -167,13 +190,22 @@ def _variables(pair: Pair, seen: Readings) -> Finding:
     if there.get("NCCL_IB_DISABLE", "0") != "0":
         wrong.append("NCCL_IB_DISABLE turns RoCE off")
     index = there.get("NCCL_IB_GID_INDEX", "")
-    fit = [one.index for one in pair.gids if one.interface == pair.mine.interface
-           and one.kind == "RoCE v2" and _ends_with(one.gid, pair.mine.own)]  # fmt: skip
+    fit = [
+        one.index
+        for one in pair.gids
+        if one.interface == pair.mine.interface
+        and one.kind == "RoCE v2"
+        and _ends_with(one.gid, pair.mine.own)
+    ]
     if index and fit and index not in map(str, fit):
         wrong.append(f"NCCL_IB_GID_INDEX is {index}, RoCE v2 of {pair.mine.own} is {fit[0]}")
     if wrong:
-        return Finding("nccl", "warn", f"{said}: {'; '.join(wrong)}",
-                       "grep -nE '^(NCCL|GLOO)_' .env; env | grep -E '^(NCCL|GLOO)_'")  # fmt: skip
+        return Finding(
+            "nccl",
+            "warn",
+            f"{said}: {'; '.join(wrong)}",
+            "grep -nE '^(NCCL|GLOO)_' .env; env | grep -E '^(NCCL|GLOO)_'",
+        )
     return Finding("nccl", "ok", said)
 
 
@@ -182,9 +214,11 @@ def _peer(pair: Pair) -> Iterator[Finding]:
     other = mine.worker if mine.is_head else mine.head
     if peer.problem:
         yield Finding(
-            "peer", "fail", f"{other}: {peer.problem}",
+            "peer",
+            "fail",
+            f"{other}: {peer.problem}",
             f"ping -c 3 {other}; at the same time there: python3 build.py doctor --cluster",
-        )  # fmt: skip
+        )
         return
     yield Finding("peer", "ok", f"{other} answers; it is the {peer.facts.get('role')}")
     told: dict[str, list[str]] = {}
@@ -200,8 +234,9 @@ def _peer(pair: Pair) -> Iterator[Finding]:
     }
     for name, problems in told.items():
         if problems:
-            yield Finding(name, "warn" if name == "same-driver" else "fail", "; ".join(problems),
-                          mend[name])  # fmt: skip
+            yield Finding(
+                name, "warn" if name == "same-driver" else "fail", "; ".join(problems), mend[name]
+            )
             continue
         values = {pair.facts.get(fact, "") for fact, owner, _ in _SAME if owner == name} - {""}
         if values:

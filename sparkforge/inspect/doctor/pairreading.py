@@ -66,17 +66,29 @@ def _facts(seen: Readings, want: Wanted) -> dict[str, str]:
             image, _, release = said.out.strip().partition(" ")
     driver = seen.text("/proc/driver/nvidia/version").partition("\n")[0]
     return {
-        "image": image, "release": release, "driver": driver,
-        "kernel": seen.facts.get("kernel", ""), "revision": want.model[2] if want.model else "",
-    }  # fmt: skip
+        "image": image,
+        "release": release,
+        "driver": driver,
+        "kernel": seen.facts.get("kernel", ""),
+        "revision": want.model[2] if want.model else "",
+    }
 
 
 def _jumbo(mine: Settings, mtu: int) -> str:
     other = mine.worker if mine.is_head else mine.head
     said = glimpse(
-        "ping", "-M", "do", "-s", str(mtu - _HEADERS), "-c", "1", "-W", "2", other,
+        "ping",
+        "-M",
+        "do",
+        "-s",
+        str(mtu - _HEADERS),
+        "-c",
+        "1",
+        "-W",
+        "2",
+        other,
         timeout_s=_TIMEOUT_S,
-    )  # fmt: skip
+    )
     if said.code == 0:
         return "ok"
     if said.code is None:  # no ping here: the MTU's own figure has to do

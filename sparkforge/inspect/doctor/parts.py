@@ -87,9 +87,16 @@ def find_container(target: str) -> Container | None:
     label = f"label=com.docker.compose.service={target}"
     fields = "{{.ID}}\t{{.State}}\t{{.Image}}"
     seen = glimpse(
-        "docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields,
+        "docker",
+        "ps",
+        "--all",
+        "--no-trunc",
+        "--filter",
+        label,
+        "--format",
+        fields,
         timeout_s=_ASK_S,
-    )  # fmt: skip
+    )
     row = seen.out.partition("\n")[0].split("\t")
     return Container(*row) if seen.code == 0 and len(row) == 3 else None
 
@@ -101,11 +108,18 @@ def collect(run: Run, *, ask: bool) -> Iterator[Part]:
         ask: whether the server is asked questions.
     """
     yield _checkout(run.root)
-    yield _file("receipt.json", "receipt of the build: sources, results, time per stage",
-                run.root / "dist" / run.target / "receipt.json",
-                f"python3 build.py --target {run.target}")  # fmt: skip
-    yield _file("build.log", "output of the build", run.root / "build.log",
-                f"python3 build.py --target {run.target} 2>&1 | tee build.log")  # fmt: skip
+    yield _file(
+        "receipt.json",
+        "receipt of the build: sources, results, time per stage",
+        run.root / "dist" / run.target / "receipt.json",
+        f"python3 build.py --target {run.target}",
+    )
+    yield _file(
+        "build.log",
+        "output of the build",
+        run.root / "build.log",
+        f"python3 build.py --target {run.target} 2>&1 | tee build.log",
+    )
     yield _text("kernel.log", "kernel messages about GPU and memory", _kernel())
     if ask:
         yield from _chats(run.place)
@@ -218,8 +232,12 @@ def _of_container(run: Run) -> Iterator[Part]:
     if whole.problem:
         yield _log(box.id, "container-end.log", "--tail", str(_TAIL_LINES))
     lines = [line for line in whole.text.splitlines() if moments.PREFIX in line]
-    yield Part("moments.txt", "memory at each stage of the start", "\n".join([*lines, ""]),
-               "" if lines else "the log has no such line")  # fmt: skip
+    yield Part(
+        "moments.txt",
+        "memory at each stage of the start",
+        "\n".join([*lines, ""]),
+        "" if lines else "the log has no such line",
+    )
     inside = {
         "cgroup.txt": ("memory that counts towards the container's limit", _CGROUP),
         "caches.txt": ("sizes of model and compiled kernels", _CACHES),
@@ -233,8 +251,9 @@ def _of_container(run: Run) -> Iterator[Part]:
     }
     for name, (what, script) in inside.items():
         if box.state == "running":
-            yield _text(name, what, glimpse("docker", "exec", box.id, "sh", "-c", script,
-                                            timeout_s=_LOG_S))  # fmt: skip
+            yield _text(
+                name, what, glimpse("docker", "exec", box.id, "sh", "-c", script, timeout_s=_LOG_S)
+            )
         else:
             yield Part(name, what, problem=f"the container is {box.state}, not running")
 
@@ -269,8 +288,19 @@ def _image(found: Any) -> Any:
 
 
 def _container(found: Any) -> Any:
-    host = ("Memory", "MemorySwap", "ShmSize", "RestartPolicy", "PidsLimit", "Ulimits", "Tmpfs",
-            "DeviceRequests", "ReadonlyRootfs", "Runtime", "NetworkMode")  # fmt: skip
+    host = (
+        "Memory",
+        "MemorySwap",
+        "ShmSize",
+        "RestartPolicy",
+        "PidsLimit",
+        "Ulimits",
+        "Tmpfs",
+        "DeviceRequests",
+        "ReadonlyRootfs",
+        "Runtime",
+        "NetworkMode",
+    )
     pairs = (text.partition("=") for text in (found.get("Config") or {}).get("Env") or [])
     return {
         **{name: found.get(name) for name in ("Image", "Created", "RestartCount", "State")},

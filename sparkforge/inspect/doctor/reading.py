@@ -23,11 +23,18 @@ from sparkforge.serving import devices
 
 FILES = (
     "/proc/cpuinfo",
-    "/proc/meminfo", "/proc/net/tcp", "/proc/net/tcp6", "/etc/os-release", "/etc/dgx-release",
-    "/proc/driver/nvidia/version", "/sys/class/dmi/id/sys_vendor",
-    "/sys/class/dmi/id/product_name", "/sys/class/dmi/id/bios_version",
-    "/sys/class/dmi/id/bios_date", "/proc/cmdline",
-)  # fmt: skip
+    "/proc/meminfo",
+    "/proc/net/tcp",
+    "/proc/net/tcp6",
+    "/etc/os-release",
+    "/etc/dgx-release",
+    "/proc/driver/nvidia/version",
+    "/sys/class/dmi/id/sys_vendor",
+    "/sys/class/dmi/id/product_name",
+    "/sys/class/dmi/id/bios_version",
+    "/sys/class/dmi/id/bios_date",
+    "/proc/cmdline",
+)
 DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "nvidia-smi": ("nvidia-smi", "-q", "-x"),
@@ -39,9 +46,20 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "git": ("git", "--version"),
 }
 _VARIABLES = (
-    "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy",
-    "NO_PROXY", "SSL_CERT_FILE", "PIP_CERT", "DOCKER_HOST", "DOCKER_CONTEXT", "HF_HUB_OFFLINE",
-)  # fmt: skip
+    "http_proxy",
+    "https_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "all_proxy",
+    "ALL_PROXY",
+    "no_proxy",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+    "PIP_CERT",
+    "DOCKER_HOST",
+    "DOCKER_CONTEXT",
+    "HF_HUB_OFFLINE",
+)
 
 
 @dataclass(frozen=True)
@@ -128,10 +146,14 @@ def bounded(works: Mapping[str, Callable[[], Any]], timeout_s: float) -> dict[st
 
 
 def take(
-    *, store: Path, model: Path, env_file: Path,
+    *,
+    store: Path,
+    model: Path,
+    env_file: Path,
     checkpoint: Callable[[], Mapping[str, Any]] | None = None,
-    rights: Callable[[], Mapping[str, Any]] | None = None, timeout_s: float = 8.0,
-) -> Readings:  # fmt: skip
+    rights: Callable[[], Mapping[str, Any]] | None = None,
+    timeout_s: float = 8.0,
+) -> Readings:
     """Read this machine.
 
     Args:
@@ -165,11 +187,15 @@ def take(
         return {n.partition(" ")[2]: v for n, v in done.items() if n.startswith(f"{kind} ")}
 
     facts = {
-        "machine": platform.machine(), "kernel": platform.release(),
-        "page_size": str(os.sysconf("SC_PAGESIZE")), "python": platform.python_version(),
-        "user": str(os.getuid()), "docker_socket": socket, "pythons": done.get("python", ""),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "page_size": str(os.sysconf("SC_PAGESIZE")),
+        "python": platform.python_version(),
+        "user": str(os.getuid()),
+        "docker_socket": socket,
+        "pythons": done.get("python", ""),
         "cuda_total": str(done.get("cuda") or ""),
-    }  # fmt: skip
+    }
     late = tuple(sorted(name for name in works if name not in done and _hangs(name)))
     return Readings(
         of("file"), of("program"), facts, of("path"), of("disk"), done.get("variables", {}), late
@@ -254,6 +280,7 @@ def _pythons(timeout_s: float) -> str:
     asked = {name: _asker((f"python{name}", "--version"), timeout_s) for name in names}
     said = bounded(asked, timeout_s)
     return " ".join(
-        name for name in names
+        name
+        for name in names
         if name in said and said[name].code == 0 and f"Python {name}." in said[name].out
-    )  # fmt: skip
+    )

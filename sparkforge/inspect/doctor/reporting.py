@@ -47,9 +47,15 @@ def path_of(chosen: Path | None, folder: Path) -> Path:
 
 
 def write(
-    path: Path, root: Path, target: str, seen: Readings, findings: Mapping[str, Any],
-    variables: Mapping[str, str], *, ask: bool,
-) -> list[Part]:  # fmt: skip
+    path: Path,
+    root: Path,
+    target: str,
+    seen: Readings,
+    findings: Mapping[str, Any],
+    variables: Mapping[str, str],
+    *,
+    ask: bool,
+) -> list[Part]:
     """Collect, mask, and write the archive; returns its parts.
 
     Args:

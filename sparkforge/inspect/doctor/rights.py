@@ -42,9 +42,10 @@ def granted(path: Path, user: int = USER) -> int:
         if tag == _NAMED_USER and of == user:
             return int(bits & mask)
     groups = [
-        bits & mask for tag, bits, of in entries
+        bits & mask
+        for tag, bits, of in entries
         if (tag == _OWNING_GROUP and seen.st_gid == user) or (tag == _NAMED_GROUP and of == user)
-    ]  # fmt: skip
+    ]
     return max(groups) if groups else seen.st_mode & 7
 
 
@@ -73,8 +74,9 @@ def read(home: Path, repository: str) -> dict[str, Any]:
 
 def _paths(home: Path, model: Path) -> Iterator[Path]:
     yield home
-    yield from (path for path in (home / "hub", home / "hub" / ".locks", home / "xet")
-                if path.exists())  # fmt: skip
+    yield from (
+        path for path in (home / "hub", home / "hub" / ".locks", home / "xet") if path.exists()
+    )
     if model.exists():
         yield model
         for count, path in enumerate(sorted(model.rglob("*"))):

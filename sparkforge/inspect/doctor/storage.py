@@ -24,17 +24,23 @@ def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
     disk = seen.disks.get("store")
     if disk is None:
         yield Finding(
-            "store", "fail", "the disk of the store did not answer",
+            "store",
+            "fail",
+            "the disk of the store did not answer",
             "df -h   # if a network disk is gone: --store DIR on another disk",
-        )  # fmt: skip
+        )
         return
     rights = seen.paths.get(str(disk["path"]), {})
     free = int(disk["free"])
     said = f"{disk['path']}: {free / _GIB:.1f} GiB free"
     elsewhere = "python3 build.py clean --superseded; or SPARKFORGE_STORE=/larger/disk/sparkforge"
     if not rights.get("folder", True) or not rights.get("writable", True):
-        yield Finding("store", "fail", f"{said}; not writable",
-                      f"ls -ld {disk['path']}; or SPARKFORGE_STORE=/another/folder")  # fmt: skip
+        yield Finding(
+            "store",
+            "fail",
+            f"{said}; not writable",
+            f"ls -ld {disk['path']}; or SPARKFORGE_STORE=/another/folder",
+        )
     elif free < _LEAST:
         yield Finding("store", "fail", said, elsewhere)
     elif free < want.store_bytes:
@@ -53,8 +59,12 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
     name, repository, revision = want.model
     found = seen.disks.get("checkpoint")
     if found is None:
-        yield Finding("model", "warn", "its folder does not answer or is not readable",
-                      "ls -l ~/.cache/huggingface/hub; sudo python3 build.py doctor")  # fmt: skip
+        yield Finding(
+            "model",
+            "warn",
+            "its folder does not answer or is not readable",
+            "ls -l ~/.cache/huggingface/hub; sudo python3 build.py doctor",
+        )
         return
     where = found.get("folder") or found.get("snapshot")
     fetch = f"{_hf_home(seen, found)}hf download {repository} --revision {revision}"
@@ -66,8 +76,12 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
     halves = [*found.get("incomplete", ()), *found.get("incomplete_here", ())]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        yield Finding("model", "fail", f"{where}: {'; '.join(wrong[:3])}{more}",
-                      _again(found, fetch, revision))  # fmt: skip
+        yield Finding(
+            "model",
+            "fail",
+            f"{where}: {'; '.join(wrong[:3])}{more}",
+            _again(found, fetch, revision),
+        )
         yield from _room(seen, name)
     elif halves:
         yield Finding(
@@ -139,18 +153,30 @@ def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
             f"mkdir -p {_quoted(folder)} && {share}",
         )
     elif found["unreadable"]:
-        yield Finding("model-rights", "fail", f"user {USER} of the container cannot read"
-                      f" {found['unreadable']}", share)  # fmt: skip
+        yield Finding(
+            "model-rights",
+            "fail",
+            f"user {USER} of the container cannot read {found['unreadable']}",
+            share,
+        )
     elif not found["unwritable"]:
-        yield Finding("model-rights", "ok", f"user {USER} of the container may read and write"
-                      f" {folder}")  # fmt: skip
+        yield Finding(
+            "model-rights", "ok", f"user {USER} of the container may read and write {folder}"
+        )
     elif offline(seen):
-        yield Finding("model-rights", "ok", f"user {USER} of the container may read {folder}, and"
-                      " HF_HUB_OFFLINE is set: it will not write")  # fmt: skip
+        yield Finding(
+            "model-rights",
+            "ok",
+            f"user {USER} of the container may read {folder}, and"
+            " HF_HUB_OFFLINE is set: it will not write",
+        )
     else:
-        yield Finding("model-rights", "warn", f"user {USER} of the container cannot write to"
-                      f" {found['unwritable']}", f"{share}   # or, if the model is complete:"
-                      " echo HF_HUB_OFFLINE=1 >>.env")  # fmt: skip
+        yield Finding(
+            "model-rights",
+            "warn",
+            f"user {USER} of the container cannot write to {found['unwritable']}",
+            f"{share}   # or, if the model is complete: echo HF_HUB_OFFLINE=1 >>.env",
+        )
 
 
 def _mount(hub: Path, fetch: str, seen: Readings, want: Wanted) -> str:
@@ -174,8 +200,9 @@ def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) 
     if found.get("incomplete"):
         said += f"; {len(found['incomplete'])} unfinished downloads"
     if offline(seen):
-        return Finding("model", "fail", f"{said}, and HF_HUB_OFFLINE is set",
-                       f"HF_HUB_OFFLINE=0 {fetch}")  # fmt: skip
+        return Finding(
+            "model", "fail", f"{said}, and HF_HUB_OFFLINE is set", f"HF_HUB_OFFLINE=0 {fetch}"
+        )
     size = MODEL_BYTES.get(want.model[0])
     amount = f" {size / 1e9:.1f} GB" if size else ""
     into = folder_for_compose(seen.variables) or f"its {_VOLUME}"
@@ -242,17 +269,20 @@ def port(seen: Readings, want: Wanted) -> Iterator[Finding]:
     taken = listening(seen.text("/proc/net/tcp")) | listening(seen.text("/proc/net/tcp6"))
     if int(text) in taken:
         yield Finding(
-            "port", "warn", f"{text} is in use, perhaps by the server itself",
+            "port",
+            "warn",
+            f"{text} is in use, perhaps by the server itself",
             f"ss -ltnp 'sport = :{text}'; or use another: SPARKFORGE_PORT=8001 docker compose up",
-        )  # fmt: skip
+        )
     else:
         yield Finding("port", "ok", f"{text} is free")
 
 
 def listening(text: str) -> set[int]:
     """Return the ports that /proc/net/tcp (or tcp6) shows a listener on."""
-    rows = re.findall(r"^\s*\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} (\w\w) ", text,
-                      re.MULTILINE)  # fmt: skip
+    rows = re.findall(
+        r"^\s*\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} (\w\w) ", text, re.MULTILINE
+    )
     return {int(number, 16) for number, state in rows if state == _LISTEN}
 
 

@@ -57,7 +57,9 @@ def wanted(pins: Pins, name: str) -> Wanted:
     pin = pins.models[target.model] if target.model else None
     gpu = target.cuda_arch is not None
     return Wanted(
-        target=name, platforms=target.platforms, python=target.python,
+        target=name,
+        platforms=target.platforms,
+        python=target.python,
         cuda_arch=target.cuda_arch,
         cuda=(int(backend[1]), int(backend[2])) if backend else None,
         needs_engine=target.base is not None,
@@ -67,4 +69,4 @@ def wanted(pins: Pins, name: str) -> Wanted:
         # cpu: measured. With CUDA: PyTorch's own packages are several GB, twice (fetched and
         # unpacked); an estimate that nobody has measured
         store_bytes=(30 if gpu else 5) << 30,
-    )  # fmt: skip
+    )

@@ -35,28 +35,45 @@ class Figure:
 
 FIGURES: tuple[Figure, ...] = (
     Figure(
-        "vLLM fork, CUTLASS MoE, dense BF16", (29.1, 29.1), _FORK, "early 2026",
+        "vLLM fork, CUTLASS MoE, dense BF16",
+        (29.1, 29.1),
+        _FORK,
+        "early 2026",
         Setup("flashinfer_cutlass", {}, "fp8"),
     ),
     Figure(
-        "vLLM fork, qkv and o in MXFP4", (38.5, 38.5), _FORK, "early 2026",
+        "vLLM fork, qkv and o in MXFP4",
+        (38.5, 38.5),
+        _FORK,
+        "early 2026",
         Setup("flashinfer_cutlass", {"qkv": "mxfp4", "o": "mxfp4"}, "fp8"),
     ),
     Figure(
-        "vLLM fork, lm_head in MXFP4, too", (48.9, 48.9), _FORK, "early 2026",
+        "vLLM fork, lm_head in MXFP4, too",
+        (48.9, 48.9),
+        _FORK,
+        "early 2026",
         Setup("flashinfer_cutlass", {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"}, "fp8"),
     ),
     Figure(
-        "vLLM fork, smaller MoE tiles, too", (57.0, 60.7), f"{_FORK}; eugr/spark-vllm-docker #345",
+        "vLLM fork, smaller MoE tiles, too",
+        (57.0, 60.7),
+        f"{_FORK}; eugr/spark-vllm-docker #345",
         "2026-02 to 2026-04",
         Setup("flashinfer_cutlass", {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"}, "fp8"),
     ),
     Figure(
-        "vLLM, Marlin, without CUDA graphs", (31.6, 31.6), f"{_FORK}, VLLM_BASELINE", "2026-01",
+        "vLLM, Marlin, without CUDA graphs",
+        (31.6, 31.6),
+        f"{_FORK}, VLLM_BASELINE",
+        "2026-01",
         Setup("marlin-release"),
     ),
     Figure(
-        "vLLM 0.19 (NGC 26.04), Marlin, CUDA graphs", (57.0, 60.0), "conselara.dev", "2026-05-02",
+        "vLLM 0.19 (NGC 26.04), Marlin, CUDA graphs",
+        (57.0, 60.0),
+        "conselara.dev",
+        "2026-05-02",
         Setup("marlin-release"),
         "above what memory allows: one plain stream cannot have read these weights for each token"
         " (speculation, quantised layers or several streams would explain it)",
@@ -67,4 +84,4 @@ FIGURES: tuple[Figure, ...] = (
     ),
     Figure("llama.cpp", (57.81, 59.05), "NVIDIA developer forum, thread 355639", "2025-12-24"),
     Figure("Ollama", (42.1, 42.1), "github eugr/spark-vllm-docker #345", ""),
-)  # fmt: skip
+)

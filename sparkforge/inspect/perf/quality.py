@@ -187,10 +187,13 @@ def distance(
             changes += p[token] - q[token]
     count = len(kls)
     return Distance(
-        mean_kl=sum(kls) / count, p99_kl=sorted(kls)[math.ceil(0.99 * count) - 1],
-        agreement=same / count, nll_change=changes / count, covered=sum(covered) / count,
+        mean_kl=sum(kls) / count,
+        p99_kl=sorted(kls)[math.ceil(0.99 * count) - 1],
+        agreement=same / count,
+        nll_change=changes / count,
+        covered=sum(covered) / count,
         positions=count,
-    )  # fmt: skip
+    )
 
 
 def is_right(said: str, answer: str) -> bool:
@@ -225,9 +228,7 @@ def beyond(name: str, result: Mapping[str, Any], base_score: int, limits: Limits
 def _ask(server: Server, **body: Any) -> Any:
     body = {"model": MODEL_NAME, "temperature": 0, "return_token_ids": True, **body}
     try:
-        reply = requests.post(
-            server.url + "/v1/completions", json=body, timeout=_REQUEST_TIMEOUT_S
-        )  # fmt: skip
+        reply = requests.post(server.url + "/v1/completions", json=body, timeout=_REQUEST_TIMEOUT_S)
     except requests.RequestException as error:
         raise SmokeError(f"POST /v1/completions: {error}\n{tail(server)}") from error
     if not reply.ok:
@@ -259,8 +260,10 @@ def _observe(server: Server, texts: Sequence[Text], material: Material, top: int
     for number, text in enumerate(texts):
         scored.append(_score(server, text, top))
         log.progress("scored", number + 1, len(texts), "texts")
-    answers = [_ask(server, prompt=question, max_tokens=_ANSWER_TOKENS)["text"]
-               for question, _ in material.questions]  # fmt: skip
+    answers = [
+        _ask(server, prompt=question, max_tokens=_ANSWER_TOKENS)["text"]
+        for question, _ in material.questions
+    ]
     return Seen(scored, answers)
 
 
@@ -273,11 +276,13 @@ def starter(context: Context, baked: Artefact, model: Path | None, tiny: Path, w
         folder.mkdir()
         usual: Sequence[str] = SMOKE_ARGUMENTS if model is None else ()
         launch = servers.Launch(
-            tiny if model is None else model, context.serve,
+            tiny if model is None else model,
+            context.serve,
             (*usual, *context.arguments, *arguments),
-            SMOKE_VARIABLES if model is None else {}, context.port,
+            SMOKE_VARIABLES if model is None else {},
+            context.port,
             gpus=context.target.cuda_arch is not None,
-        )  # fmt: skip
+        )
         if context.engine is None:
             cache = context.store.cache_path("serve")
             started: AbstractContextManager[Server] = servers.from_environment(
@@ -318,14 +323,15 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[st
     document: dict[str, Any] = {
         "limits": asdict(limits),
         "as_it_is": {
-            "right": score, "questions": len(material.questions),
+            "right": score,
+            "questions": len(material.questions),
             # what the same server's own rounding and batching do
             "noise": asdict(distance(tokens, reference.scored, again)),
         },
         "layers": {},
         "failed": {},
         "beyond": [],
-    }  # fmt: skip
+    }
     for layers in plan.layers:
         try:
             with log.step(layers), start((*common, "--mxfp4-layers", layers)) as server:
@@ -335,11 +341,12 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[st
             continue
         result = {
             **asdict(distance(tokens, reference.scored, seen.scored)),
-            "right": _right(seen, material), "questions": len(material.questions),
+            "right": _right(seen, material),
+            "questions": len(material.questions),
             "other_answers": sum(
                 ours != theirs for ours, theirs in zip(reference.answers, seen.answers, strict=True)
             ),
-        }  # fmt: skip
+        }
         document["layers"][layers] = result
         document["beyond"] += beyond(layers, result, score, limits)
     return document
@@ -357,9 +364,16 @@ def table(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
         ("layers", "mean KL", "p99 KL", "same token", "NLL", "covered", "right", "changed")
     ]
     for name, one in {"(asked twice)": {**base["noise"], **base}, **document["layers"]}.items():
-        rows.append((
-            name, f"{one['mean_kl']:.5f}", f"{one['p99_kl']:.4f}", f"{one['agreement']:.4f}",
-            f"{one['nll_change']:+.4f}", f"{one['covered']:.4f}",
-            f"{one['right']}/{one['questions']}", str(one.get("other_answers", "")),
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                f"{one['mean_kl']:.5f}",
+                f"{one['p99_kl']:.4f}",
+                f"{one['agreement']:.4f}",
+                f"{one['nll_change']:+.4f}",
+                f"{one['covered']:.4f}",
+                f"{one['right']}/{one['questions']}",
+                str(one.get("other_answers", "")),
+            )
+        )
     return rows

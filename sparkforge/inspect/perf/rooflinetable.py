@@ -78,9 +78,15 @@ class Row:
 
 
 def case(
-    target: Target, name: str, *, model: str | None = None, bandwidth: float | None = None,
-    context: int = CONTEXT, batch: int = 1, kv_cache: KvCache = "auto",
-) -> Case:  # fmt: skip
+    target: Target,
+    name: str,
+    *,
+    model: str | None = None,
+    bandwidth: float | None = None,
+    context: int = CONTEXT,
+    batch: int = 1,
+    kv_cache: KvCache = "auto",
+) -> Case:
     """Return the case of a target, its own model and bandwidth where no other is given.
 
     Raises:
@@ -148,15 +154,20 @@ def cells(row: Row, batch: int) -> tuple[str, ...]:
     step = row.step
     parts = (step.experts, step.qkv + step.o, step.lm_head, step.kv, step.router + step.other)
     return (
-        row.name, *(f"{part / batch / GB:.3f}" for part in parts), f"{row.gb_per_token:.3f}",
-        f"{row.ceiling:.1f} tok/s", f"x{row.gain:.2f}",
-    )  # fmt: skip
+        row.name,
+        *(f"{part / batch / GB:.3f}" for part in parts),
+        f"{row.gb_per_token:.3f}",
+        f"{row.ceiling:.1f} tok/s",
+        f"x{row.gain:.2f}",
+    )
 
 
 def published_title(case: Case) -> str:
     """Return the heading over the published figures."""
-    return (f"published by others for {case.model} on one Spark, read {READ_ON}; ceilings at"
-            f" {CONTEXT} tokens, batch 1")  # fmt: skip
+    return (
+        f"published by others for {case.model} on one Spark, read {READ_ON}; ceilings at"
+        f" {CONTEXT} tokens, batch 1"
+    )
 
 
 def published_cells(figure: Figure, limit: float | None) -> tuple[str, ...]:
@@ -168,15 +179,20 @@ def published_cells(figure: Figure, limit: float | None) -> tuple[str, ...]:
         share = " to ".join(str(end) for end in ends) + " %"
     return (
         figure.engine + (" (1)" if figure.note else ""),
-        f"{low:g}" if low == high else f"{low:g} to {high:g}", figure.published or "no date",
-        "-" if limit is None else f"{limit:.1f}", share, figure.source,
-    )  # fmt: skip
+        f"{low:g}" if low == high else f"{low:g} to {high:g}",
+        figure.published or "no date",
+        "-" if limit is None else f"{limit:.1f}",
+        share,
+        figure.source,
+    )
 
 
 def show(case: Case, table: Sequence[Row]) -> None:
     """Print the table, and what others published beside it."""
-    log.heading(f"{case.model}, {case.context} tokens of context, batch {case.batch}, at"
-                f" {case.bandwidth:g} GB/s")  # fmt: skip
+    log.heading(
+        f"{case.model}, {case.context} tokens of context, batch {case.batch}, at"
+        f" {case.bandwidth:g} GB/s"
+    )
     log.info(NOTE)
     log.table([HEAD, *(cells(row, case.batch) for row in table)])
     theirs = compared(case)
@@ -213,21 +229,29 @@ def as_json(case: Case, table: Sequence[Row]) -> Mapping[str, Any]:
         "kv_cache_dtype": case.kv_cache,
         "rows": [
             {
-                "name": row.name, "moe": row.moe, "layers": row.layers,
-                "bytes": row.step.parts(), "gb_per_token": row.gb_per_token,
-                "ceiling_tok_s": row.ceiling, "gain": row.gain,
+                "name": row.name,
+                "moe": row.moe,
+                "layers": row.layers,
+                "bytes": row.step.parts(),
+                "gb_per_token": row.gb_per_token,
+                "ceiling_tok_s": row.ceiling,
+                "gain": row.gain,
             }
             for row in table
         ],
         "published_by_others": [
             {
-                "engine": figure.engine, "tok_s": list(figure.tok_s), "source": figure.source,
-                "published": figure.published, "read": READ_ON, "our_ceiling_tok_s": limit,
+                "engine": figure.engine,
+                "tok_s": list(figure.tok_s),
+                "source": figure.source,
+                "published": figure.published,
+                "read": READ_ON,
+                "our_ceiling_tok_s": limit,
                 "note": figure.note,
             }
             for figure, limit in compared(case)
         ],
-    }  # fmt: skip
+    }
 
 
 # -- the picture -------------------------------------------------------------------

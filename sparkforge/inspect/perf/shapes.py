@@ -49,12 +49,30 @@ class Shape:
 
 SHAPES: Mapping[str, Shape] = {
     "gpt-oss-120b": Shape(
-        layers=36, sliding_layers=18, sliding_window=128, hidden=2880, intermediate=2880,
-        experts=128, top_k=4, heads=64, kv_heads=8, head_dim=64, vocab=201088,
+        layers=36,
+        sliding_layers=18,
+        sliding_window=128,
+        hidden=2880,
+        intermediate=2880,
+        experts=128,
+        top_k=4,
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        vocab=201088,
     ),
     "gpt-oss-20b": Shape(
-        layers=24, sliding_layers=12, sliding_window=128, hidden=2880, intermediate=2880,
-        experts=32, top_k=4, heads=64, kv_heads=8, head_dim=64, vocab=201088,
+        layers=24,
+        sliding_layers=12,
+        sliding_window=128,
+        hidden=2880,
+        intermediate=2880,
+        experts=32,
+        top_k=4,
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        vocab=201088,
     ),
-}  # fmt: skip
+}
 """By the model's name in pins.yaml."""

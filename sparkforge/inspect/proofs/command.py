@@ -59,8 +59,10 @@ def run(options: argparse.Namespace) -> int:
         (folder / "report.json").write_text(text)
         (folder / "report.md").write_text(report.markdown(verdicts, nvcc))
     failed = [verdict.job.label for verdict in verdicts if not verdict.ok]
-    log.heading(f"{len(verdicts) - len(failed)} of {len(verdicts)} proofs pass, in"
-                f" {time.monotonic() - start:.0f} s; dist/proofs/report.md")  # fmt: skip
+    log.heading(
+        f"{len(verdicts) - len(failed)} of {len(verdicts)} proofs pass, in"
+        f" {time.monotonic() - start:.0f} s; dist/proofs/report.md"
+    )
     if failed:
         raise ProofError(f"failed: {', '.join(failed)}", "see dist/proofs/report.md")
     if options.json:
@@ -79,19 +81,30 @@ def _no_triton(loaded: Pins) -> str:
 
 def _context(options: argparse.Namespace, loaded: Pins, path: Path) -> Context:
     return Context(
-        root=path.parent, pins=loaded, pins_path=path, store=given.store_of(options),
-        target_name=triton_aot.TARGET, target=loaded.target(triton_aot.TARGET),
-        platform=given.host_platform(), access=given.access_of(options, loaded),
-    )  # fmt: skip
+        root=path.parent,
+        pins=loaded,
+        pins_path=path,
+        store=given.store_of(options),
+        target_name=triton_aot.TARGET,
+        target=loaded.target(triton_aot.TARGET),
+        platform=given.host_platform(),
+        access=given.access_of(options, loaded),
+    )
 
 
 def _list(chosen: list[units.Unit], options: argparse.Namespace) -> int:
     if options.json:
-        log.json({
-            unit.name: {"summary": unit.summary, "archs": list(unit.archs), "ci": list(unit.ci),
-                        "control": unit.control}
-            for unit in chosen
-        })  # fmt: skip
+        log.json(
+            {
+                unit.name: {
+                    "summary": unit.summary,
+                    "archs": list(unit.archs),
+                    "ci": list(unit.ci),
+                    "control": unit.control,
+                }
+                for unit in chosen
+            }
+        )
         return 0
     for unit in chosen:
         log.info(f"{unit.name}  [{' '.join(unit.archs)}]")

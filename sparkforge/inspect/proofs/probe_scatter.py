@@ -56,9 +56,11 @@ def compile_instead_of_launching(
 
     triton.runtime.driver.set_active(Driver())
     properties = types.SimpleNamespace(
-        multi_processor_count=48, shared_memory_per_block_optin=shared_memory,
-        major=capability[0], minor=capability[1],
-    )  # fmt: skip
+        multi_processor_count=48,
+        shared_memory_per_block_optin=shared_memory,
+        major=capability[0],
+        minor=capability[1],
+    )
     torch.cuda.get_device_properties = lambda device=0: properties
     torch.cuda.get_device_capability = lambda device=None: capability
     torch.cuda.current_device = lambda: 0
@@ -104,9 +106,11 @@ def scatter(block_m: int) -> None:
     )
     sizes = (16, 32, 64, 128)
     experts = ExptData(
-        zeros(EXPERTS), zeros(EXPERTS + 1),
-        {size: zeros(EXPERTS + 1) for size in sizes}, {size: zeros(ROWS) for size in sizes},
-    )  # fmt: skip
+        zeros(EXPERTS),
+        zeros(EXPERTS + 1),
+        {size: zeros(EXPERTS + 1) for size in sizes},
+        {size: zeros(ROWS) for size in sizes},
+    )
     routing = RoutingData(
         torch.zeros(ROWS, dtype=torch.bfloat16), zeros(EXPERTS), EXPERTS, 1, experts
     )
@@ -115,10 +119,14 @@ def scatter(block_m: int) -> None:
     )
     index = zeros(ROWS)
     matmul_ogs.matmul_ogs(
-        torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16), weight, None, routing,
+        torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16),
+        weight,
+        None,
+        routing,
         gather_indx=matmul_ogs.GatherIndx(index, index),
-        scatter_indx=matmul_ogs.ScatterIndx(index, index), precision_config=precision,
-    )  # fmt: skip
+        scatter_indx=matmul_ogs.ScatterIndx(index, index),
+        precision_config=precision,
+    )
 
 
 def main() -> None:
@@ -140,10 +148,14 @@ def main() -> None:
             name = f"{kernel.metadata.name}-{block_m}"
             (out / f"{name}.cubin").write_bytes(kernel.asm["cubin"])
             ptx = kernel.asm["ptx"]
-            kernels.append({
-                "name": name, "shared": kernel.metadata.shared,
-                "scatter4": ptx.count(".tile::scatter4"), "gather4": ptx.count(".tile::gather4"),
-            })  # fmt: skip
+            kernels.append(
+                {
+                    "name": name,
+                    "shared": kernel.metadata.shared,
+                    "scatter4": ptx.count(".tile::scatter4"),
+                    "gather4": ptx.count(".tile::gather4"),
+                }
+            )
         cases.append({"block_m": block_m, "error": error, "kernels": kernels})
     result = {"triton": triton.__version__, "capability": capability, "cases": cases}
     (out / "kernels.json").write_text(json.dumps(result, indent=1), encoding="utf-8")

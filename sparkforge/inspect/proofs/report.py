@@ -30,15 +30,18 @@ def document(verdicts: Sequence[Verdict], nvcc: str) -> dict[str, Any]:
         "ok": all(verdict.ok for verdict in verdicts),
         "proofs": [
             {
-                "unit": verdict.job.unit.name, "label": verdict.job.label,
-                "arch": verdict.job.arch, "control": verdict.job.unit.control,
-                "ok": verdict.ok, "problems": list(verdict.problems),
+                "unit": verdict.job.unit.name,
+                "label": verdict.job.label,
+                "arch": verdict.job.arch,
+                "control": verdict.job.unit.control,
+                "ok": verdict.ok,
+                "problems": list(verdict.problems),
                 "compile_seconds": verdict.seconds,
                 "kernels": [kernel.as_json() for kernel in verdict.kernels],
             }
             for verdict in verdicts
         ],
-    }  # fmt: skip
+    }
 
 
 def markdown(verdicts: Sequence[Verdict], nvcc: str) -> str:

@@ -120,10 +120,15 @@ def jobs(units: Sequence[Unit], trees: Mapping[str, Tree], store: Store) -> list
         written = _generate(trees["flashinfer"], store)
     result = []
     for unit in units:
-        parts = {unit.name: _source(unit, trees)} if unit.generated is None else {
-            f"{unit.name}/{name}": text for name, text in written.items()
-            if set(generated_kernels(text)) == {unit.generated}
-        }  # fmt: skip
+        parts = (
+            {unit.name: _source(unit, trees)}
+            if unit.generated is None
+            else {
+                f"{unit.name}/{name}": text
+                for name, text in written.items()
+                if set(generated_kernels(text)) == {unit.generated}
+            }
+        )
         if not parts:
             msg = f"{unit.name}: FlashInfer's generator creates no kernel of {unit.generated}"
             raise ProofError(msg, "apply the series that adds them, or update the proof")
@@ -177,10 +182,12 @@ def prove(
     def one(job: Job, stopping: Event) -> Verdict:
         tree = trees[job.unit.upstream] if job.unit.upstream is not None else None
         compiled = {
-            "source": hashlib.sha256(job.source.encode()).hexdigest(), "arch": job.arch,
-            "nvcc": nvcc, "recipe": toolchain.recipe(tree is not None),
+            "source": hashlib.sha256(job.source.encode()).hexdigest(),
+            "arch": job.arch,
+            "nvcc": nvcc,
+            "recipe": toolchain.recipe(tree is not None),
             "tree": {k: v for k, v in tree.identity.items() if k in _TREE} if tree else None,
-        }  # fmt: skip
+        }
         fresh = store.find("proof-cubins", compiled) is None
 
         def build(folder: Path) -> Mapping[str, Any]:

@@ -109,12 +109,18 @@ def _kernel(name: str, target: str, body: str, resources: list[int]) -> Kernel:
     for instruction, count in found.items():
         first_words[instruction.partition(".")[0]] += count
     return Kernel(
-        name=name, target=target, registers=registers, stack=stack, local=local,
-        spill_loads=first_words["LDL"], spill_stores=first_words["STL"],
+        name=name,
+        target=target,
+        registers=registers,
+        stack=stack,
+        local=local,
+        spill_loads=first_words["LDL"],
+        spill_stores=first_words["STL"],
         shared=max(0, shared - _RESERVED_SHARED),
         shared_dynamic=int(dynamic[1]) if dynamic else None,
         mma={word: count for word, count in sorted(found.items()) if _MMA.match(word)},
         opcodes=tuple(sorted(word for word, count in first_words.items() if count)),
-        instructions=found.total(), traps=any(word.startswith("BPT.TRAP") for word in found),
+        instructions=found.total(),
+        traps=any(word.startswith("BPT.TRAP") for word in found),
         code=code.hexdigest()[:16],
-    )  # fmt: skip
+    )

@@ -25,23 +25,40 @@ _TOOLS = ("cuobjdump", "nvdisasm")
 # As FlashInfer 0.7.0.post1 compiles its fused MoE for SM12x (jit/cpp_ext.py, jit/fused_moe.py).
 # Only what belongs to an object of the host is left out: what is made is a cubin.
 _FLAGS = (
-    "--expt-relaxed-constexpr", "-static-global-template-stub=false", "-std=c++17",
-    "-use_fast_math", "-DNDEBUG", "-O3",
-    *(f"-DFLASHINFER_ENABLE_{kind}" for kind in (
-        "FP8_E8M0", "FP4_E2M1", "F16", "BF16", "FP8_E4M3", "FP8_E5M2")),
-    "-DCOMPILE_BLACKWELL_TMA_GEMMS", "-DCOMPILE_BLACKWELL_SM120_TMA_GROUPED_GEMMS",
-    "-DENABLE_BF16", "-DENABLE_FP8", "-DENABLE_FP4", "-DUSING_OSS_CUTLASS_MOE_GEMM",
+    "--expt-relaxed-constexpr",
+    "-static-global-template-stub=false",
+    "-std=c++17",
+    "-use_fast_math",
+    "-DNDEBUG",
+    "-O3",
+    *(
+        f"-DFLASHINFER_ENABLE_{kind}"
+        for kind in ("FP8_E8M0", "FP4_E2M1", "F16", "BF16", "FP8_E4M3", "FP8_E5M2")
+    ),
+    "-DCOMPILE_BLACKWELL_TMA_GEMMS",
+    "-DCOMPILE_BLACKWELL_SM120_TMA_GROUPED_GEMMS",
+    "-DENABLE_BF16",
+    "-DENABLE_FP8",
+    "-DENABLE_FP4",
+    "-DUSING_OSS_CUTLASS_MOE_GEMM",
     "-DCUTLASS_ENABLE_GDC_FOR_SM100=1",
-)  # fmt: skip
+)
 _INTERNAL = "csrc/nv_internal"
 INCLUDES = (
-    _INTERNAL, f"{_INTERNAL}/include", f"{_INTERNAL}/tensorrt_llm/cutlass_extensions/include",
+    _INTERNAL,
+    f"{_INTERNAL}/include",
+    f"{_INTERNAL}/tensorrt_llm/cutlass_extensions/include",
     f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels/include",
     f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels",
-    "3rdparty/cccl/cub", "3rdparty/cccl/libcudacxx/include", "3rdparty/cccl/thrust",
-    "include", "csrc", "3rdparty/cutlass/include", "3rdparty/cutlass/tools/util/include",
+    "3rdparty/cccl/cub",
+    "3rdparty/cccl/libcudacxx/include",
+    "3rdparty/cccl/thrust",
+    "include",
+    "csrc",
+    "3rdparty/cutlass/include",
+    "3rdparty/cutlass/tools/util/include",
     "3rdparty/spdlog/include",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -92,9 +109,10 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
     lock = root / LOCK
     identity = sha256_file(lock)
     inputs = {
-        "lock": identity, "platform": platform,
+        "lock": identity,
+        "platform": platform,
         "code": code_of(__name__),
-    }  # fmt: skip
+    }
 
     def make(folder: Path) -> Mapping[str, Any]:
         wanted = wheelhouse.Wanted(
@@ -103,9 +121,13 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
         wheels = folder / "wheels"
         wheels.mkdir()
         wheelhouse.fill(
-            store, wanted, access.index, interpreter.uv_program(),
-            offline=access.offline, into=wheels,
-        )  # fmt: skip
+            store,
+            wanted,
+            access.index,
+            interpreter.uv_program(),
+            offline=access.offline,
+            into=wheels,
+        )
         (folder / "bin").mkdir()
         for wheel in wheels.glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:

@@ -42,8 +42,13 @@ _WHEEL = "cp311-amd64"
 _PROBE = Path(__file__).parent / "probe_scatter.py"
 # what compiling needs of Triton's wheel: no profiler, no debugger's plugins
 _PARTS = ("triton/", "triton-")
-_LEFT_OUT = ("triton/backends/nvidia/lib/cupti/", "triton/instrumentation/", "triton/plugins/",
-             "triton/FileCheck", "triton/_C/libproton.so")  # fmt: skip
+_LEFT_OUT = (
+    "triton/backends/nvidia/lib/cupti/",
+    "triton/instrumentation/",
+    "triton/plugins/",
+    "triton/FileCheck",
+    "triton/_C/libproton.so",
+)
 _PACKAGE = "python/triton_kernels"
 
 
@@ -91,15 +96,21 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
     layer, triton_tree = _layer(context, "triton", triton)
     ours, kernels_tree = _layer(context, "triton-kernels", kernels)
     inputs = {
-        "wheel": file.sha256, "triton": triton_tree, "triton_kernels": kernels_tree,
+        "wheel": file.sha256,
+        "triton": triton_tree,
+        "triton_kernels": kernels_tree,
         "code": [code_digest(Path(__file__)), code_of("sparkforge.wheels.overlay")],
-    }  # fmt: skip
+    }
 
     def make(folder: Path) -> Mapping[str, Any]:
         request = overlay.Request(
-            wheel=release_wheel(context, file), name=None,
-            local="proof", drop_requires=(), version_file=None, epoch=context.epoch,
-        )  # fmt: skip
+            wheel=release_wheel(context, file),
+            name=None,
+            local="proof",
+            drop_requires=(),
+            version_file=None,
+            epoch=context.epoch,
+        )
         release = _release(context, request.wheel)
         shutil.copytree(release, folder, copy_function=os.link, dirs_exist_ok=True)
         with store.temporary("triton") as work:
@@ -182,10 +193,12 @@ def build(
         ProofError: the probe itself fails.
     """
     inputs = {
-        "python": str(python), "packages": folder.name, "capability": capability,
+        "python": str(python),
+        "packages": folder.name,
+        "capability": capability,
         "code": [code_digest(_PROBE), code_of("sparkforge.inspect.proofs.sass")],
         "readers": readers.identity,
-    }  # fmt: skip
+    }
 
     def make(out: Path) -> Mapping[str, Any]:
         path = f"{folder}:{folder / 'kernels'}"
@@ -213,8 +226,10 @@ def _built(case: Mapping[str, Any]) -> Built:
         for kernel in case["kernels"]
     ]
     return Built(
-        block_m=case["block_m"], error=case["error"], kernels=tuple(kernels),
+        block_m=case["block_m"],
+        error=case["error"],
+        kernels=tuple(kernels),
         scatter4=sum(kernel["scatter4"] for kernel in case["kernels"]),
         gather4=sum(kernel["gather4"] for kernel in case["kernels"]),
         shared=max((kernel["shared"] for kernel in case["kernels"]), default=0),
-    )  # fmt: skip
+    )

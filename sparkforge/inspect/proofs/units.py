@@ -87,57 +87,86 @@ def _corners(act: str, weight: str) -> str:
 TINY = Unit(
     "block-scaled-mma",
     "one block-scaled MXFP8 product, without a library",
-    BOTH, Promise(MXFP8_MXFP8, kernels=1), ci=BOTH,
-    file="block_scaled.cu", upstream=None,
-)  # fmt: skip
+    BOTH,
+    Promise(MXFP8_MXFP8, kernels=1),
+    ci=BOTH,
+    file="block_scaled.cu",
+    upstream=None,
+)
 CORNERS = Unit(
     "moe-mxfp8-mxfp4-corners",
     "FlashInfer's MoE, MXFP8 activations × MXFP4 weights (gpt-oss): smallest and largest tile",
-    BOTH, Promise(MXFP8_MXFP4, kernels=3, stack=16, sized=True), ci=("121a",),
+    BOTH,
+    Promise(MXFP8_MXFP4, kernels=3, stack=16, sized=True),
+    ci=("121a",),
     text=_corners(_E4M3, _E2M1),
-)  # fmt: skip
+)
 
 UNITS: tuple[Unit, ...] = (
     TINY,
     replace(
-        TINY, name="block-scaled-mma-plain", control=True, archs=("121", "120"), ci=("121", "120"),
+        TINY,
+        name="block-scaled-mma-plain",
+        control=True,
+        archs=("121", "120"),
+        ci=("121", "120"),
         summary="control: targets without the instruction compile to an empty stub",
     ),
     CORNERS,
     Unit(
-        "moe-plain", "control: so do CUTLASS's kernels, without a warning",
-        ("121",), Promise(MXFP8_MXFP4, kernels=1, sized=True), control=True,
+        "moe-plain",
+        "control: so do CUTLASS's kernels, without a warning",
+        ("121",),
+        Promise(MXFP8_MXFP4, kernels=1, sized=True),
+        control=True,
         text=_instantiate(_moe(_E4M3, _E2M1, "NONE", 128, 32, swap_ab=False)),
     ),
     Unit(
         "triton-scatter",
         "triton_kernels' matmul that scatters its rows, as Triton builds it: no TMA scatter",
-        ("121a", "120a"), Promise(BF16, kernels=1, sized=True), ci=("121a",), triton=True,
+        ("121a", "120a"),
+        Promise(BF16, kernels=1, sized=True),
+        ci=("121a",),
+        triton=True,
         upstream=None,
     ),
     Unit(
-        "moe-mxfp8-mxfp4", "FlashInfer's MoE, MXFP8 × MXFP4: every kernel of its module",
-        BOTH, Promise(MXFP8_MXFP4, stack=16, sized=True), generated=(_E4M3, _E2M1),
+        "moe-mxfp8-mxfp4",
+        "FlashInfer's MoE, MXFP8 × MXFP4: every kernel of its module",
+        BOTH,
+        Promise(MXFP8_MXFP4, stack=16, sized=True),
+        generated=(_E4M3, _E2M1),
     ),
     Unit(
         "moe-mxfp8-mxfp8-corners",
         "FlashInfer's MoE, MXFP8 activations × MXFP8 weights, which our series adds",
-        BOTH, Promise(MXFP8_MXFP8, kernels=3, stack=16, sized=True), ci=("121a",),
+        BOTH,
+        Promise(MXFP8_MXFP8, kernels=3, stack=16, sized=True),
+        ci=("121a",),
         text=_corners(_E4M3, _E4M3),
     ),
     Unit(
-        "moe-mxfp8-mxfp8", "the same, every kernel that FlashInfer's module holds",
-        BOTH, Promise(MXFP8_MXFP8, stack=16, sized=True), generated=(_E4M3, _E4M3),
+        "moe-mxfp8-mxfp8",
+        "the same, every kernel that FlashInfer's module holds",
+        BOTH,
+        Promise(MXFP8_MXFP8, stack=16, sized=True),
+        generated=(_E4M3, _E4M3),
     ),
     Unit(
-        "moe-nvfp4-nvfp4", "FlashInfer's MoE in NVFP4: what the series must not change",
-        BOTH, Promise(NVFP4_NVFP4, stack=16, sized=True), generated=(_E2M1, _E2M1),
+        "moe-nvfp4-nvfp4",
+        "FlashInfer's MoE in NVFP4: what the series must not change",
+        BOTH,
+        Promise(NVFP4_NVFP4, stack=16, sized=True),
+        generated=(_E2M1, _E2M1),
     ),
     Unit(
-        "moe-fp8-fp8", "per-tensor FP8 keeps its route through SM89's instruction",
-        BOTH, Promise(FP8_FP8, stack=None), file=f"{_KERNELS}/moe_gemm/moe_gemm_kernels_fp8_fp8.cu",
+        "moe-fp8-fp8",
+        "per-tensor FP8 keeps its route through SM89's instruction",
+        BOTH,
+        Promise(FP8_FP8, stack=None),
+        file=f"{_KERNELS}/moe_gemm/moe_gemm_kernels_fp8_fp8.cu",
     ),
-)  # fmt: skip
+)
 
 
 def generated_kernels(source: str) -> list[tuple[str, str]]:

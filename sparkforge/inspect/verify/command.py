@@ -117,12 +117,20 @@ def _build_again(opts: argparse.Namespace) -> int:
 
 
 def _say(
-    opts: argparse.Namespace, name: str, document: Sequence[Mapping[str, str]],
+    opts: argparse.Namespace,
+    name: str,
+    document: Sequence[Mapping[str, str]],
     found: Sequence[Difference],
-) -> int:  # fmt: skip
+) -> int:
     if opts.json:
-        log.json({"target": name, "same": not found, "results": document,
-                  "differences": [asdict(one) for one in found]})  # fmt: skip
+        log.json(
+            {
+                "target": name,
+                "same": not found,
+                "results": document,
+                "differences": [asdict(one) for one in found],
+            }
+        )
     if found:
         msg = f"two builds of {name} differ:\n{_shortened([str(one) for one in found])}"
         remedy = (
@@ -155,9 +163,13 @@ def _cold(context: Context) -> Iterator[Context]:
                 shutil.copyfile(path, root / name)
         store = context.store.borrowed(work / "store", ("downloads", "partial"))
         yield replace(
-            context, root=root, pins_path=root / context.pins_path.name, store=store,
-            force=frozenset(), cold=True,
-        )  # fmt: skip
+            context,
+            root=root,
+            pins_path=root / context.pins_path.name,
+            store=store,
+            force=frozenset(),
+            cold=True,
+        )
 
 
 def _compare(
@@ -222,10 +234,15 @@ def _image(opts: argparse.Namespace) -> int:
     all_pins = pins.load(options.pins_path(opts))
     target = all_pins.target(name)
     context = Context(
-        root=options.pins_path(opts).parent, pins=all_pins, pins_path=options.pins_path(opts),
-        store=store, target_name=name, target=target, platform=_platform(found.platform, target),
+        root=options.pins_path(opts).parent,
+        pins=all_pins,
+        pins_path=options.pins_path(opts),
+        store=store,
+        target_name=name,
+        target=target,
+        platform=_platform(found.platform, target),
         access=options.access_of(opts, all_pins),
-    )  # fmt: skip
+    )
     report = imagecheck.check(found, context, promised)
     if opts.json:
         log.json({**asdict(report), "matches": not report.problems})
@@ -233,8 +250,10 @@ def _image(opts: argparse.Namespace) -> int:
     log.info(f"base {report.base}")
     for upstream, said in report.contents.items():
         tree = next((said[key] for key in sorted(said) if key.startswith("tree.")), "")
-        log.info(f"{upstream} {said.get('tag', '')}  commit {said.get('commit', '')[:12]}  series"
-                 f" {said.get('series', '')[:12]}  tree {tree[:12]}")  # fmt: skip
+        log.info(
+            f"{upstream} {said.get('tag', '')}  commit {said.get('commit', '')[:12]}  series"
+            f" {said.get('series', '')[:12]}  tree {tree[:12]}"
+        )
     log.info("checked: " + ", ".join(f"{count} {what}" for what, count in report.checked.items()))
     if report.problems:
         msg = (

@@ -61,16 +61,22 @@ def check(reading: Reading, context: Context, promised: str | None = None) -> Re
     labels = reading.labels
     base = labels.get("org.opencontainers.image.base.digest", "")
     report = Report(
-        reading.digest, labels[image.TARGET_LABEL],
-        labels.get("org.opencontainers.image.version", ""), base, _contents(labels),
-    )  # fmt: skip
+        reading.digest,
+        labels[image.TARGET_LABEL],
+        labels.get("org.opencontainers.image.version", ""),
+        base,
+        _contents(labels),
+    )
     if promised is not None and promised != reading.digest:
         report.problems.append(f"the receipt says {promised}")
     _check_notes(report, reading, context)
     installed_files = installed.check(
-        reading.files, site_of(labels), read_lock(context.lock), context.store,
+        reading.files,
+        site_of(labels),
+        read_lock(context.lock),
+        context.store,
         f"build.py --target {report.target} --until wheelhouse",
-    )  # fmt: skip
+    )
     report.checked |= installed_files.checked
     report.problems += installed_files.problems
     _check_own(report, reading, context)
@@ -163,9 +169,10 @@ def _check_own(report: Report, reading: Reading, context: Context) -> None:
         path = f"{image.PROGRAMS}/{name.removeprefix('scripts/')}"
         wanted[path] = sha256_file(context.root / name)
     there = {
-        path: entry.sha256 for path, entry in reading.files.items()
+        path: entry.sha256
+        for path, entry in reading.files.items()
         if path.startswith(f"{image.PROGRAMS}/")
-    }  # fmt: skip
+    }
     for path in sorted(there.keys() | wanted.keys()):
         if there.get(path) != wanted.get(path):
             how = "gone" if path not in there else "differs from the checkout"
@@ -253,11 +260,12 @@ def _parts(bill: bytes) -> list[_Part]:
     with installed.as_we_write(SBOM):
         return [
             _Part(
-                str(one["bom-ref"]), str(one["name"]),
+                str(one["bom-ref"]),
+                str(one["name"]),
                 str(one["hashes"][0]["content"]) if "hashes" in one else "",
             )
             for one in plain.json_of(bill)["components"]
-        ]  # fmt: skip
+        ]
 
 
 def _check_bill(report: Report, reading: Reading, context: Context) -> None:
@@ -307,16 +315,18 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
         site = site_of(reading.labels)
         members = {
             installed.joined(site, row[0]): installed.hex_of(row[1])
-            for row in csv.reader(io.StringIO(text)) if row and ".data/" not in row[0]
-        }  # fmt: skip
+            for row in csv.reader(io.StringIO(text))
+            if row and ".data/" not in row[0]
+        }
         report.problems += [
             f"{path}: differs from the wheel in the store"
-            for path, sha256 in members.items() if sha256 and there.get(path) != sha256
-        ]  # fmt: skip
+            for path, sha256 in members.items()
+            if sha256 and there.get(path) != sha256
+        ]
         # what installing adds: notes of the installer, byte code, programs outside of the packages
         report.problems += [
             f"{path}: not in the wheel in the store"
             for path in sorted(there.keys() - members.keys())
             if path.startswith(site) and ".dist-info/" not in path and not path.endswith(".pyc")
-        ]  # fmt: skip
+        ]
     report.checked["wheels in the store"] = compared

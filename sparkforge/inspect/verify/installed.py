@@ -124,13 +124,17 @@ def check(
             if true == entry.sha256:
                 astray += 1
                 continue
-            found.problems.append(f"{path}: differs from {folder}/RECORD" + (
-                "" if true else f"; to compare with the wheel: {fetch}"
-            ))  # fmt: skip
+            found.problems.append(
+                f"{path}: differs from {folder}/RECORD"
+                + ("" if true else f"; to compare with the wheel: {fetch}")
+            )
     for path in files:
-        if path.startswith(site) and path not in stated and not path.endswith(".pyc") and (
-            path[len(site) :] not in _OF_THE_VENV
-        ):  # fmt: skip
+        if (
+            path.startswith(site)
+            and path not in stated
+            and not path.endswith(".pyc")
+            and (path[len(site) :] not in _OF_THE_VENV)
+        ):
             found.problems.append(f"{path}: in no distribution's RECORD")
     found.checked["installed files"] = count
     if astray:
@@ -138,9 +142,7 @@ def check(
     return found
 
 
-def _in_the_wheel(
-    locked: Sequence[Locked], store: Store, folder: str, member: str
-) -> str | None:  # fmt: skip
+def _in_the_wheel(locked: Sequence[Locked], store: Store, folder: str, member: str) -> str | None:
     """Return the sha256 of a file in the wheel that the lock names; None: it is not in the store.
 
     Some wheels have a RECORD that is not theirs (PyNvVideoCodec 2.0.4's for arm64 has). What was

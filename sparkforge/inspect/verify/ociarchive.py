@@ -164,9 +164,12 @@ def _described(archive: tarfile.TarFile, path: Path) -> Image:
         raise ImageError(msg, "save one image for one platform")
     digest, manifest = found[0]
     image = Image(
-        archive, path, digest, _document(archive, path, manifest["config"]["digest"]),
+        archive,
+        path,
+        digest,
+        _document(archive, path, manifest["config"]["digest"]),
         tuple(Layer(str(one["digest"]), str(one["mediaType"])) for one in manifest["layers"]),
-    )  # fmt: skip
+    )
     texts = [image.platform, *(text for label in image.labels.items() for text in label)]
     if strange := [text for text in texts if not isinstance(text, str)]:
         raise ValueError(f"a label is not text: {strange[0]!r}")

@@ -80,10 +80,11 @@ def read(path: Path) -> Reading:
         site = site_of(found.labels)
         files = ociarchive.files(
             found,
-            lambda name: name.startswith(f"{image.SHARE}/") or (
-                name.startswith(site) and name.endswith(".dist-info/RECORD")
+            lambda name: (
+                name.startswith(f"{image.SHARE}/")
+                or (name.startswith(site) and name.endswith(".dist-info/RECORD"))
             ),
-        )  # fmt: skip
+        )
         return Reading(found.digest, found.platform, found.labels, files)
 
 

@@ -214,8 +214,11 @@ def sums(folder: Path) -> list[str]:
         elif sha256_file(path) != sha256:
             problems.append(f"{name}: differs from {SUMS}")
     known = {*listed}
-    problems += [f"{path.name}: not in {SUMS}" for path in sorted(folder.glob("*.whl"))
-                 if path.name not in known]  # fmt: skip
+    problems += [
+        f"{path.name}: not in {SUMS}"
+        for path in sorted(folder.glob("*.whl"))
+        if path.name not in known
+    ]
     return problems
 
 
@@ -259,8 +262,12 @@ def _whose(trust: Trust) -> Iterator[list[str]]:
     for minutes: only the log proves that the signature was made in them, so there it is asked for.
     """
     if trust.key is None:
-        yield ["--certificate-identity", str(trust.identity),
-               "--certificate-oidc-issuer", str(trust.issuer)]  # fmt: skip
+        yield [
+            "--certificate-identity",
+            str(trust.identity),
+            "--certificate-oidc-issuer",
+            str(trust.issuer),
+        ]
         return
     with TemporaryDirectory(prefix="sparkforge-") as work:
         root = Path(work) / "trusted_root.json"

@@ -89,8 +89,13 @@ class Bisection:
         ends = self._ends()
         job = self.job
         sources = {one.upstream: job.source(one.upstream).commit for one in job.series}
-        key = key_of({**self.identity, "sources": sources,
-                      "series": {one.upstream: one.sha256 for one in job.series}})  # fmt: skip
+        key = key_of(
+            {
+                **self.identity,
+                "sources": sources,
+                "series": {one.upstream: one.sha256 for one in job.series},
+            }
+        )
         state = job.store.root / "bisect" / f"{key[:32]}.json"
         job.store.sweep()
         with job.store.lock(f"bisect-{key[:32]}"):
@@ -132,13 +137,20 @@ class Bisection:
         found = [at for at, (_, one) in enumerate(self.patches, 1) if one == name]
         if len(found) != 1:
             what = "no such patch" if not found else "several upstreams have this patch"
-            raise UsageError(f"{name}: {what}", "none, all, or a name of build.py patches list"
-                             " (--upstream chooses among upstreams)")  # fmt: skip
+            raise UsageError(
+                f"{name}: {what}",
+                "none, all, or a name of build.py patches list"
+                " (--upstream chooses among upstreams)",
+            )
         return found[0]
 
     def _ends(self) -> tuple[int, int]:
-        given = {at: word for word in (self.good, self.bad) if word is not None
-                 for at in (self._position(word),)}  # fmt: skip
+        given = {
+            at: word
+            for word in (self.good, self.bad)
+            if word is not None
+            for at in (self._position(word),)
+        }
         if len(given) < len([word for word in (self.good, self.bad) if word is not None]):
             msg = f"--good {self.good} and --bad {self.bad} are the same"
             raise UsageError(msg, "give two different ends")
@@ -194,8 +206,11 @@ class Bisection:
             if outcome.skipped or outcome.ours:  # what could not be built is no answer
                 answer = "skip"
             log.info(answer + (f": {outcome.message}" if outcome.message else ""))
-        return {"answer": answer, "message": outcome.message,
-                "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
+        return {
+            "answer": answer,
+            "message": outcome.message,
+            "seconds": round(time.monotonic() - start, 1),
+        }
 
     def _place(self, at: int, stack: ExitStack) -> Place:
         job = self.job
@@ -213,8 +228,14 @@ class Bisection:
     def _tell(self, at: int, found: Mapping[str, Any], *, resumed: bool) -> None:
         if resumed:
             log.info(f"{found['answer']} with {self._name(at)}, known")
-        self.steps.append({"patches": at, "last": self.patches[at - 1][1] if at else None,
-                           "resumed": resumed, **found})  # fmt: skip
+        self.steps.append(
+            {
+                "patches": at,
+                "last": self.patches[at - 1][1] if at else None,
+                "resumed": resumed,
+                **found,
+            }
+        )
 
     # -- the end ------------------------------------------------------------------------
 
@@ -223,10 +244,16 @@ class Bisection:
         verb = "breaks" if first == "good" else "fixes"
         candidates = self.patches[low:high]
         if as_json:
-            log.json({"bisect": {
-                "what": what, "found": _as_json(candidates)[0] if len(candidates) == 1 else None,
-                "candidates": _as_json(candidates), "steps": self.steps,
-            }})  # fmt: skip
+            log.json(
+                {
+                    "bisect": {
+                        "what": what,
+                        "found": _as_json(candidates)[0] if len(candidates) == 1 else None,
+                        "candidates": _as_json(candidates),
+                        "steps": self.steps,
+                    }
+                }
+            )
         if len(candidates) == 1:
             ((upstream, name),) = candidates
             log.heading(f"{upstream}: {name} {verb} {self.check.label}")

@@ -78,10 +78,15 @@ class Builder:
                 msg, "build its wheels here (--provide wheels), or choose another target"
             )
         context = Context(
-            root=place.root, pins=loaded, pins_path=path, store=place.store,
-            target_name=self.named(until), target=target, platform=platform_of(target),
+            root=place.root,
+            pins=loaded,
+            pins_path=path,
+            store=place.store,
+            target_name=self.named(until),
+            target=target,
+            platform=platform_of(target),
             access=self.access,
-        )  # fmt: skip
+        )
         if until == "smoke" and target.smoke is None:
             msg = f"target {self.target} has no smoke test"
             raise UsageError(msg, "give a command after --, or choose another target")
@@ -158,9 +163,10 @@ class Command:
     def run(self, place: Place) -> Outcome:
         gone = [name for part in missing(place.reduced) for name in part]
         env = {
-            **place.env, "SPARKFORGE_TREES": str(self.trees.at(place)),
+            **place.env,
+            "SPARKFORGE_TREES": str(self.trees.at(place)),
             "SPARKFORGE_LEFT_OUT": " ".join(gone),
-        }  # fmt: skip
+        }
         with place.store.temporary("ablate") as work:
             try:
                 env |= self._provided(place, work)
@@ -215,8 +221,15 @@ class Shared:
         start = time.monotonic()
         outcome = self.check.run(place)
         left_out, dependents = missing(place.reduced)
-        return [Result(
-            "+".join(one.upstream for one in place.reduced), " + ".join(left_out),
-            self.check.label, left_out, dependents, whole[self.check.label], outcome,
-            time.monotonic() - start,
-        )]  # fmt: skip
+        return [
+            Result(
+                "+".join(one.upstream for one in place.reduced),
+                " + ".join(left_out),
+                self.check.label,
+                left_out,
+                dependents,
+                whole[self.check.label],
+                outcome,
+                time.monotonic() - start,
+            )
+        ]

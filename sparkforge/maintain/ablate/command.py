@@ -44,23 +44,32 @@ def run(options: argparse.Namespace) -> int:
             check = Smoke(builder)
         every = chosen_series(options, path.parent, loaded)
         wanted = Job(
-            root=path.parent, store=store, python=options.python,
-            series=[one for one in every if one.patches], names=names,
+            root=path.parent,
+            store=store,
+            python=options.python,
+            series=[one for one in every if one.patches],
+            names=names,
             source_of=lambda name: sources.ensure(
                 store, name, loaded.upstream(name), RELEASE_PLAN, access
             ),
             together=options.without is not None,
             checks=Shared(check) if check is not None else None,
-        )  # fmt: skip
+        )
         if options.bisect is not None:
             from sparkforge.maintain.ablate.bisect import Bisection
 
             assert check is not None
-            identity = {"command": _identity(command), "smoke": options.smoke,
-                        "target": options.target, "provide": options.provide,
-                        "good": options.good, "bad": options.bad}  # fmt: skip
-            return Bisection(wanted, check, identity, options.good, options.bad,
-                             options.again).run(as_json=options.json)  # fmt: skip
+            identity = {
+                "command": _identity(command),
+                "smoke": options.smoke,
+                "target": options.target,
+                "provide": options.provide,
+                "good": options.good,
+                "bad": options.bad,
+            }
+            return Bisection(wanted, check, identity, options.good, options.bad, options.again).run(
+                as_json=options.json
+            )
         if options.merge_only:
             return job.merge(wanted, as_json=options.json)
         return job.run(wanted, as_json=options.json)
@@ -82,14 +91,24 @@ def _check_together(options: argparse.Namespace, command: Sequence[str]) -> None
     Raises:
         UsageError: two of them do.
     """
-    ways = [name for name, given in (
-        ("PATCH …", bool(options.patch)), ("--without", options.without is not None),
-        ("--bisect", options.bisect is not None),
-    ) if given]  # fmt: skip
-    runs = [name for name, given in (
-        ("--smoke", options.smoke), ("a command", bool(command)),
-        ("--merge-only", options.merge_only),
-    ) if given]  # fmt: skip
+    ways = [
+        name
+        for name, given in (
+            ("PATCH …", bool(options.patch)),
+            ("--without", options.without is not None),
+            ("--bisect", options.bisect is not None),
+        )
+        if given
+    ]
+    runs = [
+        name
+        for name, given in (
+            ("--smoke", options.smoke),
+            ("a command", bool(command)),
+            ("--merge-only", options.merge_only),
+        )
+        if given
+    ]
     for clash in (ways, runs):
         if len(clash) > 1:
             raise UsageError(f"{' and '.join(clash)} conflict", "give only one")
@@ -102,8 +121,11 @@ def _check_together(options: argparse.Namespace, command: Sequence[str]) -> None
         raise UsageError(
             "--bisect without a command", "--bisect COMMAND, or -- COMMAND…, or --smoke"
         )
-    for name, given in (("--good", options.good is not None), ("--bad", options.bad is not None),
-                        ("--again", options.again)):  # fmt: skip
+    for name, given in (
+        ("--good", options.good is not None),
+        ("--bad", options.bad is not None),
+        ("--again", options.again),
+    ):
         if given and not bisects:
             raise UsageError(f"{name} needs --bisect", "add --bisect COMMAND")
 

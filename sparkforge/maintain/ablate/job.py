@@ -57,10 +57,15 @@ class Job:
 
     def whole(self, upstreams: Sequence[str]) -> Place:
         """Return the checkout as it is, with the whole series of some upstreams."""
-        return Place(self.root, self.store, tuple(
-            reduced.prefix(self.store, one, self.source(one.upstream), len(one.patches))
-            for one in self.series if one.upstream in upstreams
-        ))  # fmt: skip
+        return Place(
+            self.root,
+            self.store,
+            tuple(
+                reduced.prefix(self.store, one, self.source(one.upstream), len(one.patches))
+                for one in self.series
+                if one.upstream in upstreams
+            ),
+        )
 
 
 Group = Mapping[str, tuple[str, ...]]
@@ -102,10 +107,13 @@ def merge(job: Job, *, as_json: bool) -> int:
         places = _reduce(job, group)
         left_out, dependents = outcome.missing(places)
         stuck = stuck or bool(dependents)
-        document.append({
-            "left_out": list(left_out), "left_out_too": list(dependents),
-            "trees": {one.upstream: one.tree for one in places},
-        })  # fmt: skip
+        document.append(
+            {
+                "left_out": list(left_out),
+                "left_out_too": list(dependents),
+                "trees": {one.upstream: one.tree for one in places},
+            }
+        )
         merges = f"{', '.join(dependents)} does not merge" if dependents else "the rest merges"
         log.info(f"without {', '.join(left_out)}: {merges}")
     if as_json:
@@ -130,8 +138,9 @@ def _groups(job: Job) -> list[Group]:
 def _reduce(job: Job, group: Group) -> list[Reduced]:
     return [
         reduced.without(job.store, one, job.source(one.upstream), group[one.upstream])
-        for one in job.series if one.upstream in group
-    ]  # fmt: skip
+        for one in job.series
+        if one.upstream in group
+    ]
 
 
 def _results(job: Job, groups: Sequence[Group]) -> list[Result]:
@@ -156,9 +165,11 @@ def _results(job: Job, groups: Sequence[Group]) -> list[Result]:
 
 def _own_tests(job: Job, groups: Sequence[Group]) -> OwnTests:
     patches = {
-        (one.upstream, patch.name): patch for one in job.series for patch in one.patches
+        (one.upstream, patch.name): patch
+        for one in job.series
+        for patch in one.patches
         if any(patch.name in group.get(one.upstream, ()) for group in groups)
-    }  # fmt: skip
+    }
     nameless = [str(one.path) for one in patches.values() if not one.trailers.get("Test")]
     if nameless:
         msg = f"{', '.join(nameless)}: has no test"
@@ -176,15 +187,21 @@ def dev_python(root: Path) -> Path:
 
 def _cells(result: Result) -> tuple[str, ...]:
     def said(outcome: Outcome) -> str:
-        parts = (("passed", outcome.passed), ("failed", outcome.failed),
-                 ("skipped", outcome.skipped))  # fmt: skip
+        parts = (
+            ("passed", outcome.passed),
+            ("failed", outcome.failed),
+            ("skipped", outcome.skipped),
+        )
         return ", ".join(f"{count} {word}" for word, count in parts if count) or "nothing"
 
     return (
-        f"{result.upstream}: {result.patch.removesuffix('.patch')}", said(result.whole),
-        said(result.without), ", ".join(result.dependents) or "-", f"{result.seconds:.0f}",
+        f"{result.upstream}: {result.patch.removesuffix('.patch')}",
+        said(result.whole),
+        said(result.without),
+        ", ".join(result.dependents) or "-",
+        f"{result.seconds:.0f}",
         result.verdict,
-    )  # fmt: skip
+    )
 
 
 def as_list(text: str) -> tuple[str, ...]:

@@ -47,9 +47,14 @@ class Outcome:
 
 
 def run_tests(
-    python: Path, root: Path, tests: Sequence[str], env: Mapping[str, str], work: Path,
-    *, found: bool = False,
-) -> dict[str, Outcome]:  # fmt: skip
+    python: Path,
+    root: Path,
+    tests: Sequence[str],
+    env: Mapping[str, str],
+    work: Path,
+    *,
+    found: bool = False,
+) -> dict[str, Outcome]:
     """Run tests by their node ids in the checkout ``root``; returns how each ended.
 
     Args:
@@ -62,9 +67,20 @@ def run_tests(
     report = work / "report.xml"
     report.unlink(missing_ok=True)
     done = call(
-        python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", root,
-        f"--junitxml={report}", *dict.fromkeys(tests), cwd=root, env=env, check=False,
-    )  # fmt: skip
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        root,
+        f"--junitxml={report}",
+        *dict.fromkeys(tests),
+        cwd=root,
+        env=env,
+        check=False,
+    )
     cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []
     unread = {test: bad for test in tests if (bad := _unread(test, cases)) is not None}
     if found and unread:  # for which pytest runs nothing at all
@@ -175,16 +191,25 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         return {
-            "upstream": self.upstream, "patch": self.patch, "test": self.check,
-            "left_out": list(self.left_out), "left_out_too": list(self.dependents),
-            "verdict": self.verdict, "with_series": _counts(self.whole),
-            "without_patch": _counts(self.without), "seconds": round(self.seconds, 1),
-        }  # fmt: skip
+            "upstream": self.upstream,
+            "patch": self.patch,
+            "test": self.check,
+            "left_out": list(self.left_out),
+            "left_out_too": list(self.dependents),
+            "verdict": self.verdict,
+            "with_series": _counts(self.whole),
+            "without_patch": _counts(self.without),
+            "seconds": round(self.seconds, 1),
+        }
 
 
 def _counts(outcome: Outcome) -> dict[str, Any]:
-    return {"passed": outcome.passed, "failed": outcome.failed, "skipped": outcome.skipped,
-            "message": outcome.message}  # fmt: skip
+    return {
+        "passed": outcome.passed,
+        "failed": outcome.failed,
+        "skipped": outcome.skipped,
+        "message": outcome.message,
+    }
 
 
 @dataclass(frozen=True)
@@ -224,13 +249,16 @@ class OwnTests:
             found = run_tests(self.python, self.root, tests, place.env, work, found=True)
         seconds = time.monotonic() - start
         return [
-            Result(one.upstream, name, test, *missing(place.reduced), whole[test], found[test],
-                   seconds)
+            Result(
+                one.upstream, name, test, *missing(place.reduced), whole[test], found[test], seconds
+            )
             for (one, name), test in zip(asked, tests, strict=True)
-        ]  # fmt: skip
+        ]
 
 
 def missing(reduced: Sequence[Reduced]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the patches that were to be left out, and those that went with them."""
-    return (tuple(name for one in reduced for name in one.left_out),
-            tuple(name for one in reduced for name in one.dependents))  # fmt: skip
+    return (
+        tuple(name for one in reduced for name in one.left_out),
+        tuple(name for one in reduced for name in one.dependents),
+    )

@@ -74,8 +74,7 @@ def without(store: Store, whole: Series, source: Source, names: Sequence[str]) -
         commit = git.git(tree, "rev-parse", "HEAD")
         files = series.export(source.repo, source.commit, commit)
     left_out = tuple(patch.name for patch in whole.patches if patch.name in names)
-    return Reduced(source, commit, _tree(source, commit), tuple(files), left_out,
-                   tuple(dependents))  # fmt: skip
+    return Reduced(source, commit, _tree(source, commit), tuple(files), left_out, tuple(dependents))
 
 
 def prefix(store: Store, whole: Series, source: Source, count: int) -> Reduced:
@@ -89,8 +88,9 @@ def prefix(store: Store, whole: Series, source: Source, count: int) -> Reduced:
     commit = [source.commit, *commits][count]
     kept, gone = whole.patches[:count], whole.patches[count:]
     files = tuple((patch.name, patch.path.read_bytes()) for patch in kept)
-    return Reduced(source, commit, _tree(source, commit), files,
-                   tuple(patch.name for patch in gone))  # fmt: skip
+    return Reduced(
+        source, commit, _tree(source, commit), files, tuple(patch.name for patch in gone)
+    )
 
 
 def _tree(source: Source, commit: str) -> str:
@@ -102,9 +102,16 @@ def _picked(tree: Path, patch: Path) -> bool:
     before = git.git(tree, "rev-parse", "HEAD")
     try:
         git.git(
-            tree, "am", "--quiet", "--keep-non-patch", "--keep-cr", "--3way",
-            "--committer-date-is-author-date", "--no-gpg-sign", str(patch.resolve()),
-        )  # fmt: skip
+            tree,
+            "am",
+            "--quiet",
+            "--keep-non-patch",
+            "--keep-cr",
+            "--3way",
+            "--committer-date-is-author-date",
+            "--no-gpg-sign",
+            str(patch.resolve()),
+        )
     except CommandError:
         git.git(tree, "am", "--abort")
         return False

@@ -52,8 +52,7 @@ class Place:
             file = context.pins.upstream(wheel).files[plan.files[context.platform]]
             with archive.opened(release_wheel(context, file)) as source:
                 members = list(source.members)
-            trees = [self._tree_of(layer) for layer in context.layers(wheel)
-                     if layer in self.trees]  # fmt: skip
+            trees = [self._tree_of(layer) for layer in context.layers(wheel) if layer in self.trees]
             if trees:
                 wanted |= editable.links(members, trees, site)
         folder = self.folder / ".links" / name
@@ -68,8 +67,9 @@ class Place:
     def _tree_of(self, upstream: str) -> editable.TreeOf:
         tree = self.trees[upstream]
         listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
-        files = [name for name in tree.git(*listed).split("\0")
-                 if name and (tree.folder / name).exists()]  # fmt: skip
+        files = [
+            name for name in tree.git(*listed).split("\0") if name and (tree.folder / name).exists()
+        ]
         base = tree.git("ls-tree", "-r", "-z", "--name-only", tree.base).split("\0")
         return editable.TreeOf(
             PurePosixPath(tree.folder), self.context.pins.upstream(upstream).paths, set(base), files
@@ -145,12 +145,24 @@ def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bo
     for name in ("image", "ccache"):
         (cache / name).mkdir(parents=True, exist_ok=True)
     command: list[str | Path] = [
-        "docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}",
-        "--volume", f"{place.folder}:{place.folder}",
-        "--volume", f"{links}:{_MOUNTED}:ro",
-        "--volume", f"{cache / 'image'}:/var/cache/sparkforge",
-        "--env", f"CCACHE_DIR={cache / 'ccache'}", "--workdir", place.folder, "--shm-size", "1g",
-    ]  # fmt: skip
+        "docker",
+        "run",
+        "--rm",
+        "--user",
+        f"{os.getuid()}:{os.getgid()}",
+        "--volume",
+        f"{place.folder}:{place.folder}",
+        "--volume",
+        f"{links}:{_MOUNTED}:ro",
+        "--volume",
+        f"{cache / 'image'}:/var/cache/sparkforge",
+        "--env",
+        f"CCACHE_DIR={cache / 'ccache'}",
+        "--workdir",
+        place.folder,
+        "--shm-size",
+        "1g",
+    ]
     if sys.stdin.isatty() and sys.stdout.isatty():
         command += ["--interactive", "--tty"]
     if context.target.cuda_arch is not None:
@@ -169,11 +181,21 @@ def _image(context: Context, engine: Engine, base: str) -> str:
     tag = f"sparkforge/{context.target_name}-dev:{context.release}"
     command: list[str | Path] = [
         # the engine's own: the base is an image that only it holds
-        "docker", "buildx", "build", "--builder", engine.context, "--progress=plain",
-        "--provenance=false", *engine.kept_as(tag), "--file", context.root / RECIPE,
-        "--build-arg", f"IMAGE={base}",
-        "--build-arg", f"PYTHON_VERSION={context.target.python}",
-    ]  # fmt: skip
+        "docker",
+        "buildx",
+        "build",
+        "--builder",
+        engine.context,
+        "--progress=plain",
+        "--provenance=false",
+        *engine.kept_as(tag),
+        "--file",
+        context.root / RECIPE,
+        "--build-arg",
+        f"IMAGE={base}",
+        "--build-arg",
+        f"PYTHON_VERSION={context.target.python}",
+    ]
     if context.ca_bundle is not None:
         command += ["--secret", f"id=ca,src={context.ca_bundle}"]
     with log.step("image with compilers"), context.store.temporary("dev") as empty:

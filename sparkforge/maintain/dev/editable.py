@@ -42,8 +42,9 @@ def links(members: Iterable[str], trees: Sequence[TreeOf], site: PurePosixPath) 
     rules = [(tree, rule, rule.wheel) for tree in trees for rule in tree.rules if rule.wheel]
 
     def owner(path: str) -> tuple[TreeOf, PathRule] | None:
-        fitting = [(len(prefix), at) for at, (_, _, prefix) in enumerate(rules)
-                   if path.startswith(prefix)]  # fmt: skip
+        fitting = [
+            (len(prefix), at) for at, (_, _, prefix) in enumerate(rules) if path.startswith(prefix)
+        ]
         return rules[max(fitting)[1]][:2] if fitting else None
 
     found: dict[str, PurePosixPath] = {}

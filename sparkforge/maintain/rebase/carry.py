@@ -41,11 +41,12 @@ class Carried:
         return {
             "pinned": self.version,
             "releases": {
-                column.version: None if column.moves is None
+                column.version: None
+                if column.moves is None
                 else [move.as_json() for move in column.moves]
                 for column in self.columns
             },
-        }  # fmt: skip
+        }
 
 
 def carried(
@@ -72,9 +73,20 @@ def carried(
             with log.step(f"{one.upstream} on {version}"):
                 goal = onto.resolve(store, pins, one.upstream, f"release:{version}", access)
                 old = onto.old_source(store, one.upstream, upstream, goal, access)
-                columns.append(Column(version, tuple(verdicts(
-                    store, one, old, goal.source, rules=upstream.paths,
-                ))))  # fmt: skip
+                columns.append(
+                    Column(
+                        version,
+                        tuple(
+                            verdicts(
+                                store,
+                                one,
+                                old,
+                                goal.source,
+                                rules=upstream.paths,
+                            )
+                        ),
+                    )
+                )
         found.append(Carried(one, lender.version, tuple(columns)))
     return found
 
@@ -89,15 +101,24 @@ def cell(move: Move) -> str:
 
 def rows(one: Carried) -> list[tuple[str, ...]]:
     """Return one series as a table: a row a patch, a column a release."""
-    head = ("patch", *(f"{column.version}{' (pinned)' if column.moves is None else ''}"
-                       for column in one.columns))  # fmt: skip
+    head = (
+        "patch",
+        *(
+            f"{column.version}{' (pinned)' if column.moves is None else ''}"
+            for column in one.columns
+        ),
+    )
     table = [head]
     for at, patch in enumerate(one.series.patches):
-        table.append((
-            patch.name.removesuffix(".patch"),
-            *("applies" if column.moves is None else cell(column.moves[at])
-              for column in one.columns),
-        ))  # fmt: skip
+        table.append(
+            (
+                patch.name.removesuffix(".patch"),
+                *(
+                    "applies" if column.moves is None else cell(column.moves[at])
+                    for column in one.columns
+                ),
+            )
+        )
     return table
 
 

@@ -60,15 +60,21 @@ def _check_words(options: argparse.Namespace) -> None:
         raise UsageError("--dry-run needs --onto", "give --onto")
     if options.skip is not None and not options.skip.strip():
         raise UsageError("--skip needs a reason", "say why; the reason goes into the changelog")
-    if options.commit is not None and (options.all or options.dry_run or options.abort or not (
-        options.onto or options.go_on or options.skip is not None
-    )):  # fmt: skip
+    if options.commit is not None and (
+        options.all
+        or options.dry_run
+        or options.abort
+        or not (options.onto or options.go_on or options.skip is not None)
+    ):
         raise UsageError("--commit is only for the end of a rebase", "use it with --continue")
     if options.commit is not None and not re.fullmatch(r"[0-9a-f]{40}", options.commit):
         raise UsageError(f"--commit {options.commit}: not 40 digits", "give the full commit SHA")
-    if options.test and (options.all or options.dry_run or options.abort or not (
-        options.onto or options.go_on or options.skip is not None
-    )):  # fmt: skip
+    if options.test and (
+        options.all
+        or options.dry_run
+        or options.abort
+        or not (options.onto or options.go_on or options.skip is not None)
+    ):
         raise UsageError(
             "--test is only for the end of a rebase", "use it with --onto or --continue"
         )
@@ -130,11 +136,15 @@ def _one(options: argparse.Namespace) -> int:
         log.info("next: run the patches' tests (--test runs them at the end of a rebase)")
     log.info(f"docs/carry.md describes the old release; update it: build.py {carry.COMMAND}")
     if options.json:
-        log.json(_document(now, landed.companions) | {
-            "landed": True, "report": str(landed.report),
-            "changed": [str(path) for path in landed.changed],
-            "tests": None if tested is None else [one.as_json() for one in tested],
-        })  # fmt: skip
+        log.json(
+            _document(now, landed.companions)
+            | {
+                "landed": True,
+                "report": str(landed.report),
+                "changed": [str(path) for path in landed.changed],
+                "tests": None if tested is None else [one.as_json() for one in tested],
+            }
+        )
     return testing.verdict(tested or [])
 
 
@@ -200,22 +210,26 @@ def _dry_run(options: argparse.Namespace) -> int:
     rebase = _rebase(options)
     loaded = pins.load(rebase.pins_path)
     pinned = loaded.upstream(options.upstream)
-    goal = onto.resolve(rebase.store, loaded, options.upstream, options.onto, rebase.access,
-                        complete=True)  # fmt: skip
+    goal = onto.resolve(
+        rebase.store, loaded, options.upstream, options.onto, rebase.access, complete=True
+    )
     old = onto.old_source(rebase.store, options.upstream, pinned, goal, rebase.access)
     one = rebase.series_of(options.upstream)
-    moves = verdicts(rebase.store, one, old, goal.source, history=rebase.history,
-                     rules=pinned.paths)  # fmt: skip
+    moves = verdicts(
+        rebase.store, one, old, goal.source, history=rebase.history, rules=pinned.paths
+    )
     place = companions.Place(loaded, rebase.root, rebase.store, rebase.access)
     found = companions.disagreements(place, goal.upstream, goal.source, old)
     found += companions.unknown(options.upstream, goal.upstream, goal.stated, goal.lacking)
     _table(moves)
     _say(found)
     document = {
-        "upstream": options.upstream, "from": pinned.tag, "onto": goal.upstream.tag,
+        "upstream": options.upstream,
+        "from": pinned.tag,
+        "onto": goal.upstream.tag,
         "patches": [move.as_json() for move in moves],
         "companions": [one.as_json() for one in found],
-    }  # fmt: skip
+    }
     if options.json:
         log.json(document)
     return _verdict_code(moves)
@@ -278,7 +292,8 @@ def _say(found: list[Companion] | tuple[Companion, ...]) -> None:
 
 def _document(now: State, found: tuple[Companion, ...]) -> dict[str, Any]:
     return {
-        "upstream": now.upstream, "onto": now.word,
+        "upstream": now.upstream,
+        "onto": now.word,
         "series": {
             leg.upstream: {
                 "patches": [move.as_json() for move in leg.moves],
@@ -287,4 +302,4 @@ def _document(now: State, found: tuple[Companion, ...]) -> dict[str, Any]:
             for leg in now.legs
         },
         "companions": [one.as_json() for one in found],
-    }  # fmt: skip
+    }

@@ -88,11 +88,15 @@ def unknown(
     found = []
     if goal.commit is None:
         says = f"; the release says {stated}" if stated else ""
-        found.append(Companion(
-            f"upstreams.{name}: commit: unknown: no repository is reachable for {goal.tag}{says}",
-            f"with git access: build.py pins resolve {name}; or --commit SHA; until then"
-            " sources come from the release file", {},
-        ))  # fmt: skip
+        found.append(
+            Companion(
+                f"upstreams.{name}: commit: unknown: no repository is reachable for"
+                f" {goal.tag}{says}",
+                f"with git access: build.py pins resolve {name}; or --commit SHA; until then"
+                " sources come from the release file",
+                {},
+            )
+        )
     for key in lacking:
         file = goal.files[key]
         found.append(
@@ -138,8 +142,9 @@ def _asked_for(pins: Pins, root: Path, name: str, goal: Upstream) -> Iterator[Co
                 yield Companion(
                     f"requirements/{path.name} requires {project} {asked[project]}",
                     f"write {project}=={goal.version} there and run scripts/lock.sh; the wheel that"
-                    " declares the old one: rebase its upstream, or list it in drop_requires", {},
-                )  # fmt: skip
+                    " declares the old one: rebase its upstream, or list it in drop_requires",
+                    {},
+                )
 
 
 def _required(place: Place, goal: Upstream, name: str) -> Iterator[Companion]:
@@ -149,10 +154,15 @@ def _required(place: Place, goal: Upstream, name: str) -> Iterator[Companion]:
         if name not in plan.wheels:
             continue
         wheel = plan.wheels[name]
-        ours = {canonicalize_name(pins.upstreams[up].files[one.files[platform]].project):
-                (up, pins.upstreams[up].version)
-                for up, one in plan.wheels.items() if up != name
-                for platform in plan.platforms}  # fmt: skip
+        ours = {
+            canonicalize_name(pins.upstreams[up].files[one.files[platform]].project): (
+                up,
+                pins.upstreams[up].version,
+            )
+            for up, one in plan.wheels.items()
+            if up != name
+            for platform in plan.platforms
+        }
         for platform in plan.platforms:
             file = goal.files[wheel.files[platform]]
             if file == pins.upstreams[name].files[wheel.files[platform]]:
@@ -161,8 +171,9 @@ def _required(place: Place, goal: Upstream, name: str) -> Iterator[Companion]:
             if declared is None:
                 yield Companion(
                     f"target {target}: cannot read the requirements of {file.file} from here",
-                    "compare its METADATA with the lock before a build", {},
-                )  # fmt: skip
+                    "compare its METADATA with the lock before a build",
+                    {},
+                )
                 continue
             wanted = requirements.applying(declared, requirements.Installed(plan.python, platform))
             for one in wanted:
@@ -177,17 +188,30 @@ def _required(place: Place, goal: Upstream, name: str) -> Iterator[Companion]:
                 to = next((s.version for s in one.specifier if s.operator == "=="), "VERSION")
                 yield Companion(
                     f"{one.name}: {name} wants {one.specifier}, upstreams.{up} is {version}",
-                    f"build.py rebase {up} --onto release:{to}", {},
-                )  # fmt: skip
-            yield from _stale(place, target, platform, wanted, frozenset({
-                *ours, *map(canonicalize_name, wheel.drop_requires),
-            }))  # fmt: skip
+                    f"build.py rebase {up} --onto release:{to}",
+                    {},
+                )
+            yield from _stale(
+                place,
+                target,
+                platform,
+                wanted,
+                frozenset(
+                    {
+                        *ours,
+                        *map(canonicalize_name, wheel.drop_requires),
+                    }
+                ),
+            )
 
 
 def _stale(
-    place: Place, target: str, platform: Platform, wanted: list[Requirement],
+    place: Place,
+    target: str,
+    platform: Platform,
+    wanted: list[Requirement],
     without: frozenset[str],
-) -> Iterator[Companion]:  # fmt: skip
+) -> Iterator[Companion]:
     """Hold requirements against a target's lock."""
     plan = place.pins.targets[target]
     lock = plan.requirements[platform]
@@ -200,9 +224,9 @@ def _stale(
         yield Companion(
             f"target {target}: another torch may require another Triton than"
             f" {place.pins.upstreams['triton'].version}",
-            "check what it declares; if it differs: build.py rebase triton --onto"
-            " release:VERSION", {},
-        )  # fmt: skip
+            "check what it declares; if it differs: build.py rebase triton --onto release:VERSION",
+            {},
+        )
     yield Companion(
         f"target {target}: {lock} has {', '.join(stale)}",
         f"change them in the .in file in requirements/ and run scripts/lock.sh {Path(lock).name}",
@@ -216,8 +240,9 @@ def _images(pins: Pins, name: str, source: Source) -> Iterator[Companion]:
         if image.tag == old and name in image.repository:
             yield Companion(
                 f"images.{key} is tag {old}",
-                f"pin the new release's image by digest, or remove images.{key}", {},
-            )  # fmt: skip
+                f"pin the new release's image by digest, or remove images.{key}",
+                {},
+            )
 
 
 # -- what CMake fetches --------------------------------------------------------------------
@@ -234,8 +259,17 @@ class Fetched:
 
 def fetched(source: Source) -> list[Fetched]:
     """Return what the CMake files of a tree fetch by git, variables replaced where set beside."""
-    listing = git.git(source.repo, "ls-tree", "-r", "--name-only", "-z", source.commit, "--",
-                      "CMakeLists.txt", "cmake")  # fmt: skip
+    listing = git.git(
+        source.repo,
+        "ls-tree",
+        "-r",
+        "--name-only",
+        "-z",
+        source.commit,
+        "--",
+        "CMakeLists.txt",
+        "cmake",
+    )
     found = []
     for path in filter(None, listing.split("\0")):
         if not path.endswith((".cmake", "CMakeLists.txt")):
@@ -263,8 +297,11 @@ def _expanded(
     repositories, tags = values(repository), values(tag)
     if len(repositories) != len(tags):
         repositories = repositories[:1] * len(tags)
-    return [Fetched(one, two, path) for one, two in zip(repositories, tags, strict=False)
-            if "$" not in one + two]  # fmt: skip
+    return [
+        Fetched(one, two, path)
+        for one, two in zip(repositories, tags, strict=False)
+        if "$" not in one + two
+    ]
 
 
 def _same(one: str, two: str) -> bool:
@@ -281,8 +318,9 @@ def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterato
         if not here and wanted:
             yield Companion(
                 f"externals.{key}: the new tree no longer fetches {external.git}",
-                f"remove upstreams.{name}.externals.{key} from pins.yaml", {},
-            )  # fmt: skip
+                f"remove upstreams.{name}.externals.{key} from pins.yaml",
+                {},
+            )
         for one in here[:1]:
             at = ("upstreams", name, "externals", key)
             if one.tag in (external.commit, external.tag):
@@ -290,15 +328,17 @@ def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterato
             if _SHA.fullmatch(one.tag) and external.tag is None:
                 yield Companion(
                     f"externals.{key}: {external.commit[:12]} → {one.tag[:12]} ({one.file})",
-                    "nothing: rewritten at the end of the rebase", {(*at, "commit"): one.tag},
-                )  # fmt: skip
+                    "nothing: rewritten at the end of the rebase",
+                    {(*at, "commit"): one.tag},
+                )
             else:
                 yield Companion(
                     f"externals.{key}: {external.tag or external.commit[:12]} → {one.tag}"
                     f" ({one.file})",
                     f"write tag {one.tag} and its commit (git ls-remote {external.git} {one.tag})"
-                    f" into upstreams.{name}.externals.{key}", {},
-                )  # fmt: skip
+                    f" into upstreams.{name}.externals.{key}",
+                    {},
+                )
     for rider, upstream in pins.upstreams.items():
         if upstream.source_in != name:
             continue
@@ -308,8 +348,9 @@ def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterato
                 yield Companion(
                     f"{rider}: the new tree contains {one.tag}, but {upstream.tag} is pinned"
                     f" ({one.file})",
-                    f"write tag, version and commit of {one.tag} into upstreams.{rider}", {},
-                )  # fmt: skip
+                    f"write tag, version and commit of {one.tag} into upstreams.{rider}",
+                    {},
+                )
     known = [external.git for external in pins.upstreams[name].externals.values()]
     known += [upstream.git for upstream in pins.upstreams.values()]
     known += [one.repository for one in fetched(before)]

@@ -72,8 +72,16 @@ class Rebase:
             onto.check_commit(goal.upstream, commit, goal.stated)
             goal = replace(goal, upstream=goal.upstream.model_copy(update={"commit": commit}))
         old = onto.old_source(self.store, self.upstream, pinned, goal, self.access)
-        legs = [Leg(self.upstream, self._applied(self.upstream, loaded, old).sha256,
-                    pinned.model_dump(mode="json"), goal.upstream, old, goal.source)]  # fmt: skip
+        legs = [
+            Leg(
+                self.upstream,
+                self._applied(self.upstream, loaded, old).sha256,
+                pinned.model_dump(mode="json"),
+                goal.upstream,
+                old,
+                goal.source,
+            )
+        ]
         for rider, upstream in loaded.upstreams.items():
             if upstream.source_in == self.upstream and upstream.source_file in goal.upstream.files:
                 legs.append(self._rider(rider, loaded, goal))
@@ -252,9 +260,11 @@ class Rebase:
                 problems.append(f"{name}: still has conflict markers")
         # where file and link (or folder) meet, git sets one of them aside under such a name
         added = work.git("diff", "--cached", "--name-only", "--diff-filter=A", "-z", "HEAD")
-        problems += [f"{name}: git moved it aside for the conflict: git rm --force it"
-                     for name in added.split("\0")
-                     if any(name.startswith(f"{path}~") for path in files)]  # fmt: skip
+        problems += [
+            f"{name}: git moved it aside for the conflict: git rm --force it"
+            for name in added.split("\0")
+            if any(name.startswith(f"{path}~") for path in files)
+        ]
         untracked = work.git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
         problems += [f"{name}: new: git add it, or remove it" for name in untracked if name]
         if problems:

@@ -17,9 +17,13 @@ _TELLING = 20  # … which have at least so many characters
 
 
 def about(
-    patch: Patch, diff: bytes, missing: Mapping[str, str | None], old: Source, new: Source,
+    patch: Patch,
+    diff: bytes,
+    missing: Mapping[str, str | None],
+    old: Source,
+    new: Source,
     unmerged: Sequence[Unmerged],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Say, for each file in conflict, what the new release seems to have done there.
 
     Args:
@@ -62,8 +66,10 @@ def _moved(old: Source, new: Source, path: str, part: list[verdicts.Hunk], now: 
     found = _places(new, lines, where)
     known = _places(old, list(found), where)
     # what stood there before has not moved there
-    places = {line: [name for name in names if name not in known.get(line, ())]
-              for line, names in found.items()}  # fmt: skip
+    places = {
+        line: [name for name in names if name not in known.get(line, ())]
+        for line, names in found.items()
+    }
     for line in lines:
         # a line that stands in many files says nothing about this one
         names = [name for name in places.get(line, ()) if name != path]
@@ -78,9 +84,17 @@ def _places(source: Source, lines: Sequence[str], where: str) -> dict[str, dict[
     if not lines:
         return {}
     code, listing = git.attempt(
-        source.repo, "grep", "-F", "-z", "-I", "-n",
-        *(word for line in lines for word in ("-e", line)), source.commit, "--", where,
-    )  # fmt: skip
+        source.repo,
+        "grep",
+        "-F",
+        "-z",
+        "-I",
+        "-n",
+        *(word for line in lines for word in ("-e", line)),
+        source.commit,
+        "--",
+        where,
+    )
     found: dict[str, dict[str, str]] = {}
     for hit in listing.splitlines() if code == 0 else ():
         name, number, text = hit.split("\0", 2) if hit.count("\0") >= 2 else ("", "", "")

@@ -48,12 +48,28 @@ class History:
 
     def culprit(self, path: str) -> str | None:
         """Return the last commit that touched a file which is gone: what it is and did."""
-        text = git.git(self.repo, "log", "--full-history", "-1", "--format=%h %s",
-                       f"{self.old}..{self.new}", "--", path)  # fmt: skip
+        text = git.git(
+            self.repo,
+            "log",
+            "--full-history",
+            "-1",
+            "--format=%h %s",
+            f"{self.old}..{self.new}",
+            "--",
+            path,
+        )
         if not text:
             return None
-        status = git.git(self.repo, "show", "--format=", "--name-status", "--find-renames", "-l0",
-                         "-z", text.partition(" ")[0])  # fmt: skip
+        status = git.git(
+            self.repo,
+            "show",
+            "--format=",
+            "--name-status",
+            "--find-renames",
+            "-l0",
+            "-z",
+            text.partition(" ")[0],
+        )
         fields = status.split("\0")
         for kind, before, after in zip(fields, fields[1:], fields[2:], strict=False):
             if before == path and kind.startswith("R"):
@@ -62,8 +78,16 @@ class History:
 
     def touching(self, path: str, count: int = 3) -> list[str]:
         """Return the last commits that changed a file, newest first: ``SHA subject (PATH)``."""
-        text = git.git(self.repo, "log", f"-{count}", "--no-merges", "--format=%h %s",
-                       f"{self.old}..{self.new}", "--", path)  # fmt: skip
+        text = git.git(
+            self.repo,
+            "log",
+            f"-{count}",
+            "--no-merges",
+            "--format=%h %s",
+            f"{self.old}..{self.new}",
+            "--",
+            path,
+        )
         return [f"{line} (changes {path})" for line in text.splitlines()]
 
     def made(self, change: str, reverse: str) -> Made | None:
@@ -92,8 +116,16 @@ class History:
     @cached_property
     def _changes(self) -> list[tuple[str, str]]:
         """(patch-id, commit) of each commit between the two, newest first."""
-        log = git.git_bytes(self.repo, "log", "-p", "--topo-order", "--no-merges", "--full-index",
-                            "--no-renames", f"{self.old}..{self.new}")  # fmt: skip
+        log = git.git_bytes(
+            self.repo,
+            "log",
+            "-p",
+            "--topo-order",
+            "--no-merges",
+            "--full-index",
+            "--no-renames",
+            f"{self.old}..{self.new}",
+        )
         listing = git.git(self.repo, "patch-id", "--stable", stdin=log)
         pairs = (line.split(" ") for line in listing.splitlines())
         return [(patch, commit) for patch, commit in pairs]
@@ -101,8 +133,15 @@ class History:
     @cached_property
     def _reverts(self) -> list[tuple[str, str]]:
         """(commit that is reverted, maybe abbreviated; commit that says so)."""
-        log = git.git(self.repo, "log", "-z", "--no-merges", "--grep=[Tt]his reverts commit",
-                      "--format=%H%n%B", f"{self.old}..{self.new}")  # fmt: skip
+        log = git.git(
+            self.repo,
+            "log",
+            "-z",
+            "--no-merges",
+            "--grep=[Tt]his reverts commit",
+            "--format=%H%n%B",
+            f"{self.old}..{self.new}",
+        )
         found = []
         for text in filter(None, log.split("\0")):
             commit, _, message = text.strip("\n").partition("\n")

@@ -131,18 +131,25 @@ def _range_diff(rebase: Rebase, leg: Leg) -> str:
         return "nothing is left of the series"  # git takes no empty range
     patched = series.apply(rebase.store, rebase.series_of(leg.upstream), leg.old)
     work = Workspace(rebase.job.tree(leg))
-    return work.git("range-diff", "--no-color", "--no-dual-color",
-                    f"{leg.old.commit}..{patched.commit}",
-                    f"{leg.new.commit}..{leg.head}")  # fmt: skip
+    return work.git(
+        "range-diff",
+        "--no-color",
+        "--no-dual-color",
+        f"{leg.old.commit}..{patched.commit}",
+        f"{leg.new.commit}..{leg.head}",
+    )
 
 
 # -- pins.yaml -----------------------------------------------------------------------------
 
 
 def _pins_text(
-    path: Path, loaded: Pins, state: State, recorded: Mapping[str, Recorded | None],
+    path: Path,
+    loaded: Pins,
+    state: State,
+    recorded: Mapping[str, Recorded | None],
     found: list[Companion],
-) -> str:  # fmt: skip
+) -> str:
     """Return pins.yaml with the new release in it; every other character stays."""
     text = path.read_bytes().decode()
     own = state.legs[0]
@@ -188,10 +195,13 @@ def _pages(
     found = {log_page: changelog(text, state).encode()}
     page = root / "docs" / "patches.md"
     if page.exists():
-        aside = {leg.upstream: series.read(rebase.job.folder / "landing" / leg.upstream)
-                 for leg in state.legs}  # fmt: skip
-        every = [aside.get(name) or series.read(root / "patches" / name)
-                 for name in after.upstreams]  # fmt: skip
+        aside = {
+            leg.upstream: series.read(rebase.job.folder / "landing" / leg.upstream)
+            for leg in state.legs
+        }
+        every = [
+            aside.get(name) or series.read(root / "patches" / name) for name in after.upstreams
+        ]
         found[page] = docs.page(every, after.upstreams).encode()
     return found
 
@@ -221,10 +231,13 @@ _RESOLVED = (Verdict.CONFLICT, Verdict.TARGET_DELETED)
 
 def _counts(state: State) -> str:
     counts = Counter(
-        "dropped by hand" if move.reason is not None
-        else "resolved by hand" if move.commit and move.verdict in _RESOLVED
+        "dropped by hand"
+        if move.reason is not None
+        else "resolved by hand"
+        if move.commit and move.verdict in _RESOLVED
         else move.verdict.value
-        for leg in state.legs for move in leg.moves
-    )  # fmt: skip
+        for leg in state.legs
+        for move in leg.moves
+    )
     shown = [f"{count} {kind}" for kind, count in counts.items()]
     return f"{sum(counts.values())} patches ({', '.join(shown)})" if counts else "no patches"

@@ -56,8 +56,9 @@ def verdicts(
     """
     patched = series.apply(store, one, old)
     with store.temporary("rebase") as folder:
-        mover = Mover(store, one, patched, new, memory or one.folder / Memory.FOLDER, history,
-                      rules)  # fmt: skip
+        mover = Mover(
+            store, one, patched, new, memory or one.folder / Memory.FOLDER, history, rules
+        )
         work = Workspace.make(folder / "tree", new.repo, new.commit, mover.paths)
         moves: list[Move] = []
         head = new.commit
@@ -74,9 +75,15 @@ class Mover:
     """Knows a series on the old release and moves its patches, one at a time."""
 
     def __init__(
-        self, store: Store, one: Series, patched: Patched, new: Source, memory: Path,
-        history: Path | None, rules: Sequence[PathRule] = (),
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        one: Series,
+        patched: Patched,
+        new: Source,
+        memory: Path,
+        history: Path | None,
+        rules: Sequence[PathRule] = (),
+    ) -> None:
         self.store = store
         self.series = one
         self.patched = patched
@@ -91,8 +98,9 @@ class Mover:
     @cached_property
     def commits(self) -> list[str]:
         """The patches as commits on the old release, in order."""
-        listing = git.git(self.old.repo, "rev-list", "--reverse",
-                          f"{self.old.commit}..{self.patched.commit}")  # fmt: skip
+        listing = git.git(
+            self.old.repo, "rev-list", "--reverse", f"{self.old.commit}..{self.patched.commit}"
+        )
         return listing.splitlines()
 
     @cached_property
@@ -126,9 +134,16 @@ class Mover:
     @cached_property
     def taken(self) -> dict[str, Taken]:
         """The patches that anything speaks for being in the new release already, by name."""
-        return taken.taken(taken.Looked(
-            self.store, self.series, self.commits, self.new, self.paths, self.history,
-        ))  # fmt: skip
+        return taken.taken(
+            taken.Looked(
+                self.store,
+                self.series,
+                self.commits,
+                self.new,
+                self.paths,
+                self.history,
+            )
+        )
 
     @cached_property
     def vanished(self) -> set[bytes]:
@@ -137,14 +152,23 @@ class Mover:
         return vanished.vanished(set().union(*wanted), self.rules, self.old, self.new)
 
     def _words(self, patch: Patch, diff: bytes) -> set[bytes]:
-        paths = [entry.path if vanished.ships(self.rules, entry.path) else ""
-                 for entry in patch.entries]  # fmt: skip
+        paths = [
+            entry.path if vanished.ships(self.rules, entry.path) else "" for entry in patch.entries
+        ]
         return vanished.words(diff, paths)
 
     def diff(self, at: int) -> bytes:
         """Return a patch's diff on the old release."""
-        return git.git_bytes(self.old.repo, "diff-tree", "-p", "--full-index", "--binary",
-                             "--no-renames", f"{self.commits[at]}^", self.commits[at])  # fmt: skip
+        return git.git_bytes(
+            self.old.repo,
+            "diff-tree",
+            "-p",
+            "--full-index",
+            "--binary",
+            "--no-renames",
+            f"{self.commits[at]}^",
+            self.commits[at],
+        )
 
     def move(self, work: Workspace, at: int, head: str, earlier: Iterable[Move]) -> Move:
         """Move one patch onto ``head``; where it stops, the workspace holds the conflict.
@@ -168,8 +192,12 @@ class Mover:
         if tree == work.git("rev-parse", f"{head}^{{tree}}"):
             work.reset(head)
             what = "resolved as before" if remembered else "merged"
-            return Move(patch.name, Verdict.EMPTY, remembered=remembered,
-                        detail=(f"{what}, no change is left",))  # fmt: skip
+            return Move(
+                patch.name,
+                Verdict.EMPTY,
+                remembered=remembered,
+                detail=(f"{what}, no change is left",),
+            )
         return self.settled(work, at, tree, head, remembered=remembered)
 
     def settled(self, work: Workspace, at: int, tree: str, head: str, *, remembered: bool) -> Move:
@@ -181,8 +209,11 @@ class Mover:
         patch = self.series.patches[at]
         detail = [*(["resolved as it was before"] if remembered else []), *self._doubts(patch)]
         changed = {change.path for change in git.changes(work.path, head, commit)}
-        followed = [(path, to) for path in (e.path for e in patch.entries)
-                    if (to := self.missing.get(path)) is not None and to in changed]  # fmt: skip
+        followed = [
+            (path, to)
+            for path in (e.path for e in patch.entries)
+            if (to := self.missing.get(path)) is not None and to in changed
+        ]
         if followed:
             verdict = Verdict.TARGET_RENAMED
             detail += [f"{path} is {to} now: followed" for path, to in followed]
@@ -190,14 +221,20 @@ class Mover:
                 detail.append("its own lines changed on the way")
         known = {entry.path for entry in patch.entries} | set(self.missing.values())
         detail += [f"{path}: new, where its folder is now" for path in sorted(changed - known)]
-        lost = tuple(sorted(
-            word.decode() for word in self._words(patch, now) & self.vanished
-        ))  # fmt: skip
+        lost = tuple(sorted(word.decode() for word in self._words(patch, now) & self.vanished))
         detail += [f"uses {name}, which the new release no longer has" for name in lost]
         culprits = self._culprits(path for path, _ in followed)
         files = tuple(path for path, _ in followed)
-        return Move(patch.name, verdict, detail=tuple(detail), files=files, culprits=culprits,
-                    remembered=remembered, commit=commit, vanished=lost)  # fmt: skip
+        return Move(
+            patch.name,
+            verdict,
+            detail=tuple(detail),
+            files=files,
+            culprits=culprits,
+            remembered=remembered,
+            commit=commit,
+            vanished=lost,
+        )
 
     def _stopped(self, work: Workspace, at: int, said: str, earlier: Iterable[Move]) -> Move:
         patch = self.series.patches[at]
@@ -220,12 +257,22 @@ class Mover:
         detail += hints.about(patch, self.diff(at), self.missing, self.old, self.new, told)
         left_out = {move.patch for move in earlier if move.stops or move.reason is not None}
         touched = {entry.path for entry in patch.entries}
-        after = tuple(p.name for p in self.series.patches if p.name in left_out
-                      and touched & {entry.path for entry in p.entries})  # fmt: skip
+        after = tuple(
+            p.name
+            for p in self.series.patches
+            if p.name in left_out and touched & {entry.path for entry in p.entries}
+        )
         if not unmerged:  # a kind of conflict that leaves no file with two sides
             detail += [line for line in said.splitlines() if line.startswith("CONFLICT")]
-        return Move(patch.name, verdict, stops=True, detail=tuple(detail), files=files,
-                    culprits=self._culprits([*renamed, *deleted], told), after=after)  # fmt: skip
+        return Move(
+            patch.name,
+            verdict,
+            stops=True,
+            detail=tuple(detail),
+            files=files,
+            culprits=self._culprits([*renamed, *deleted], told),
+            after=after,
+        )
 
     def _doubts(self, patch: Patch) -> list[str]:
         """Say what spoke for a patch being in the new release, where it is not."""
@@ -250,12 +297,31 @@ def renames(repo: Path, old: str, new: str, gone: list[str]) -> dict[str, str]:
     if not gone:
         return {}
     kinds = {Path(path).suffix for path in gone}
-    added = [change.path for change in git.changes(repo, old, new)
-             if change.status == "A" and Path(change.path).suffix in kinds]  # fmt: skip
+    added = [
+        change.path
+        for change in git.changes(repo, old, new)
+        if change.status == "A" and Path(change.path).suffix in kinds
+    ]
     if not added:
         return {}
-    raw = git.git(repo, "--literal-pathspecs", "diff-tree", "-r", "-z", "--find-renames", "-l0",
-                  "--diff-filter=R", "--name-status", old, new, "--", *gone, *added)  # fmt: skip
+    raw = git.git(
+        repo,
+        "--literal-pathspecs",
+        "diff-tree",
+        "-r",
+        "-z",
+        "--find-renames",
+        "-l0",
+        "--diff-filter=R",
+        "--name-status",
+        old,
+        new,
+        "--",
+        *gone,
+        *added,
+    )
     fields = raw.split("\0")
-    return {before: after for _, before, after in
-            zip(fields[0::3], fields[1::3], fields[2::3], strict=False)}  # fmt: skip
+    return {
+        before: after
+        for _, before, after in zip(fields[0::3], fields[1::3], fields[2::3], strict=False)
+    }

@@ -156,8 +156,9 @@ def _pick(like: ReleaseFile, old: str, version: Version, links: list[Link]) -> L
     for name, link in sorted(by_name.items()):
         if name.endswith(".whl") and wanted & {
             (tag.interpreter, *machine.findall(tag.platform))
-            for tag in parse_wheel_filename(name)[3] if not tag.abi.endswith("t")
-        }:  # fmt: skip
+            for tag in parse_wheel_filename(name)[3]
+            if not tag.abi.endswith("t")
+        }:
             return link
     return None
 
@@ -187,10 +188,14 @@ def _release(
     pinned = "v" if upstream.tag.startswith("v") else ""
     # a release that lends its files has a version of its own; this one keeps its tag then
     moved = {} if upstream.source_in else {"version": str(version), "tag": f"{pinned}{version}"}
-    fresh = upstream.model_copy(update={
-        **moved, "files": {**upstream.files, upstream.source_file: file},
-        "commit": upstream.commit if upstream.source_in else None, "patched": {},
-    })  # fmt: skip
+    fresh = upstream.model_copy(
+        update={
+            **moved,
+            "files": {**upstream.files, upstream.source_file: file},
+            "commit": upstream.commit if upstream.source_in else None,
+            "patched": {},
+        }
+    )
     # a mirror is one of git: the release is taken from where releases are
     source = sources.ensure(store, name, fresh, RELEASE_PLAN, replace(access, mirrors={}))
     onto = Onto(fresh, source, stated=stated_commit(source))

@@ -32,8 +32,10 @@ def row(move: Move) -> tuple[str, str, str]:
     remembered = " (remembered)" if move.remembered else ""
     mark = "! " if move.stops else ""
     return (
-        move.patch.removesuffix(".patch"), f"{mark}{move.verdict.value}{remembered}", move.next,
-    )  # fmt: skip
+        move.patch.removesuffix(".patch"),
+        f"{mark}{move.verdict.value}{remembered}",
+        move.next,
+    )
 
 
 def page(state: State, chapters: Sequence[Chapter], found: Sequence[Companion]) -> str:

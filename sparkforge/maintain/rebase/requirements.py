@@ -46,12 +46,19 @@ class Installed:
     def markers(self) -> Mapping[str, str]:
         """The values of requirements' markers there."""
         return {
-            "python_version": self.python, "python_full_version": f"{self.python}.0",
-            "implementation_name": "cpython", "platform_python_implementation": "CPython",
-            "implementation_version": f"{self.python}.0", "os_name": "posix",
-            "sys_platform": "linux", "platform_system": "Linux", "platform_release": "",
-            "platform_version": "", "platform_machine": _MACHINES[self.platform], "extra": "",
-        }  # fmt: skip
+            "python_version": self.python,
+            "python_full_version": f"{self.python}.0",
+            "implementation_name": "cpython",
+            "platform_python_implementation": "CPython",
+            "implementation_version": f"{self.python}.0",
+            "os_name": "posix",
+            "sys_platform": "linux",
+            "platform_system": "Linux",
+            "platform_release": "",
+            "platform_version": "",
+            "platform_machine": _MACHINES[self.platform],
+            "extra": "",
+        }
 
 
 def applying(requirements: list[Requirement], where: Installed) -> list[Requirement]:

@@ -84,8 +84,13 @@ class Memory:
         for diff in sorted(self.folder.glob(f"{preimage.parent.name}-*.diff")):
             with work.beside("recall") as folder:
                 shutil.copyfile(preimage, folder / _NAME)
-                code, _ = git.attempt(folder, "apply", "--whitespace=nowarn", str(diff.resolve()),
-                                      env=_nowhere(folder))  # fmt: skip
+                code, _ = git.attempt(
+                    folder,
+                    "apply",
+                    "--whitespace=nowarn",
+                    str(diff.resolve()),
+                    env=_nowhere(folder),
+                )
                 if code == 0:
                     return (folder / _NAME).read_bytes()
         return None
@@ -155,9 +160,16 @@ def _line_resolutions(work: Workspace, identities: Sequence[str]) -> Mapping[str
                 (folder / side).mkdir()
                 shutil.copyfile(image, folder / side / _NAME)
             _, text = git.attempt(
-                folder, "diff", "--no-index", "--no-prefix", "--full-index", "--text",
-                f"a/{_NAME}", f"b/{_NAME}", env=_nowhere(folder),
-            )  # fmt: skip
+                folder,
+                "diff",
+                "--no-index",
+                "--no-prefix",
+                "--full-index",
+                "--text",
+                f"a/{_NAME}",
+                f"b/{_NAME}",
+                env=_nowhere(folder),
+            )
         data = text.encode(errors="surrogateescape")
         # two files may meet the same conflict and be resolved in two ways
         digest = hashlib.sha256(data).hexdigest()[:8]
@@ -183,6 +195,7 @@ def _applied(work: Workspace, diff: Path, head: str) -> str | None:
     with work.beside("recall") as folder:
         env = {"GIT_INDEX_FILE": str(folder / "index")}
         work.git("read-tree", head, env=env)
-        code, _ = git.attempt(work.path, "apply", "--cached", "--whitespace=nowarn",
-                              str(diff.resolve()), env=env)  # fmt: skip
+        code, _ = git.attempt(
+            work.path, "apply", "--cached", "--whitespace=nowarn", str(diff.resolve()), env=env
+        )
         return work.git("write-tree", env=env) if code == 0 else None

@@ -153,14 +153,22 @@ def _state(value: dict[str, Any]) -> State:
         raise ValueError(msg)
     legs = []
     for leg in value["legs"]:
-        sources = {side: Source(**{**leg[side], "repo": Path(leg[side]["repo"])})
-                   for side in ("old", "new")}  # fmt: skip
-        legs.append(Leg(
-            leg["upstream"], leg["series"], leg["pinned"], Upstream.model_validate(leg["goal"]),
-            **sources, moves=[Move.from_json(move) for move in leg["moves"]],
-            stopped=Move.from_json(leg["stopped"]) if leg["stopped"] else None,
-            conflict=_conflict(leg["conflict"]),
-        ))  # fmt: skip
+        sources = {
+            side: Source(**{**leg[side], "repo": Path(leg[side]["repo"])})
+            for side in ("old", "new")
+        }
+        legs.append(
+            Leg(
+                leg["upstream"],
+                leg["series"],
+                leg["pinned"],
+                Upstream.model_validate(leg["goal"]),
+                **sources,
+                moves=[Move.from_json(move) for move in leg["moves"]],
+                stopped=Move.from_json(leg["stopped"]) if leg["stopped"] else None,
+                conflict=_conflict(leg["conflict"]),
+            )
+        )
     return State(value["upstream"], value["word"], tuple(value["lacking"]), value["stated"], legs)
 
 

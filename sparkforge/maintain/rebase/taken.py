@@ -78,8 +78,15 @@ def _look(
     made = _made(place.history, work, commit)
     env = {"GIT_INDEX_FILE": str(work.path / ".git" / "reversed")}
     work.git("read-tree", tip, env=env)
-    code, _ = git.attempt(work.path, "apply", "--cached", "--reverse", "--whitespace=nowarn",
-                          str(patch.resolve()), env=env)  # fmt: skip
+    code, _ = git.attempt(
+        work.path,
+        "apply",
+        "--cached",
+        "--reverse",
+        "--whitespace=nowarn",
+        str(patch.resolve()),
+        env=env,
+    )
     if code != 0 and made is None:
         return None, tip
     left = work.merged(tip, commit)
@@ -126,8 +133,17 @@ def _evolved(work: Workspace, tip: str, commit: str, made: str) -> bool:
     """Tell whether most of what a change added is there, and nothing that it removed is back."""
     added = back = there = 0
     for change in git.changes(work.path, f"{commit}^", commit):
-        diff = git.git_bytes(work.path, "diff-tree", "-p", "--full-index", "--no-renames",
-                             f"{commit}^", commit, "--", change.path)  # fmt: skip
+        diff = git.git_bytes(
+            work.path,
+            "diff-tree",
+            "-p",
+            "--full-index",
+            "--no-renames",
+            f"{commit}^",
+            commit,
+            "--",
+            change.path,
+        )
         now, then = _lines(work, tip, change.path), _lines(work, made, change.path)
         for hunk in (hunk for part in verdicts.hunks(diff) for hunk in part):
             lines = verdicts.plain(hunk.added)

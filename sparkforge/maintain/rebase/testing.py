@@ -34,9 +34,15 @@ class Tested:
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints of it."""
-        return {"upstream": self.upstream, "patch": self.patch, "test": self.test,
-                "passed": self.outcome.passed, "failed": self.outcome.failed,
-                "skipped": self.outcome.skipped, "message": self.outcome.message}  # fmt: skip
+        return {
+            "upstream": self.upstream,
+            "patch": self.patch,
+            "test": self.test,
+            "passed": self.outcome.passed,
+            "failed": self.outcome.failed,
+            "skipped": self.outcome.skipped,
+            "message": self.outcome.message,
+        }
 
 
 def run(root: Path, store: Store, state: State) -> list[Tested]:
@@ -45,8 +51,11 @@ def run(root: Path, store: Store, state: State) -> list[Tested]:
     Raises:
         SeriesError: pytest finds no such test, or can't run at all.
     """
-    named = [(leg.upstream, patch.name, patch.trailers["Test"]) for leg in state.legs
-             for patch in series.read(root / "patches" / leg.upstream).patches]  # fmt: skip
+    named = [
+        (leg.upstream, patch.name, patch.trailers["Test"])
+        for leg in state.legs
+        for patch in series.read(root / "patches" / leg.upstream).patches
+    ]
     if not named:
         return []
     env = {"SPARKFORGE_STORE": str(store.root)}
@@ -54,11 +63,15 @@ def run(root: Path, store: Store, state: State) -> list[Tested]:
         tests = [test for _, _, test in named]
         ended = run_tests(dev_python(root), root, tests, env, work)
     found = [Tested(upstream, patch, test, ended[test]) for upstream, patch, test in named]
-    log.table([
-        ("patch", "its test"),
-        *((one.patch.removesuffix(".patch"), f"{one.said} {one.outcome.message}".rstrip())
-          for one in found),
-    ])  # fmt: skip
+    log.table(
+        [
+            ("patch", "its test"),
+            *(
+                (one.patch.removesuffix(".patch"), f"{one.said} {one.outcome.message}".rstrip())
+                for one in found
+            ),
+        ]
+    )
     return found
 
 

@@ -78,11 +78,23 @@ def vanished(wanted: set[bytes], rules: Iterable[PathRule], old: Source, new: So
         return set()
     # few by now: also in files that did not change
     code, listing = git.attempt(
-        new.repo, "grep", "-h", "-o", "-w", "-F", "-I",
-        *(part for word in sorted(left) for part in ("-e", word.decode())), new.commit, "--",
-        ".", *(f":(exclude,literal){rule.repo}" for rule in rules
-               if rule.wheel is None and not rule.build),
-    )  # fmt: skip
+        new.repo,
+        "grep",
+        "-h",
+        "-o",
+        "-w",
+        "-F",
+        "-I",
+        *(part for word in sorted(left) for part in ("-e", word.decode())),
+        new.commit,
+        "--",
+        ".",
+        *(
+            f":(exclude,literal){rule.repo}"
+            for rule in rules
+            if rule.wheel is None and not rule.build
+        ),
+    )
     return left - ({line.encode() for line in listing.splitlines()} if code == 0 else set())
 
 

@@ -95,23 +95,38 @@ class Move:
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints of it, and what the state file keeps."""
         return {
-            "patch": self.patch, "verdict": self.verdict.value, "stops": self.stops,
-            "detail": list(self.detail), "files": list(self.files),
-            "culprits": list(self.culprits), "after": list(self.after),
-            "remembered": self.remembered, "commit": self.commit, "reason": self.reason,
+            "patch": self.patch,
+            "verdict": self.verdict.value,
+            "stops": self.stops,
+            "detail": list(self.detail),
+            "files": list(self.files),
+            "culprits": list(self.culprits),
+            "after": list(self.after),
+            "remembered": self.remembered,
+            "commit": self.commit,
+            "reason": self.reason,
             "exact": self.exact,
-            "vanished": list(self.vanished), "next": self.next,
-        }  # fmt: skip
+            "vanished": list(self.vanished),
+            "next": self.next,
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Move:
         """Read what ``as_json`` wrote."""
         return cls(
-            value["patch"], Verdict(value["verdict"]), value["stops"], tuple(value["detail"]),
-            tuple(value["files"]), tuple(value["culprits"]), tuple(value["after"]),
-            value["remembered"], value["commit"], value["reason"], value["exact"],
+            value["patch"],
+            Verdict(value["verdict"]),
+            value["stops"],
+            tuple(value["detail"]),
+            tuple(value["files"]),
+            tuple(value["culprits"]),
+            tuple(value["after"]),
+            value["remembered"],
+            value["commit"],
+            value["reason"],
+            value["exact"],
             tuple(value["vanished"]),
-        )  # fmt: skip
+        )
 
 
 # -- diffs ---------------------------------------------------------------------------
@@ -210,6 +225,10 @@ def reindented(diff_of_file: Sequence[Hunk], now: bytes) -> str | None:
 def distinctive(diff_of_file: Sequence[Hunk], now: bytes) -> list[bytes]:
     """Return lines that a patch stands on and the new file lacks, the longest first."""
     have = set(plain(now.splitlines()))
-    gone = {line for hunk in diff_of_file for line in plain(hunk.before)
-            if line not in have and not line.startswith((b"from ", b"import ", b"#"))}  # fmt: skip
+    gone = {
+        line
+        for hunk in diff_of_file
+        for line in plain(hunk.before)
+        if line not in have and not line.startswith((b"from ", b"import ", b"#"))
+    }
     return sorted(gone, key=lambda line: (-len(line), line))

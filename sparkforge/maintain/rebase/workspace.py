@@ -148,16 +148,22 @@ class Workspace:
         """
         fields = self.git("show", "-s", "--format=%an%x00%ae%x00%ad", "--date=raw", original)
         name, email, date = fields.split("\0")
-        env = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email, "GIT_AUTHOR_DATE": date,
-               "GIT_COMMITTER_DATE": date}  # fmt: skip
+        env = {
+            "GIT_AUTHOR_NAME": name,
+            "GIT_AUTHOR_EMAIL": email,
+            "GIT_AUTHOR_DATE": date,
+            "GIT_COMMITTER_DATE": date,
+        }
         message = git.git_bytes(self.path, "show", "-s", "--format=%B", told_by or original)
-        return git.git(self.path, "commit-tree", tree, "-p", parent, "-F", "-",
-                       stdin=message, env=env)  # fmt: skip
+        return git.git(
+            self.path, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message, env=env
+        )
 
     def diff(self, old: str, new: str) -> bytes:
         """Return the canonical diff of two commits or trees."""
-        return git.git_bytes(self.path, "diff-tree", "-p", "--full-index", "--binary",
-                             "--no-renames", old, new)  # fmt: skip
+        return git.git_bytes(
+            self.path, "diff-tree", "-p", "--full-index", "--binary", "--no-renames", old, new
+        )
 
     @contextmanager
     def beside(self, hint: str) -> Iterator[Path]:

@@ -91,11 +91,17 @@ class Found:
         """Return it as JSON values."""
         one = self.listed
         return {
-            "upstream": one.upstream, "follows": one.follows, "pinned": one.pinned,
-            "newest": one.newest, "newer": list(one.newer), "yanked": one.yanked,
-            "state": self.state, "patches": self.patches, "lacking": self.lacking,
+            "upstream": one.upstream,
+            "follows": one.follows,
+            "pinned": one.pinned,
+            "newest": one.newest,
+            "newer": list(one.newer),
+            "yanked": one.yanked,
+            "state": self.state,
+            "patches": self.patches,
+            "lacking": self.lacking,
             "moves": [move.as_json() for move in self.moves],
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -167,14 +173,23 @@ def _listed(pins: Pins, access: Access, name: str, known: Known, pre: bool) -> L
         )
         raise FetchError(msg, "configure pip with an index that has it (pip config list)")
     newer = sorted(
-        (one for one, yanked in versions.items()
-         if one > here and yanked is None and (pre or not one.is_prerelease)),
+        (
+            one
+            for one, yanked in versions.items()
+            if one > here and yanked is None and (pre or not one.is_prerelease)
+        ),
         reverse=True,
-    )  # fmt: skip
+    )
     seen = [one for one in newer if known.has(name, one) or known.has(follows, one)]
     news = [one for one in newer if not seen or one > max(seen)]
-    return Listed(name, follows, pinned, str(news[0]) if news else pinned, tuple(map(str, newer)),
-                  versions[here])  # fmt: skip
+    return Listed(
+        name,
+        follows,
+        pinned,
+        str(news[0]) if news else pinned,
+        tuple(map(str, newer)),
+        versions[here],
+    )
 
 
 def _project(upstream: Upstream) -> str:
@@ -217,16 +232,24 @@ _HEAD = ("upstream", "pinned", "newest", "state", "patches", "verdicts")
 
 def _cells(one: Found) -> tuple[str, ...]:
     newest = one.listed.newer[0] if one.listed.newer else one.listed.newest
-    return (one.listed.upstream, one.listed.pinned, newest, one.state, str(one.patches),
-            one.summary)  # fmt: skip
+    return (
+        one.listed.upstream,
+        one.listed.pinned,
+        newest,
+        one.state,
+        str(one.patches),
+        one.summary,
+    )
 
 
 def show(found: Sequence[Found]) -> None:
     """Print a table, and below it each patch that needs a person."""
     for one in found:
         if one.listed.yanked is not None:
-            log.warning(f"{one.listed.upstream}: upstream withdrew the pinned release"
-                        f" {one.listed.pinned}: {one.listed.yanked}")  # fmt: skip
+            log.warning(
+                f"{one.listed.upstream}: upstream withdrew the pinned release"
+                f" {one.listed.pinned}: {one.listed.yanked}"
+            )
     log.table([_HEAD, *map(_cells, found)])
     for one in found:
         for stuck in one.by_hand:
