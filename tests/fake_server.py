@@ -168,6 +168,7 @@ def main() -> None:
                     return
             if (wanted := os.environ.get("FAKE_DIES")) and wanted in text:
                 os.kill(os.getpid(), signal.SIGILL)
+                time.sleep(600)  # another thread may receive it, and this one must not answer
             if wanted := os.environ.get("FAKE_ENGINE_DIES"):
                 engine.child.send_signal(signal.Signals[wanted])
                 said = f"died unexpectedly (exit code: {engine.child.wait()}), shutting down"

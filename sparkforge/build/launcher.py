@@ -10,7 +10,7 @@ from pathlib import Path
 from sparkforge.build.context import UNPATCHED, Context, Results, source_of
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core import git
-from sparkforge.pins.pins import path_of
+from sparkforge.pins.pathmap import path_of
 from sparkforge.runtime import isa, servers
 from sparkforge.runtime.servers import Server
 from sparkforge.serving import profile

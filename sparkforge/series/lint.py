@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkforge.core import git, plain
-from sparkforge.pins.pins import PathRule, member_of, rule_of
+from sparkforge.pins.pathmap import PathRule, member_of, rule_of
 from sparkforge.series.patchfile import NATIVE, Patch, slug
 from sparkforge.series.series import Series
 

@@ -44,3 +44,15 @@ def kill(leader: int) -> None:
             os.kill(one.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+
+def ended_by(code: int | None) -> str:
+    """Say what a process ended by, as far as its exit code tells."""
+    if not code:
+        return ""
+    if code > 0:
+        return f" (exit code {code})"
+    try:
+        return f" ({signal.Signals(-code).name})"
+    except ValueError:
+        return f" (signal {-code})"

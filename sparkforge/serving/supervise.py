@@ -24,7 +24,7 @@ from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
 from sparkforge.serving.guard import Guard
 from sparkforge.serving.hang import Hang
 from sparkforge.serving.progress import Client, Counters, NoTokenError
-from sparkforge.serving.session import kill, session
+from sparkforge.serving.session import ended_by, kill, session
 from sparkforge.serving.warmup import WarmUp
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -207,10 +207,10 @@ def run(plan: Plan) -> End:
         say("error: the server ended by itself; its words above say why")
     if attendant.died_at_first_token():
         died = attendant.ended if output.died is None else output.died
-        say(f"error: the engine died{_by(died)} while answering the first token")
+        say(f"error: the engine died{ended_by(died)} while answering the first token")
     elif output.died is not None and not attendant.hang.answered:
         # at loading, or at another's request before our first
-        say(f"error: the engine died{_by(output.died)} before it was ready")
+        say(f"error: the engine died{ended_by(output.died)} before it was ready")
     return End(code, lambda: output.told_to_end)
 
 
@@ -222,18 +222,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             say("it does not end: ending it")
-
-
-def _by(code: int | None) -> str:
-    """Say what a process ended by, as far as its exit code tells."""
-    if not code:
-        return ""
-    if code > 0:
-        return f" (exit code {code})"
-    try:
-        return f" ({signal.Signals(-code).name})"
-    except ValueError:
-        return f" (signal {-code})"
 
 
 def tell(words: str, *, given_up: bool = False) -> None:

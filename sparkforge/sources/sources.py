@@ -23,7 +23,8 @@ from sparkforge.core.errors import CommandError, FetchError, IntegrityError, Pin
 from sparkforge.core.hashing import key_of
 from sparkforge.core.index import Index
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins.pins import PathRule, Provider, ReleaseFile, SourcePlan, Upstream, path_of
+from sparkforge.pins.pathmap import PathRule, path_of
+from sparkforge.pins.pins import Provider, ReleaseFile, SourcePlan, Upstream
 from sparkforge.sources.download import fetch
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store

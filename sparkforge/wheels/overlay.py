@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from sparkforge.core import git
 from sparkforge.core.errors import WheelError
 from sparkforge.core.git import Change
-from sparkforge.pins.pins import PathRule, rule_of
+from sparkforge.pins.pathmap import PathRule, rule_of
 from sparkforge.series.series import Patched
 from sparkforge.sources.sources import RELEASE_INSTEAD, Source
 from sparkforge.wheels import archive, intake

@@ -94,7 +94,7 @@ def test_skip_and_its_reason(upstream: Upstream) -> None:
     upstream.rebase("demo", "--skip", "nobody\nneeds it")
     check_landed(upstream, ["first-one.patch", "third-one.patch"])
     text = (upstream.root / "CHANGELOG.md").read_text()
-    assert "left out second-one (conflict): nobody needs it" in text
+    assert "dropped second-one (conflict): nobody needs it" in text
     assert not (upstream.project.patches / "second-one.patch").exists()
 
 
@@ -117,7 +117,7 @@ def test_all_of_it_upstreamed(upstream: Upstream) -> None:
     upstream.rebase("demo", "--onto", "latest")
     check_landed(upstream, [])
     assert not load(upstream.root / "pins.yaml").upstreams["demo"].patched
-    assert "left out taken-one (upstreamed)" in (upstream.root / "CHANGELOG.md").read_text()
+    assert "dropped taken-one (upstreamed)" in (upstream.root / "CHANGELOG.md").read_text()
 
 
 def test_a_colleague_resolves_the_same(upstream: Upstream, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_what_no_longer_agrees(upstream: Upstream) -> None:
         "helper 1.0 (wanted ==2.0), lacking: none (wanted >=2), ranged 3.0 (wanted <3,>=1)"
     )
     assert "scripts/lock.sh tiny.txt" in found[stale]["mend"]
-    assert "demo==2.0" in found["requirements/tiny.in asks for demo 1.0"]["mend"]
+    assert "demo==2.0" in found["requirements/tiny.in requires demo 1.0"]["mend"]
     upstream.rebase("demo", "--onto", "latest")
     text = (upstream.root / "pins.yaml").read_text()
     assert f"commit: {new.decode()}  # kept" in text
@@ -321,7 +321,7 @@ def test_dirty_checkout(upstream: Upstream) -> None:
     git("commit", "--quiet", "-m", "all")
     (upstream.root / "CHANGELOG.md").write_text("# Changelog\n")
     said = upstream.rebase("demo", "--onto", "latest", code=2)
-    assert "not committed" in said["error"]["what"]
+    assert "uncommitted changes" in said["error"]["what"]
     git("checkout", "--quiet", ".")
     upstream.rebase("demo", "--onto", "latest", code=STOPPED)
     resolve(upstream)

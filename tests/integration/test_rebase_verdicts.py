@@ -93,7 +93,7 @@ def test_every_verdict(project: Project) -> None:
     }
     assert {move["verdict"] for move in found.values()} == {verdict.value for verdict in Verdict}
     assert "demo/old_name.py is demo/new_name.py now" in found["renamed"]["detail"][0]
-    assert "demo/gone.py is gone" in found["gone"]["detail"]
+    assert "demo/gone.py is deleted" in found["gone"]["detail"]
     assert "only white space" in found["indent"]["detail"][0]
     assert "3 of the 4 lines" in found["worded"]["detail"][0]
     assert "demo/elsewhere.py:" in found["moved"]["detail"][0]

@@ -14,6 +14,7 @@ MODULES = {path.relative_to(ROOT).with_suffix("").parts: path for path in PACKAG
 # beside run.py: in the image, and in front of a compiler, where nothing else of sparkforge is
 STARTS_PROCESSES = {"core/run.py", "serving/supervise.py", "build/compile/gate.py"}
 PRINTS = {"serving/supervise.py"}  # log.py writes to its streams itself
+LONGEST = 400  # lines
 _BASE = {"core", "store", "pins"}
 _BUILD = {*_BASE, "sources", "series", "wheels", "runtime", "checkpoints", "serving"}
 ALLOWED: dict[str, set[str]] = {
@@ -87,6 +88,11 @@ def test_the_layers_have_no_cycle() -> None:
 
 def test_no_module_is_imported_in_a_circle() -> None:
     TopologicalSorter({module: imports(path) for module, path in MODULES.items()}).prepare()
+
+
+def test_no_module_is_long() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in MODULES.values()}
+    assert {str(path): count for path, count in lengths.items() if count > LONGEST} == {}
 
 
 def test_the_monopolies_hold() -> None:

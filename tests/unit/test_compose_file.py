@@ -35,7 +35,6 @@ NOT_FOR_THE_CONTAINER = {
     },
     "set by the entrypoint": {"VLLM_HOST_IP"},
     "an example of docker-compose.override.yml": {"VLLM_LOG_STATS_INTERVAL"},
-    "a branch in docs/watch.md": {"VLLM_BASELINE"},
 }
 
 

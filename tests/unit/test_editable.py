@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from sparkforge.maintain.dev import editable
 from sparkforge.maintain.dev.editable import TreeOf
-from sparkforge.pins.pins import PathRule
+from sparkforge.pins.pathmap import PathRule
 
 SITE = PurePosixPath("/site")
 RULES = (

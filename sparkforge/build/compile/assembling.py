@@ -15,7 +15,7 @@ from sparkforge.build.compile.recipe import Recipe
 from sparkforge.build.compile.running import Made
 from sparkforge.core import git
 from sparkforge.core.errors import CompileError
-from sparkforge.pins.pins import member_of
+from sparkforge.pins.pathmap import member_of
 from sparkforge.series.series import Patched
 from sparkforge.wheels import archive, intake, overlay
 

@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from sparkforge.core.errors import CompileError
 from sparkforge.pins.compiling import Native, below
-from sparkforge.pins.pins import Upstream, rule_of
+from sparkforge.pins.pathmap import rule_of
+from sparkforge.pins.pins import Upstream
 
 PATCHED, ALL = "patched", "all"
 

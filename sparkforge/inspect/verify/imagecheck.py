@@ -23,7 +23,7 @@ from sparkforge.core.errors import CompileError, EngineError
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.inspect.verify import installed
 from sparkforge.inspect.verify.reading import Reading, site_of
-from sparkforge.pins.pins import member_of
+from sparkforge.pins.pathmap import member_of
 from sparkforge.sources.wheelhouse import read_lock
 
 _PROFILE = "profile.json"

@@ -18,7 +18,7 @@ from sparkforge.maintain.rebase.resolutions import Conflict, Memory, conflict
 from sparkforge.maintain.rebase.taken import Taken
 from sparkforge.maintain.rebase.verdicts import Move, Verdict, compare, own_lines
 from sparkforge.maintain.rebase.workspace import Unmerged, Workspace
-from sparkforge.pins.pins import PathRule
+from sparkforge.pins.pathmap import PathRule
 from sparkforge.series import series
 from sparkforge.series.patchfile import Patch
 from sparkforge.series.series import Patched, Series

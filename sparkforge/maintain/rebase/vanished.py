@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from sparkforge.core import git
 from sparkforge.maintain.rebase import verdicts
-from sparkforge.pins.pins import PathRule, rule_of
+from sparkforge.pins.pathmap import PathRule, rule_of
 from sparkforge.sources.sources import Source
 
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{5,}")
