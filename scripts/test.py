@@ -123,7 +123,8 @@ def main() -> int:
         if not options.fast:
             lanes.append(lambda: prove(steps))
         steps.at_once(*lanes)
-        check(steps, options, (python, "-m", "pytest", "--basetemp", Path(scratch) / "pytest"))
+        pytest = (python, "-m", "pytest", "--durations=15", "--basetemp", Path(scratch) / "pytest")
+        check(steps, options, pytest)
     return steps.finish()
 
 
