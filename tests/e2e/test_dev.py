@@ -81,7 +81,7 @@ def test_an_edit_of_vllm_acts_without_a_build(checkout: Path, tmp_path: Path) ->
     assert seen == f"7 {tmp_path}/.links/environment/vllm/__init__.py"
     after = dates(tree)
     assert {path for path in before if before[path] != after[path]} == {tree / "vllm/__init__.py"}
-    assert "not committed: vllm/__init__.py" in export(checkout, tree).stderr
+    assert "uncommitted changes: vllm/__init__.py" in export(checkout, tree).stderr
     subprocess.run(["git", "-C", tree, "checkout", "--quiet", "."], check=True)
     assert export(checkout, tree, "--check").returncode == 0
 

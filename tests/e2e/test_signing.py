@@ -105,7 +105,7 @@ def test_a_changed_wheel_and_one_more_are_named(built: Project, keys: Path) -> N
     wheel.unlink()  # it is linked to the store's
     wheel.write_bytes(data[:-1] + b"x")
     said = verify(built, keys, code=20)
-    assert f"{wheel.name}: not what SHA256SUMS says" in said
+    assert f"{wheel.name}: differs from SHA256SUMS" in said
     assert "other-1-py3-none-any.whl: not in SHA256SUMS" in said
 
 
