@@ -115,7 +115,8 @@ def in_order(text: str, *wanted: str) -> None:
 
 def printed(lead: str) -> list[str]:
     """Return what docs/first-run.md shows of a log, behind some words, without what differs (…)."""
-    section = (ROOT / "docs/first-run.md").read_text().partition(lead)[2]
+    _, found, section = (ROOT / "docs/first-run.md").read_text().partition(lead)
+    assert found, f"docs/first-run.md has no {lead!r}"
     shown = re.findall(r"\n```\n(.*?)```", section, re.DOTALL)[0]
     return [one.strip() for line in shown.splitlines() for one in line.split("…") if one.strip()]
 
@@ -195,7 +196,7 @@ def test_the_first_start_waits_for_the_hub_and_ends_with_an_answer(spark: Spark)
     spark.start_hub()
     spark.healthy()
     assert "42" in spark.answer()
-    in_order(spark.log(), *printed("The log, in this order"))
+    in_order(spark.log(), *printed("The log shows, in this order"))
     paths = {one.path for one in spark.hub.requests}
     assert any(one.endswith("/model.safetensors") for one in paths)
     assert not [one for one in paths if "original" in one or "metal" in one]
