@@ -1,16 +1,8 @@
-"""The spark image for arm64, baked on this machine and run under emulation; small, but for real.
-
-The path is the whole one: build.py --target spark, the real Dockerfile, an arm64 base, our overlay
-wheel of FlashInfer, wheels of others from the real lock. Left out for time: torch and vLLM (6 GB
-and some 20,000 files to compile under emulation); with them it was done by hand:
-docs/cross-build.md.
-"""
+"""The small spark image for arm64 (small.py), baked on this machine and run under emulation."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,27 +13,12 @@ from sparkforge.build import image
 from sparkforge.pins import pins
 from tests.support import ROOT
 
-from .conftest import Build, on_base, small_target
+from .small import Small
 
 
 @pytest.fixture(scope="module")
-def base() -> str:
-    name = os.environ.get("SPARKFORGE_TEST_ARM64_BASE")
-    if name is None or platform.machine() != "x86_64":
-        pytest.skip("no emulated arm64: scripts/test.py --with-engine (root, amd64)")
-    return name
-
-
-@pytest.fixture(scope="module")
-def small(checkout: Path) -> Path:
-    return small_target(checkout, "spark", "linux/arm64")
-
-
-@pytest.fixture(scope="module")
-def baked(build: Build, small: Path, base: str) -> Any:
-    words = ["--target", "spark", "--pins", str(small), "--until", "image"]
-    receipt = build(*words, *on_base(base))
-    return next(one["outputs"] for one in receipt["items"] if one["label"] == "image")
+def baked(small_spark: Small) -> Any:
+    return small_spark.bake()
 
 
 def run(tag: str, *words: str, options: tuple[str, ...] = ()) -> str:
@@ -73,8 +50,8 @@ print(json.dumps({{
     return json.loads(run(baked["tag"], "-c", code, options=options))
 
 
-def test_every_program_in_the_image_is_for_arm64(baked: Any, build: Build, small: Path) -> None:
-    found = build("verify", "--pins", str(small), baked["tag"])
+def test_every_program_in_the_image_is_for_arm64(baked: Any, small_spark: Small) -> None:
+    found = small_spark.build("verify", baked["tag"])
     assert found["matches"], found["problems"]
     assert found["digest"] == baked["digest"]
     assert found["checked"]["programs and libraries"] > 300
@@ -140,12 +117,10 @@ def test_the_health_check_runs_there_and_finds_no_server(baked: Any) -> None:
     assert "refused" in said
 
 
-def test_a_base_of_another_platform_is_one_clear_error(
-    small: Path, checkout: Path, base: str, base_image: str
-) -> None:
+def test_a_base_of_another_platform_is_one_clear_error(small_spark: Small, base_image: str) -> None:
     done = subprocess.run(
-        ["python3", "build.py", "--target", "spark", "--pins", small, "--base", base_image],
-        cwd=checkout,
+        ["python3", "build.py", "--target", "spark", "--base", base_image],
+        cwd=small_spark.checkout,
         capture_output=True,
         text=True,
         check=False,
