@@ -49,11 +49,7 @@ __device__ __forceinline__ void multiply(uint4 weights, unsigned scales, const u
     float d[4] = {};
     mma(d, low[0], high[0], low[1], high[1], x[h].x, x[h].y);
     mma(d, low[2], high[2], low[3], high[3], x[h].z, x[h].w);
-    const float s0 = scale((scales >> (8 * h)) & 255), s1 = scale((scales >> (16 + 8 * h)) & 255);
-    acc[0] = fmaf(d[0], s0, acc[0]);
-    acc[1] = fmaf(d[1], s0, acc[1]);
-    acc[2] = fmaf(d[2], s1, acc[2]);
-    acc[3] = fmaf(d[3], s1, acc[3]);
+    add_scaled(acc, d, scale((scales >> (8 * h)) & 255), scale((scales >> (16 + 8 * h)) & 255));
   }
 }
 

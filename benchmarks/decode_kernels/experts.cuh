@@ -119,12 +119,8 @@ __global__ void __launch_bounds__(WARPS * 32, ROWS == 1 ? 2 : 3) product(Operand
         mma(d, pair(low[i], 0), pair(low[i], 2), pair(low[i], 1), pair(low[i], 3), row.x, row.y);
         mma(d, pair(high[i], 0), pair(high[i], 2), pair(high[i], 1), pair(high[i], 3), row.z, row.w);
         const unsigned word = i < 2 ? scales.x : scales.y;
-        const float s0 = scale((word >> (i % 2 * 8)) & 255);
-        const float s1 = scale((word >> (i % 2 * 8 + 16)) & 255);
-        acc[i][0] = fmaf(d[0], s0, acc[i][0]);
-        acc[i][1] = fmaf(d[1], s0, acc[i][1]);
-        acc[i][2] = fmaf(d[2], s1, acc[i][2]);
-        acc[i][3] = fmaf(d[3], s1, acc[i][3]);
+        const int at = i % 2 * 8;
+        add_scaled(acc[i], d, scale((word >> at) & 255), scale((word >> (at + 16)) & 255));
       }
     }
   }

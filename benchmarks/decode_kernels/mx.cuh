@@ -39,6 +39,15 @@ __device__ __forceinline__ void mma(float (&d)[4], unsigned a0, unsigned a1, uns
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// acc += d, each of the two weights times its scale.
+__device__ __forceinline__ void add_scaled(float (&acc)[4], const float (&d)[4], float low,
+                                           float high) {
+  acc[0] = fmaf(d[0], low, acc[0]);
+  acc[1] = fmaf(d[1], low, acc[1]);
+  acc[2] = fmaf(d[2], high, acc[2]);
+  acc[3] = fmaf(d[3], high, acc[3]);
+}
+
 // Let the next kernel of the stream begin, then wait for the one before this.
 __device__ __forceinline__ void take_turn() {
   cudaTriggerProgrammaticLaunchCompletion();
