@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkforge.checkpoints.tiny import byte_characters
+from sparkforge.checkpoints.tokenizer import byte_bpe, byte_characters
 
 VOCAB_SIZE = 201_088
 SPECIAL_TOKENS = {
@@ -51,23 +51,9 @@ def tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
         known = [(ranks[a], ranks[b], a, b) for a, b in pairs if a in ranks and b in ranks]
         merges += [f"{written[a]} {written[b]}" for *_, a, b in sorted(known)]
     names = {number: name for name, number in SPECIAL_TOKENS.items()}
-    special = [
-        {
-            "id": number,
-            "content": names.get(number, f"<|reserved_{number}|>"),
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
+    special = {
+        number: names.get(number, f"<|reserved_{number}|>")
         for number in range(len(ranks), VOCAB_SIZE)
-    ]
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
     }
     split = {
         "type": "Split",
@@ -75,25 +61,4 @@ def tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
         "behavior": "Isolated",
         "invert": False,
     }
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": special,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocabulary,
-            "merges": merges,
-        },
-    }
+    return byte_bpe(special, vocabulary, merges, split)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy.typing as npt
 
 from sparkforge.checkpoints.tensors import Random, write_safetensors
+from sparkforge.checkpoints.tokenizer import byte_bpe, byte_characters
 
 SLIDING_WINDOW = 32
 ORIGINAL_CONTEXT = 64
@@ -282,49 +283,10 @@ def json_files(shape: Shape = TINY) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": VOCAB_SIZE,
     }
-    tokenizer: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": token_id,
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for token, token_id in special_ids.items()
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": False,
-        },
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": False,
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {char: byte for byte, char in enumerate(byte_characters())},
-            "merges": [],
-        },
-    }
+    vocabulary = {char: byte for byte, char in enumerate(byte_characters())}
+    tokenizer = byte_bpe(
+        {token_id: token for token, token_id in special_ids.items()}, vocabulary, []
+    )
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|startoftext|>",
@@ -351,17 +313,3 @@ def json_files(shape: Shape = TINY) -> dict[str, Any]:
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": tokenizer_config,
     }
-
-
-def byte_characters() -> list[str]:
-    """The printable character that a byte-level tokenizer writes for each of the 256 bytes."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    characters = []
-    moved = 0
-    for byte in range(256):
-        if byte in printable:
-            characters.append(chr(byte))
-        else:
-            characters.append(chr(256 + moved))
-            moved += 1
-    return characters
