@@ -1,4 +1,4 @@
-"""Wheels → image, with ``docker buildx build``; docker-py has no BuildKit."""
+"""Wheels → image."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 
 from sparkforge.build.context import Context
 from sparkforge.core import plain
-from sparkforge.core.errors import CommandError, ImageError
+from sparkforge.core.errors import ImageError
 from sparkforge.core.hashing import code_digest
 from sparkforge.core.log import log
-from sparkforge.core.run import call
 from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import Engine
 
 ARCHIVE = "image.oci.tar"
@@ -131,7 +131,7 @@ def labels(context: Context, base: str) -> dict[str, str]:
     return result
 
 
-def _output(engine: Engine, name: str, archive: Path) -> list[str]:
+def _output(engine: Engine, name: str, archive: Path) -> tuple[str, ...]:
     """Say where the image goes, and with what bytes.
 
     Into a file: only that exporter sets every file's date, and so gives the same layers twice.
@@ -140,8 +140,8 @@ def _output(engine: Engine, name: str, archive: Path) -> list[str]:
     """
     if engine.containerd_store:
         how = f"type=oci,dest={archive},name={name},rewrite-timestamp=true"
-        return ["--output", f"{how},compression=zstd,compression-level=1,force-compression=true"]
-    return ["--load", "--tag", name]
+        return "--output", f"{how},compression=zstd,compression-level=1,force-compression=true"
+    return "--load", "--tag", name
 
 
 def requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
@@ -189,57 +189,40 @@ def bake(
     metadata, archive = folder / "build.json", folder / ARCHIVE
     # until its id is known; of its own, so that bakes at the same time take nothing from each other
     passing = f"{repository(request.target)}:baking-{labels.get(KEY_LABEL, 'alone')[:12]}"
-    arguments = {
-        "BASE": request.base,
-        "PYTHON_VERSION": request.python,
-        "SOURCE_DATE_EPOCH": str(request.epoch),
-        "RELEASE": request.release,
-        "SYSTEM_PACKAGES": " ".join(request.system_packages),
-        "SERVE_ARGS": shlex.join(request.serve),
-    }
-    command: list[str | Path] = [
-        "docker",
-        "buildx",
-        "build",
-        "--builder",
-        request.builder,
-        "--progress=plain",
-        "--provenance=false",
-        *_output(engine, passing, archive),
-        *(["--no-cache"] if request.cold else []),
-        "--file",
-        request.root / "Dockerfile",
-        "--target",
-        "serve",
-        "--platform",
-        request.platform,
-        "--metadata-file",
-        metadata,
-        "--build-context",
-        f"wheels={ours}",
-        "--build-context",
-        f"wheelhouse={wheelhouse}",
-    ]
-    for name, value in arguments.items():
-        command += ["--build-arg", f"{name}={value}"]
-    for name, value in sorted(labels.items()):
-        command += ["--label", f"{name}={value}"]
-    if request.ca_bundle is not None:
-        command += ["--secret", f"id=ca,src={request.ca_bundle}"]
     try:
-        call(*command, request.root, stream=True)
-        if engine.containerd_store and not request.cold:
-            call("docker", "load", "--input", archive, stream=True)
-            archive.unlink()
-    except CommandError as error:
+        buildx.build(
+            buildx.ImageBuild(
+                request.root / "Dockerfile",
+                request.root,
+                request.builder,
+                _output(engine, passing, archive),
+                stage="serve",
+                platform=request.platform,
+                arguments={
+                    "BASE": request.base,
+                    "PYTHON_VERSION": request.python,
+                    "SOURCE_DATE_EPOCH": str(request.epoch),
+                    "RELEASE": request.release,
+                    "SYSTEM_PACKAGES": " ".join(request.system_packages),
+                    "SERVE_ARGS": shlex.join(request.serve),
+                },
+                labels=dict(sorted(labels.items())),
+                contexts={"wheels": ours, "wheelhouse": wheelhouse},
+                options=(f"--metadata-file={metadata}", *(["--no-cache"] if request.cold else [])),
+                ca_bundle=request.ca_bundle,
+            )
+        )
+    except ImageError as error:
         if lacks := list(dict.fromkeys(_LACKS.findall(str(error)))):
             remedy = (
                 f"add the package to system_packages of targets.{request.target}, or use a base"
                 " that has it (for a wheel: lock it); see needs there"
             )
             raise ImageError("\n".join(lacks), remedy) from None
-        msg = f"docker buildx build failed:\n{error}"
-        raise ImageError(msg, "see the docker output above") from error
+        raise
+    if engine.containerd_store and not request.cold:
+        engine.load(archive)
+        archive.unlink()
     digest = plain.json_of(metadata.read_text()).get("containerimage.digest")
     if request.cold:
         return {"kind": "image", "digest": digest, "archive": ARCHIVE}

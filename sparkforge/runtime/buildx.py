@@ -1,15 +1,17 @@
-"""Which of buildx's builders bakes: the engine's own unless another is named.
+"""Dockerfile → image with ``docker buildx build`` (docker-py has no BuildKit).
 
-``docker buildx build`` alone follows whatever builder the user chose last, for whatever project:
-one in a container sees no local base image, and one of another engine leaves the image there.
+Without ``--builder``, buildx uses the builder that the user chose last, for whatever project. One
+in a container sees no local base image. One of another engine leaves the image there.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from sparkforge.core.errors import CommandError, EngineError
+from sparkforge.core.errors import CommandError, EngineError, ImageError
 from sparkforge.core.run import call
 from sparkforge.runtime.engine import Engine
 
@@ -28,6 +30,67 @@ class Builder:
     name: str
     driver: str
     platforms: frozenset[str]
+
+
+@dataclass(frozen=True)
+class ImageBuild:
+    """One run of ``docker buildx build``.
+
+    Attributes:
+        context: the folder that ``COPY`` without ``--from`` reads.
+        output: options that name the image and where it goes.
+        stage: stage of the Dockerfile; None builds the last one.
+        platform: e.g. ``linux/arm64``; None builds for the engine's own.
+        contexts: further folders, by the names that the Dockerfile has for them.
+        options: further options of the command.
+        ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
+    """
+
+    dockerfile: Path
+    context: Path
+    builder: str
+    output: tuple[str, ...]
+    stage: str | None = None
+    platform: str | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    contexts: Mapping[str, Path] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    ca_bundle: Path | None = None
+
+    def command(self) -> list[str | Path]:
+        """Return the command line."""
+        command: list[str | Path] = ["docker", "buildx", "build", "--builder", self.builder]
+        # the provenance is our own (build/provenance.py); buildx's has the time of the build in it
+        command += ["--progress=plain", "--provenance=false", *self.output, *self.options]
+        command += ["--file", self.dockerfile]
+        if self.stage is not None:
+            command += ["--target", self.stage]
+        if self.platform is not None:
+            command += ["--platform", self.platform]
+        for option, values in (
+            ("--build-context", self.contexts),
+            ("--build-arg", self.arguments),
+            ("--label", self.labels),
+        ):
+            for name, value in values.items():
+                command += [option, f"{name}={value}"]
+        if self.ca_bundle is not None:
+            command += ["--secret", f"id=ca,src={self.ca_bundle}"]
+        return [*command, self.context]
+
+
+def build(request: ImageBuild) -> None:
+    """Build an image; buildx's output is shown as it comes.
+
+    Raises:
+        ImageError: the build failed.
+    """
+    try:
+        call(*request.command(), stream=True)
+    except CommandError as error:
+        msg = f"docker buildx build failed:\n{error}"
+        raise ImageError(msg, "see the docker output above") from error
 
 
 def choose(engine: Engine, wish: str | None) -> Builder:

@@ -8,9 +8,10 @@ import re
 import tarfile
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.core.errors import CommandError, EngineError, UsageError
+from sparkforge.core.errors import CommandError, EngineError, ImageError, UsageError
 from sparkforge.core.programs import have
 from sparkforge.core.run import call
 
@@ -74,6 +75,18 @@ class Engine:
         except ImageNotFound:
             return False
         return True
+
+    def load(self, archive: Path) -> None:
+        """Load an image from its archive.
+
+        Raises:
+            ImageError: the engine refuses it.
+        """
+        try:
+            call("docker", "load", "--input", archive, stream=True)
+        except CommandError as error:
+            msg = f"docker load failed:\n{error}"
+            raise ImageError(msg, "see the docker output above") from error
 
     def remove(self, image: str) -> str:
         """Remove an image by its name; returns why it stays (a container uses it), or "".
@@ -148,14 +161,14 @@ class Engine:
             msg = f"Python in image {image} failed:\n{error}"
             raise EngineError(msg, "see its output above") from None
 
-    def kept_as(self, name: str) -> list[str]:
+    def kept_as(self, name: str) -> tuple[str, ...]:
         """Return buildx's options for an image that never leaves this engine.
 
         Compressing its layers would be time for nothing.
         """
         if self.containerd_store:
-            return ["--output", f"type=image,name={name},compression=uncompressed,unpack=true"]
-        return ["--load", "--tag", name]
+            return "--output", f"type=image,name={name},compression=uncompressed,unpack=true"
+        return "--load", "--tag", name
 
     def image_label(self, image: str, label: str) -> str:
         """Return a label of an image; the Dockerfile sets those that sparkforge reads."""

@@ -100,3 +100,35 @@ def test_the_dev_image_is_baked_in_the_engine_that_holds_its_base(
     dev._image(context, engine, "sparkforge/cpu:1")
     words = said.read_text().splitlines()
     assert words[words.index("--builder") + 1] == "rootless"
+
+
+def test_an_image_build_names_all_that_its_dockerfile_reads(tmp_path: Path) -> None:
+    request = buildx.ImageBuild(
+        tmp_path / "Dockerfile",
+        tmp_path,
+        "own",
+        ("--load", "--tag", "demo:1"),
+        stage="serve",
+        platform="linux/arm64",
+        arguments={"BASE": "b", "SYSTEM_PACKAGES": "gcc git"},
+        labels={"org.demo": "a b"},
+        contexts={"wheels": tmp_path / "wheels"},
+        options=("--no-cache",),
+        ca_bundle=tmp_path / "ca.pem",
+    )
+    command = [str(word) for word in request.command()]
+    assert command[:5] == ["docker", "buildx", "build", "--builder", "own"]
+    assert command[-1] == str(tmp_path)
+    pairs = list(zip(command, command[1:], strict=False))
+    for pair in (
+        ("--tag", "demo:1"),
+        ("--file", f"{tmp_path}/Dockerfile"),
+        ("--target", "serve"),
+        ("--platform", "linux/arm64"),
+        ("--build-arg", "SYSTEM_PACKAGES=gcc git"),
+        ("--label", "org.demo=a b"),
+        ("--build-context", f"wheels={tmp_path}/wheels"),
+        ("--secret", f"id=ca,src={tmp_path}/ca.pem"),
+    ):
+        assert pair in pairs
+    assert "--no-cache" in command

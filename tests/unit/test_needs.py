@@ -14,6 +14,7 @@ import pytest
 from sparkforge.build import image
 from sparkforge.core.errors import CommandError, ImageError
 from sparkforge.pins import pins
+from sparkforge.runtime import buildx
 from sparkforge.serving import needs
 from tests.support import ROOT
 
@@ -156,7 +157,7 @@ def test_a_bake_that_lacks_something_is_one_clear_error(
         assert json.loads((tmp_path / "wheels/needs.json").read_text()) == wanted("rtx")
         raise CommandError(f"docker ended\n    #9 0.412 {line}\n    #9 ERROR: x\n    0.412 {line}")
 
-    monkeypatch.setattr(image, "call", call)
+    monkeypatch.setattr(buildx, "call", call)
     lock = tmp_path / "lock.txt"
     lock.touch()
     request = image.Request(

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core.errors import CommandError, ImageError
 from sparkforge.core.log import log
-from sparkforge.core.run import call
+from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import Engine
 
 PYTHON = "/opt/sparkforge/venv/bin/python"
@@ -79,43 +78,25 @@ def bake(
     ours = folder / "wheels"
     ours.mkdir()
     (ours / "requirements.txt").write_bytes(request.lock.read_bytes())
-    arguments = {
-        "BASE": request.base,
-        "PYTHON_VERSION": request.python,
-        "SOURCE_DATE_EPOCH": str(request.epoch),
-        "SYSTEM_PACKAGES": " ".join(packages(request.python)),
-    }
-    command: list[str | Path] = [
-        "docker",
-        "buildx",
-        "build",
-        "--builder",
-        engine.context,
-        "--progress=plain",
-        "--provenance=false",
-        *engine.kept_as(name),
-        "--file",
-        request.root / "Dockerfile",
-        "--target",
-        "builder",
-        "--platform",
-        request.platform,
-        "--label",
-        f"{_KEY_LABEL}={request.key}",
-        "--build-context",
-        f"wheels={ours}",
-        "--build-context",
-        f"wheelhouse={wheelhouse}",
-    ]
-    for key, value in arguments.items():
-        command += ["--build-arg", f"{key}={value}"]
-    if request.ca_bundle is not None:
-        command += ["--secret", f"id=ca,src={request.ca_bundle}"]
-    try:
-        call(*command, request.root, stream=True)
-    except CommandError as error:
-        msg = f"the builder image failed to build:\n{error}"
-        raise ImageError(msg, "see the docker output above") from error
+    buildx.build(
+        buildx.ImageBuild(
+            request.root / "Dockerfile",
+            request.root,
+            engine.context,
+            engine.kept_as(name),
+            stage="builder",
+            platform=request.platform,
+            arguments={
+                "BASE": request.base,
+                "PYTHON_VERSION": request.python,
+                "SOURCE_DATE_EPOCH": str(request.epoch),
+                "SYSTEM_PACKAGES": " ".join(packages(request.python)),
+            },
+            labels={_KEY_LABEL: request.key},
+            contexts={"wheels": ours, "wheelhouse": wheelhouse},
+            ca_bundle=request.ca_bundle,
+        )
+    )
     return _outputs(engine, name)
 
 

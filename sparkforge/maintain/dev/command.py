@@ -13,12 +13,12 @@ from typing import Any
 from sparkforge.build import executor, graph, setup
 from sparkforge.build.context import Context
 from sparkforge.build.stages.wheels import release_wheel
-from sparkforge.core.errors import CommandError, ImageError, UsageError
+from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
-from sparkforge.core.run import call, replace_process
+from sparkforge.core.run import replace_process
 from sparkforge.maintain.dev import editable, trees
 from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.runtime import environment
+from sparkforge.runtime import buildx, environment
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.series import series
@@ -179,31 +179,17 @@ def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bo
 def _image(context: Context, engine: Engine, base: str) -> str:
     """Build the image of the recipe on a target's image; returns its tag."""
     tag = f"sparkforge/{context.target_name}-dev:{context.release}"
-    command: list[str | Path] = [
-        # the engine's own: the base is an image that only it holds
-        "docker",
-        "buildx",
-        "build",
-        "--builder",
-        engine.context,
-        "--progress=plain",
-        "--provenance=false",
-        *engine.kept_as(tag),
-        "--file",
-        context.root / RECIPE,
-        "--build-arg",
-        f"IMAGE={base}",
-        "--build-arg",
-        f"PYTHON_VERSION={context.target.python}",
-    ]
-    if context.ca_bundle is not None:
-        command += ["--secret", f"id=ca,src={context.ca_bundle}"]
     with log.step("image with compilers"), context.store.temporary("dev") as empty:
-        try:
-            call(*command, empty, stream=True)
-        except CommandError as error:
-            msg = f"docker buildx build failed:\n{error}"
-            raise ImageError(msg, "see the docker output above") from error
+        buildx.build(
+            buildx.ImageBuild(
+                context.root / RECIPE,
+                empty,
+                engine.context,  # the base is an image that only this engine holds
+                engine.kept_as(tag),
+                arguments={"IMAGE": base, "PYTHON_VERSION": context.target.python},
+                ca_bundle=context.ca_bundle,
+            )
+        )
     return tag
 
 
