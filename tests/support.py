@@ -181,7 +181,11 @@ class Server:
         self.requests.append((path, header))
         page = self.pages.get(path)
         if page is None or page.statuses:
-            handler.send_error(404 if page is None else page.statuses.pop(0))
+            handler.send_response(404 if page is None else page.statuses.pop(0))
+            handler.send_header("Content-Length", "0")
+            for name, value in (page.headers if page else {}).items():
+                handler.send_header(name, value)
+            handler.end_headers()
             return
         first, _, last = (header if header and page.ranges else "bytes=0-")[6:].partition("-")
         start, end = int(first), int(last) + 1 if last else len(page.body)

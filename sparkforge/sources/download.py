@@ -22,6 +22,7 @@ _CHUNK = 1 << 20
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 1.0  # doubled with every attempt
+_LONGEST_WAIT_S = 60.0  # whatever Retry-After asks for
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,24 @@ def _download(wanted: _Wanted, progress: _Progress) -> None:
                     if have:
                         remedy += f"; it continues after {human_bytes(have)}"
                     raise FetchError(msg, remedy) from error
-                wait = _FIRST_WAIT_S * 2 ** (attempt - 1)
+                wait = _wait_s(error.response, attempt)
                 log.warning(f"{name}: {error}; retrying in {wait:.0f} s")
                 time.sleep(wait)
+
+
+def _wait_s(response: requests.Response | None, attempt: int) -> float:
+    """Return how long to wait after a failed attempt: what the server asks for, within reason."""
+    from urllib3 import Retry
+    from urllib3.exceptions import InvalidHeader
+
+    # urllib3 reads the header, no more: its own loop starts a request again, but not a body that
+    # breaks off, and that is where a download of gigabytes fails
+    backoff: float = _FIRST_WAIT_S * 2 ** (attempt - 1)
+    header = response.headers.get("Retry-After") if response is not None else None
+    try:
+        return min(max(Retry().parse_retry_after(header or "0"), backoff), _LONGEST_WAIT_S)
+    except InvalidHeader:
+        return backoff
 
 
 def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> None:

@@ -140,6 +140,27 @@ def test_a_passing_trouble_is_asked_again(store: Store, server: Server, status: 
     assert len(server.requests) == 3
 
 
+@pytest.mark.parametrize(
+    ("header", "wait_s"),
+    [
+        ("7", 7.0),
+        ("0", 2.0),
+        ("86400", 60.0),
+        ("soon", 2.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 2.0),
+    ],
+)
+def test_the_wait_that_a_server_asks_for_is_kept_within_reason(
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch, header: str, wait_s: float
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(download, "_FIRST_WAIT_S", 2.0)
+    monkeypatch.setattr("time.sleep", waits.append)  # the server's pauses, too
+    url = server.add("/f", Page(DATA, statuses=[503], headers={"Retry-After": header}))
+    assert get(store, url).read_bytes() == DATA
+    assert waits[0] == wait_s
+
+
 @pytest.mark.parametrize("url", ["no-scheme", "gopher://127.0.0.1/x", "http://"])
 def test_an_address_that_is_none_is_not_tried_again(store: Store, url: str) -> None:
     with pytest.raises(FetchError, match="after 1 attempt"):
