@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from sparkforge.core.disk import write_file
 from sparkforge.core.errors import PinsError
 from sparkforge.pins import pins, yamlfile
 from sparkforge.pins.pins import Provider, Recorded
@@ -54,14 +54,8 @@ def forget(path: Path, upstream: str) -> None:
 def _rewrite(path: Path, upstream: str, recorded: Mapping[Provider, Recorded]) -> None:
     # read_text() would change the line ends
     text_now = with_record(path, path.read_bytes().decode(), upstream, recorded)
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        fresh.write_bytes(text_now.encode())
-        pins.load(fresh)
-        shutil.copymode(path, fresh)
-        fresh.rename(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    pins.parse(path, text_now)
+    write_file(path, text_now.encode())
 
 
 def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider, Recorded]) -> str:

@@ -6,12 +6,11 @@ a store has under such names is swept and cleaned away, and no backup holds a fo
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from sparkforge.core.disk import write_file
 from sparkforge.core.errors import StoreError
 
 _NAME = "CACHEDIR.TAG"
@@ -38,14 +37,8 @@ def mark(root: Path) -> None:
     Raises:
         OSError: the folder can't be made or written.
     """
-    root.mkdir(parents=True, exist_ok=True)
     if not marked(root):
-        handle, name = tempfile.mkstemp(prefix=f".{_NAME}-", dir=root)
-        with os.fdopen(handle, "w") as file:
-            file.write(_TEXT)
-        fresh = Path(name)
-        fresh.chmod(0o644)
-        fresh.rename(root / _NAME)
+        write_file(root / _NAME, _TEXT.encode())
 
 
 def refuse_others(root: Path) -> None:

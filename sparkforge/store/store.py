@@ -35,7 +35,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core.disk import disk_errors, flocked, read_json
+from sparkforge.core.disk import disk_errors, flocked, read_json, write_file
 from sparkforge.core.errors import IntegrityError, StoreError
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.core.log import log
@@ -316,13 +316,9 @@ class Store:
     def write_json(self, path: Path, value: Any) -> None:
         """Write a small JSON file atomically; untouched where it already says the same."""
         text = json.dumps(value, indent=1, sort_keys=True) + "\n"
-        with disk_errors(path):
-            if path.exists() and path.read_text() == text:
-                return
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with self.temporary("json") as work:
-                (work / path.name).write_text(text)
-                (work / path.name).rename(path)
+        if not path.exists() or path.read_text() != text:
+            self._prepare()
+            write_file(path, text.encode())
 
     def clean(self, *, everything: bool) -> int:
         """Remove artefacts (and, with ``everything``, downloads and mirrors too).

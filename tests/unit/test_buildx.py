@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_an_image_build_names_all_that_its_dockerfile_reads(tmp_path: Path) -> N
     command = [str(word) for word in request.command()]
     assert command[:5] == ["docker", "buildx", "build", "--builder", "own"]
     assert command[-1] == str(tmp_path)
-    pairs = list(zip(command, command[1:], strict=False))
+    pairs = list(pairwise(command))
     for pair in (
         ("--tag", "demo:1"),
         ("--file", f"{tmp_path}/Dockerfile"),
