@@ -17,7 +17,6 @@ from typing import Any
 
 from sparkforge.build import composing
 from sparkforge.build.context import WHEELS, Context, wheel_path
-from sparkforge.build.options import SOURCES
 from sparkforge.build.receipt import (
     PROVENANCE,
     SBOM,
@@ -25,7 +24,6 @@ from sparkforge.build.receipt import (
     SUMS,
     Line,
     baked,
-    image_of,
     is_receipt,
 )
 from sparkforge.core import plain
@@ -147,32 +145,6 @@ def _write(path: Path, data: bytes) -> str:
     write_file(path, data)
     path.chmod(0o644)
     return hashlib.sha256(data).hexdigest()
-
-
-def last_base(context_root: Path, target: str) -> str | None:
-    """Return the base of the image that was built last; None after a plain environment."""
-    items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
-    base = image_of(items).get("base")
-    return base if isinstance(base, str) else None
-
-
-def last_native(context_root: Path, target: str) -> str | None:
-    """Return what --native was when wheels were compiled last; None after an overlay."""
-    items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
-    found = [item["inputs"]["native"] for item in items if "native" in item["inputs"]]
-    return str(found[0]) if found else None
-
-
-def last_source(context_root: Path, target: str) -> str | None:
-    """Return what --source would say as the last build had it; None where upstreams differ."""
-    items = _receipt(context_root / "dist" / target / "receipt.json").get("items", [])
-    found = {
-        (item["inputs"].get("provider"), item["inputs"].get("fallback"))
-        for item in items
-        if item["stage"] == "sources" and "provider" in item["inputs"]
-    }
-    words = [word for word, plan in SOURCES.items() if {(plan.provider, plan.fallback)} == found]
-    return words[0] if words else None
 
 
 def _receipt(path: Path) -> dict[str, Any]:

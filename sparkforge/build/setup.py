@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkforge.build import publish
+from sparkforge.build import lastbuild
 from sparkforge.build.context import STAGES, Context
 from sparkforge.build.options import access_of, pins_path, platform_of, source_plan, store_of
 from sparkforge.core.errors import EngineError, UsageError
@@ -155,11 +155,11 @@ def _engine_for(
 
 
 def follow_last_build(options: argparse.Namespace) -> None:
-    """Mean the image that was built last, where neither engine nor base is named."""
-    root = pins_path(options).parent
+    """Use engine, base, wheels and sources of the last build where no option names others."""
+    last = lastbuild.read(pins_path(options).parent, options.target)
     if options.engine == "auto" and options.base is None:
-        options.base = publish.last_base(root, options.target)
-    if options.wheels is None and (native := publish.last_native(root, options.target)):
-        options.wheels, options.native = "compile", options.native or native
+        options.engine, options.base = last.engine or "auto", last.base
+    if options.wheels is None:
+        options.wheels, options.native = last.wheels, options.native or last.native
     if options.source is None and not options.mirror:
-        options.source = publish.last_source(root, options.target)
+        options.source = last.source

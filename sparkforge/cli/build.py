@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sparkforge.build import executor, publish, receipt
+from sparkforge.build import executor, lastbuild, publish, receipt
 from sparkforge.build.context import STAGES
 from sparkforge.build.graph import items
 from sparkforge.build.options import pins_path, platform_of
@@ -81,6 +81,9 @@ def _build(options: argparse.Namespace) -> int:
         seconds=seconds,
     )
     folder, document = publish.publish(context, lines, document)
+    served = receipt.baked(lines)
+    image = served is not None and served.outputs["kind"] == "image"
+    lastbuild.write(context, image=image, engine=options.engine)
     if options.json:
         log.json(document)
     publish.summary(context, lines, folder, seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,19 +73,6 @@ def test_the_image_is_found_beside_what_it_is_made_of(tmp_path: Path) -> None:
     for found in (image, made("image", "environment")):
         assert receipt.baked([checkpoint, found, unpatched]) is found.artefact
     assert receipt.baked([checkpoint, unpatched]) is None
-
-    def base(*lines: Line) -> str | None:
-        items = [
-            {"stage": one.artefact.stage, "inputs": {}, "outputs": one.artefact.outputs}
-            for one in lines
-        ]
-        (tmp_path / "dist" / "spark").mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"items": items})
-        (tmp_path / "dist" / "spark" / "receipt.json").write_text(text)
-        return publish.last_base(tmp_path, "spark")
-
-    assert base(checkpoint, image) == "sha256:1"
-    assert base(checkpoint, made("image", "environment")) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""What is known of the last build, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkforge.build import lastbuild
+from sparkforge.build.context import Context
+from sparkforge.build.lastbuild import LastBuild
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.pins.pins import SourcePlan
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Store
+from tests.support import ROOT
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    loaded = pins.load(ROOT / "pins.yaml")
+    return Context(
+        root=tmp_path,
+        pins=loaded,
+        pins_path=ROOT / "pins.yaml",
+        store=Store(tmp_path / "store"),
+        target_name="spark",
+        target=loaded.target("spark"),
+        platform="linux/arm64",
+        access=Access(Index(), {}, True),
+        base="here:1",
+    )
+
+
+def test_what_is_written_is_read(context: Context) -> None:
+    assert lastbuild.read(context.root, "spark") == LastBuild()
+    lastbuild.write(context, image=True, engine="auto")
+    assert lastbuild.read(context.root, "spark") == LastBuild(base="here:1", source="release")
+    assert lastbuild.read(context.root, "cpu") == LastBuild()
+    git = context.target.model_copy(update={"source": SourcePlan(provider="git")})
+    compiled = replace(context, wheels="compile", native="all", target=git)
+    lastbuild.write(compiled, image=False, engine="none")
+    assert lastbuild.read(context.root, "spark") == LastBuild(
+        engine="none", wheels="compile", native="all", source="git"
+    )
+
+
+def test_sources_that_differ_have_no_option(context: Context) -> None:
+    mirrored = replace(context.access, mirrors={"vllm": "https://127.0.0.1:9/x.git"})
+    lastbuild.write(replace(context, access=mirrored), image=False, engine="auto")
+    assert lastbuild.read(context.root, "spark").source is None
+
+
+def test_a_file_that_says_the_same_is_not_written_again(context: Context) -> None:
+    lastbuild.write(context, image=True, engine="auto")
+    path = lastbuild.path_of(context.root, "spark")
+    before = path.stat().st_ino
+    lastbuild.write(context, image=True, engine="auto")
+    assert path.stat().st_ino == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"base": "he',
+        "[]",
+        '{"base": "here:1"}',  # other fields, as of another version
+        '{"engine": null, "base": 3, "wheels": null, "native": null, "source": null}',
+    ],
+)
+def test_a_damaged_or_older_file_counts_as_none(context: Context, text: str) -> None:
+    lastbuild.write(context, image=True, engine="auto")
+    lastbuild.path_of(context.root, "spark").write_text(text)
+    assert lastbuild.read(context.root, "spark") == LastBuild()
