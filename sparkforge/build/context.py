@@ -20,7 +20,7 @@ from sparkforge.store.artefact import Artefact
 from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
-    from sparkforge.runtime.engine import Engine
+    from sparkforge.runtime.engine import BaseImage, Engine
 
 WHEELS = "wheels"  # the folder of a wheelhouse that they are in
 STAGES = ("sources", "series", "builder", "wheels", "wheelhouse", "image", "smoke")
@@ -34,7 +34,7 @@ class Context:
     Attributes:
         root: the checkout; ``patches/``, ``requirements/`` and ``Dockerfile`` lie in it.
         engine: container engine that bakes an image; None bakes a plain environment.
-        base: base image for the engine.
+        base: of the image, and of the one that wheels are compiled in; None where neither is made.
         builder: buildx's name of what bakes the image.
         offline: ask no network.
         force: stages that run again although the store has their result.
@@ -54,7 +54,7 @@ class Context:
     platform: Platform
     access: Access
     engine: Engine | None = None
-    base: str | None = None
+    base: BaseImage | None = None
     builder: str = "default"
     ca_bundle: Path | None = None
     port: int = 0

@@ -8,6 +8,7 @@ cost only hashing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sparkforge.build.context import STAGES, UNPATCHED, Context, Item
@@ -19,6 +20,7 @@ from sparkforge.build.stages.source import source_item
 from sparkforge.build.stages.trial import trial_item
 from sparkforge.build.stages.wheelhouse import wheelhouse_item
 from sparkforge.build.stages.wheels import overlay_item
+from sparkforge.runtime.engine import BaseImage
 from sparkforge.series import series
 
 
@@ -31,7 +33,7 @@ def items(context: Context, until: str) -> list[Item]:
         from sparkforge.build.compile import items as compiling  # not needed by overlays
         from sparkforge.build.compile.builderitem import builder_items
 
-        result += builder_items(context, compiling.base_digest(context), wheels)
+        result += builder_items(context, wheels)
     for name in context.target.wheels:
         for layer in context.layers(name):
             patches = context.series_of(layer)
@@ -69,18 +71,14 @@ def items(context: Context, until: str) -> list[Item]:
 # -- wheels ------------------------------------------------------------------------------
 
 
-def _wheel_item(context: Context, name: str, base: str | None = None) -> Item:
-    """Return the patched wheel of an upstream, compiled or overlaid as the context asks.
-
-    Args:
-        base: digest of the base image; needed where wheels are compiled.
-    """
+def _wheel_item(context: Context, name: str) -> Item:
+    """Return the patched wheel of an upstream, compiled or overlaid as the context asks."""
     if context.wheels != "compile":
         return overlay_item(context, name, patched=True)
     from sparkforge.build.compile import items as compiling  # not needed by overlays
 
     if (reason := context.pins.upstream(name).compile.blocked) is None or context.native == "all":
-        return compiling.compile_item(context, name, base)
+        return compiling.compile_item(context, name)
     return overlay_item(context, name, patched=True, note=reason)
 
 
@@ -100,11 +98,8 @@ def release_items(context: Context) -> list[Item]:
     return [house, *_unpatched_items(context, house)]
 
 
-def made_of(context: Context, base: str) -> dict[str, Mapping[str, Any]]:
-    """Return the inputs of an image's parts and of the image itself, by label, as it holds them.
-
-    Args:
-        base: digest of the base image.
-    """
-    wheels = [_wheel_item(context, name, base) for name in context.target.wheels]
+def made_of(context: Context, base: BaseImage) -> dict[str, Mapping[str, Any]]:
+    """Return the inputs of an image's parts and of the image itself, by label, as it holds them."""
+    context = replace(context, base=base)
+    wheels = [_wheel_item(context, name) for name in context.target.wheels]
     return image.parts(context, wheels, wheelhouse_item(context), base)

@@ -19,7 +19,7 @@ from sparkforge.core.hashing import code_digest
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import buildx
-from sparkforge.runtime.engine import Engine
+from sparkforge.runtime.engine import BaseImage, Engine
 
 ARCHIVE = "image.oci.tar"
 INPUTS = "inputs.json"
@@ -49,7 +49,6 @@ class Request:
 
     Attributes:
         root: the checkout.
-        base: reference of the base image, with its digest or of a local image.
         python: version whose wheels are installed, e.g. ``3.11``.
         epoch: date of all files, seconds since 1970.
         system_packages: distribution packages installed into the image.
@@ -65,7 +64,7 @@ class Request:
 
     root: Path
     target: str
-    base: str
+    base: BaseImage
     python: str
     platform: str
     epoch: int
@@ -101,19 +100,15 @@ def recipe_digest(root: Path) -> str:
         raise ImageError(f"{error.filename}: no such file", "restore it: git checkout") from None
 
 
-def labels(context: Context, base: str) -> dict[str, str]:
-    """Return the labels that say what an image is made of, from pins and series alone.
-
-    Args:
-        base: digest of the base image.
-    """
+def labels(context: Context, base: BaseImage) -> dict[str, str]:
+    """Return the labels that say what an image is made of, from pins and series alone."""
     moment = datetime.fromtimestamp(context.epoch, UTC)
     result = {
         "org.opencontainers.image.title": f"sparkforge-{context.target_name}",
         "org.opencontainers.image.version": context.release,
         "org.opencontainers.image.description": context.target.summary,
         "org.opencontainers.image.created": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "org.opencontainers.image.base.digest": base,
+        "org.opencontainers.image.base.digest": base.digest,
         TARGET_LABEL: context.target_name,
     }
     for name in [layer for wheel in context.target.wheels for layer in context.layers(wheel)]:
@@ -199,7 +194,7 @@ def bake(
                 stage="serve",
                 platform=request.platform,
                 arguments={
-                    "BASE": request.base,
+                    "BASE": request.base.reference,
                     "PYTHON_VERSION": request.python,
                     "SOURCE_DATE_EPOCH": str(request.epoch),
                     "RELEASE": request.release,
@@ -238,6 +233,6 @@ def bake(
         "tag": tag,
         "image_id": image.id,
         "digest": digest,
-        "base": request.base,
+        "base": request.base.reference,
         "system": sbom.system(engine, str(image.id)),
     }

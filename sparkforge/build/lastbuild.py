@@ -58,7 +58,7 @@ def write(context: Context, *, image: bool, engine: str) -> None:
     compiled = context.wheels == "compile"
     last = LastBuild(
         engine="none" if engine == "none" else None,
-        base=context.base if image else None,
+        base=context.base.reference if image and context.base is not None else None,
         wheels=context.wheels if compiled else None,
         native=context.native if compiled else None,
         source=_source(context),

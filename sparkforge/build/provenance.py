@@ -51,7 +51,7 @@ def statement(
     if served is not None:
         external["bakes"] = served.outputs["kind"]
         if context.base is not None:
-            external["base"] = context.base
+            external["base"] = context.base.reference
     dependencies = [
         *_checkout(context.root),
         *_upstreams(context, lines),

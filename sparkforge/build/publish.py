@@ -118,7 +118,7 @@ def _publish_wheels(context: Context, folder: Path, lines: Sequence[Line]) -> di
         context,
         {name: found[f"wheel {name}"].outputs for name in context.target.wheels},
         third_party=third_party,
-        base=str(image.inputs["base"]) if image is not None else None,
+        base=context.base if image is not None else None,
         system=[sbom.SystemPackage(*package.split(" ")) for package in system],
     )
     files[SBOM] = _write(folder / SBOM, bill)

@@ -52,7 +52,7 @@ from sparkforge.series.series import Series
 from sparkforge.sources.wheelhouse import read_lock
 
 if TYPE_CHECKING:
-    from sparkforge.runtime.engine import Engine
+    from sparkforge.runtime.engine import BaseImage, Engine
 
 _NAMESPACE = uuid.UUID("6f0f3f1e-6a0c-5f0e-9d5b-0b2f3e0c7a11")  # any fixed one: ours
 
@@ -82,7 +82,7 @@ def document(
     wheels: Mapping[str, Mapping[str, Any]],
     *,
     third_party: Path | None = None,
-    base: str | None = None,
+    base: BaseImage | None = None,
     system: Sequence[SystemPackage] = (),
 ) -> bytes:
     """Return the bill of what was built, as the bytes of its file.
@@ -90,7 +90,7 @@ def document(
     Args:
         wheels: outputs of the ``wheel`` items, by the upstream's name.
         third_party: folder of the verified wheels beside ours, or None where none were fetched.
-        base: digest of the base image; None describes no image.
+        base: of the image; None describes no image.
         system: the distribution's packages in the image, where they are known.
 
     Raises:
@@ -105,7 +105,7 @@ def document(
             if canonicalize_name(parse_wheel_filename(path.name)[0]) in wanted
         ]
     if base is not None:
-        parts.append(_base(context, base))
+        parts.append(_base(context, base.digest))
     parts += [_system(package) for package in system]
     root = Component(
         type=ComponentType.CONTAINER if base is not None else ComponentType.APPLICATION,

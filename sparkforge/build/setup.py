@@ -15,6 +15,7 @@ from sparkforge.core.log import log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.runtime import buildx, engine
+from sparkforge.runtime.engine import BaseImage
 
 
 def context_of(
@@ -69,7 +70,7 @@ class _Baker:
     """What bakes images, and what they stand on; no engine where a plain environment is made."""
 
     engine: engine.Engine | None = None
-    base: str | None = None
+    base: BaseImage | None = None
     builder: str = "default"
 
 
@@ -100,14 +101,16 @@ def _baker(
     if options.ca_bundle is not None and not options.ca_bundle.is_file():
         msg = f"--ca-bundle {options.ca_bundle}: no such file"
         raise UsageError(msg, "give a PEM file of certificates")
-    if chosen is not None and base is not None:
-        chosen.identity(base)
+    resolved = None
+    if base is not None and (chosen is not None or compiles):
+        resolved = engine.resolve(base, chosen)
+    if chosen is not None and resolved is not None:
         chosen_builder = buildx.choose(chosen, options.builder)
-        buildx.check(chosen_builder, chosen, base, wanted)
+        buildx.check(chosen_builder, chosen, resolved.reference, wanted)
         builder = chosen_builder.name
     if elsewhere and bakes:
         _check_foreign(target, wanted, until, chosen, options.command)
-    return _Baker(chosen, base, builder)
+    return _Baker(chosen, resolved, builder)
 
 
 def _pinned_base(all_pins: pins.Pins, target: pins.Target, wanted: Platform) -> str | None:

@@ -28,6 +28,19 @@ _INSTALL = (
 
 
 @dataclass(frozen=True)
+class BaseImage:
+    """An image that others are built on.
+
+    Attributes:
+        reference: its name, with the digest or of a local image.
+        digest: of its manifest; the id of a local image.
+    """
+
+    reference: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class Engine:
     """A reachable engine that is new enough.
 
@@ -41,20 +54,18 @@ class Engine:
     containerd_store: bool
     context: str = "default"
 
-    def identity(self, ref: str) -> str:
-        """Return what an image reference stands for: its digest, or the id of a local image.
+    def image_id(self, reference: str) -> str:
+        """Return the id of a local image.
 
         Raises:
-            EngineError: a name without a digest that the engine does not hold.
+            EngineError: the engine has no image of that name.
         """
-        if (digest := stated_digest(ref)) is not None:
-            return digest
         from docker.errors import APIError
 
         try:
-            return str(self.client.images.get(ref).id)
+            return str(self.client.images.get(reference).id)
         except APIError:  # not there, or no name that an image can have
-            msg = f"--base {ref}: no such image in the engine"
+            msg = f"--base {reference}: no such image in the engine"
             remedy = (
                 "build or load it first (scripts/make-base.sh NAME builds one without a"
                 " registry), or give NAME@sha256:…"
@@ -176,17 +187,20 @@ class Engine:
         return value
 
 
-def stated_digest(ref: str) -> str | None:
-    """Return the digest behind the @ of a reference, or None where it has none.
+def resolve(reference: str, engine: Engine | None) -> BaseImage:
+    """Return a base image with the digest in its reference, or the id that the engine has for it.
 
     Raises:
-        EngineError: what stands there is none.
+        EngineError: the digest is malformed, or nothing has an image of that name.
     """
-    _, at, digest = ref.partition("@")
+    _, at, digest = reference.partition("@")
     if at and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-        msg = f"--base {ref}: {digest!r} is not a digest"
+        msg = f"--base {reference}: {digest!r} is not a digest"
         raise EngineError(msg, "give NAME@sha256: and 64 hex digits")
-    return digest if at else None
+    if not at and engine is None:
+        msg = f"--base {reference}: cannot be resolved without a container engine"
+        raise EngineError(msg, "give NAME@sha256:…, or start an engine")
+    return BaseImage(reference, digest if engine is None or at else engine.image_id(reference))
 
 
 def connect() -> Engine:

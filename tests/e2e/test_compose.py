@@ -81,11 +81,13 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
     wheel = stand_in_wheel(folder)
     ours = {wheel: sha256_file(wheel)}
 
+    reached = engine.connect()
+
     def make(**profile: Any) -> str:
         request = image.Request(
             root=ROOT,
             target="stand-in",
-            base=base_image,
+            base=engine.resolve(base_image, reached),
             python="3.11",
             platform="linux/amd64",
             epoch=1_795_219_200,
@@ -98,7 +100,7 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
         )
         work = Path(tempfile.mkdtemp(dir=folder))
         labels = {image.TARGET_LABEL: "stand-in"}
-        made = image.bake(engine.connect(), request, ours, folder / "house", {}, labels, work)
+        made = image.bake(reached, request, ours, folder / "house", {}, labels, work)
         return str(made["tag"])
 
     return make

@@ -22,6 +22,7 @@ from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import key_of
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
+from sparkforge.runtime.engine import BaseImage
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
@@ -116,7 +117,7 @@ def test_a_build_that_reads_the_clock_is_found_out(project: Project) -> None:
 # -- an image by itself -------------------------------------------------------------------
 
 SITE = "opt/sparkforge/venv/lib/python3.11/site-packages"
-BASE = f"sha256:{'b' * 64}"
+BASE = BaseImage("base", f"sha256:{'b' * 64}")
 # names and ELF's numbers: of this machine's processor, and of the other kind
 HERE, FOREIGN = sorted([("amd64", 62), ("arm64", 183)], key=lambda one: one[0] not in PLATFORM)
 Files = dict[str, Any]
@@ -194,7 +195,7 @@ def test_an_image_says_what_is_in_it_and_that_this_checkout_makes_it(baked: Bake
     found = json.loads(baked.verify("--json", how="plain")[0])
     assert found["matches"]
     assert found["contents"]["demo"]["commit"] == commit
-    assert found["base"] == BASE
+    assert found["base"] == BASE.digest
 
 
 def test_a_library_of_another_machine_may_lie_where_its_package_says_so(baked: Baked) -> None:

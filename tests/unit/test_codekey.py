@@ -18,6 +18,7 @@ from sparkforge.build.stages.environment import environment_item
 from sparkforge.build.stages.smoke import smoke_item
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
+from sparkforge.runtime.engine import BaseImage
 from sparkforge.sources.sources import Access
 from sparkforge.store import codekey
 from sparkforge.store.codekey import PASSED_OVER, closure, code_of
@@ -25,7 +26,7 @@ from sparkforge.store.store import Store
 from tests.support import ROOT
 from tests.unit.test_architecture import MODULES, imports
 
-BASE = "sha256:" + "b" * 64
+BASE = BaseImage("base", "sha256:" + "b" * 64)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,7 @@ def context() -> Context:
         target=loaded.target("cpu"),
         platform="linux/amd64",
         access=Access(Index(), {}, True),
+        base=BASE,
     )
 
 
@@ -50,10 +52,10 @@ def makers(context: Context) -> dict[str, str]:
     wheel, house = made["wheels"], made["wheelhouse"]
     made["environment"] = environment_item(context, [wheel], house, "environment")
     made["smoke"] = smoke_item(context, made["environment"], [])
-    made["builder"] = builder_items(context, BASE)[1]
+    made["builder"] = builder_items(context)[1]
     external = next(iter(context.pins.upstream("vllm").externals))
     made["external"] = external_item(context, "vllm", external)
-    made["compiled"] = compile_item(context, "vllm", BASE)
+    made["compiled"] = compile_item(context, "vllm")
     for kind, item in made.items():
         assert item.inputs["code"] == code_of(item.make.__module__), kind
     of_image = image.image_inputs(context, [wheel], house, BASE)

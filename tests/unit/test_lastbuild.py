@@ -13,6 +13,7 @@ from sparkforge.build.lastbuild import LastBuild
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.pins import SourcePlan
+from sparkforge.runtime.engine import BaseImage
 from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
 from tests.support import ROOT
@@ -30,7 +31,7 @@ def context(tmp_path: Path) -> Context:
         target=loaded.target("spark"),
         platform="linux/arm64",
         access=Access(Index(), {}, True),
-        base="here:1",
+        base=BaseImage("here:1", "sha256:1"),
     )
 
 

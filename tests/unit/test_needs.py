@@ -15,6 +15,7 @@ from sparkforge.build import image
 from sparkforge.core.errors import CommandError, ImageError
 from sparkforge.pins import pins
 from sparkforge.runtime import buildx
+from sparkforge.runtime.engine import BaseImage
 from sparkforge.serving import needs
 from tests.support import ROOT
 
@@ -163,7 +164,7 @@ def test_a_bake_that_lacks_something_is_one_clear_error(
     request = image.Request(
         root=ROOT,
         target="rtx",
-        base="b",
+        base=BaseImage("b", "b"),
         python="3.12",
         platform="linux/amd64",
         epoch=0,

@@ -25,12 +25,13 @@ from sparkforge.core.errors import WheelError
 from sparkforge.core.index import Index
 from sparkforge.inspect.verify import command
 from sparkforge.pins import pins
+from sparkforge.runtime.engine import BaseImage
 from sparkforge.sources.sources import Access
 from sparkforge.store.artefact import Artefact
 from sparkforge.store.store import Store
 from tests.support import ROOT, make_wheel, sha256
 
-BASE = f"sha256:{'5' * 64}"
+BASE = BaseImage("base", f"sha256:{'5' * 64}")
 SPARK_WHEELS = {
     name: {"file": f"{name}-1.0+spark.1-py3-none-any.whl", "sha256": digit * 64}
     for name, digit in (("vllm", "1"), ("flashinfer", "2"), ("triton", "3"))
@@ -176,7 +177,7 @@ def test_labels_name_commits_trees_and_series_and_nothing_of_this_machine() -> N
     assert labels["org.sparkforge.vllm.series"] == context().series_of("vllm").sha256
     assert labels["org.opencontainers.image.version"] == "0.31.0-spark.1"
     assert labels["org.opencontainers.image.created"] == "2026-11-21T00:00:00Z"
-    assert labels["org.opencontainers.image.base.digest"] == BASE
+    assert labels["org.opencontainers.image.base.digest"] == BASE.digest
     assert not any(str(ROOT) in value for value in labels.values())
 
 
@@ -200,7 +201,7 @@ def test_no_command_pays_for_what_it_does_not_use() -> None:
 
 def lines(folder: Path, provider: str = "release") -> list[Line]:
     def line(stage: str, label: str, **outputs: Any) -> Line:
-        inputs = {"base": BASE} if stage == "image" else {}
+        inputs = {"base": BASE.digest} if stage == "image" else {}
         return Line(label, Artefact(stage, "f" * 64, inputs, outputs, folder, 1.0), made_now=True)
 
     return [

@@ -12,7 +12,7 @@ from typing import Any
 
 from sparkforge.core.log import log
 from sparkforge.runtime import buildx
-from sparkforge.runtime.engine import Engine
+from sparkforge.runtime.engine import BaseImage, Engine
 
 PYTHON = "/opt/sparkforge/venv/bin/python"
 _KEY_LABEL = "org.sparkforge.builder"
@@ -25,14 +25,13 @@ class Request:
     """A builder to be made.
 
     Attributes:
-        base: reference of the base image.
         python: e.g. ``3.12``.
         lock: hash-locked requirements, which the wheelhouse satisfies.
         key: of all that determines it; a label of the image.
     """
 
     root: Path
-    base: str
+    base: BaseImage
     python: str
     platform: str
     epoch: int
@@ -87,7 +86,7 @@ def bake(
             stage="builder",
             platform=request.platform,
             arguments={
-                "BASE": request.base,
+                "BASE": request.base.reference,
                 "PYTHON_VERSION": request.python,
                 "SOURCE_DATE_EPOCH": str(request.epoch),
                 "SYSTEM_PACKAGES": " ".join(packages(request.python)),

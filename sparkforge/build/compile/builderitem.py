@@ -17,16 +17,20 @@ from sparkforge.store.codekey import code_of
 _HOUSE = "builder's wheelhouse"
 
 
-def builder_items(context: Context, base: str, wheels: Sequence[Item] | None = None) -> list[Item]:
+def builder_items(context: Context, wheels: Sequence[Item] | None = None) -> list[Item]:
     """Return the builder image, and the wheelhouse that it is installed from.
 
     Args:
-        base: digest of its base image.
         wheels: what it is for. Where all of them stand, an engine may have lost the image.
 
     Raises:
         CompileError: the target names no requirements for a builder.
+        EngineError: the target has no base image, and none is named.
     """
+    base = context.base
+    if base is None:
+        msg = f"target {context.target_name} has no base image in pins.yaml, and wheels are"
+        raise EngineError(f"{msg} compiled in one", "give one: --base IMAGE (with Python and apt)")
     lock = context.target.builder.get(context.platform)
     if lock is None:
         msg = f"targets.{context.target_name}: has no builder for {context.platform}"
@@ -34,7 +38,7 @@ def builder_items(context: Context, base: str, wheels: Sequence[Item] | None = N
     path = context.root / lock
     house = wheelhouse_item(context, path, _HOUSE, "builder")
     inputs = {
-        "base": base,
+        "base": base.digest,
         "wheelhouse": house.key,
         "python": context.target.python,
         "platform": context.platform,
@@ -46,7 +50,6 @@ def builder_items(context: Context, base: str, wheels: Sequence[Item] | None = N
     name = builder.tag(context.target_name, key_of(inputs))
 
     def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        assert context.base is not None
         engine, key = engine_of(context), key_of(inputs)
         # another store of this machine may have made it: transferring its wheelhouse takes longest
         found = None if "builder" in context.force else builder.standing(engine, name, key)
@@ -54,7 +57,7 @@ def builder_items(context: Context, base: str, wheels: Sequence[Item] | None = N
             return found
         request = builder.Request(
             root=context.root,
-            base=context.base,
+            base=base,
             python=context.target.python,
             platform=context.platform,
             epoch=context.epoch,

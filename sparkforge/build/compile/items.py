@@ -23,30 +23,10 @@ from sparkforge.build.stages.wheels import (
     request_of,
     series_of,
 )
-from sparkforge.core.errors import EngineError
 from sparkforge.core.hashing import key_of
 from sparkforge.core.log import log
-from sparkforge.runtime.engine import stated_digest
 from sparkforge.sources import sources
 from sparkforge.store.codekey import code_of
-
-
-def base_digest(context: Context) -> str:
-    """Return what the base image of the builder stands for; that of the target's image, too.
-
-    Raises:
-        EngineError: no base is named, or it is a local name and there is no engine to ask.
-    """
-    if context.base is None:
-        msg = f"target {context.target_name} has no base image in pins.yaml, and wheels are"
-        raise EngineError(f"{msg} compiled in one", "give one: --base IMAGE (with Python and apt)")
-    if context.engine is not None:
-        return context.engine.identity(context.base)
-    digest = stated_digest(context.base)
-    if digest is None:
-        msg = f"--base {context.base}: cannot be resolved without a container engine"
-        raise EngineError(msg, "give NAME@sha256:…, or start an engine")
-    return digest
 
 
 def external_items(context: Context, name: str) -> list[Item]:
@@ -74,20 +54,18 @@ def _redirects(context: Context, name: str) -> dict[str, str]:
     return found
 
 
-def compile_item(context: Context, name: str, base: str | None) -> Item:
+def compile_item(context: Context, name: str) -> Item:
     """Return the compiled wheel of an upstream.
-
-    Args:
-        base: digest of the builder's base; None: as the context names it.
 
     Raises:
         CompileError: the series changes what can't be compiled.
+        EngineError: as ``builder_items``.
     """
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
     layers = series_of(context, name)
     decision = _decision(context, name)
-    image = builder_items(context, base or base_digest(context))[1]
+    image = builder_items(context)[1]
     device = arch_list(context.target.cuda_arch)
     # a build without natives compiles nothing, whatever the target's architecture
     compiles = decision.everything or bool(decision.compiled)

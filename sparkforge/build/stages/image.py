@@ -13,6 +13,7 @@ from sparkforge.build.context import WHEELS, Context, Item, Results, wheels_of
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.stages.trial import trial_item
 from sparkforge.core.hashing import key_of
+from sparkforge.runtime.engine import BaseImage
 from sparkforge.sources.download import Fetches
 from sparkforge.store.codekey import code_of
 
@@ -23,17 +24,13 @@ def needs(context: Context) -> list[dict[str, str]]:
 
 
 def image_inputs(
-    context: Context, wheels: Sequence[Item], house: Item, base: str
+    context: Context, wheels: Sequence[Item], house: Item, base: BaseImage
 ) -> Mapping[str, Any]:
-    """Return what an image is made from.
-
-    Args:
-        base: digest of the base image.
-    """
+    """Return what an image is made from."""
     return {
         "wheels": {item.label: item.key for item in wheels},
         "wheelhouse": house.key,
-        "base": base,
+        "base": base.digest,
         "python": context.target.python,
         "platform": context.platform,
         "system_packages": list(context.target.system_packages),
@@ -50,15 +47,12 @@ def image_inputs(
 
 
 def parts(
-    context: Context, wheels: Sequence[Item], house: Item, base: str
+    context: Context, wheels: Sequence[Item], house: Item, base: BaseImage
 ) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of an image's parts and of the image itself, by label.
 
     They lie in the image, too, so that ``verify IMAGE`` can say what differs. Nothing in them
     depends on the machine: not where sources came from, nor how they were fetched.
-
-    Args:
-        base: digest of the base image.
     """
     inputs = {item.label: item.inputs for item in [*wheels, house, trial_item()]}
     return {**inputs, "image": image_inputs(context, wheels, house, base)}
@@ -67,12 +61,11 @@ def parts(
 def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
     """Return the image that has these wheels, and beside them those of a wheelhouse."""
     assert context.engine is not None and context.base is not None
-    engine = context.engine
-    base = engine.identity(context.base)
+    engine, base = context.engine, context.base
     request = image.Request(
         root=context.root,
         target=context.target_name,
-        base=context.base,
+        base=base,
         python=context.target.python,
         platform=context.platform,
         epoch=context.epoch,

@@ -24,6 +24,7 @@ from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.inspect.verify import installed
 from sparkforge.inspect.verify.reading import Reading, site_of
 from sparkforge.pins.pathmap import member_of
+from sparkforge.runtime.engine import BaseImage
 from sparkforge.sources.wheelhouse import read_lock
 
 _PROFILE = "profile.json"
@@ -155,11 +156,13 @@ def _as_made(context: Context, items: Mapping[str, Mapping[str, Any]]) -> Contex
     return replace(context, wheels="compile", native=native[0]) if native else context
 
 
-def _base(context: Context, stated: str) -> str:
+def _base(context: Context, stated: str) -> BaseImage:
     """Return the base that this checkout pins; where it pins none, any is as good."""
     if context.target.base is None:
-        return stated
-    return context.pins.images[context.target.base].digest(context.platform)
+        return BaseImage(stated, stated)
+    pinned = context.pins.images[context.target.base]
+    digest = pinned.digest(context.platform)
+    return BaseImage(f"{pinned.repository}@{digest}", digest)
 
 
 def _check_own(report: Report, reading: Reading, context: Context) -> None:
