@@ -30,6 +30,31 @@ static float between(int low, int high, float unit) {
 static const double kE2m1[8] = {0, .5, 1, 1.5, 2, 3, 4, 6};
 static double value_of(unsigned code) { return code & 8 ? -kE2m1[code & 7] : kE2m1[code & 7]; }
 
+// What a code of each format stands for, its name, and random codes.
+template <class FORMAT> struct Codes;
+template <> struct Codes<dense::Mxfp4> {
+  static constexpr const char* kName = "MXFP4";
+  static unsigned any() { return dice() & 15; }
+  static double value(unsigned code) { return value_of(code); }
+};
+template <> struct Codes<dense::Mxfp8> {
+  static constexpr const char* kName = "MXFP8";
+  static unsigned any() {
+    const unsigned code = dice() & 255;
+    return (code & 127) == 127 ? 0 : code;  // NaN
+  }
+  static double value(unsigned code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    const double size = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+    return code & 128 ? -size : size;
+  }
+};
+template <> struct Codes<dense::Bf16> {
+  static constexpr const char* kName = "BF16";
+  static unsigned any() { return __bfloat16_as_ushort(__float2bfloat16(between(-2000, 2000, 1 / 900.f))); }
+  static double value(unsigned code) { return __bfloat162float(__ushort_as_bfloat16(code)); }
+};
+
 template <class T> struct Device {  // an array on the device
   T* data;
   explicit Device(size_t count) { CHECK(cudaMalloc(&data, count * sizeof(T))); }
@@ -105,36 +130,40 @@ static void judge(const char* what, double worst, double limit) {
 
 // -- dense ------------------------------------------------------------------------------------------
 
-template <int ROWS> void run_dense(cudaStream_t stream, dense::Operands o, bool wide) {
+template <class FORMAT, int ROWS> void run_dense(cudaStream_t stream, dense::Operands o, bool wide) {
+  constexpr int kWide = FORMAT::kParts == 1 ? 5 : FORMAT::kParts == 2 ? 3 : 2;  // tiles in flight
+  constexpr int kNarrow = FORMAT::kParts == 4 ? 2 : 4;
   if (wide)
-    launch(stream, dense::wide<20, 5, ROWS>, dim3(multiprocessors), 640, ROWS * (o.tiles * 64 + 32) * 2, o);
+    launch(stream, dense::wide<FORMAT, 20, kWide, ROWS>, dim3(multiprocessors), 640, ROWS * (o.tiles * 64 + 32) * 2, o);
   else if (o.tiles > 48)
-    launch(stream, dense::narrow<16, 4, ROWS>, dim3((o.n + 15) / 16), 512, 0, o);
+    launch(stream, dense::narrow<FORMAT, 16, kNarrow, ROWS>, dim3((o.n + 15) / 16), 512, 0, o);
   else
-    launch(stream, dense::narrow<12, 4, ROWS>, dim3((o.n + 15) / 16), 384, 0, o);
+    launch(stream, dense::narrow<FORMAT, 12, kNarrow, ROWS>, dim3((o.n + 15) / 16), 384, 0, o);
 }
 
-template <int ROWS> void check_dense(int n, int k, bool wide) {
+template <class FORMAT, int ROWS> void check_dense(int n, int k, bool wide) {
   const int tiles = k / 64, blocks = (n + 15) / 16;
-  std::vector<unsigned> weights((size_t)blocks * tiles * 128);
-  std::vector<unsigned char> packed((size_t)blocks * tiles * 32), codes((size_t)n * k), scales((size_t)n * k / 32);
+  std::vector<unsigned> weights((size_t)blocks * tiles * 128 * FORMAT::kParts);
+  std::vector<unsigned char> packed((size_t)blocks * tiles * 32), scales((size_t)n * k / 32);
+  std::vector<double> plain((size_t)n * k);
   std::vector<bf16> x((size_t)ROWS * k), bias(n), residual((size_t)ROWS * n);
-  for (int i = 0; i < n; i++)
-    for (int j = 0; j < k; j++) {
-      const unsigned code = codes[(size_t)i * k + j] = dice() & 15;
-      weights[dense::word_of(i, j, tiles)] |= dense::spread(code, j);
-    }
   for (int i = 0; i < n; i++)
     for (int j = 0; j < k / 32; j++)  // some rows have the extremes
       packed[dense::scale_of(i, j, tiles)] = scales[(size_t)i * k / 32 + j] =
           i % 97 == 5 ? (dice() % 2 ? 0 : 190) : 110 + dice() % 12;
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < k; j++) {
+      const unsigned code = Codes<FORMAT>::any();
+      FORMAT::put(weights.data(), code, i, j, tiles);
+      plain[(size_t)i * k + j] = Codes<FORMAT>::value(code) * (FORMAT::kScaled ? ldexp(1, (int)scales[(size_t)i * k / 32 + j / 32] - 127) : 1);
+    }
   for (auto& v : x) v = __float2bfloat16(between(-2000, 2000, 1 / 500.f));
   for (auto& v : bias) v = __float2bfloat16(between(-1000, 1000, 1 / 100.f));
   for (auto& v : residual) v = __float2bfloat16(between(-1000, 1000, 1 / 10.f));
   Device<unsigned> w(weights);
   Device<unsigned char> s(packed);
   Device<bf16> dx(x), db(bias), dr(residual), out((size_t)ROWS * n);
-  run_dense<ROWS>(0, {dx.data, (const uint4*)w.data, (const unsigned*)s.data, db.data, dr.data, out.data, n, tiles}, wide);
+  run_dense<FORMAT, ROWS>(0, {dx.data, (const uint4*)w.data, (const unsigned*)s.data, db.data, dr.data, out.data, n, tiles}, wide);
   const std::vector<bf16> got = out.read((size_t)ROWS * n);
   double worst = 0;
   for (int row = 0; row < ROWS; row++)
@@ -142,9 +171,7 @@ template <int ROWS> void check_dense(int n, int k, bool wide) {
       double sum = __bfloat162float(bias[i]) + (double)__bfloat162float(residual[(size_t)row * n + i]);
       double magnitude = fabs(sum);
       for (int j = 0; j < k; j++) {
-        const double term = value_of(codes[(size_t)i * k + j]) *
-                            ldexp(1, (int)scales[(size_t)i * k / 32 + j / 32] - 127) *
-                            __bfloat162float(x[(size_t)row * k + j]);
+        const double term = plain[(size_t)i * k + j] * __bfloat162float(x[(size_t)row * k + j]);
         sum += term;
         magnitude += fabs(term);
       }
@@ -152,11 +179,22 @@ template <int ROWS> void check_dense(int n, int k, bool wide) {
       worst = std::max(worst, std::isnan(error) ? INFINITY : error / magnitude);
     }
   char what[64];
-  snprintf(what, sizeof what, "dense %d x %d, %d rows, %s", n, k, ROWS, wide ? "wide" : "narrow");
+  snprintf(what, sizeof what, "%s %d x %d, %d rows, %s", Codes<FORMAT>::kName, n, k, ROWS, wide ? "wide" : "narrow");
   judge(what, worst, 2e-6);
 }
 
-template <int ROWS> void time_dense(const char* name, int n, int k, bool wide) {
+template <class FORMAT> void check_dense_all() {
+  check_dense<FORMAT, 1>(5120, 2880, false);
+  check_dense<FORMAT, 3>(2880, 4096, false);
+  check_dense<FORMAT, 8>(5120, 2880, false);
+  check_dense<FORMAT, 5>(1000, 2048, false);
+  check_dense<FORMAT, 8>(2891, 64, false);
+  check_dense<FORMAT, 1>(2891, 2048, true);
+  check_dense<FORMAT, 8>(5120, 2880, true);
+  check_dense<FORMAT, 4>(37, 64, true);
+}
+
+template <class FORMAT, int ROWS> void time_dense(const char* name, int n, int k, bool wide) {
   static Device<unsigned> weights((size_t)2 << 30), scales((size_t)1 << 27);
   static Device<bf16> x(8 * 8192), out((size_t)8 * 201088);
   static bool filled = false;
@@ -167,21 +205,28 @@ template <int ROWS> void time_dense(const char* name, int n, int k, bool wide) {
     filled = true;
   }
   const int tiles = k / 64;
-  const size_t words = (size_t)(n + 15) / 16 * tiles * 128;
+  const size_t words = (size_t)(n + 15) / 16 * tiles * 128 * FORMAT::kParts;
   const size_t copies = std::min<size_t>(36, ((size_t)2 << 30) / words);
   const float us = microseconds([&](cudaStream_t stream, int i) {
     const size_t at = i % copies * words;
-    run_dense<ROWS>(stream, {x.data, (const uint4*)(weights.data + at), scales.data + at / 16, x.data, nullptr, out.data, n, tiles}, wide);
+    run_dense<FORMAT, ROWS>(stream, {x.data, (const uint4*)(weights.data + at), scales.data + at / 16 / FORMAT::kParts, x.data, nullptr, out.data, n, tiles}, wide);
   });
-  printf("%-8s %6d x %d, %d rows: %7.2f us, %.2f TB/s\n", name, n, k, ROWS, us, (double)n * k * (.5 + 1 / 32.) / us / 1e6);
+  const double bytes = FORMAT::kParts * .5 + (FORMAT::kScaled ? 1 / 32. : 0);
+  printf("%s %-8s %6d x %d, %d rows: %7.2f us, %.2f TB/s\n", Codes<FORMAT>::kName, name, n, k, ROWS, us, (double)n * k * bytes / us / 1e6);
 }
 
-template <int ROWS> void time_dense_all() {
-  time_dense<ROWS>("qkv", 5120, 2880, false);
-  time_dense<ROWS>("o", 2880, 4096, false);
-  time_dense<ROWS>("qkv of 2", 2560, 2880, false);
-  time_dense<ROWS>("o of 2", 2880, 2048, false);
-  time_dense<ROWS>("lm_head", 201088, 2880, true);
+template <class FORMAT, int ROWS> void time_dense_of() {
+  time_dense<FORMAT, ROWS>("qkv", 5120, 2880, false);
+  time_dense<FORMAT, ROWS>("o", 2880, 4096, false);
+  time_dense<FORMAT, ROWS>("qkv of 2", 2560, 2880, false);
+  time_dense<FORMAT, ROWS>("o of 2", 2880, 2048, false);
+  time_dense<FORMAT, ROWS>("lm_head", 201088, 2880, true);
+}
+template <class FORMAT> void time_dense_all() {
+  time_dense_of<FORMAT, 1>();
+  time_dense_of<FORMAT, 2>();
+  time_dense_of<FORMAT, 4>();
+  time_dense_of<FORMAT, 8>();
 }
 
 // -- experts ----------------------------------------------------------------------------------------
@@ -345,14 +390,9 @@ int main() {
   CHECK(cudaGetDeviceProperties(&device, 0));
   multiprocessors = device.multiProcessorCount;
   printf("%s, %d.%d, %d multiprocessors\n", device.name, device.major, device.minor, multiprocessors);
-  check_dense<1>(5120, 2880, false);
-  check_dense<3>(2880, 4096, false);
-  check_dense<8>(5120, 2880, false);
-  check_dense<5>(1000, 2048, false);
-  check_dense<8>(2891, 64, false);
-  check_dense<1>(2891, 2048, true);
-  check_dense<8>(5120, 2880, true);
-  check_dense<4>(37, 64, true);
+  check_dense_all<dense::Mxfp4>();
+  check_dense_all<dense::Mxfp8>();
+  check_dense_all<dense::Bf16>();
   {
     const Experts gate_up(12, 320, 256), down(12, 128, 192);
     check_experts<1>(gate_up, down);
@@ -361,10 +401,9 @@ int main() {
     check_experts<5>(gate_up, down);
     check_experts<8>(gate_up, down);
   }
-  time_dense_all<1>();
-  time_dense_all<2>();
-  time_dense_all<4>();
-  time_dense_all<8>();
+  time_dense_all<dense::Mxfp4>();
+  time_dense_all<dense::Mxfp8>();
+  time_dense_all<dense::Bf16>();
   time_experts<1>();
   time_experts<2>();
   time_experts<4>();

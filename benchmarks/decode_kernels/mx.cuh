@@ -1,16 +1,16 @@
-// E2M1 weights with E8M0 scales against BF16 rows, on tensor cores.
+// E2M1 or E4M3 weights with E8M0 scales against BF16 rows, on tensor cores.
 //
-// A weight keeps its three bits of exponent and mantissa where BF16 has its lowest exponent bits, so
-// it stands for its value times 2^-126, exactly, and costs a shift and a mask. Rows go up by 2^48 and
-// scales by 2^64; `kBack` takes the rest off the sum. So rows must be below 2^79 and scales at most
-// 2^63 (E8M0 190); who loads a model can see whether its scales are.
+// A weight keeps its bits of exponent and mantissa where BF16 has its lowest exponent bits, so it stands
+// for its value times 2^-126 (E2M1) or 2^-120 (E4M3), exactly, and costs a shift and a mask. Rows go up
+// by 2^48 and scales by 2^64; `kBack` takes the rest off the sum. So rows must be below 2^79 and scales
+// at most 2^63 (E8M0 190); who loads a model can see whether its scales are. E4M3's NaN counts as 480.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 using bf16 = __nv_bfloat16;
 
-constexpr float kBack = 16384.f;  // 126 - 48 - 64 = 14
+constexpr float kBack = 16384.f;  // of E2M1: 126 - 48 - 64 = 14
 
 __device__ __forceinline__ unsigned up(unsigned two_bf16) {  // times 2^48
   unsigned result;
