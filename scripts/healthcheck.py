@@ -1,8 +1,8 @@
-"""Is the server well? Ends with 0 if so, else with 1 and one line that says why.
+"""The image's health check: exit code 0, or 1 and one line with the reason.
 
-While it starts (loading, warm-up) it is not well yet. Then well means progress: the engine has
-taken a step since the last check, or makes a token now, for a prompt of one token and for a longer
-one. The process that looks into vLLM's ``/health`` alone calls a stopped engine well.
+A server that starts (loading, warm-up) is not healthy yet. After that, healthy means progress: the
+engine has taken a step since the last check, or makes a token now, for a prompt of one token and
+for a longer one. vLLM's ``/health`` alone reports a stopped engine as healthy.
 """
 
 import json
@@ -11,15 +11,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-# the image's own copy lies beside this file; with -I its folder is not searched
+# the image's own copy is beside this file; with -I its folder is not searched
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from sparkforge.serving import access, cluster, state
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.progress import Client, Counters
-from sparkforge.serving.settings import listen_port
+from sparkforge.serving.variables import listen_port
 
-SECONDS = 6.0  # below the time-out of the image's HEALTHCHECK, so that the reason is still printed
+SECONDS = 6.0  # below the time-out of the image's HEALTHCHECK, which would hide the reason
 
 MARK = Path(tempfile.gettempdir()) / "sparkforge-progress.json"
 
@@ -31,46 +31,46 @@ def last_seen() -> Counters | None:
         if mark.get(str, "start") != state.this_start():
             return None
         return {str(name): str(value) for name, value in mark.get(dict, "counters").items()}
-    except (FileNotFoundError, DocumentError):  # one that was killed while it wrote leaves half
+    except (FileNotFoundError, DocumentError):  # a check that was killed leaves half a file
         return None
 
 
 class NotReadyError(Exception):
-    """The model is downloaded or loaded, or the warm-up made; the message says how far it is."""
+    """The server is not ready yet; the message gives its progress."""
 
 
 class GivenUpError(Exception):
-    """No server will be started any more; the message says why."""
+    """No server will be started any more; the message gives the reason."""
 
 
 def check() -> None:
-    """Raise an error where the server is not well.
+    """Check the server.
 
     Raises:
-        NotReadyError, GivenUpError: there is none to ask.
-        Exception: its message says what was asked and answered.
+        NotReadyError, GivenUpError: there is no server to ask.
+        Exception: the server is not healthy; the message has request and answer.
     """
-    found = state.read()
-    if found.given_up:
-        raise GivenUpError(found.words)
-    if found.words != state.READY:
-        raise NotReadyError(found.words)
+    current = state.read()
+    if current.given_up:
+        raise GivenUpError(current.text)
+    if current.text != state.READY:
+        raise NotReadyError(current.text)
     if os.environ.get("SPARKFORGE_CLUSTER_ROLE") == "worker":
-        cluster.check_mark()  # it answers nobody: well means that the head is there
+        cluster.check_mark()  # it takes no requests: healthy means a link to the head
         return
     client = Client(listen_port(os.environ), SECONDS, access.api_key(os.environ))
     counters = client.observe(last_seen())
     document = json.dumps({"start": state.this_start(), "counters": counters})
     try:
         MARK.write_text(document, encoding="utf-8")
-    except OSError as error:  # the server is well; the next check asks for tokens again
+    except OSError as error:  # the server is healthy; the next check requests tokens again
         print(f"healthy; {MARK} cannot be written: {error}")
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's words, short and printable."""
-    words = " ".join(str(error).split())[:500]
-    return "".join(one if one.isprintable() else "?" for one in words)
+    """Return an error's message, short and printable."""
+    text = " ".join(str(error).split())[:500]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 if __name__ == "__main__":
@@ -82,6 +82,6 @@ if __name__ == "__main__":
     except GivenUpError as error:
         print(f"unhealthy: {one_line(error)}", file=sys.stderr)
         sys.exit(1)
-    except Exception as error:  # whatever it is, Docker's log is to have one line that says so
+    except Exception as error:  # one line for Docker's log, whatever it is
         print(f"unhealthy: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
         sys.exit(1)

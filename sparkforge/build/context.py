@@ -13,7 +13,8 @@ from sparkforge.pins.pins import Pins, ReleaseFile, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import series
 from sparkforge.series.series import Series
-from sparkforge.serving import profile
+from sparkforge.serving.document import Document
+from sparkforge.serving.profile import Profile
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.sources import Access, Source
 from sparkforge.store.artefact import Artefact
@@ -78,7 +79,8 @@ class Context:
         Of memory it names the most that the profile allows; an image holds the profile itself, and
         works out what the machine has available.
         """
-        return (*profile.options(self.profile, most_memory=True), *self.target.serve)
+        profile = Profile.of(Document(self.target_name, self.profile))
+        return (*profile.options(most_memory=True), *self.target.serve)
 
     @property
     def profile(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from sparkforge.core import git
 from sparkforge.pins.pathmap import path_of
 from sparkforge.runtime import isa, servers
 from sparkforge.runtime.servers import Server
-from sparkforge.serving import profile
+from sparkforge.serving.profile import Profile
 
 # The tiny model needs little: one GiB of cache is the smallest that vLLM takes. torch.compile is
 # off, as in the image, which has no compiler: the same code runs everywhere, and the start is
@@ -22,13 +22,9 @@ SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
 SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
 # what profiles of gpt-oss have for chats
 CHAT_OPTIONS = tuple(
-    profile.options(
-        {
-            "reasoning_parser": "openai_gptoss",
-            "tool_call_parser": "openai",
-            "exclude_tools_when_none": True,
-        }
-    )
+    Profile(
+        reasoning_parser="openai_gptoss", tool_call_parser="openai", exclude_tools_when_none=True
+    ).options()
 )
 
 

@@ -1,5 +1,5 @@
-"""What runs beside vLLM in the image: profile, start checks, health, supervision.
+"""The code that runs beside vLLM in the image: profile, start checks, health, supervision.
 
-Standard library only (and vLLM's own packages where named): the image copies this package and
-nothing else of sparkforge. Nothing here imports the rest of sparkforge.
+The image copies this package and nothing else of sparkforge. So it imports the standard library
+only, and vLLM's own packages where noted.
 """

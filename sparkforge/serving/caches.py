@@ -1,7 +1,7 @@
-"""Folders of compiled kernels: one for each build and device, held while a server uses it.
+"""Folders of compiled kernels: one for each build and device, locked while a server uses it.
 
-What one build compiled must never reach another: the caches' own keys tell versions apart, but not
-a patch of ours. So all of them lie under one folder, named by what the image was made of and by the
+A build must not use kernels of another build: the caches' own keys distinguish versions, but not
+our patches. So all caches are in one folder, whose name has a digest of the image's parts and the
 device. Models are the same for every build and stay outside.
 """
 
@@ -23,11 +23,12 @@ from typing import Any
 
 from sparkforge.serving import devices
 from sparkforge.serving.document import Document, DocumentError
+from sparkforge.serving.errors import StartError
 
 GIB = 1 << 30
 
 ALWAYS: Mapping[str, str] = {"HOME": "home", "XDG_CACHE_HOME": "xdg"}
-"""Where libraries put what has no variable of its own; the image sets both for other programs."""
+"""For libraries without a variable of their own; the image sets both for other programs."""
 
 VARIABLES: Mapping[str, str] = {
     "VLLM_CACHE_ROOT": "vllm",  # torch.compile's graphs are there, too
@@ -42,14 +43,14 @@ VARIABLES: Mapping[str, str] = {
     "NUMBA_CACHE_DIR": "numba",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""By variable of the server, its folder; a user's own value comes before."""
+"""Folders by variable of the server; a user's own value has priority."""
 
-# of share/inputs.json: what decides which kernels there are and what compiles them
+# of share/inputs.json: what the kernels and their compilers depend on
 _PARTS = ("wheels", "wheelhouse", "base", "system_packages", "python", "platform", "release")
 _GONE = ".gone-"
 
-# Written without a compiler: locks, logs, and what is looked up again at each start. (vLLM's CPU
-# build adds an entry of aotautograd at its second start, with every kernel in the cache.)
+# Not written by a compiler: locks, logs, and indexes. (vLLM's CPU build adds an entry of
+# aotautograd at its second start, with every kernel in the cache.)
 _BESIDE = re.compile(
     r"(^|/)(locks|modelinfos|aotautograd|startup_plan|tmp[^/]*|\.nfs[^/]*|warm-up-[^/]*)(/|$)"
     r"|\.(lock|log|tmp|pid)$|/\.ninja_(log|deps)$"
@@ -62,24 +63,24 @@ _SEARCHED = 1 << 18  # bytes of a generated file
 
 
 def build_key(share: Path, release: str) -> str:
-    """Return a short name of the build that this image is: its release, and a digest of its parts.
+    """Return a short name of the image's build: its release, and a digest of its parts.
 
     Args:
-        share: the image's folder; ``inputs.json`` in it says what the image was made of. Without
-            one (no image) the installed distributions stand in.
+        share: the image's folder; ``inputs.json`` in it lists the parts. Outside of an image the
+            installed distributions are used instead.
     """
     try:
         found = Document.load(share / "inputs.json").get(dict, "items", "image")
         parts: Any = {name: found[name] for name in _PARTS}
     except (OSError, DocumentError, KeyError):
-        parts = sorted(f"{one.name}=={one.version}" for one in metadata.distributions())
+        parts = sorted(f"{dist.name}=={dist.version}" for dist in metadata.distributions())
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     plain = re.sub(r"[^A-Za-z0-9.+_]", "_", release) or "unreleased"
     return f"{plain}-{digest[:12]}"
 
 
 def device_key() -> str:
-    """Return what kernels are compiled for: ``sm121``; without a CUDA device this CPU."""
+    """Return the device that kernels are compiled for: ``sm121``, or a digest of this CPU."""
     found = sorted({f"sm{major}{minor}" for major, minor in devices.capabilities()})
     if found:
         return "-".join(found)
@@ -93,12 +94,12 @@ def device_key() -> str:
 
 @dataclass(frozen=True)
 class Caches:
-    """The folder of one build and device, held by this process until it ends.
+    """The folder of one build and device, locked by this process until it ends.
 
     Attributes:
-        folder: receives everything that is compiled.
-        variables: for the server.
-        watched: all folders that it compiles into, a user's own among them.
+        folder: for everything that is compiled.
+        variables: of the server.
+        watched: all folders that the server compiles into, with the user's own.
     """
 
     folder: Path
@@ -107,7 +108,7 @@ class Caches:
     _held: list[int] = field(default_factory=list, repr=False)
 
     def files(self) -> set[str]:
-        """Return the paths of what compilers left there, locks and logs excepted."""
+        """Return the paths of the compiled files, without locks and logs."""
         found = set()
         for top in self.watched:
             for folder, _, names in os.walk(top):
@@ -118,12 +119,12 @@ class Caches:
         return found
 
     def shown(self, path: str) -> str:
-        """Return a path below the folder as relative, any other as it is."""
+        """Return a path below the folder as a relative one, others unchanged."""
         return path.removeprefix(f"{self.folder}/")
 
     @contextmanager
     def warming(self) -> Iterator[None]:
-        """Tell the other servers of this folder that what appears now is this one's."""
+        """Mark new files as this server's, for the other servers of this folder."""
         handle = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_SH)
@@ -133,7 +134,7 @@ class Caches:
             os.close(handle)
 
     def last_warm_up(self) -> int:
-        """Return when a server's warm-up in this folder ended, in ns; 0 while one is at it."""
+        """Return when a server's warm-up in this folder ended, in ns; 0 while one runs."""
         handle = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,10 +150,10 @@ class Caches:
 
 
 def occupy(root: Path, key: str, variables: Mapping[str, str]) -> Caches:
-    """Make the folder of a key where it is missing, and hold it until this process ends.
+    """Lock the folder of a key until this process ends; create it where it is missing.
 
     Args:
-        variables: the server's; what the user has set there stays.
+        variables: the server's; those that the user has set stay.
 
     Raises:
         OSError: the folder cannot be written.
@@ -179,16 +180,43 @@ def occupy(root: Path, key: str, variables: Mapping[str, str]) -> Caches:
     return Caches(folder, chosen, (folder, *sorted(outside)), [handle])
 
 
+def hold(
+    root: Path, build: str, budget: int, variables: Mapping[str, str], say: Callable[[str], None]
+) -> Caches:
+    """Lock the folder of this build and device, and remove others beyond the budget.
+
+    Args:
+        build: of ``build_key``.
+        budget: bytes of all builds and devices together.
+        say: logs a line.
+
+    Raises:
+        StartError: the folder cannot be used.
+    """
+    key = f"{build}-{device_key()}"
+    try:
+        held = occupy(root, key, variables)
+        prune(root, key, budget, say)
+    except OSError as error:
+        msg = (
+            f"compiled kernels cannot be stored in {root}: {error}; use a folder that user"
+            f" {os.getuid()} may write, on a disk with room (SPARKFORGE_JIT_DIR)"
+        )
+        raise StartError(msg) from None
+    say(f"compiled kernels are stored in {held.folder}")
+    return held
+
+
 def prune(root: Path, keep: str, budget: int, note: Callable[[str], None]) -> None:
     """Remove the folders of other keys, the longest unused first, until all fit into a budget.
 
-    A folder without the lock that ``occupy`` makes first is none of ours, and stays: somebody may
-    have named a folder that holds more (the models, a home).
+    A folder without a lock of ``occupy`` is not ours, and stays: the user may have named a folder
+    with other contents (the models, a home).
 
     Args:
         keep: this server's key.
         budget: bytes of all keys together.
-        note: is told of what was removed, or could not be.
+        note: logs a line.
     """
     for left in root.glob(f"{_GONE}*"):
         _remove(left, note)
@@ -218,7 +246,7 @@ def prune(root: Path, keep: str, budget: int, note: Callable[[str], None]) -> No
 
 
 def _used(root: Path, name: str) -> float:
-    """When a server with this key was last started, as a time of the file system."""
+    """Return when a server with this key last started, as a time of the file system."""
     for path in (root / f"{name}.lock", root / name):
         try:
             return path.stat().st_mtime
@@ -228,7 +256,7 @@ def _used(root: Path, name: str) -> float:
 
 
 def _rename(folder: Path, gone: Path, note: Callable[[str], None]) -> bool:
-    """Take a folder's name away at once: a removal that is killed leaves no half of a cache."""
+    """Rename a folder first, so that a killed removal leaves no half of a cache."""
     try:
         folder.rename(gone)
     except FileNotFoundError:
@@ -263,13 +291,13 @@ def _remove(folder: Path, note: Callable[[str], None]) -> None:
 
 
 def kernels(paths: Iterable[str]) -> list[str]:
-    """Name what some files of a cache belong to, each thing once, in order."""
+    """Return the names of the kernels that some files of a cache belong to, sorted."""
     found = {_kernel(Path(one)) for one in paths}
     return sorted(one for one in found if one) or sorted({Path(one).name for one in paths})
 
 
 def _kernel(path: Path) -> str:
-    """Name the kernel of one file, or nothing where another file of the kernel will."""
+    """Return the name of a file's kernel; "" where another file of the kernel gives it."""
     parts = path.parts
     if "cached_ops" in parts and (at := parts.index("cached_ops") + 1) < len(parts):
         return f"FlashInfer {parts[at]}"

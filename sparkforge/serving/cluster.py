@@ -1,14 +1,14 @@
-"""Two machines, one server: who is who, vLLM's options for it, and the link that ties their lives.
+"""One server on two machines: their roles, vLLM's options for them, and the link between them.
 
-vLLM runs one half of the model on each machine (its own multi-node executor; no Ray). A half that
-is left alone does not notice: the worker waits for orders for ever, and the head for a sum that
-never comes. So the two entrypoints hold a TCP connection of their own. They start vLLM when they
-have met and serve the same thing, and when the connection ends or falls silent each ends its half;
-the restart policy starts both anew, and they meet again.
+vLLM runs one half of the model on each machine (its own multi-node executor; no Ray). A half does
+not notice that the other is gone: the worker waits for work for ever, and the head for a sum that
+never comes. So the two entrypoints have a TCP connection of their own. They start vLLM once they
+are connected and serve the same model. When the connection ends or falls silent, each ends its
+half. The restart policy restarts both, and they connect again.
 
-The link carries no secret and no order: a hello with names, then a beat every two seconds. vLLM's
-own traffic between the machines is neither encrypted nor authenticated, so both belong on a cable
-between the two, or on a network that nobody else is on.
+The link carries no secrets and no commands: a hello with names, then a beat every two seconds.
+vLLM's own traffic between the machines is neither encrypted nor authenticated. So use a cable
+between the two, or a network without other machines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sparkforge.serving.errors import EX_PROTOCOL, EX_UNAVAILABLE, StartError
 
 BEAT_S = 2.0
 SILENCE_S = 15.0
-"""So long without a beat is a broken link: a cable that was pulled sends no goodbye."""
+"""Seconds without a beat until the link counts as broken: an unplugged cable sends nothing."""
 MARK = Path(tempfile.gettempdir()) / "sparkforge-link"
 _HELLO_LIMIT = 1 << 20
 _HELLO_S = 10.0
@@ -37,17 +37,17 @@ _SAY_EVERY_S = 30.0
 
 
 class ClusterError(StartError):
-    """The two machines are not set up to serve together; the message says what to do."""
+    """The two machines cannot serve together; the message has a hint."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Who this machine is.
+    """This machine's place among the two.
 
     Attributes:
         role: ``head``, which answers clients, or ``worker``.
-        head, worker: addresses of the two on the network between them.
-        port: of the link, on the head; vLLM's own meeting point is the next one.
+        head, worker: addresses on the network between the two.
+        port: of the link, on the head; vLLM uses the next one.
         interface: of that network on this machine, e.g. ``enp1s0f0np0``.
     """
 
@@ -67,10 +67,10 @@ class Settings:
 
 
 def settings(variables: Mapping[str, str]) -> Settings | None:
-    """Return what SPARKFORGE_CLUSTER_* say; None for a machine that serves alone.
+    """Return the settings in SPARKFORGE_CLUSTER_*; None for a machine that serves alone.
 
     Raises:
-        ClusterError: they make no sense.
+        ClusterError: they are invalid.
     """
     role = variables.get("SPARKFORGE_CLUSTER_ROLE", "")
     if not role:
@@ -94,7 +94,9 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
         raise ClusterError(msg)
     port = variables.get("SPARKFORGE_CLUSTER_PORT") or "29500"
     if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65535:
-        msg = f"SPARKFORGE_CLUSTER_PORT is {port!r}: use 1 to 65534 (it and the next are taken)"
+        msg = (
+            f"SPARKFORGE_CLUSTER_PORT is {port!r}: use 1 to 65534 (this port and the next are used)"
+        )
         raise ClusterError(msg)
     interface = variables.get("SPARKFORGE_CLUSTER_IFNAME", "")
     if not re.fullmatch(r"[\w.:-]{1,15}", interface):
@@ -107,11 +109,11 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
 
 
 SPLIT = ("--tensor-parallel-size", "2")
-"""How the model is split, whoever has which half."""
+"""The split of the model, equal on both machines."""
 
 
 def place(mine: Settings) -> list[str]:
-    """Return the options of ``vllm serve`` that say which half is this machine's."""
+    """Return the options of ``vllm serve`` for this machine's half."""
     return [
         "--distributed-executor-backend",
         "mp",
@@ -128,14 +130,15 @@ def place(mine: Settings) -> list[str]:
 
 
 def environment(mine: Settings, given: Mapping[str, str]) -> dict[str, str]:
-    """Return vLLM's variables: what is given, and what keeps vLLM, gloo and NCCL on that network.
+    """Return vLLM's variables, with those that keep vLLM, gloo and NCCL on the network of the two.
 
-    What is given wins; Compose gives variables of NCCL that are empty where .env has none.
+    Given values have priority. Compose sets variables of NCCL that .env lacks to empty ones, which
+    are removed.
     """
     ours = {
         "VLLM_HOST_IP": mine.own,
         "GLOO_SOCKET_IFNAME": mine.interface,
-        "NCCL_SOCKET_IFNAME": f"={mine.interface}",  # exactly this one, not all that begin so
+        "NCCL_SOCKET_IFNAME": f"={mine.interface}",  # =: this one, not all with this prefix
     }
     kept = {name: value for name, value in given.items() if value or not name.startswith("NCCL_")}
     return {**ours, **{name: value for name, value in kept.items() if value or name not in ours}}
@@ -145,10 +148,10 @@ class Link:
     """The connection of the two entrypoints.
 
     Args:
-        mine: who this machine is.
-        hello: what both must serve alike, by name; compared when they meet.
-        say: prints one line.
-        mark: file that is touched at every beat from the other side, for the health check.
+        mine: this machine's place.
+        hello: values that have to be equal on both, by name.
+        say: logs a line.
+        mark: file that is touched at every beat of the other side, for the health check.
     """
 
     def __init__(
@@ -172,41 +175,40 @@ class Link:
         return "worker" if self._mine.is_head else "head"
 
     def problem(self) -> str | None:
-        """Return why the two no longer serve together, or None."""
+        """Return why the link is broken, or None."""
         return self._problem
 
     def peer_serves(self) -> bool:
-        """Tell whether the other side has said that the first token came."""
+        """Return whether the other side has reported the first token."""
         return self._peer_state == "serving"
 
     def serving(self) -> None:
-        """Tell the other side, with the next beat, that the first token came."""
+        """Report the first token to the other side, with the next beat."""
         self._state = "serving"
 
     def close(self) -> None:
-        """Leave: the other side sees the connection end."""
+        """Close the link: the other side notices the end of the connection."""
         if self._socket is not None:
             self._end("this machine has left")
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it has ended before
+            except OSError:  # it ended earlier
                 pass
             self._socket.close()
 
     def meet(self) -> None:
-        """Wait, however long, until both are there; then keep the link in the background.
+        """Wait without limit for the other side; then keep the link in the background.
 
         Raises:
-            ClusterError: the other side serves something else; or, on the head, this machine has no
-                such address or the port is taken: both may change, so the exit code is none that
-                ends the attempts. Or what this machine serves is too long to tell.
+            ClusterError: the other side serves something else, or this machine's hello is too long.
+                Or, on the head, the address is not this machine's or the port is in use; both may
+                change, so this exit code is followed by another attempt.
         """
         self._mark.unlink(missing_ok=True)
         if len(self._line) > _HELLO_LIMIT:
             msg = (
                 f"model, profile and options of this machine have {len(self._line)} bytes, and the"
-                f" two machines compare {_HELLO_LIMIT} at most: shorten SPARKFORGE_EXTRA_ARGS or"
-                " the profile"
+                f" limit is {_HELLO_LIMIT}: shorten SPARKFORGE_EXTRA_ARGS or the profile"
             )
             raise ClusterError(msg)
         connection = self._accept() if self._mine.is_head else self._connect()
@@ -224,18 +226,18 @@ class Link:
         except OSError as error:
             msg = (
                 f"the head cannot listen on {self._mine.head} port {self._mine.port}:"
-                f" {error.strerror}; SPARKFORGE_CLUSTER_HEAD is to be an address of this machine"
-                " (ip -br address shows them), SPARKFORGE_CLUSTER_PORT a free port on it"
+                f" {error.strerror}; SPARKFORGE_CLUSTER_HEAD has to be an address of this machine"
+                " (ip -br address shows them), SPARKFORGE_CLUSTER_PORT a free port"
             )
             raise ClusterError(msg, EX_UNAVAILABLE) from None
 
     def _accept(self) -> socket.socket:
-        said = 0.0
+        logged = 0.0
         with self._listening() as server:
             server.settimeout(1)
             while True:
-                if time.monotonic() - said > _SAY_EVERY_S or not said:
-                    said = time.monotonic()
+                if time.monotonic() - logged > _SAY_EVERY_S or not logged:
+                    logged = time.monotonic()
                     self._say(
                         f"waiting for the worker {self._mine.worker} on {self._mine.head}"
                         f" port {self._mine.port}"
@@ -254,7 +256,7 @@ class Link:
                     return connection
 
     def _connect(self) -> socket.socket:
-        said = 0.0
+        logged = 0.0
         while True:
             try:
                 connection = socket.create_connection(
@@ -264,8 +266,8 @@ class Link:
                     source_address=(self._mine.worker, 0),
                 )
             except OSError as error:
-                if time.monotonic() - said > _SAY_EVERY_S or not said:
-                    said = time.monotonic()
+                if time.monotonic() - logged > _SAY_EVERY_S or not logged:
+                    logged = time.monotonic()
                     self._say(
                         f"waiting for the head {self._mine.head} port {self._mine.port}:"
                         f" {error.strerror or error}"
@@ -276,7 +278,7 @@ class Link:
             time.sleep(1)
 
     def _greeted(self, connection: socket.socket) -> bool:
-        """Exchange hellos; False where the other side was gone at once, or spoke nonsense."""
+        """Exchange hellos; returns False where the other side left or sent an invalid one."""
         end = time.monotonic() + _HELLO_S
         try:
             connection.settimeout(_HELLO_S)
@@ -284,21 +286,21 @@ class Link:
             line = bytearray()
             while not line.endswith(b"\n") and len(line) <= _HELLO_LIMIT:
                 connection.settimeout(max(end - time.monotonic(), 0.001))
-                piece = connection.recv(1)  # what comes after the hello is the first beat
+                piece = connection.recv(1)  # the first beat follows the hello
                 if not piece:
                     break
                 line += piece
-            theirs = Document.parse("the other machine's hello", bytes(line)).get(dict)
+            others = Document.parse("the other machine's hello", bytes(line)).get(dict)
         except (OSError, DocumentError) as error:
-            self._say(f"no hello of the {self.peer}: {error}")
+            self._say(f"no hello from the {self.peer}: {error}")
             connection.close()
             return False
         for name, value in self._hello.items():
-            if theirs.get(name) != value:
+            if others.get(name) != value:
                 connection.close()
                 msg = (
-                    f"{name} differs: here {value!r}, on the {self.peer} {theirs.get(name)!r};"
-                    " both machines need the same image and the same .env, but for the role"
+                    f"{name} differs: here {value!r}, on the {self.peer} {others.get(name)!r};"
+                    " both machines need the same image and the same .env, except for the role"
                 )
                 raise ClusterError(msg, EX_PROTOCOL)
         return True
@@ -319,7 +321,7 @@ class Link:
             try:
                 data = connection.recv(1 << 10)
             except TimeoutError:
-                self._end(f"no beat of the {self.peer} for {SILENCE_S:.0f} s")
+                self._end(f"no beat from the {self.peer} for {SILENCE_S:.0f} s")
             except OSError as error:
                 self._end(f"the {self.peer} has gone: {error.strerror or error}")
             else:
@@ -336,9 +338,12 @@ class Link:
 
 
 def check_mark(mark: Path = MARK, now: Callable[[], float] = time.time) -> None:
-    """Raise ValueError where the link has had no beat for ``SILENCE_S``: the worker's health.
+    """Check the worker's health: its link has had a beat within ``SILENCE_S``.
 
-    The worker's process needs no look of its own: when it ends, so does its container.
+    Its process needs no check: its container ends with it.
+
+    Raises:
+        ValueError: no beat.
     """
     try:
         age = now() - mark.stat().st_mtime
@@ -346,5 +351,5 @@ def check_mark(mark: Path = MARK, now: Callable[[], float] = time.time) -> None:
         msg = "no link to the head"
         raise ValueError(msg) from None
     if age > SILENCE_S:
-        msg = f"no beat of the head for {age:.0f} s"
+        msg = f"no beat from the head for {age:.0f} s"
         raise ValueError(msg)

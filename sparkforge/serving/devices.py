@@ -1,4 +1,4 @@
-"""Which CUDA devices are there, and are they those that the image is for?"""
+"""The CUDA devices of this machine, compared with the image's target."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Capability = tuple[int, int]
 
 
 class DeviceError(StartError):
-    """There is none; the message says what to do."""
+    """No device is visible; the message has a hint."""
 
 
 _MAJOR, _MINOR, _INTEGRATED = 75, 76, 18  # CU_DEVICE_ATTRIBUTE_* of cuda.h
 
 
 def capabilities(library: str = "libcuda.so.1") -> list[Capability]:
-    """Ask the driver; it makes no context, so it takes no memory of the device."""
+    """Return the capability of each device, from the driver, without a context on the device."""
     cuda, devices = _devices(library)
     return [(_attribute(cuda, one, _MAJOR), _attribute(cuda, one, _MINOR)) for one in devices]
 
 
 def unified_bytes(library: str = "libcuda.so.1") -> int | None:
-    """Return the memory of the first integrated device, which is the host's, as CUDA counts it.
+    """Return the memory of the first integrated device in bytes, as CUDA counts it, or None.
 
-    None: no device is integrated.
+    An integrated device uses the host's memory.
     """
     cuda, devices = _devices(library)
     total = ctypes.c_size_t()
@@ -43,7 +43,7 @@ def unified_bytes(library: str = "libcuda.so.1") -> int | None:
 
 
 def _devices(library: str) -> tuple[Any, list[ctypes.c_int]]:
-    """Return the driver and a handle of each device; none where the driver has none to show."""
+    """Return the driver and a handle of each device."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
@@ -51,10 +51,10 @@ def _devices(library: str) -> tuple[Any, list[ctypes.c_int]]:
     count = ctypes.c_int()
     if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return cuda, []
-    found = [ctypes.c_int(-1) for _ in range(count.value)]
-    for index, one in enumerate(found):
-        cuda.cuDeviceGet(ctypes.byref(one), index)  # where it fails, so does each question after it
-    return cuda, found
+    handles = [ctypes.c_int(-1) for _ in range(count.value)]
+    for index, handle in enumerate(handles):
+        cuda.cuDeviceGet(ctypes.byref(handle), index)  # after a failure its attributes fail, too
+    return cuda, handles
 
 
 def _attribute(cuda: Any, device: ctypes.c_int, attribute: int) -> int:
@@ -64,23 +64,23 @@ def _attribute(cuda: Any, device: ctypes.c_int, attribute: int) -> int:
 
 
 def check(wanted: str, there: Sequence[Capability]) -> str | None:
-    """Compare with what the image is for; vLLM's own words for no device at all name no remedy.
+    """Compare the devices with the image's target; vLLM's own error for no device has no hint.
 
     Args:
         wanted: the target's ``cuda_arch``, e.g. ``12.1``.
-        there: of each device that the driver shows here.
+        there: of each visible device.
 
     Returns:
-        A warning, where there are others only: nobody has tried that.
+        A warning where all devices have another capability, which is untested; else None.
 
     Raises:
-        DeviceError: no device is there.
+        DeviceError: no device is visible.
     """
     if not there:
         msg = (
-            "no CUDA device is to be seen in here. Compose asks for it; docker run needs --gpus"
-            " all, and both need NVIDIA's driver and container toolkit on the host: build.py"
-            " doctor says which is missing"
+            "no CUDA device is visible in this container. Compose requests it; docker run needs"
+            " --gpus all. Both need NVIDIA's driver and container toolkit on the host: build.py"
+            " doctor checks them"
         )
         raise DeviceError(msg, EX_UNAVAILABLE)
     names = [f"{major}.{minor}" for major, minor in there]
@@ -90,7 +90,7 @@ def check(wanted: str, there: Sequence[Capability]) -> str | None:
 
 
 def driver(library: str = "libcuda.so.1", text: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """Return the driver's version: its release, and the CUDA that it is for.
+    """Return the driver's release and its CUDA version.
 
     Raises:
         DeviceError: it cannot be read.
@@ -101,7 +101,7 @@ def driver(library: str = "libcuda.so.1", text: Path = Path("/proc/driver/nvidia
             raise OSError(f"cuDriverGetVersion ended with {code}")
         release = re.search(r"\s(\d+\.\d+[.\d]*)\s", text.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
-        msg = f"the driver's version cannot be read ({error}): build.py doctor says what is wrong"
+        msg = f"the driver's version cannot be read ({error}): build.py doctor checks the driver"
         raise DeviceError(msg, EX_UNAVAILABLE) from None
     cuda = f"CUDA {value.value // 1000}.{value.value % 1000 // 10}"
     return f"{release[1]}, {cuda}" if release else cuda

@@ -1,6 +1,6 @@
-"""JSON from outside, a server's answer or a file: every wrong shape is one error.
+"""JSON from a server or a file: every wrong shape is a DocumentError.
 
-Nothing else in this folder calls ``json.loads``.
+No other module of this package calls ``json.loads``.
 """
 
 from __future__ import annotations
@@ -13,32 +13,31 @@ from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
 
-_WORDS: Mapping[type, str] = {
+_NAMES: Mapping[type, str] = {
     dict: "a mapping",
     list: "a list",
-    str: "a text",
-    int: "a number",
+    str: "a string",
+    int: "an integer",
     bool: "true or false",
 }
 
 
 _LARGEST = 64 << 20
-"""Bytes of a file. The largest of ours, the record of a warm-up, names each compiled file once."""
+"""Bytes of a file. The largest is the record of a warm-up, which names each compiled file."""
 _DEEPEST = 64
-"""Levels that any of these documents may have: what is deeper ends recursive code, like repr."""
+"""Levels of a document. Deeper ones would end recursive code, such as repr."""
 
 
 class DocumentError(ValueError):
-    """It is no JSON, or of another shape; the message says where."""
+    """The text is not JSON, or has another shape; the message names the place."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A value that was read from JSON.
+    """A JSON value.
 
     Attributes:
-        what: names its origin in errors.
-        value: anything that JSON can hold.
+        what: its origin, for errors.
     """
 
     what: str
@@ -49,17 +48,17 @@ class Document:
         """Read JSON.
 
         Raises:
-            DocumentError: it is none, or nested too deeply.
+            DocumentError: the text is not JSON, or nested too deeply.
         """
         try:
             found = json.loads(text)
         except RecursionError:
             raise DocumentError(f"{what} is nested too deeply") from None
         except ValueError as error:
-            raise DocumentError(f"{what} is no JSON: {str(error)[:100]}") from None
+            raise DocumentError(f"{what} is not JSON: {str(error)[:100]}") from None
         level = [found]
         for _ in range(_DEEPEST):
-            level = [child for one in level for child in _children(one)]
+            level = [child for value in level for child in _children(value)]
         if level:
             raise DocumentError(f"{what} is nested too deeply")
         return cls(what, found)
@@ -69,8 +68,8 @@ class Document:
         """Read JSON from a file.
 
         Raises:
-            OSError: it cannot be read.
-            DocumentError: it holds none, or is too large for one.
+            OSError: the file cannot be read.
+            DocumentError: it is not JSON, or too large.
         """
         with path.open("rb") as opened:
             text = opened.read(_LARGEST + 1)
@@ -82,7 +81,7 @@ class Document:
         """Return the value at a path of keys and indices.
 
         Raises:
-            DocumentError: there is none, or it is of another kind. True is no number.
+            DocumentError: there is none, or it has another type. True is not an integer.
         """
         found = self.value
         for key in path:
@@ -91,9 +90,26 @@ class Document:
             except (LookupError, TypeError):
                 raise DocumentError(f"{self._place(path)} is missing") from None
         if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
-            msg = f"{self._place(path)} is {repr(found)[:100]}, not {_WORDS[kind]}"
+            msg = f"{self._place(path)} is {repr(found)[:100]}, not {_NAMES[kind]}"
             raise DocumentError(msg)
         return found
+
+    def find(self, kind: type[Kind], name: str) -> Kind | None:
+        """Return the value of a key; None where it is missing or null.
+
+        Raises:
+            DocumentError: this is not a mapping, or the value has another type.
+        """
+        return None if self.get(dict).get(name) is None else self.get(kind, name)
+
+    def check_keys(self, known: Iterable[str]) -> None:
+        """Check that this is a mapping with known keys only.
+
+        Raises:
+            DocumentError: it is not, or has another key.
+        """
+        if unknown := sorted(self.get(dict).keys() - set(known)):
+            raise DocumentError(f"{self.what} has an unknown key: {unknown[0][:100]!r}")
 
     def _place(self, path: tuple[str | int, ...]) -> str:
         return f"{'.'.join(str(key) for key in path)} of {self.what}" if path else self.what

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-# sysexits.h. What a restart may cure: the checkpoint, the hub or the device is not there (yet), the
-# disk is full, memory ran short, the server hung or ended, the other of two machines serves
-# something else (yet).
+# sysexits.h. A restart may fix all but 65 and 78: checkpoint, hub or device missing (yet), full
+# disk, short memory, a server that hung or ended, another model on the other of two machines.
 EX_DATAERR = 65
-"""The hub sends what it does not list, or nonsense: each restart would download it again."""
+"""The hub sends other bytes than it lists: each restart would download them again."""
 EX_NOINPUT = 66
 EX_NOHOST = 68
 EX_UNAVAILABLE = 69
@@ -15,11 +14,11 @@ EX_CANTCREAT = 73
 EX_TEMPFAIL = 75
 EX_PROTOCOL = 76
 EX_CONFIG = 78
-"""Something to correct: no restart changes it."""
+"""A setting is wrong: no restart changes it."""
 
 
 class StartError(Exception):
-    """No server can be started; the message says what to do, ``code`` is the exit code."""
+    """The server cannot be started. The message has a hint, ``code`` is the exit code."""
 
     def __init__(self, text: str, code: int = EX_CONFIG) -> None:
         super().__init__(text)

@@ -1,13 +1,13 @@
-"""Downloads one commit of a model into the hub's cache: a program of its own, run in the image.
+"""Program of the image that downloads one commit of a model into the hub's cache.
 
     python -I fetching.py CACHE MODEL REVISION
 
-It prints one JSON document a line: ``{"say": TEXT}``; ``{"have": BYTES, "total": BYTES}`` as it
-goes on; ``{"waiting": true}`` while another process downloads into the folder; and at the end
+It prints one JSON document on each line: ``{"say": TEXT}``; ``{"have": BYTES, "total": BYTES}``
+every second; ``{"waiting": true}`` while another process downloads into the folder; and at the end
 ``{"done": COMMIT}`` or ``{"error": TEXT, "code": EXIT CODE}``.
 
-A file keeps what there is of it (``blobs/HASH.incomplete``), continues with a range request, and
-gets its name only after its hash was compared.
+A partly downloaded file (``blobs/HASH.incomplete``) continues with a range request, and gets its
+name after its hash has been checked.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from sparkforge.serving.hubpart import Part, WrongBytesError
 if TYPE_CHECKING:
     from sparkforge.serving.hubclient import Hub
 
-_AT_ONCE = 4  # files; one connection alone seldom fills a fast line
+_AT_ONCE = 4  # files; one connection rarely fills a fast line
 _output = threading.Lock()
 
 
 def tell(**words: object) -> None:
-    """Print one document for the process that follows this one."""
+    """Print one document for the entrypoint."""
     with _output:
         sys.stdout.write(json.dumps(words) + "\n")
         sys.stdout.flush()
@@ -66,10 +66,10 @@ class _Download:
             return self._present + sum(one.size for one in self._parts.values())
 
     def run(self) -> None:
-        """Bring all files.
+        """Download all missing files.
 
         Raises:
-            StartError: they cannot be had, or not be stored.
+            StartError: they cannot be downloaded or stored.
         """
         lacking = self._place.lacking(self._commit, self._files)
         wanted = [
@@ -82,13 +82,13 @@ class _Download:
             (self._place.folder / name).mkdir(parents=True, exist_ok=True)
         self._check_room(wanted)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            # the largest first: at the end none is left that only one connection works on
+            # the largest first, so that no single one is left for the end
             wanted.sort(key=lambda one: one.size, reverse=True)
             running: list[Future[None]] = [pool.submit(self._bring, one) for one in wanted]
             done, _ = wait(running, return_when=FIRST_EXCEPTION)
             failed = next((error for one in done if (error := one.exception())), None)
             if failed is not None:
-                # the others would go on for hours; what they have stays as it is
+                # the others could run for hours; their parts are kept
                 self._hub.stopped.set()
                 pool.shutdown(cancel_futures=True)
                 if isinstance(failed, OSError) and failed.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -106,8 +106,8 @@ class _Download:
     def _no_room(self, needed: int) -> StartError:
         folder = self._place.folder
         msg = (
-            f"the disk is full: {_bytes(needed)} of the model are still to be stored in {folder},"
-            f" and {_bytes(_free(folder))} are free; make room, and the next start continues"
+            f"the disk is full: {_bytes(needed)} of the model are missing in {folder}, and"
+            f" {_bytes(_free(folder))} are free; free some space, and the next start continues"
         )
         return StartError(msg, EX_CANTCREAT)
 
@@ -122,8 +122,10 @@ class _Download:
         try:
             kept = part.kept
             self._fill(part)
-            if not part.is_right() and kept:  # the earlier part was damaged: all of it anew, once
-                tell(say=f"{file.path}: the part from before is damaged; downloading it again")
+            if (
+                not part.is_right() and kept
+            ):  # the earlier part was damaged: try once from the start
+                tell(say=f"{file.path}: the earlier part is damaged; downloading it again")
                 part.restart()
                 self._fill(part)
             if not part.is_right():
@@ -138,13 +140,13 @@ class _Download:
         try:
             self._hub.download(self._commit, part)
         except WrongBytesError:
-            if part.kept:  # is_right() says so, and another attempt is made
+            if part.kept:  # is_right() fails, and a second attempt follows
                 return
             part.restart()
             raise
 
     def _link(self, file: Listed) -> None:
-        """Put a blob's name into the snapshot, in place of whatever has it."""
+        """Link a blob into the snapshot, replacing an existing file."""
         name = self._place.snapshot(self._commit) / file.path
         fresh = name.with_name(f".{file.digest}.{os.getpid()}")
         fresh.symlink_to(os.path.relpath(self._place.blob(file.digest), name.parent))
@@ -160,12 +162,14 @@ def _bytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-def told(error: BaseException, place: Place) -> tuple[str, int]:
-    """Return one line about a failure, and its exit code."""
+def failure(error: BaseException, place: Place) -> tuple[str, int]:
+    """Return the message of a failure, and its exit code."""
     if isinstance(error, StartError):
         return str(error), error.code
     if isinstance(error, WrongBytesError):
-        text = f"what was downloaded is wrong and was removed: {shown(error)}; check HTTPS_PROXY"
+        text = (
+            f"a downloaded file was wrong and has been removed: {shown(error)}; check HTTPS_PROXY"
+        )
         return f"{text} and HF_ENDPOINT, since a proxy or a mirror may have changed it", EX_DATAERR
     if isinstance(error, OSError):
         text = f"the model cannot be stored in {place.folder}: {error.strerror or error}"
@@ -178,9 +182,9 @@ def told(error: BaseException, place: Place) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def alone(place: Place) -> Iterator[None]:
-    """Hold the model's folder, as soon as no other process downloads into it.
+    """Lock the model's folder, once no other process downloads into it.
 
-    The kernel drops the lock with its holder, so a killed download holds up nobody.
+    The kernel drops the lock with its holder, also after a kill.
     """
     place.lock.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -204,17 +208,19 @@ def fetch(cache: Path, model: str, revision: str) -> str:
         revision: commit, branch or tag; empty: the newest.
 
     Raises:
-        StartError, OSError: it cannot be had, or not be stored.
+        StartError, OSError: it cannot be downloaded or stored.
     """
-    from sparkforge.serving.hubclient import Hub  # an image without the library says so
+    from sparkforge.serving.hubclient import Hub  # here, so that a missing library is a message
 
     revision = revision or "main"
     if not is_plain(revision):
-        raise StartError(f"SPARKFORGE_MODEL_REVISION is {revision[:100]!r}, which is no revision")
+        raise StartError(
+            f"SPARKFORGE_MODEL_REVISION is {revision[:100]!r}, which is not a revision"
+        )
     hub, place = Hub(model), Place.of(cache, model)
     with alone(place):
         commit = revision if COMMIT.fullmatch(revision) else hub.commit(revision)
-        # another process may have brought it while this one waited
+        # another process may have downloaded it while this one waited
         if not place.complete(commit):
             files = hub.files(commit)
             download = _Download(hub, place, commit, files)
@@ -229,7 +235,7 @@ def fetch(cache: Path, model: str, revision: str) -> str:
 
 @contextlib.contextmanager
 def telling(download: _Download) -> Iterator[None]:
-    """Tell every second how far a download is."""
+    """Report the progress every second."""
     over = threading.Event()
 
     def tell_on() -> None:
@@ -247,13 +253,13 @@ def telling(download: _Download) -> Iterator[None]:
 
 def main(arguments: list[str]) -> int:
     """Run as a program; returns the exit code."""
-    # whoever started this process follows it: alone it would download, and hold the folder
+    # end with the entrypoint: alone this process would keep the folder locked
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     cache, model, revision = arguments
     try:
         commit = fetch(Path(cache), model, revision)
     except Exception as error:
-        text, code = told(error, Place.of(Path(cache), model))
+        text, code = failure(error, Place.of(Path(cache), model))
         tell(error=text, code=code)
         return code
     tell(done=commit)

@@ -1,7 +1,7 @@
-"""Watch memory while a server runs, and act before the machine stops answering.
+"""Watch memory while a server runs, and act before the machine stops responding.
 
-Where GPU and host share one memory, a machine without any left is reported to hang until its power
-is cut: no container ends, and nobody can log in. So the server, which has most of it, gives way.
+Where GPU and host share one memory, a machine that runs out of it is reported to hang until a power
+cycle: no container ends, and no login works. So the server, which uses most of it, has to give way.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkforge.serving import memory, refusal, settings
+from sparkforge.serving import memory, refusal, variables
 from sparkforge.serving.memory import GIB, Reading
 
 MODES = ("off", "warn", "on")
 WARN_S, END_S = 5.0, 10.0
-"""So long below the first and the third mark. The second counts at once: it costs little."""
-_READINGS = 3  # at least, for the same: one that was paused wakes up with an old clock
-_RELEASE = 1.25  # of the first mark: above it all is well again
+"""Seconds below the first and the third mark. The second acts at once: refusing costs little."""
+_READINGS = 3  # at least, since a paused container wakes up with an old clock
+_RELEASE = 1.25  # times the first mark: above it memory is no longer short
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4  # mman.h of Linux
 
 
 @dataclass
 class _Low:
-    """How long something has been so in a row."""
+    """Counts readings below a mark, in a row."""
 
     since: float = 0.0
     readings: int = 0
 
-    def lasts(self, so: bool, now: float, seconds: float) -> bool:
-        """Note a reading at ``now``; returns whether it has been so for long enough."""
-        if not so:
+    def lasts(self, below: bool, now: float, seconds: float) -> bool:
+        """Note a reading at ``now``; returns whether memory has been below for long enough."""
+        if not below:
             self.readings = 0
             return False
         if not self.readings:
@@ -43,14 +43,14 @@ class _Low:
 
 @dataclass
 class Guard:
-    """Decides by what is left of memory: of the machine's, or up to the container's limit.
+    """Acts on the memory that is left: the machine's, or up to the container's limit.
 
     Attributes:
         marks: GiB below which it warns, refuses new requests and ends the server.
-        say: takes a line for the log.
+        say: logs a line.
         acts: False: it only warns.
-        file: what the server's middleware looks for; None: nobody sends requests to this server.
-        read: returns what there is of memory.
+        file: has the server's middleware refuse requests; None: the server takes none.
+        read: returns a reading of memory.
     """
 
     marks: tuple[float, float, float]
@@ -64,19 +64,19 @@ class Guard:
     _lows: tuple[_Low, _Low] = field(default_factory=lambda: (_Low(), _Low()), init=False)
 
     def begin(self) -> None:
-        """Get ready; an earlier start of this container may have left its file."""
+        """Log the marks, and remove the file of an earlier start of this container."""
         self.close()
         warn, refuse, end = self.marks
-        does = f"warns below {warn:g} GiB"
+        actions = f"warns below {warn:g} GiB"
         if self.acts and self.file is not None:
-            does += f", refuses requests below {refuse:g}"
+            actions += f", refuses requests below {refuse:g}"
         if self.acts:
-            does += f", ends the server below {end:g}"
+            actions += f", ends the server below {end:g}"
             stay_in_memory()
-        self.say(f"memory guard: {does}")
+        self.say(f"memory guard: {actions}")
 
     def look(self, now: float) -> bool:
-        """Read memory and act; returns whether the server is to be ended.
+        """Read memory and act; returns whether the server has to end.
 
         Args:
             now: seconds of the monotonic clock.
@@ -90,91 +90,96 @@ class Guard:
             self._well("")
             return False
         self._blind = False
-        room, words = reading.room / GIB, _words(reading)
+        room, text = reading.room / GIB, _described(reading)
         warn, refuse, end = self.marks
         low, lowest = self._lows
         long_low = low.lasts(room < warn, now, WARN_S)
         if room > warn * _RELEASE:
-            self._well(words)
+            self._well(text)
         elif self.acts and self.file is not None and room < refuse and not self.refuses:
-            self._refuse(self.file, words)
+            self._refuse(self.file, text)
         elif long_low and not self._warned:
-            self.say(f"warning: memory is short: {words}")
+            self.say(f"warning: memory is short: {text}")
             self._warned = True
         if self.acts and lowest.lasts(room < end, now, END_S):
             self.say(
-                f"error: memory is short: {words}, and it was less than {end:g} for {END_S:.0f} s:"
-                " ending the server before the machine stops answering"
+                f"error: memory is short: {text}, and it was less than {end:g} for {END_S:.0f} s:"
+                " ending the server before the machine stops responding"
             )
             return True
         return False
 
     def close(self) -> None:
-        """Leave no file behind."""
+        """Remove the file."""
         if self.file is not None:
             try:
                 self.file.unlink(missing_ok=True)
             except OSError as error:
-                self.say(f"warning: {self.file} stays, and has requests refused: {error}")
+                self.say(
+                    f"warning: {self.file} cannot be removed, and requests stay refused: {error}"
+                )
         self.refuses = False
 
-    def _refuse(self, file: Path, words: str) -> None:
+    def _refuse(self, file: Path, text: str) -> None:
         self.refuses = self._warned = True
-        self.say(f"warning: memory is short: {words}: new requests are refused")
-        whole = file.with_suffix(".new")
+        self.say(f"warning: memory is short: {text}: new requests are refused")
+        temporary = file.with_suffix(".new")
         try:
-            whole.write_text(f"memory is short on this machine: {words}", encoding="utf-8")
-            whole.replace(file)
+            temporary.write_text(f"memory is short on this machine: {text}", encoding="utf-8")
+            temporary.replace(file)
         except OSError as error:
-            self.say(f"warning: the server cannot be told to refuse requests: {error}")
+            self.say(f"warning: requests cannot be refused: {error}")
 
-    def _well(self, words: str) -> None:
-        """Take everything back; ``words`` are empty where nobody knows."""
-        for one in self._lows:
-            one.readings = 0
+    def _well(self, text: str) -> None:
+        """Return to normal; ``text`` is empty where memory cannot be read."""
+        for low in self._lows:
+            low.readings = 0
         refused, warned, self._warned = self.refuses, self._warned, False
         if refused:
             self.close()
-            self.say(": ".join(filter(None, (words, "new requests are taken again"))))
-        elif warned and words:
-            self.say(f"memory is well again: {words}")
+            self.say(": ".join(filter(None, (text, "new requests are accepted again"))))
+        elif warned and text:
+            self.say(f"memory is no longer short: {text}")
 
 
 def of(
-    variables: Mapping[str, str], *, unified: bool, asked: bool, say: Callable[[str], None]
+    environment: Mapping[str, str],
+    *,
+    unified: bool,
+    takes_requests: bool,
+    say: Callable[[str], None],
 ) -> Guard | None:
-    """Return the guard that a user wants, or None.
+    """Return the guard for SPARKFORGE_MEMORY_GUARD and _MARKS, or None.
 
     Args:
-        variables: SPARKFORGE_MEMORY_GUARD and _MARKS count.
-        unified: GPU and host share one memory; elsewhere it is off by default.
-        asked: the server takes requests; the second of two machines takes none.
+        unified: GPU and host share one memory; elsewhere the guard is off by default.
+        takes_requests: the second of two machines takes none.
 
     Raises:
         StartError: a variable cannot be used.
     """
     default = "on" if unified else "off"
-    mode = settings.choice(variables, "SPARKFORGE_MEMORY_GUARD", default, MODES)
-    marks = settings.marks(variables)
+    mode = variables.choice(environment, "SPARKFORGE_MEMORY_GUARD", default, MODES)
+    marks = variables.marks(environment)
     if mode == "off":
         return None
     acts = mode == "on"
-    return Guard(marks, say, acts, refusal.path() if acts and asked else None)
+    return Guard(marks, say, acts, refusal.path() if acts and takes_requests else None)
 
 
 def stay_in_memory() -> bool:
-    """Keep this process' pages in memory; returns whether that is so.
+    """Lock this process' pages in memory; returns whether they are locked.
 
-    A machine that runs out of memory drops the pages of programs first, and whoever has to act then
-    would wait for the disk. Not with a limit on locked memory: what goes beyond would fail.
+    A machine that runs out of memory drops the pages of programs first, and the guard would wait
+    for the disk. Not with a limit on locked memory, beyond which allocations would fail.
     """
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] != resource.RLIM_INFINITY:
         return False
-    flags = _MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT  # no page is fetched for it
+    flags = _MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT  # reads no page for it
     return bool(ctypes.CDLL(None).mlockall(flags) == 0)
 
 
-def _words(reading: Reading) -> str:
+def _described(reading: Reading) -> str:
     if reading.limit is not None and reading.room < reading.available:
         return (
             f"{reading.room / GIB:.1f} GiB are left of the container's limit of"

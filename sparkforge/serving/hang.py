@@ -1,4 +1,4 @@
-"""When a server counts as hung."""
+"""The decision that a server hangs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass
 class Hang:
-    """Decides when a server counts as hung. Times in seconds of the monotonic clock.
+    """Counts failed checks of a server. Times are seconds of the monotonic clock.
 
-    One failed look is no proof, and neither is a long time without a look: a container that was
-    paused wakes up with an old clock. It takes ``looks`` failures in a row, and ``limit_s`` less
-    ``spare_s`` since the last success.
+    One failed check proves nothing, and neither does a long time without a check: a container that
+    was paused wakes up with an old clock. It takes ``looks`` failures in a row, and ``limit_s``
+    less ``spare_s`` since the last success.
     """
 
     limit_s: float
@@ -30,7 +30,7 @@ class Hang:
         self._since, self._failures = now, 0
 
     def ill(self, now: float) -> bool:
-        """Note a failure; returns whether the server is to be ended."""
+        """Note a failure; returns whether the server hangs."""
         self._failures += 1
         enough = self._failures >= self.looks and now - self._since >= self.limit_s - self.spare_s
         return self.answered and self.limit_s > 0 and enough

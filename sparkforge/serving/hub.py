@@ -1,9 +1,9 @@
-"""A model of the hub, on this machine before the server starts.
+"""Download a model of the hub before the server starts.
 
-vLLM would download it itself: while it loads, so that up to 65 GB of page cache stand beside the
-weights; with no word for the health check; and with a second copy of gpt-oss' weights where the
-hub's list fails. Here a child downloads (fetching.py), and vLLM gets a folder. A snapshot that is
-complete is used as it is, without a question to the hub.
+vLLM's own download runs while it loads, so up to 65 GB of page cache compete with the weights. It
+reports nothing to the health check, and gets a second copy of gpt-oss' weights where the hub's list
+fails. Here a child downloads (fetching.py), and vLLM gets a folder. A complete snapshot is used
+without a request to the hub.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkforge.serving import access, supervise
+from sparkforge.serving import access
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_NOHOST, StartError
 from sparkforge.serving.hubfiles import COMMIT, Place, cache
-from sparkforge.serving.session import kill
+from sparkforge.serving.session import kill, start
 
 PROGRAM = Path(__file__).with_name("fetching.py")
 _SAY_EVERY_S = 15.0
@@ -32,7 +32,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StoppedError(Exception):
-    """A signal came during the download; what was downloaded stays. ``number`` is the signal."""
+    """A signal came during the download; the downloaded part is kept. ``number`` is the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
@@ -44,7 +44,7 @@ class Snapshot:
     """One commit of a model, complete on this machine.
 
     Attributes:
-        folder: with all files that vLLM reads.
+        folder: has all files that vLLM reads.
     """
 
     folder: Path
@@ -53,12 +53,12 @@ class Snapshot:
 
 @dataclass
 class Progress:
-    """Reads what fetching.py prints, and says how far it is.
+    """Follows the output of fetching.py, and reports the progress.
 
     Args:
-        say: takes a line for the log, every 15 seconds.
-        tell: takes words for the health check, every second.
-        clock: seconds.
+        say: logs a line, every 15 seconds.
+        tell: passes progress to the health check, every second.
+        clock: in seconds.
     """
 
     say: Callable[[str], None]
@@ -91,7 +91,7 @@ class Progress:
                 self._show("waiting for another process that downloads this model")
             else:
                 self._show(self._far(found.get(int, "have"), found.get(int, "total")))
-        except DocumentError:  # a warning of a library, or the last words of a crash
+        except DocumentError:  # a warning of a library, or the message of a crash
             self.last = access.shown(line.decode(errors="replace")) or self.last
 
     def _show(self, words: str) -> None:
@@ -112,7 +112,7 @@ class Progress:
 
 
 def shown(count: int, total: int) -> str:
-    """Return a number of bytes without its unit, as exact as the total asks for."""
+    """Return a number of bytes in the unit of the total, without the unit."""
     return f"{count / (1e9 if total >= 1e9 else 1e6):.{0 if total >= 1e10 else 1}f}"
 
 
@@ -138,11 +138,12 @@ def fetch(
     Args:
         model: its name on the hub.
         revision: commit, branch or tag; empty: the newest.
-        tell: takes words for the health check.
+        tell: passes progress to the health check.
 
     Raises:
-        StartError: it is not complete, and cannot be downloaded. Code 68: the hub cannot be
-            reached; 73: it cannot be stored; 65: the hub sends what it does not list; 78: else.
+        StartError: the model is not complete and cannot be downloaded. Code 68: the hub cannot be
+            reached; 73: the files cannot be stored; 65: the hub sends other bytes than it lists;
+            78: else.
         StoppedError: a signal came.
     """
     place = Place.of(cache(variables), model)
@@ -160,7 +161,7 @@ def fetch(
         )
         raise StartError(msg)
     say(
-        f"{model}{f' at {revision}' if revision else ''}: looking at what is to be downloaded to"
+        f"{model}{f' at {revision}' if revision else ''}: checking which files are missing in"
         f" {place.folder}"
     )
     progress = Progress(say, tell)
@@ -170,11 +171,12 @@ def fetch(
         say(f"{model} is complete in {place.snapshot(progress.commit)}")
         return Snapshot(place.snapshot(progress.commit), progress.commit)
     if not progress.error:
-        msg = f"the download ended without a word (exit code {ended}): {progress.last or 'nothing'}"
+        last = progress.last or "no output"
+        msg = f"the download ended without a result (exit code {ended}): {last}"
         raise StartError(msg, EX_NOHOST)
     if progress.code in (EX_NOHOST, EX_CANTCREAT) and there:
         say(f"warning: {progress.error}")
-        say(f"serving what is here: {place.snapshot(here)}")
+        say(f"serving the downloaded files: {place.snapshot(here)}")
         return Snapshot(place.snapshot(here), here)
     raise StartError(progress.error, progress.code)
 
@@ -186,7 +188,7 @@ def _run(words: list[str], variables: Mapping[str, str], progress: Progress) -> 
         "HF_HUB_VERBOSITY": "error",
     }
     with _signals():
-        child = supervise.start(words, {**variables, **quiet})
+        child = start(words, {**variables, **quiet})
         try:
             assert child.stdout is not None
             progress.follow(child.stdout)
@@ -198,7 +200,7 @@ def _run(words: list[str], variables: Mapping[str, str], progress: Progress) -> 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Raise StoppedError at a signal, in place of what the signal does."""
+    """Raise StoppedError at a signal."""
 
     def stop(number: int, frame: object) -> None:
         raise StoppedError(number)

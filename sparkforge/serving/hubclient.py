@@ -1,8 +1,8 @@
-"""Questions to the hub, in the process that downloads: each answer of no use is one error.
+"""Requests to the hub, in the process that downloads; every unusable answer is one StartError.
 
-huggingface_hub knows proxies, tokens and addresses. Its own download (1.33.0) is not used: it
-starts each file anew after a kill, compares no hash, names files as the server says, and follows
-lists and waits for as long as the server likes.
+huggingface_hub handles proxies, tokens and addresses. Its own download (1.33.0) is not used: it
+restarts each file after a kill, checks no hash, accepts file names of the server, and follows lists
+and pauses without limit.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sparkforge.serving.errors import EX_DATAERR, EX_NOHOST, StartError
 from sparkforge.serving.hubfiles import COMMIT, Listed, ListingError, listed, read_by_vllm
 from sparkforge.serving.hubpart import Part, WrongBytesError
 
-_ATTEMPTS = 6  # in a row that bring nothing new
-_PAUSE_S = 8.0  # between two of them, at most, where the hub names no other
-_RETRY_AFTER_S = 60.0  # of what the hub names, at most
+_ATTEMPTS = 6  # in a row without a new byte
+_PAUSE_S = 8.0  # between two of them at most, without a Retry-After
+_RETRY_AFTER_S = 60.0  # at most
 _PAGES = 200
 _PAGE_BYTES = 16 << 20
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-_DOCUMENT_S = 120.0  # for one page of a list, whatever pieces it comes in
+_DOCUMENT_S = 120.0  # for one page of a list
 
 
 class StoppedError(Exception):
@@ -40,13 +40,13 @@ class StoppedError(Exception):
 
 
 class Hub:
-    """Asks the hub; every answer that is of no use becomes one StartError."""
+    """Client of the hub for one model."""
 
     def __init__(self, model: str) -> None:
         try:
             validate_repo_id(model)
         except HFValidationError as error:
-            raise StartError(f"SPARKFORGE_MODEL is no name on the hub: {shown(error)}") from None
+            raise StartError(f"SPARKFORGE_MODEL is not a name on the hub: {shown(error)}") from None
         self.stopped = threading.Event()
         self.model, self.endpoint = model, constants.ENDPOINT.rstrip("/")
         self.host = shown(urlsplit(self.endpoint).netloc.rpartition("@")[2] or self.endpoint)
@@ -54,10 +54,10 @@ class Hub:
         self.timeout_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
     def commit(self, revision: str) -> str:
-        """Return the commit that a branch or tag stands for.
+        """Return the commit of a branch or tag.
 
         Raises:
-            StartError: it cannot be had.
+            StartError: the hub does not give it.
         """
         url = f"{self.endpoint}/api/models/{self.model}/revision/{quote(revision, safe='')}"
         body, _ = self._document(url, {}, revision)
@@ -66,14 +66,14 @@ class Hub:
         except DocumentError as error:
             raise self._odd(error) from None
         if not COMMIT.fullmatch(found):
-            raise self._odd(f"{revision} stands for {found[:100]!r}, which is no commit")
+            raise self._odd(f"{revision} stands for {found[:100]!r}, which is not a commit")
         return found
 
     def files(self, commit: str) -> list[Listed]:
         """Return the files of a commit that vLLM reads.
 
         Raises:
-            StartError: they cannot be had, or are no list of files to store.
+            StartError: the hub gives no usable list.
         """
         try:
             return read_by_vllm(listed(self._pages(commit)))
@@ -92,12 +92,12 @@ class Hub:
             yield Document.parse("the hub's list of files", body)
             if not following:
                 return
-            # of the next page's address only the query counts: a token goes to no other place
+            # only the query of the next page's address is used: the token goes to this host only
             query = dict(parse_qsl(urlsplit(following).query))
         raise ListingError("the list of files begins again after its last page")
 
     def _document(self, url: str, query: Mapping[str, str], revision: str) -> tuple[bytes, str]:
-        """Return an answer's body, and where the next page of it is, or ""."""
+        """Return an answer's body, and the address of the next page, or ""."""
         found = bytearray()
         following = ""
         end = time.monotonic() + _DOCUMENT_S
@@ -120,11 +120,11 @@ class Hub:
         return bytes(found), following
 
     def download(self, commit: str, part: Part) -> None:
-        """Bring a part to its full size.
+        """Download the rest of a part.
 
         Raises:
-            StartError: the hub does not give it.
-            WrongBytesError: it gives other bytes.
+            StartError: the hub does not send it.
+            WrongBytesError: the hub sends other bytes.
             OSError: the disk is full.
         """
         url = f"{self.endpoint}/{self.model}/resolve/{commit}/{quote(part.file.path)}"
@@ -132,12 +132,12 @@ class Hub:
 
         def take(response: httpx.Response) -> None:
             if part.size and response.status_code != 206:
-                part.restart()  # a server without ranges begins anew
+                part.restart()  # a server without ranges starts again
             elif part.size and not response.headers.get("Content-Range", "").startswith(
                 f"bytes {part.size}-"
             ):
                 raise WrongBytesError(f"{part.file.path}: the hub sends another part of the file")
-            for piece in response.iter_bytes():  # as they come: none waits in memory for a kill
+            for piece in response.iter_bytes():  # written at once, so that a kill loses none
                 part.write(piece)
                 if self.stopped.is_set():
                     raise StoppedError
@@ -159,7 +159,7 @@ class Hub:
         revision: str,
         take: Callable[[httpx.Response], None],
     ) -> tuple[str, float] | None:
-        """Ask once; returns None, or why to ask again, with the hub's own pause in seconds."""
+        """Send one request; returns None, or why to retry, and the hub's pause in seconds."""
         try:
             with get_session().stream(
                 "GET",
@@ -204,29 +204,29 @@ class Hub:
             words = f"{self.model} has no revision {revision} at {self.host}: correct"
             return StartError(f"{words} SPARKFORGE_MODEL_REVISION")
         if kind == "EntryNotFound":
-            return self._odd("it lists a file, and does not have it")
+            return self._odd("a listed file does not exist")
         if kind == "GatedRepo":
-            words = f"{self.model} is for those whom its owner lets in: accept its terms at"
+            words = f"{self.model} has restricted access: accept its terms at"
             return StartError(f"{words} {self.host}/{self.model}, and set HF_TOKEN to your token")
         if status == 403:
-            words = f"{self.host} refuses {self.model} (status 403): the token in HF_TOKEN may have"
-            return StartError(f"{words} no right to it, or a proxy forbids it (HTTPS_PROXY)")
+            words = f"{self.host} refuses {self.model} (status 403): the token in HF_TOKEN may"
+            return StartError(f"{words} lack the right, or a proxy forbids it (HTTPS_PROXY)")
         if status in (401, 404):
             words = (
                 f"{self.host} has no model {self.model} at {revision}"
                 if status == 404
-                else f"{self.host} gives {self.model} to nobody without a token that it knows"
+                else f"{self.host} requires a valid token for {self.model}"
             )
             remedy = "the token in HF_TOKEN may not be accepted" if token else "or set HF_TOKEN"
             return StartError(f"{words} (status {status}): check its name; {remedy}")
         if status == 407:
-            msg = f"the proxy in front of {self.host} wants a password (status 407): HTTPS_PROXY"
+            msg = f"the proxy for {self.host} requires a password (status 407): HTTPS_PROXY"
             return StartError(msg)
         return self._odd(f"status {status} for {self.model} at {revision}")
 
     def _odd(self, why: object) -> StartError:
         msg = (
-            f"{self.host} answers what cannot be used for {self.model}: {shown(why)}; check"
-            " HF_ENDPOINT, or leave the download to vLLM with SPARKFORGE_DOWNLOAD=vllm"
+            f"{self.host} gives an unusable answer for {self.model}: {shown(why)}; check"
+            " HF_ENDPOINT, or let vLLM download with SPARKFORGE_DOWNLOAD=vllm"
         )
         return StartError(msg, EX_DATAERR)

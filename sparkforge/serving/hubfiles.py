@@ -1,8 +1,8 @@
-"""A model's files: what the hub lists, what vLLM reads of it, and what is on the disk.
+"""A model's files: on the hub, those that vLLM reads, and on the disk.
 
-The folder is the hub's own cache (``blobs/HASH``, ``snapshots/COMMIT/NAME``, ``refs/NAME``), so
-that other programs find the files, and those of other programs are found. One file in it is ours:
-the list of what belongs to a commit. With it, a complete snapshot needs no question to the hub.
+The folder is the hub's own cache (``blobs/HASH``, ``snapshots/COMMIT/NAME``, ``refs/NAME``), shared
+with other programs. One file in it is ours: the list of a commit's files. With it, a complete
+snapshot is used without a request to the hub.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from sparkforge.serving import pagecache
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.pagecache import expanded
 
@@ -24,7 +25,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 class ListingError(ValueError):
-    """What the hub lists cannot be stored; the message says which part of it."""
+    """The hub's list has an entry that cannot be stored; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the cache keeps one model.
+    """The folder of a model in the cache.
 
     Attributes:
         folder: ``models--OWNER--NAME`` in the cache.
@@ -74,7 +75,7 @@ class Place:
         return self.folder / "refs" / revision
 
     def commit(self, revision: str) -> str:
-        """Return the commit that a branch or tag stood for at the last download, or ""."""
+        """Return the commit of a branch or tag at the last download, or ""."""
         if COMMIT.fullmatch(revision):
             return revision
         try:
@@ -84,7 +85,7 @@ class Place:
         return found if COMMIT.fullmatch(found) else ""
 
     def recorded(self, commit: str) -> list[Listed] | None:
-        """Return the list of a commit's files that an earlier download left, or None."""
+        """Return the recorded list of a commit's files, or None."""
         try:
             found = Document.load(self.listing(commit))
             return [
@@ -99,7 +100,7 @@ class Place:
             return None
 
     def record(self, commit: str, files: Sequence[Listed]) -> None:
-        """Keep the list of a commit's files: the mark of a download that is complete.
+        """Record the list of a commit's files: the mark of a complete download.
 
         Raises:
             OSError: the folder cannot be written.
@@ -111,16 +112,16 @@ class Place:
         whole.replace(path)
 
     def lacking(self, commit: str, files: Iterable[Listed]) -> list[Listed]:
-        """Return the files that are not there, or have another size."""
+        """Return the files that are missing or have another size."""
         return [one for one in files if size(self.snapshot(commit) / one.path) != one.size]
 
     def complete(self, commit: str) -> bool:
-        """Tell whether everything that vLLM reads of a commit is there."""
+        """Return whether all files that vLLM reads of a commit are there."""
         files = self.recorded(commit) if commit else None
         return bool(files) and not self.lacking(commit, files or [])
 
     def seems_complete(self, commit: str) -> bool:
-        """Tell the same where another program downloaded, as far as the model's own index tells."""
+        """The same for another program's download, judged by the model's own index."""
         folder = self.snapshot(commit)
         if not commit or not (folder / "config.json").is_file():
             return False
@@ -139,8 +140,21 @@ def cache(variables: Mapping[str, str]) -> Path:
     return expanded(variables.get("HF_HUB_CACHE") or str(home / "hub"))
 
 
+def weight_files(model: str, revision: str, variables: Mapping[str, str]) -> list[Path]:
+    """Return the weight files of a model that are on this machine.
+
+    Args:
+        model: a folder, or a name on the hub.
+        revision: on the hub; "": the newest.
+    """
+    folder: Path | None = Path(model)
+    if not model.startswith(("/", ".")):
+        folder = pagecache.snapshot(cache(variables), model, revision or None)
+    return pagecache.weight_files(folder) if folder else []
+
+
 def is_plain(path: str) -> bool:
-    """Tell whether a file's name stays in the folder that it is put in, and is one to print."""
+    """Return whether a file's name stays in its folder, and can be printed."""
     parts = path.split("/")
     return (
         path.isprintable()
@@ -151,11 +165,11 @@ def is_plain(path: str) -> bool:
 
 
 def listed(pages: Iterable[Document]) -> list[Listed]:
-    """Return the files of the hub's answers to "which files has this commit?".
+    """Return the files in the pages of the hub's list.
 
     Raises:
-        ListingError: a name would leave its folder, a hash is none, or two entries disagree.
-        DocumentError: an answer is of another shape.
+        ListingError: a name would leave its folder, a hash is invalid, or two entries disagree.
+        DocumentError: a page has another shape.
     """
     found: dict[str, Listed] = {}
     sizes: dict[str, int] = {}
@@ -163,7 +177,7 @@ def listed(pages: Iterable[Document]) -> list[Listed]:
         for number in range(len(page.get(list))):
             path = page.get(str, number, "path")
             if not is_plain(path):
-                raise ListingError(f"a file is called {path[:100]!r}, which is no plain name")
+                raise ListingError(f"a file is called {path[:100]!r}, which is not a plain name")
             if page.get(str, number, "type") != "file":
                 continue
             large = isinstance(page.get(dict, number).get("lfs"), dict)
@@ -182,12 +196,13 @@ def listed(pages: Iterable[Document]) -> list[Listed]:
 
 
 def read_by_vllm(files: Iterable[Listed]) -> list[Listed]:
-    """Return what vLLM reads of a model: weights, tokenizer, template, settings.
+    """Return the files that vLLM reads of a model: weights, tokenizer, template, settings.
 
-    Only what lies at the top: gpt-oss has its weights twice more, in ``original/`` and ``metal/``.
+    Only those at the top: gpt-oss has two more copies of its weights, in ``original/`` and
+    ``metal/``.
 
     Raises:
-        ListingError: there are no weights in safetensors.
+        ListingError: there are no weights in safetensors, or no config.json.
     """
     found = [one for one in files if "/" not in one.path and one.path.endswith(_READ)]
     if not any(one.path.endswith(".safetensors") for one in found):
@@ -198,7 +213,7 @@ def read_by_vllm(files: Iterable[Listed]) -> list[Listed]:
 
 
 def size(path: Path) -> int:
-    """Return the bytes of a file, or -1 where none is there."""
+    """Return the size of a file in bytes, or -1 where it does not exist."""
     try:
         return path.stat().st_size
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A file on its way from the hub: an earlier process' bytes are kept, its hash is compared."""
+"""A partly downloaded file: it continues an earlier process' part, and computes its hash."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 from sparkforge.serving.hubfiles import Listed
 
-_SYNC_BYTES = 256 << 20  # so much of a file is in the page cache before it is written and dropped
+_SYNC_BYTES = 256 << 20  # of a file in the page cache, before they are written to disk and dropped
 
 
 class WrongBytesError(Exception):
-    """A file has other bytes than the hub lists for it."""
+    """A file has other bytes than the hub lists."""
 
 
 class Part:
-    """A file on its way: what is there of it, and its hash so far.
+    """The downloaded part of a file, and its hash so far.
 
     Args:
-        path: of the part; what an earlier process left in it is kept.
+        path: of the part; bytes of an earlier process are kept.
     """
 
     def __init__(self, path: Path, file: Listed) -> None:
@@ -39,7 +39,7 @@ class Part:
         return hashlib.sha1(b"blob %d\0" % self.file.size, usedforsecurity=False)
 
     def restart(self) -> None:
-        """Forget what is there."""
+        """Discard the bytes."""
         os.ftruncate(self._fd, 0)
         self.size = self.kept = self._synced = 0
         self._hash = self._new_hash()
@@ -48,7 +48,7 @@ class Part:
         """Add bytes.
 
         Raises:
-            WrongBytesError: there are more than the file has.
+            WrongBytesError: more bytes than the file has.
             OSError: the disk is full.
         """
         if self.size + len(piece) > self.file.size:
@@ -63,13 +63,13 @@ class Part:
             self.sync()
 
     def sync(self) -> None:
-        """Have the bytes on the disk, and none of them in the page cache."""
+        """Write the bytes to disk, and drop them from the page cache."""
         os.fdatasync(self._fd)
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         self._synced = self.size
 
     def is_right(self) -> bool:
-        """Tell whether the file is complete and has its hash."""
+        """Return whether the file is complete and has its hash."""
         return self.size == self.file.size and self._hash.hexdigest() == self.file.digest
 
     def close(self) -> None:

@@ -1,43 +1,64 @@
-"""How much of a unified memory vLLM may take: what the host has available decides.
+"""Memory that vLLM may use on a machine where GPU and host share it.
 
-On a Spark, GPU and host share one memory. vLLM's ``--gpu-memory-utilization`` is a share of all of
-it, fixed before anybody knows what else runs. vLLM refuses to start where that share is not
-available; a share that just fits leaves nothing to the host.
+vLLM's ``--gpu-memory-utilization`` is a share of all memory, fixed before anybody knows what else
+runs. vLLM refuses to start where that share is not available, and a share that just fits leaves
+nothing to the host. So the entrypoint computes it from the memory that is available.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from sparkforge.serving import arguments, devices
 from sparkforge.serving.errors import StartError
 
 GIB = 1 << 30
 HOST_GIB = 16
-"""The least limit of a container whose GPU memory does not count in it.
+"""The smallest limit of a container whose GPU memory does not count towards it.
 
-Counted there are vLLM's own processes (3 GiB or more, an estimate), FlashInfer's compilers (4.6:
-ten of 0.46, measured with nvcc 13.0 for 12.1) and Compose's two folders in memory, 8 of /dev/shm
-and 2 of /tmp, which are hardly full at the same time. No Spark has confirmed it.
+The limit covers vLLM's own processes (3 GiB or more, an estimate), FlashInfer's compilers (4.6:
+ten of 0.46, measured with nvcc 13.0 for 12.1) and Compose's two folders in memory: 8 for /dev/shm
+and 2 for /tmp, which are rarely full at the same time. Not confirmed on a Spark.
 """
 LIMIT = "SPARKFORGE_MEMORY_LIMIT"
+SHARE = "--gpu-memory-utilization"
+_OTHER_SHARES = ("--device-memory-utilization", "--kv-cache-memory-bytes")
 _GROUP = "sys/fs/cgroup"
 
 
 class MemoryShortError(StartError):
-    """The model cannot fit; the message says by how much, and what to do."""
+    """The model does not fit; the message says by how much, and what to do."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A profile's plan for a memory that GPU and host share.
+
+    Attributes:
+        keep_free_gib: left to the host.
+        most_percent: of all memory, at most.
+        least_gib: the model does not fit into less.
+    """
+
+    keep_free_gib: int
+    most_percent: int
+    least_gib: int
+
+    def split(self, machines: int) -> MemoryPlan:
+        """Return the plan of each of several machines that hold the model together."""
+        return replace(self, least_gib=-(-self.least_gib // machines))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes of the machine's memory, and of them, bytes that can be had now.
+    """Memory of the machine and of the container, in bytes.
 
     Attributes:
-        limit: bytes that this container may use; None: it has no limit.
-        used: bytes of them in use that the kernel cannot drop.
+        limit: of this container; None: no limit.
+        used: of the limit, without what the kernel can drop.
     """
 
     total: int
@@ -47,12 +68,12 @@ class Reading:
 
     @property
     def left(self) -> int | None:
-        """Bytes up to the container's limit; None: it has no limit."""
+        """Bytes up to the container's limit; None: no limit."""
         return None if self.limit is None else max(self.limit - self.used, 0)
 
     @property
     def room(self) -> int:
-        """Bytes that processes of this container can have now."""
+        """Bytes that processes of this container can get now."""
         return self.available if self.left is None else min(self.available, self.left)
 
 
@@ -60,10 +81,11 @@ def read(root: Path = Path("/")) -> Reading:
     """Read the kernel's own estimate, and the limit of this container.
 
     ``MemAvailable`` counts page cache that can be dropped as available; cudaMemGetInfo does not.
-    Of the container's use, its page cache does not count here either.
+    The container's page cache does not count as used either.
 
     Raises:
-        OSError, ValueError, LookupError: no such file or line; not a Linux of the last ten years.
+        OSError, ValueError, LookupError: a file or line is missing; not a Linux of the last ten
+            years.
     """
     have = meminfo((root / "proc/meminfo").read_text(encoding="ascii", errors="replace"))
     total, available = have["MemTotal"], have["MemAvailable"]
@@ -71,24 +93,24 @@ def read(root: Path = Path("/")) -> Reading:
     if "max" not in figures:
         return Reading(total, available)
     stat = dict(ln.split() for ln in (root / _GROUP / "memory.stat").read_text().splitlines())
-    # these two lists hold files alone: what lies in /tmp and /dev/shm is in others
+    # these two lists hold files only: /tmp and /dev/shm are in others
     cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
     return Reading(total, available, figures["max"], max(figures["current"] - cache, 0))
 
 
 def meminfo(text: str) -> dict[str, int]:
-    """Return /proc/meminfo in bytes by name; {} where the text is none."""
+    """Return the values of /proc/meminfo in bytes, by name; other lines are skipped."""
     found = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
     return {name: int(kib) * 1024 for name, kib in found}
 
 
 def group(root: Path) -> dict[str, int]:
-    """Return ``current``, ``peak`` and ``max`` of this container in bytes; without those not there.
+    """Return ``current``, ``peak`` and ``max`` of this container in bytes, as far as they exist.
 
-    ``max`` is not there where no limit is set.
+    Without a limit there is no ``max``.
 
     Raises:
-        OSError, ValueError: a file is there and cannot be read, or holds no number.
+        OSError, ValueError: a file exists and cannot be read, or holds no number.
     """
     files = {name: root / _GROUP / f"memory.{name}" for name in ("current", "peak", "max")}
     texts = {
@@ -99,23 +121,21 @@ def group(root: Path) -> dict[str, int]:
     return {name: int(text) for name, text in texts.items() if text != "max"}
 
 
-def utilisation(plan: Mapping[str, Any], reading: Reading, cuda_total: int | None = None) -> float:
+def utilisation(plan: MemoryPlan, reading: Reading, cuda_total: int | None = None) -> float:
     """Return the share of all memory for vLLM, in whole percents, rounded down.
 
-    Where the GPU is integrated, its memory does not count in a container's limit: others measured
-    that on a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So the limit has to leave
-    the host's part there, and changes no share.
+    Memory of an integrated GPU does not count towards a container's limit: others measured that on
+    a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So there the limit has to leave
+    room for the host's part, and does not change the share.
 
     Args:
-        plan: ``keep_free_gib`` left to the host, ``most_percent`` of all memory at most,
-            ``least_gib`` without which the model does not fit.
         cuda_total: bytes of an integrated GPU's memory as CUDA counts them, which vLLM multiplies
             by the share; None: no GPU is integrated.
 
     Raises:
-        MemoryShortError: less than ``least_gib`` can be had, or the limit is too small.
+        MemoryShortError: less than ``least_gib`` is available, or the limit is too small.
     """
-    keep, least = int(plan["keep_free_gib"]) * GIB, int(plan["least_gib"]) * GIB
+    keep, least = plan.keep_free_gib * GIB, plan.least_gib * GIB
     if cuda_total is not None and reading.limit is not None and reading.limit < HOST_GIB * GIB:
         msg = (
             f"the container's memory limit is {reading.limit / GIB:.1f} GiB, and the server's host"
@@ -123,38 +143,60 @@ def utilisation(plan: Mapping[str, Any], reading: Reading, cuda_total: int | Non
             " or more"
         )
         raise MemoryShortError(msg)
-    there = reading.room if cuda_total is None else reading.available
+    available = reading.room if cuda_total is None else reading.available
     total = cuda_total or reading.total
-    percent = min((there - keep) * 100 // total, int(plan["most_percent"]))
+    percent = min((available - keep) * 100 // total, plan.most_percent)
     if total * percent // 100 >= least:
         return percent / 100
-    needs = (
-        f"{plan['keep_free_gib']} are kept for the system, and the model needs {plan['least_gib']}"
-    )
-    if there < reading.available:
+    needs = f"{plan.keep_free_gib} are kept for the system, and the model needs {plan.least_gib}"
+    if available < reading.available:
         assert reading.limit is not None
         msg = (
             f"the container's memory limit of {reading.limit / GIB:.1f} GiB leaves"
-            f" {there / GIB:.1f} of the {reading.available / GIB:.1f} GiB that are available;"
+            f" {available / GIB:.1f} of the {reading.available / GIB:.1f} GiB that are available;"
             f" {needs}: raise {LIMIT}"
         )
     else:
         msg = (
-            f"{there / GIB:.1f} of {reading.total / GIB:.1f} GiB are available; {needs}: end other"
-            " programs that hold memory (free -h, ps aux --sort=-rss)"
+            f"{available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available; {needs}: end"
+            " other programs that use memory (free -h, ps aux --sort=-rss)"
         )
-    raise MemoryShortError(
-        f"{msg}, or give a share of your own in SPARKFORGE_GPU_MEMORY_UTILIZATION"
-    )
+    raise MemoryShortError(f"{msg}, or set your own share in SPARKFORGE_GPU_MEMORY_UTILIZATION")
 
 
 def described(reading: Reading, cuda_total: int | None) -> str:
-    """Say what the share was computed from; ``cuda_total`` is as in ``utilisation``."""
-    there = reading.room if cuda_total is None else reading.available
-    words = [f"{there / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"]
+    """Describe what the share is computed from; ``cuda_total`` is as in ``utilisation``."""
+    available = reading.room if cuda_total is None else reading.available
+    parts = [f"{available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"]
     if cuda_total is not None:
-        words.append(f"CUDA counts {cuda_total / GIB:.1f} for its integrated device")
+        parts.append(f"CUDA counts {cuda_total / GIB:.1f} for its integrated device")
     if reading.limit is not None:
-        counts = "" if cuda_total is None else " of host memory"
-        words.append(f"the container's limit is {reading.limit / GIB:.1f}{counts}")
-    return ", ".join(words)
+        host = "" if cuda_total is None else " of host memory"
+        parts.append(f"the container's limit is {reading.limit / GIB:.1f}{host}")
+    return ", ".join(parts)
+
+
+def options(
+    plan: MemoryPlan | None, caller: Sequence[str], share: str, machines: int
+) -> tuple[list[str], str]:
+    """Return the options for vLLM's share of memory: the user's share, else a computed one.
+
+    Args:
+        plan: None: vLLM's own share.
+        caller: the user's options; one that sets the share is left alone.
+        share: the user's own share, or "".
+        machines: that the weights are split over.
+
+    Returns:
+        Options, and a description of the computation; "" where nothing was computed.
+
+    Raises:
+        MemoryShortError: the model does not fit.
+    """
+    if share:
+        return [SHARE, share], ""
+    if plan is None or any(arguments.has(caller, option) for option in (SHARE, *_OTHER_SHARES)):
+        return [], ""
+    reading, cuda_total = read(), devices.unified_bytes()
+    computed = f"{utilisation(plan.split(machines), reading, cuda_total):.2f}"
+    return [SHARE, computed], f"{described(reading, cuda_total)}: {SHARE} {computed}"

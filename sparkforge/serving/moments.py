@@ -1,7 +1,7 @@
-"""One line of memory at each stage of a start: for the log, and for whoever reads it later.
+"""A log line about memory at each stage of a start.
 
-On a machine of unified memory, model, page cache, kernels and programs share the same bytes. Which
-of them holds how much changes from stage to stage, and cannot be learnt afterwards.
+With unified memory, model, page cache, kernels and programs share the same bytes. Their parts
+change from stage to stage, and cannot be measured afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GROUP = {"current": "container", "peak": "container's peak", "max": "limit"}
 
 
 def line(moment: str, root: Path = Path("/")) -> str:
-    """Return the memory of machine and container in GiB; never raises: a log line ends no start.
+    """Return the memory of machine and container in GiB; an error is part of the line.
 
     Args:
         moment: a stage, e.g. ``first token``.

@@ -1,8 +1,8 @@
 """Drop a model's files from the page cache, without root.
 
-On unified memory every page of a cached weight file is a page that the GPU cannot have before the
-kernel has reclaimed it. Dropping all caches takes root; ``posix_fadvise(DONTNEED)`` drops those of
-a file that one may read, as far as they are clean and nobody has them mapped.
+On unified memory the GPU cannot use a page of a cached weight file before the kernel has reclaimed
+it. Dropping all caches needs root. ``posix_fadvise(DONTNEED)`` drops the pages of a readable file,
+as far as they are clean and not mapped.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 
 def weight_files(model: Path) -> list[Path]:
-    """Return the files of a checkpoint that are large: its safetensors."""
+    """Return the large files of a checkpoint: its safetensors."""
     return sorted(model.glob("*.safetensors"))
 
 
 def expanded(folder: str) -> Path:
-    """Return a folder with its ~ replaced; that of a user who is not here stays, as in the hub's
-    own code, and is then no folder that is there."""
+    """Return a folder with its ~ replaced; that of an unknown user stays, as in the hub's own
+    code."""
     try:
         return Path(folder).expanduser()
     except RuntimeError:
@@ -29,9 +29,11 @@ def expanded(folder: str) -> Path:
 
 
 def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
-    """Return where the hub's cache keeps a model, or None while it is not there.
+    """Return the folder of a model in the hub's cache, or None.
 
-    Without a revision: the one that ``main`` stood for when it was fetched.
+    Args:
+        hub: the cache.
+        revision: None: the one that ``main`` named at the last download.
     """
     folder = hub / f"models--{name.replace('/', '--')}"
     if revision is None:
@@ -44,27 +46,38 @@ def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
 
 
 def evict(files: Iterable[Path]) -> int:
-    """Drop files from the page cache as far as that goes; returns the bytes that were asked for.
+    """Drop files from the page cache, as far as possible; returns their size in bytes.
 
-    They are written to the disk first: what is not yet there stays in the cache.
+    They are written to the disk first, since pages that are not there yet stay in the cache.
 
     Raises:
         OSError: a file cannot be read.
     """
-    asked = 0
+    size = 0
     for file in files:
         with file.open("rb") as opened:
             os.fdatasync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            asked += os.fstat(opened.fileno()).st_size
-    return asked
+            size += os.fstat(opened.fileno()).st_size
+    return size
+
+
+def drop(files: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Drop files from the page cache and log the result; a failure only costs memory."""
+    try:
+        size = evict(files)
+        left = sum(resident(file) for file in files)
+    except OSError as error:
+        say(f"warning: the weights stay in the page cache: {error}")
+        return
+    say(f"page cache: {size / 1e9:.1f} GB of weights dropped, {left / 1e9:.1f} GB remain")
 
 
 def resident(file: Path) -> int:
     """Return how many bytes of a file are in the page cache, in whole pages.
 
     Raises:
-        OSError: it cannot be read, or the kernel does not tell.
+        OSError: it cannot be read, or the kernel gives no answer.
     """
     size = file.stat().st_size
     if size == 0:

@@ -1,9 +1,9 @@
-"""Before anything large is fetched: do this profile's kernels compute the right thing here?
+"""Check the profile's kernels on this machine, before anything large is downloaded.
 
-A small checkpoint with gpt-oss' architecture lies in the image, with the answers that it has to
-give (``sparkforge/trial.py``). It is served as the real model will be, with the same backends, on
-loopback, and its log-probabilities are compared. A pass is noted beside the compiled kernels, so
-that the next start of the same build, device and driver leaves it out.
+The image has a small checkpoint with gpt-oss' architecture, and its expected answers
+(``sparkforge/checkpoints/trial.py``). It is served on loopback with the real model's backends, and
+its log-probabilities are compared. A pass is recorded beside the compiled kernels, so the next
+start of the same build, device and driver skips it.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ import math
 import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from sparkforge.serving import profile
+from sparkforge.serving import arguments
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.errors import StartError
 from sparkforge.serving.progress import Client
 
-MODES = ("auto", "off", "always")
 REFERENCE = "reference.json"
 MARK = "preflight.json"
 NAME = "preflight"
-"""The model's, and its folder's: in the image's share, and in the item that makes it."""
+"""Name of the model, and of its folder in the image's share and in the build."""
 
 MEDIAN, MOST = 0.1, 0.3
 """Limits of the distance between a server's log-probabilities and the reference's, in nats: of the
-median, and of 19 in 20. Weights moved at random by BF16's step move these by 0.02 and 0.06; every
-wrong model tried (no sinks, no window, no YaRN, nibbles or gate and up mixed up, one expert of 16
-gone, one of four left out, no bias) by more than 0.4 in the second: tests/unit/test_preflight.py.
-Marlin's and Triton's experts on an H200: 0.02 and 0.06 (docs/serving.md, Preflight)."""
+median, and of 19 in 20. Random changes of the weights by a step of BF16 give 0.02 and 0.06. Every
+wrong model that was tried (no sinks, no window, no YaRN, nibbles or gate and up swapped, one expert
+of 16 missing, one of four skipped, no bias) gives more than 0.4 for the second:
+tests/unit/test_preflight.py. Marlin's and Triton's experts on an H200: 0.02 and 0.06
+(docs/serving.md, Preflight)."""
 LEAD = 1.0
-"""Nats: a token that leads by more must be the next one."""
+"""Nats. A token with a larger lead has to be the next one."""
 
-# what decides which kernels are taken; of the rest the small model needs other values
+# these decide which kernels are used; the small model needs other values of the rest
 _CARRIED = (
     "--moe-backend",
     "--attention-backend",
@@ -56,7 +55,7 @@ _OWN = (
     "512",
     "--max-num-seqs",
     "4",
-    # neither the share nor the size of the real model's: this start is over soon
+    # not the real model's share: this server ends soon
     "--gpu-memory-utilization",
     "0.05",
     "--kv-cache-memory-bytes",
@@ -67,7 +66,7 @@ _OWN = (
 
 
 class PreflightError(StartError):
-    """The small model is answered wrongly here, or not at all."""
+    """The preflight cannot be made."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,10 @@ class Trial:
     Attributes:
         model: folder of the checkpoint and its reference.
         command: of the server.
-        client: asks it.
-        mark: where a pass is noted, None: nowhere.
-        key: of what is tried.
-        say: takes a line for the log.
+        client: of the server.
+        mark: file that records a pass; None: not recorded.
+        key: digest of driver, options and reference.
+        say: logs a line.
     """
 
     model: Path
@@ -94,7 +93,7 @@ class Trial:
     def of(
         cls,
         model: Path,
-        words: Sequence[str],
+        options: Sequence[str],
         driver: str,
         folder: Path | None,
         key: str,
@@ -103,13 +102,13 @@ class Trial:
         """Prepare a start.
 
         Args:
-            words: options of the real server.
+            options: of the real server.
             driver: version of the device's driver.
             folder: of this build's and device's kernels.
             key: API key, or "".
 
         Raises:
-            PreflightError: this image has no checkpoint for it.
+            PreflightError: the image has no checkpoint for it.
         """
         try:
             reference = (model / REFERENCE).read_bytes()
@@ -124,7 +123,7 @@ class Trial:
         carried = [
             word
             for option in _CARRIED
-            if (value := profile.value(words, option)) is not None
+            if (value := arguments.value(options, option)) is not None
             for word in (option, value)
         ]
         command = [
@@ -148,14 +147,14 @@ class Trial:
         )
 
     def passed(self) -> bool:
-        """Tell whether the same passed before."""
+        """Return whether the same trial passed before."""
         try:
             return self.mark is not None and (Document.load(self.mark).get(str, "key") == self.key)
         except (OSError, DocumentError):
             return False
 
     def note(self) -> None:
-        """Note that it has passed."""
+        """Record a pass."""
         if self.mark is None:
             return
         try:
@@ -164,20 +163,20 @@ class Trial:
             self.say(f"warning: {self.mark} cannot be written: {error}; the next start tries again")
 
     def run(self) -> str:
-        """Ask the server, which has answered once; returns what is wrong, or nothing.
+        """Compare the answers of a server that has answered once; returns the problem, or "".
 
         Raises:
-            PROBLEMS of ``progress``: no answer, or another than a server's.
+            PROBLEMS of ``progress``: no answer, or an invalid one.
         """
         reference = Document.load(self.model / REFERENCE)
         distances: list[float] = []
         for number in range(len(reference.get(list, "answers"))):
-            wanted = Document("the reference", reference.get(dict, "answers", number))
+            expected = Document("the reference", reference.get(dict, "answers", number))
             body = {
                 "model": NAME,
-                "prompt": wanted.get(list, "tokens"),
+                "prompt": expected.get(list, "tokens"),
                 "temperature": 0,
-                "max_tokens": len(wanted.get(list, "next")),
+                "max_tokens": len(expected.get(list, "next")),
                 "ignore_eos": True,
                 "logprobs": 1,
                 "prompt_logprobs": 1,
@@ -185,58 +184,58 @@ class Trial:
             }
             end = time.monotonic() + _LIMIT_S
             answer = self.client.ask(end, "POST", "/v1/completions", body)
-            found, problem = compare(wanted, Document.parse("the answer", answer))
+            found, problem = compare(expected, Document.parse("the answer", answer))
             if problem:
                 return problem
             distances += found
         return judge(distances, self.say)
 
 
-def compare(wanted: Document, answer: Document) -> tuple[list[float], str]:
-    """Return the distances of one answer's log-probabilities in nats, and what is plainly wrong.
+def compare(expected: Document, answer: Document) -> tuple[list[float], str]:
+    """Return the distances of one answer's log-probabilities in nats, and a wrong token, or "".
 
     Raises:
         DocumentError: the answer lacks a part.
     """
     choice = answer.get(dict, "choices", 0)
     found = Document("the answer", choice)
-    tokens = wanted.get(list, "tokens")
+    tokens = expected.get(list, "tokens")
     distances = []
-    for index, reference in enumerate(wanted.get(list, "prompt"), start=1):
-        theirs = _number(found, "prompt_logprobs", index, str(tokens[index]), "logprob")
-        distances.append(abs(theirs - reference))
-    for index in range(len(wanted.get(list, "next"))):
+    for index, reference in enumerate(expected.get(list, "prompt"), start=1):
+        actual = _number(found, "prompt_logprobs", index, str(tokens[index]), "logprob")
+        distances.append(abs(actual - reference))
+    for index in range(len(expected.get(list, "next"))):
         token = found.get(int, "token_ids", index)
-        lead = _number(wanted, "next", index, "lead")
-        if token != wanted.get(int, "next", index, "token"):
+        lead = _number(expected, "next", index, "lead")
+        if token != expected.get(int, "next", index, "token"):
             if lead > LEAD:
-                return distances, f"token {index + 1} after {len(tokens)} is another"
-            break  # a close race that rounding may decide; what follows is another text
-        theirs = _number(found, "logprobs", "token_logprobs", index)
-        distances.append(abs(theirs - _number(wanted, "next", index, "logprob")))
+                return distances, f"token {index + 1} after {len(tokens)} differs"
+            break  # rounding may decide a close race; the rest is another text
+        actual = _number(found, "logprobs", "token_logprobs", index)
+        distances.append(abs(actual - _number(expected, "next", index, "logprob")))
     return distances, ""
 
 
 def judge(distances: Sequence[float], say: Callable[[str], None] = lambda line: None) -> str:
-    """Return what is wrong with the distances of all answers, in nats, or nothing."""
-    ordered = sorted(one if math.isfinite(one) else math.inf for one in distances)
+    """Return the problem with the distances of all answers, in nats, or ""."""
+    ordered = sorted(value if math.isfinite(value) else math.inf for value in distances)
     middle = statistics.median(ordered)
     most = ordered[min(len(ordered) - 1, len(ordered) * 19 // 20)]
     shown = f"log-probabilities {middle:.2f} nats from the reference in the median, 19 of 20 within"
     shown += f" {most:.2f}"
     if not (middle <= MEDIAN and most <= MOST):
-        return f"{shown}; {MEDIAN} and {MOST} at most are right"
+        return f"{shown}; the limits are {MEDIAN} and {MOST}"
     say(f"preflight: {shown}")
     return ""
 
 
 def _number(document: Document, *path: str | int) -> float:
-    found: Any = document.get(object, *path)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise DocumentError(f"{path} of {document.what} is no number")
-    return float(found)
+    value = document.get(object, *path)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DocumentError(f"{path} of {document.what} is not a number")
+    return float(value)
 
 
-def wanted(mode: str, plan: Mapping[str, Any]) -> bool:
-    """Tell whether a preflight is to be made: by default on a device that compiles kernels."""
-    return mode == "always" or (mode == "auto" and bool(plan.get("cuda_arch")))
+def wanted(mode: str, *, on_device: bool) -> bool:
+    """Return whether to make a preflight: with ``auto`` on CUDA devices only."""
+    return mode == "always" or (mode == "auto" and on_device)

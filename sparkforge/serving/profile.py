@@ -1,132 +1,186 @@
-"""A profile of pins.yaml, as the image holds it: JSON → options of ``vllm serve``."""
+"""A profile of pins.yaml as the image holds it: how a model is served."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sparkforge.serving.document import Document, DocumentError, Kind
+from sparkforge.serving import arguments
+from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.errors import StartError
-
-# One value each. Names and values were held against vLLM 0.31.0's own parser:
-# tests/patches/test_profiles.py.
-_VALUES = (
-    ("moe_backend", "--moe-backend"),
-    ("attention_backend", "--attention-backend"),
-    ("kv_cache_dtype", "--kv-cache-dtype"),
-    ("load_format", "--load-format"),
-    ("max_model_len", "--max-model-len"),
-    ("max_num_seqs", "--max-num-seqs"),
-    ("max_num_batched_tokens", "--max-num-batched-tokens"),
-    ("mxfp4_layers", "--mxfp4-layers"),
-    ("reasoning_parser", "--reasoning-parser"),
-)
-
-# What a profile may hold besides, by kind; the values themselves are vLLM's to judge.
-_FLAGS = (
-    "prefix_caching",
-    "enforce_eager",
-    "exclude_tools_when_none",
-    "evict_page_cache",
-    "answers",
-)
-_TEXTS = ("tool_call_parser", "vocabulary_sha256", "cuda_arch", "on_mismatch", "warm_up")
-_MEMORY = ("keep_free_gib", "least_gib", "most_percent")
+from sparkforge.serving.memory import MemoryPlan
 
 
-def read(path: Path) -> Mapping[str, Any]:
-    """Return the profile in a file.
+@dataclass(frozen=True)
+class Profile:
+    """Options of ``vllm serve``, and what the entrypoint checks and does for the model.
 
-    Raises:
-        StartError: it holds no profile.
-        OSError: it cannot be read.
+    The build writes it (``Pins.profile_of``), the image reads it. vLLM decides an option that is
+    None, and judges the values of the others.
+
+    Attributes:
+        model, vocabulary: names in pins.yaml.
+        vocabulary_sha256: of the Harmony vocabulary that the chat endpoint has to use.
+        cuda_arch: compute capability that the image is built for, as ``12.1``; None: a CPU.
+        memory: for a memory that GPU and host share; None: vLLM's own share.
+        evict_page_cache: drop the weight files from the page cache before and after loading.
+        warm_up: ``off``, ``quick`` or ``full``.
+        answers: the model has to answer a question at the end of the warm-up.
+        expect: backends that vLLM has to choose, by kind (``moe``, ``attention``, ``linear``).
+        on_mismatch: ``fail`` or ``warn`` where it chooses another.
     """
-    try:
-        found = Document.load(path)
-        profile = found.get(dict)
-        for name in (key for key, _ in _VALUES if profile.get(key) is not None):
-            found.get(str if isinstance(profile[name], str) else int, name)
-        for kind, names in ((bool, _FLAGS), (str, _TEXTS)):
-            for name in (one for one in names if profile.get(one) is not None):
-                found.get(kind, name)
-        for index in range(len(_part(found, list, "cudagraph_capture_sizes"))):
-            found.get(int, "cudagraph_capture_sizes", index)
-        for kind in _part(found, dict, "expect"):
-            found.get(str, "expect", kind)
-        for name in _MEMORY if _part(found, dict, "memory") else ():
-            found.get(int, "memory", name)
-    except DocumentError as error:
-        raise StartError(f"this is no profile: {error}") from None
-    return profile
+
+    model: str | None = None
+    moe_backend: str | None = None
+    attention_backend: str | None = None
+    kv_cache_dtype: str | None = None
+    load_format: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    mxfp4_layers: str | None = None
+    reasoning_parser: str | None = None
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+    tool_call_parser: str | None = None
+    exclude_tools_when_none: bool = False
+    prefix_caching: bool | None = None
+    enforce_eager: bool = False
+    memory: MemoryPlan | None = None
+    evict_page_cache: bool = False
+    vocabulary: str | None = None
+    vocabulary_sha256: str | None = None
+    cuda_arch: str | None = None
+    warm_up: str = "off"
+    answers: bool = False
+    expect: Mapping[str, str] = field(default_factory=dict)
+    on_mismatch: str = "fail"
+
+    @classmethod
+    def of(cls, document: Document) -> Profile:
+        """Return the profile in a JSON document; null stands for the default.
+
+        Raises:
+            DocumentError: a key is unknown, or a value has another type.
+        """
+        document.check_keys(field.name for field in fields(cls))
+        sizes = document.find(list, "cudagraph_capture_sizes") or []
+        expected = document.find(dict, "expect") or {}
+        return cls(
+            model=document.find(str, "model"),
+            moe_backend=document.find(str, "moe_backend"),
+            attention_backend=document.find(str, "attention_backend"),
+            kv_cache_dtype=document.find(str, "kv_cache_dtype"),
+            load_format=document.find(str, "load_format"),
+            max_model_len=document.find(int, "max_model_len"),
+            max_num_seqs=document.find(int, "max_num_seqs"),
+            max_num_batched_tokens=document.find(int, "max_num_batched_tokens"),
+            mxfp4_layers=document.find(str, "mxfp4_layers"),
+            reasoning_parser=document.find(str, "reasoning_parser"),
+            cudagraph_capture_sizes=tuple(
+                document.get(int, "cudagraph_capture_sizes", index) for index in range(len(sizes))
+            ),
+            tool_call_parser=document.find(str, "tool_call_parser"),
+            exclude_tools_when_none=document.find(bool, "exclude_tools_when_none") or False,
+            prefix_caching=document.find(bool, "prefix_caching"),
+            enforce_eager=document.find(bool, "enforce_eager") or False,
+            memory=_memory(document),
+            evict_page_cache=document.find(bool, "evict_page_cache") or False,
+            vocabulary=document.find(str, "vocabulary"),
+            vocabulary_sha256=document.find(str, "vocabulary_sha256"),
+            cuda_arch=document.find(str, "cuda_arch"),
+            warm_up=document.find(str, "warm_up") or "off",
+            answers=document.find(bool, "answers") or False,
+            expect={kind: document.get(str, "expect", kind) for kind in expected},
+            on_mismatch=document.find(str, "on_mismatch") or "fail",
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        """Return the profile in a file.
+
+        Raises:
+            StartError: it holds no profile.
+            OSError: it cannot be read.
+        """
+        try:
+            return cls.of(Document.load(path))
+        except DocumentError as error:
+            raise StartError(f"invalid profile: {error}") from None
+
+    def document(self) -> dict[str, Any]:
+        """Return the profile as JSON values, without defaults."""
+        default = asdict(Profile())
+        return {name: value for name, value in asdict(self).items() if value != default[name]}
+
+    def options(self, *, most_memory: bool = False) -> list[str]:
+        """Return the options of ``vllm serve``.
+
+        Args:
+            most_memory: add the largest share of memory that the profile allows. The right share
+                depends on the machine's free memory: ``memory.utilisation``.
+        """
+        options: list[str] = []
+        if most_memory and self.memory is not None:
+            options += ["--gpu-memory-utilization", f"{self.memory.most_percent / 100:.2f}"]
+        # names and values are checked with vLLM's own parser in tests/patches/test_profiles.py
+        for option, value in (
+            ("--moe-backend", self.moe_backend),
+            ("--attention-backend", self.attention_backend),
+            ("--kv-cache-dtype", self.kv_cache_dtype),
+            ("--load-format", self.load_format),
+            ("--max-model-len", self.max_model_len),
+            ("--max-num-seqs", self.max_num_seqs),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens),
+            ("--mxfp4-layers", self.mxfp4_layers),
+            ("--reasoning-parser", self.reasoning_parser),
+        ):
+            if value is not None:
+                options += [option, str(value)]
+        if self.cudagraph_capture_sizes:
+            sizes = (str(size) for size in self.cudagraph_capture_sizes)
+            options += ["--cudagraph-capture-sizes", *sizes]
+        if self.tool_call_parser:
+            # without the second option, "tool_choice": "auto" gets status 400
+            options += ["--tool-call-parser", self.tool_call_parser, "--enable-auto-tool-choice"]
+        if self.exclude_tools_when_none:
+            # with tools in its prompt the model calls them anyway; vLLM drops the call, and the
+            # answer is empty
+            options.append("--exclude-tools-when-tool-choice-none")
+        if self.prefix_caching is not None:
+            no = "" if self.prefix_caching else "no-"
+            options.append(f"--{no}enable-prefix-caching")
+        if self.enforce_eager:
+            options.append("--enforce-eager")
+        return options
+
+    def expectations(self, command: Sequence[str], caller: Sequence[str]) -> dict[str, str]:
+        """Return the backends that vLLM has to choose, by kind.
+
+        A backend in the user's options replaces the profile's, and is not checked. vLLM logs the
+        backend of dense layers only where ``--mxfp4-layers`` quantises some.
+
+        Args:
+            command: all options of the server.
+            caller: the user's options among them.
+        """
+        expected = {
+            kind: name
+            for kind, name in self.expect.items()
+            if not arguments.has(caller, f"--{kind}-backend")
+        }
+        layers = (arguments.value(command, "--mxfp4-layers") or "").split(",")
+        if not {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}:
+            expected.pop("linear", None)
+        return expected
 
 
-def _part(found: Document, kind: type[Kind], name: str) -> Kind:
-    """Return a part of a profile, an empty one where there is none."""
-    return kind() if found.value.get(name) is None else found.get(kind, name)
-
-
-def options(profile: Mapping[str, Any], *, most_memory: bool = False) -> list[str]:
-    """Return the options that a profile stands for.
-
-    Args:
-        most_memory: with the largest share of memory that the profile allows. The right one depends
-            on the machine and the hour: ``memory.utilisation``.
-    """
-    words: list[str] = []
-    if most_memory and (plan := profile.get("memory")):
-        words += ["--gpu-memory-utilization", f"{int(plan['most_percent']) / 100:.2f}"]
-    for key, option in _VALUES:
-        if (value := profile.get(key)) is not None:
-            words += [option, str(value)]
-    if sizes := profile.get("cudagraph_capture_sizes"):
-        words += ["--cudagraph-capture-sizes", *(str(size) for size in sizes)]
-    if parser := profile.get("tool_call_parser"):
-        # without the second one, "tool_choice": "auto" is answered 400
-        words += ["--tool-call-parser", str(parser), "--enable-auto-tool-choice"]
-    if profile.get("exclude_tools_when_none"):
-        # told of tools, the model calls them all the same; vLLM drops the call, and nothing is left
-        words.append("--exclude-tools-when-tool-choice-none")
-    if (caching := profile.get("prefix_caching")) is not None:
-        words.append("--enable-prefix-caching" if caching else "--no-enable-prefix-caching")
-    if profile.get("enforce_eager"):
-        words.append("--enforce-eager")
-    return words
-
-
-def given(words: Sequence[str], option: str) -> bool:
-    """Tell whether an option is among a command's words, in either way of writing it."""
-    plain = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
-    return option in plain
-
-
-def value(words: Sequence[str], option: str) -> str | None:
-    """Return the value that vLLM would take for an option: the last one, in either way."""
-    found = None
-    for index, word in enumerate(words):
-        name, equals, text = word.partition("=")
-        if word.startswith("--") and name.replace("_", "-") == option:
-            found = text if equals else (words[index + 1] if index + 1 < len(words) else None)
-    return found
-
-
-def expectations(
-    profile: Mapping[str, Any], words: Sequence[str], caller: Sequence[str]
-) -> dict[str, str]:
-    """Return which backends vLLM has to choose, by kind (``moe``, ``attention``, ``linear``).
-
-    Who names a backend in the caller's options wants that one: the profile's no longer counts. Of
-    dense layers vLLM says a word only where ``--mxfp4-layers`` has some quantised.
-
-    Args:
-        words: all options of the server.
-        caller: those of them that the caller gave.
-    """
-    wanted = dict(profile.get("expect") or {})
-    for kind in list(wanted):
-        if given(caller, f"--{kind}-backend"):
-            del wanted[kind]
-    layers = (value(words, "--mxfp4-layers") or "").split(",")
-    if not {one.partition("=")[0].strip() for one in layers} - {"", "moe"}:
-        wanted.pop("linear", None)
-    return wanted
+def _memory(document: Document) -> MemoryPlan | None:
+    if not document.find(dict, "memory"):
+        return None
+    return MemoryPlan(
+        keep_free_gib=document.get(int, "memory", "keep_free_gib"),
+        most_percent=document.get(int, "memory", "most_percent"),
+        least_gib=document.get(int, "memory", "least_gib"),
+    )

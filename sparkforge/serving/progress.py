@@ -1,8 +1,8 @@
-"""Does the engine make progress? Counters that only it can move, else one token.
+"""Check that the engine makes progress: by its counters, else by a request for one token.
 
-``/health`` of vLLM answers as long as the engine's process exists. So a stopped or hung engine
-looks well. Here a server is well when the engine has taken a step since it was last asked, or
-makes one token now. A busy server is not asked for a token: it would wait behind all others.
+vLLM's ``/health`` answers as long as the engine's process exists, so a stopped or hung engine seems
+healthy. Here a server is healthy when its engine has taken a step since the last check, or makes a
+token now. A busy server gets no request for a token, which would wait behind all others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from sparkforge.serving.document import Document
 from sparkforge.serving.refusal import PROBE
 
-# The API server's process keeps these, and changes them only when the engine has reported a step.
-# kv_cache_usage_perc moves at each piece of a long prompt, which no token counter does.
+# The API server changes these only when the engine has reported a step. kv_cache_usage_perc changes
+# at each piece of a long prompt, unlike the counters of tokens.
 _ENGINE_METRICS = (
     "vllm:kv_cache_usage_perc",
     "vllm:num_requests_running",
@@ -39,28 +39,28 @@ _PROMPT_BUCKET = re.compile(
 Counters = Mapping[str, str]
 
 PROBLEMS = (OSError, http.client.HTTPException, ValueError)
-"""What asking a server that is not well can raise."""
+"""Errors of requests to a server that is not healthy."""
 
 PROMPTS = ((32,), tuple(range(32, 40)))
-"""Token ids that any vocabulary has: one token alone, and more than one. A step of the engine that
-has one row takes other kernels than one that has several."""
+"""Token ids of any vocabulary: one token, and several. A step of the engine with one row uses other
+kernels than one with several."""
 
-# of a look, the share that is kept for the counters behind a token that did not come
+# share of a check that is reserved for the counters, after a token that did not come
 _LAST_LOOK = 1 / 6
 _ANSWER_LIMIT = 16 << 20
-"""Bytes of one answer; the largest of a server that is well, its metrics, have less than 1 MB."""
+"""Bytes of one answer. The largest of a healthy server, its metrics, has less than 1 MB."""
 
 
 class NoTokenError(ValueError):
-    """The server answers, and was asked for a token that did not come."""
+    """The server answers, but made no token."""
 
 
 class NoProgressError(NoTokenError):
-    """The server answers, but its engine does nothing."""
+    """The server answers, but its engine makes no progress."""
 
 
 class StatusError(ValueError):
-    """The server answered with another status than 200; ``status`` is that one."""
+    """The server answered with another status than 200."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -69,11 +69,11 @@ class StatusError(ValueError):
 
 @dataclass(frozen=True)
 class Model:
-    """What a server says of its model.
+    """A server's own description of its model.
 
     Attributes:
-        name: what requests have to name.
-        max_len: tokens of prompt and answer together; None where the server does not say.
+        name: in requests.
+        max_len: tokens of prompt and answer together, or None.
     """
 
     name: str
@@ -81,9 +81,9 @@ class Model:
 
 
 class _Bounded(socket.socket):
-    """A connection with one deadline for everything, and a bound on what it receives.
+    """A connection with one deadline and a limit of bytes.
 
-    The time-out of a plain socket starts anew with every byte.
+    The time-out of a plain socket starts again with every byte.
     """
 
     end: float
@@ -95,7 +95,7 @@ class _Bounded(socket.socket):
             raise ValueError(f"an answer of more than {_ANSWER_LIMIT >> 20} MiB")
         self.settimeout(max(left, 1e-3))
         try:
-            if left <= 0:  # bytes that are there already would be taken all the same
+            if left <= 0:  # available bytes would be returned anyway
                 raise TimeoutError
             count = super().recv_into(*arguments, **options)
         except TimeoutError:
@@ -105,15 +105,15 @@ class _Bounded(socket.socket):
 
 
 def _connect(port: int, end: float) -> _Bounded:
-    one = _Bounded(socket.AF_INET, socket.SOCK_STREAM)
-    one.end = end
-    one.settimeout(max(end - time.monotonic(), 0.1))
+    connection = _Bounded(socket.AF_INET, socket.SOCK_STREAM)
+    connection.end = end
+    connection.settimeout(max(end - time.monotonic(), 0.1))
     try:
-        one.connect(("127.0.0.1", port))
+        connection.connect(("127.0.0.1", port))
     except BaseException:
-        one.close()
+        connection.close()
         raise
-    return one
+    return connection
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Client:
     """One server, on loopback.
 
     Attributes:
-        timeout_s: for one look, all its requests together.
-        key: API key, or empty.
+        timeout_s: for all requests of one check.
+        key: API key, or "".
     """
 
     port: int
@@ -130,15 +130,15 @@ class Client:
     key: str = ""
 
     def observe(self, before: Counters | None) -> Counters:
-        """See progress since ``before``, or cause it; returns the counters to compare with next.
+        """Check for progress since ``before``, or cause it; returns the current counters.
 
         Args:
-            before: what the last call returned; None: nothing counts but a token.
+            before: result of the last call; None: a token is required.
 
         Raises:
             OSError, http.client.HTTPException: no answer in time.
-            ValueError: an answer other than it should be.
-            NoTokenError: no token, or an answer other than one.
+            ValueError: an invalid answer.
+            NoTokenError: no token, or an invalid answer instead of one.
             NoProgressError: no step of the engine since ``before``, and no token in time.
         """
         end = time.monotonic() + self.timeout_s
@@ -149,7 +149,7 @@ class Client:
         try:
             self._tokens(end - self.timeout_s * _LAST_LOOK)
         except TimeoutError:
-            # behind a long queue a token takes its time, but then others move the counters
+            # behind a long queue a token takes long, but then other requests change the counters
             if before is None or (after := self._counters(end)) == now:
                 msg = f"no step of the engine, and no token within {self.timeout_s:.0f} s"
                 raise NoProgressError(msg) from None
@@ -161,14 +161,14 @@ class Client:
     def ask(
         self, end: float, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> bytes:
-        """Return what the server answers to one request.
+        """Return the body of the answer to one request.
 
         Args:
-            end: the monotonic clock's time that it has until.
+            end: deadline, on the monotonic clock.
 
         Raises:
-            OSError, http.client.HTTPException: no whole answer until then.
-            StatusError: it refuses.
+            OSError, http.client.HTTPException: no complete answer by then.
+            StatusError: another status than 200.
             ValueError: the answer is too large.
         """
         headers = {"Content-Type": "application/json", PROBE: "1"}
@@ -179,7 +179,7 @@ class Client:
         try:
             connection.request(method, path, json.dumps(body) if body else None, headers)
             response = connection.getresponse()
-            # in pieces: at once, memory would be taken for whatever length the header names
+            # in pieces: one read would allocate whatever length the header claims
             answer = b"".join(iter(lambda: response.read(1 << 16), b""))
         finally:
             connection.close()
@@ -191,31 +191,28 @@ class Client:
         return answer
 
     def model(self, end: float) -> Model:
-        """Return what the server says of its model.
+        """Return the server's first model.
 
         Raises:
             OSError, http.client.HTTPException: no answer in time.
-            ValueError: an answer other than it should be.
+            ValueError: an invalid answer.
         """
-        said = Document.parse("the answer of /v1/models", self.ask(end, "GET", "/v1/models"))
-        first = said.get(dict, "data", 0)
-        length = first.get("max_model_len")
-        return Model(
-            said.get(str, "data", 0, "id"),
-            None if length is None else said.get(int, "data", 0, "max_model_len"),
-        )
+        what = "the answer of /v1/models"
+        answer = Document.parse(what, self.ask(end, "GET", "/v1/models"))
+        model = Document(what, answer.get(dict, "data", 0))
+        return Model(model.get(str, "id"), model.find(int, "max_model_len"))
 
     def prompts(self, end: float) -> dict[str, float]:
-        """Return how many prompts were answered so far, by the largest length of their bucket.
+        """Return the number of answered prompts by bucket of their length.
 
-        A length is as the metric has it: ``500.0`` stands for 201 to 500 tokens, and ``+Inf`` for
-        more than all others.
+        A bucket has the metric's name: ``500.0`` is 201 to 500 tokens, and ``+Inf`` is longer than
+        all others.
         """
         counts: dict[str, float] = {}
         for line in self.ask(end, "GET", "/metrics").decode().splitlines():
             if (match := _PROMPT_BUCKET.fullmatch(line)) is not None:
                 counts[match[1]] = counts.get(match[1], 0.0) + float(match[2])
-        # each bucket counts those below it, too
+        # each bucket includes those below it
         below = 0.0
         found = {}
         for length in sorted(counts, key=float):
@@ -224,7 +221,7 @@ class Client:
         return found
 
     def _counters(self, end: float) -> Counters:
-        """Return what only a step of the engine changes, as text, by metric and labels.
+        """Return the counters that only a step of the engine changes, by metric and labels.
 
         Empty with ``--disable-log-stats``.
         """
@@ -236,12 +233,12 @@ class Client:
         return found
 
     def _tokens(self, end: float) -> None:
-        """Have the model make one token for each of the prompts."""
+        """Request one token for each of the prompts."""
         model = self.model(end).name
         for prompt in PROMPTS:
             body = {"model": model, "prompt": prompt, "max_tokens": 1}
             answer = self.ask(end, "POST", "/v1/completions", body)
-            said = Document.parse("the answer of /v1/completions", answer)
-            if said.get(int, "usage", "completion_tokens") < 1:
+            document = Document.parse("the answer of /v1/completions", answer)
+            if document.get(int, "usage", "completion_tokens") < 1:
                 msg = "the model made no token"
                 raise ValueError(msg)

@@ -1,7 +1,8 @@
-"""What warm-ups compiled, kept beside the compiled kernels: what the next start may leave out.
+"""Record of the files that warm-ups compiled, so that the next start can run a short warm-up.
 
-One JSON file for each way to start a server of one build and device. It is replaced whole, and a
-file that cannot be read counts as none: then the whole warm-up is made again.
+One JSON file for each way to start a server of one build and device, beside the compiled kernels.
+It is replaced atomically. A file that cannot be read counts as missing: then the full warm-up runs
+again.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from typing import Any
 from sparkforge.serving.document import Document, DocumentError
 
 SCHEMA = 1
-_RUNS, _LATE, _SHOWN = 10, 100, 40  # how many are kept, and of files named one by one
+_RUNS, _LATE, _SHOWN = 10, 100, 40  # entries, and names of files in one entry
 
 
 def now() -> str:
-    """Return the time of day, in UTC."""
+    """Return the date and time, in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass
 class Made:
-    """What one step did.
+    """The result of one step.
 
     Attributes:
         seconds: until its last answer.
-        compiled: files that the caches gained meanwhile.
-        kernels: what they belong to, by name.
-        problem: why it was refused, or failed.
+        compiled: number of new files in the caches.
+        kernels: names of their kernels.
+        problem: the reason why it was refused or failed.
     """
 
     name: str
@@ -43,22 +44,22 @@ class Made:
     problem: str = ""
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON values; what is empty is left out."""
+        """Return it as JSON values, without empty ones."""
         found = asdict(self) | {"kernels": list(self.kernels)[:_SHOWN]}
         return {name: value for name, value in found.items() if value or name == "seconds"}
 
 
 @dataclass
 class Record:
-    """The file, and what is in it.
+    """A record and its file.
 
     Attributes:
-        steps: digest of the whole warm-up that it is about.
-        complete: whether such a warm-up came to its end.
-        files: what the caches gained, paths below the folder of the caches.
-        runs: each warm-up, the newest last.
-        late: what was compiled while users waited.
-        lengths: of prompts that users waited for; the next warm-ups have them, too.
+        steps: digest of the full warm-up.
+        complete: whether such a warm-up was completed.
+        files: new files of the caches, relative to their folder.
+        runs: warm-ups, the newest last.
+        late: compilations while users waited.
+        lengths: of prompts that users waited for; later warm-ups include them.
     """
 
     path: Path
@@ -71,7 +72,7 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """Read it; one that is missing, damaged or of another schema is empty."""
+        """Read a record; a missing or damaged one, or one of another schema, is empty."""
         try:
             found = Document.load(path)
             if found.get(int, "schema") != SCHEMA:
@@ -90,29 +91,29 @@ class Record:
             return cls(path)
 
     def lacks(self, steps: str, present: set[str]) -> str:
-        """Say why a short warm-up would not do, or nothing.
+        """Return why a short warm-up is not enough, or "".
 
         Args:
-            steps: digest of the whole warm-up as it is now.
-            present: files that the caches have, as ``files``.
+            steps: digest of the current full warm-up.
+            present: files of the caches, as in ``files``.
         """
         if not self.complete:
             return "no complete warm-up is on record"
         if self.steps != steps:
-            return "the record is about another warm-up"
+            return "the record is of another warm-up"
         if gone := self.files - present:
             return f"{len(gone)} of {len(self.files)} recorded files are gone"
         return ""
 
     def add_run(self, run: Mapping[str, Any], gained: Iterable[str]) -> None:
-        """Note one warm-up and the files that the caches gained with it."""
+        """Add a warm-up and its new files."""
         self.runs = [*self.runs, run][-_RUNS:]
         self.files |= set(gained)
 
     def add_late(
         self, kernels: Sequence[str], files: Sequence[str], lengths: Iterable[int]
     ) -> None:
-        """Note what was compiled while serving, and prompts of what lengths were answered then."""
+        """Add a compilation while serving, and the lengths of the prompts at that time."""
         known = sorted(set(lengths))
         entry = {"when": now(), "kernels": list(kernels)[:_SHOWN], "files": len(files)}
         self.late = [*self.late, entry | {"prompts_up_to": known}][-_LATE:]
@@ -120,7 +121,7 @@ class Record:
         self.lengths |= set(known)
 
     def save(self) -> None:
-        """Replace the file.
+        """Replace the file atomically.
 
         Raises:
             OSError: it cannot be written.

@@ -1,7 +1,7 @@
 """Refuse new requests while memory is short: ASGI middleware that vLLM loads (``--middleware``).
 
-It runs in vLLM's process. The supervisor's guard leaves a file while requests are to be refused;
-nothing else joins the two. Requests that are being answered go on.
+It runs in vLLM's process. The memory guard, in the entrypoint's process, writes a file while
+requests have to be refused. Running requests continue.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 OPTIONS = ("--middleware", f"{__name__}.Refusal")
 PROBE = "X-Sparkforge-Probe"
-"""Header of our own looks. A server that is to be well has to make a token for them."""
+"""Header of our own checks, which are never refused: a healthy server has to make a token."""
 RETRY_S = 30
-"""Seconds that a client should wait. OpenAI's client honours up to 60."""
-# asked by machines, or gives memory back
+"""Seconds for ``Retry-After``. OpenAI's client honours up to 60."""
+# checks of other programs, or requests that free memory
 _OPEN = frozenset({"/ping", "/abort_requests", "/pause", "/sleep"})
 
 Scope = Mapping[str, Any]
@@ -28,7 +28,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def path() -> Path:
-    """Return the file that is there while requests are refused; it says why."""
+    """Return the file that exists while requests are refused; it has the reason."""
     return Path(tempfile.gettempdir()) / "sparkforge-refuses"
 
 
@@ -39,7 +39,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class Refusal:
-    """Answers 503 in place of the server; only to what would give the engine more to do."""
+    """Answers requests that would add work with 503."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -47,16 +47,16 @@ class Refusal:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass a request on, or refuse it."""
-        if not _more_to_do(scope):
+        if not _adds_work(scope):
             return self._app(scope, receive, send)
         try:
-            why = self._path.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # there is none: the usual case, and all that it costs
+            reason = self._path.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # the usual case: no file
             return self._app(scope, receive, send)
-        return _refuse(send, why)
+        return _refuse(send, reason)
 
 
-def _more_to_do(scope: Scope) -> bool:
+def _adds_work(scope: Scope) -> bool:
     if scope["type"] != "http" or scope["method"] != "POST":
         return False
     asked = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -65,8 +65,8 @@ def _more_to_do(scope: Scope) -> bool:
     return PROBE.lower().encode() not in (name.lower() for name, _ in scope["headers"])
 
 
-async def _refuse(send: Send, why: str) -> None:
-    error = {"message": why, "type": "ServiceUnavailableError", "param": None, "code": 503}
+async def _refuse(send: Send, reason: str) -> None:
+    error = {"message": reason, "type": "ServiceUnavailableError", "param": None, "code": 503}
     body = json.dumps({"error": error}).encode()
     headers = [
         (b"content-type", b"application/json"),

@@ -1,17 +1,19 @@
-"""The processes of a server: all of the session that it has begun."""
+"""The processes of a server: all of the session that it leads."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Process:
-    """What one looks at first after a hang; ``waits_in`` is a function of the kernel, or 0."""
+    """What a hang's report shows of a process; ``waits_in`` is a function of the kernel, or 0."""
 
     pid: int
     name: str
@@ -19,9 +21,21 @@ class Process:
     waits_in: str
 
 
+def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with one pipe for stdout and stderr."""
+    return subprocess.Popen(
+        command,
+        env=dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
 def session(leader: int) -> list[Process]:
-    """Return the living processes of the session that ``leader`` has begun."""
-    found = []
+    """Return the living processes of a session."""
+    processes = []
     for stat in sorted(Path("/proc").glob("[0-9]*/stat")):
         try:
             text = stat.read_text(encoding="utf-8", errors="replace")
@@ -30,24 +44,24 @@ def session(leader: int) -> list[Process]:
             continue
         match = re.match(r"(\d+) \((.*)\) (\S) \d+ \d+ (\d+) ", text, re.DOTALL)
         if match is not None and int(match[4]) == leader and match[3] != "Z":
-            found.append(Process(int(match[1]), match[2], match[3], waits_in))
-    return found
+            processes.append(Process(int(match[1]), match[2], match[3], waits_in))
+    return processes
 
 
 def kill(leader: int) -> None:
-    """End all of a session; SIGKILL ends a stopped process, too.
+    """Kill all processes of a session; SIGKILL ends a stopped process, too.
 
-    The leader's group is not enough: ninja gives each of its jobs a group of its own.
+    The leader's process group is not enough: ninja gives each of its jobs a group of its own.
     """
-    for one in session(leader):
+    for process in session(leader):
         try:
-            os.kill(one.pid, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
 
 def ended_by(code: int | None) -> str:
-    """Say what a process ended by, as far as its exit code tells."""
+    """Describe an exit code, or a signal's number below zero; "" for 0 and None."""
     if not code:
         return ""
     if code > 0:

@@ -1,141 +1,200 @@
-"""The entrypoint's variables, read once and checked before anything is started."""
+"""The settings of a start: variables of the container, arguments and profile, read and checked."""
 
 from __future__ import annotations
 
-import math
-import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from sparkforge.serving import access, arguments, cluster, variables
 from sparkforge.serving.errors import StartError
+from sparkforge.serving.profile import Profile
 
-Variables = Mapping[str, str]
+_SHARE = "/opt/sparkforge/share"
+_WARM_UPS = ("off", "quick", "full")
+_PREFLIGHTS = ("auto", "off", "always")
 
 
-def check_text(variables: Variables) -> None:
-    """Refuse what is no UTF-8: vLLM would fail at it without the variable's name.
+@dataclass(frozen=True)
+class WarmUpSettings:
+    """Settings of the warm-up.
 
-    Raises:
-        StartError: the value of one of our variables is none.
+    Attributes:
+        mode: ``off``, ``quick`` or ``full``.
+        limit_s: seconds for all steps together.
+        strict: a failure ends the server.
     """
-    for name, value in variables.items():
-        if name.startswith("SPARKFORGE_") and (
-            "\0" in value or any("\ud800" <= one <= "\udfff" for one in value)
-        ):
-            raise StartError(f"{name} is no text in UTF-8")
+
+    mode: str
+    limit_s: float
+    strict: bool
 
 
-def listen_port(variables: Variables) -> int:
-    """Return the port in the container; 0, any, is none that the health check could ask.
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one start.
 
-    Raises:
-        StartError: it is none.
+    Attributes:
+        model: a folder in the container, or a name on the hub.
+        revision: commit, branch or tag on the hub; "": the newest.
+        served_name: the model's name for clients; "": vLLM's choice.
+        downloads: the entrypoint downloads the model; else vLLM does, or it is a folder.
+        profile: defaults of the image, or of the user's own file.
+        share: folder of the build's data in the image.
+        release: of the image.
+        target_options: of ``vllm serve``, set by the build.
+        caller_options: of ``vllm serve``, set by the user.
+        layers: ``SPARKFORGE_MXFP4_LAYERS``.
+        memory_share: the user's own share of memory, or "".
+        port, host: in the container; host "": all addresses.
+        api_key: that clients have to send, or "".
+        pair: this machine's place among two; None: it serves alone.
+        backend_check: ``fail``, ``warn`` or ``off``.
+        preflight, preflight_s: mode, and seconds for all of it.
+        jit: folder of compiled kernels, or None.
+        jit_budget_gib: size of the kernels of all builds.
+        max_jobs: the user's own number of compilers, or None.
+        hang_s: seconds without progress until a server is ended; 0: never.
+        start_limit: failed starts in a row; 0: any number.
     """
-    text = variables.get("SPARKFORGE_LISTEN_PORT") or "8000"
-    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
-        raise StartError(f"SPARKFORGE_LISTEN_PORT is {text!r}: use 1 to 65535")
-    return int(text)
+
+    model: str
+    revision: str
+    served_name: str
+    downloads: bool
+    profile: Profile
+    share: Path
+    release: str
+    target_options: tuple[str, ...]
+    caller_options: tuple[str, ...]
+    layers: str
+    memory_share: str
+    port: int
+    host: str
+    api_key: str
+    pair: cluster.Settings | None
+    backend_check: str
+    warm_up: WarmUpSettings
+    preflight: str
+    preflight_s: float
+    jit: Path | None
+    jit_budget_gib: float
+    max_jobs: int | None
+    hang_s: float
+    start_limit: int
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the model is a folder in the container."""
+        return is_folder(self.model)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether this server has a port: the second of two machines has none."""
+        return self.pair is None or self.pair.is_head
+
+    @property
+    def machines(self) -> int:
+        """Machines that hold the model together."""
+        return 1 if self.pair is None else 2
+
+    @property
+    def strict(self) -> bool:
+        """Whether a backend other than the profile's ends the server."""
+        return self.backend_check == "fail"
+
+    def expectations(self, command: Sequence[str]) -> dict[str, str]:
+        """Return the backends that vLLM has to choose with a command, by kind."""
+        if self.backend_check == "off":
+            return {}
+        return self.profile.expectations(command, self.caller_options)
 
 
-def words(variables: Variables, name: str) -> list[str]:
-    """Return the options in a variable, split as a shell would.
-
-    Raises:
-        StartError: a shell would not read them.
-    """
-    try:
-        return shlex.split(variables.get(name, ""))
-    except ValueError as error:  # without the text: it may hold a secret
-        msg = f"{name} is not what a shell would read: {error}; correct its quotes"
-        raise StartError(msg) from None
+def is_folder(model: str) -> bool:
+    """Return whether a model is a folder in the container, not a name on the hub."""
+    return model.startswith(("/", "."))
 
 
-def choice(variables: Variables, name: str, default: str, allowed: tuple[str, ...]) -> str:
-    """Return the value of a variable that takes one of a few words.
+def read(words: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Read and check all settings.
 
     Args:
-        default: of the profile.
+        words: the entrypoint's arguments: the model, if the first is not an option, and options
+            of ``vllm serve``.
+        environment: of the container.
 
     Raises:
-        StartError: it is another word.
+        StartError: a setting cannot be used.
+        OSError: the profile cannot be read.
     """
-    found = variables.get(name) or default
-    if found not in allowed:
-        where = name if variables.get(name) else f"the profile's value for {name}"
-        raise StartError(f"{where} is {found!r}: use {', '.join(allowed[:-1])} or {allowed[-1]}")
-    return found
+    variables.check_text(environment)
+    model, options = _model(words, environment)
+    share = Path(environment.get("SPARKFORGE_SHARE") or _SHARE)
+    profile = _profile(environment, share)
+    caller = [*variables.options(environment, "SPARKFORGE_EXTRA_ARGS"), *options]
+    pair = cluster.settings(environment)
+    downloader = variables.choice(
+        environment, "SPARKFORGE_DOWNLOAD", "entrypoint", ("entrypoint", "vllm")
+    )
+    downloads = downloader == "entrypoint" and not is_folder(model)
+    revision = environment.get("SPARKFORGE_MODEL_REVISION", "")
+    if downloads:
+        revision = arguments.value(caller, "--revision") or revision
+    jit = environment.get("SPARKFORGE_JIT_DIR")
+    return Settings(
+        model=model,
+        revision=revision,
+        served_name=environment.get("SPARKFORGE_MODEL_NAME") or (model if downloads else ""),
+        downloads=downloads,
+        profile=profile,
+        share=share,
+        release=environment.get("SPARKFORGE_RELEASE", ""),
+        target_options=tuple(variables.options(environment, "SPARKFORGE_SERVE_ARGS")),
+        caller_options=tuple(caller),
+        layers=variables.layers(environment),
+        memory_share=variables.memory_share(environment),
+        port=variables.listen_port(environment),
+        host=variables.listen_host(environment),
+        api_key=access.api_key(environment),
+        pair=pair,
+        backend_check=variables.choice(
+            environment, "SPARKFORGE_BACKEND_CHECK", profile.on_mismatch, ("fail", "warn", "off")
+        ),
+        warm_up=_warm_up(environment, profile),
+        preflight=variables.choice(environment, "SPARKFORGE_PREFLIGHT", "auto", _PREFLIGHTS),
+        preflight_s=variables.number(environment, "SPARKFORGE_PREFLIGHT_SECONDS", 1800),
+        jit=Path(jit).absolute() if jit else None,
+        jit_budget_gib=variables.number(environment, "SPARKFORGE_JIT_BUDGET_GIB", 20),
+        max_jobs=variables.max_jobs(environment),
+        hang_s=variables.number(environment, "SPARKFORGE_HANG_SECONDS", 60),
+        start_limit=int(variables.number(environment, "SPARKFORGE_START_LIMIT", 3)),
+    )
 
 
-def number(variables: Variables, name: str, default: float) -> float:
-    """Return the value of a variable that takes a number, zero or more.
-
-    Raises:
-        StartError: it is none.
-    """
-    text = variables.get(name) or str(default)
-    found = _float(text)
-    if not 0 <= found < math.inf:
-        raise StartError(f"{name} is {text!r}: use a number")
-    return found
-
-
-def share(variables: Variables) -> str:
-    """Return the user's own share of memory, or "".
-
-    Raises:
-        StartError: it is no share.
-    """
-    name = "SPARKFORGE_GPU_MEMORY_UTILIZATION"
-    text = variables.get(name, "")
-    if text and not 0 < _float(text) <= 1:
-        raise StartError(f"{name} is {text!r}: use a number above 0, and 1 at most")
-    return text
+def _model(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, Sequence[str]]:
+    """Return the model, and the options behind it."""
+    model = ""
+    if words and not words[0].startswith("-"):
+        model, *words = words
+    model = model or environment.get("SPARKFORGE_MODEL") or "/model"
+    if model.startswith("-"):
+        raise StartError(
+            "SPARKFORGE_MODEL begins with -: name a model; options go into SPARKFORGE_EXTRA_ARGS"
+        )
+    return model, words
 
 
-def layers(variables: Variables) -> str:
-    """Return ``SPARKFORGE_MXFP4_LAYERS``, or "". Which kinds there are, vLLM knows.
-
-    Raises:
-        StartError: it is no list of layers.
-    """
-    name = "SPARKFORGE_MXFP4_LAYERS"
-    text = variables.get(name, "")
-    if text and not re.fullmatch(r"[a-z_]+(=\w+)?( *, *[a-z_]+(=\w+)?)*", text):
-        raise StartError(f"{name} is {text!r}: use a list like qkv,o,lm_head=mxfp8")
-    return text
+def _profile(environment: Mapping[str, str], share: Path) -> Profile:
+    """Return the user's own profile, the image's, or an empty one."""
+    own = environment.get("SPARKFORGE_PROFILE")
+    path = share / "profile.json" if own is None else Path(own)
+    if own == "" or (own is None and not path.is_file()):
+        return Profile()
+    return Profile.load(path)
 
 
-def max_jobs(variables: Variables) -> int | None:
-    """Return the user's own number of compilers at once, or None.
-
-    Raises:
-        StartError: it is no number of them; FlashInfer would then start as many as there are CPUs.
-    """
-    text = variables.get("MAX_JOBS", "")
-    if text and (not re.fullmatch("[0-9]{1,4}", text) or not int(text)):
-        raise StartError(f"MAX_JOBS is {text!r}: use a whole number, 1 or more")
-    return int(text) if text else None
-
-
-def marks(variables: Variables) -> tuple[float, float, float]:
-    """Return the memory guard's marks, in GiB.
-
-    The default is an estimate: no Spark has run short under it. 4 is what compilers leave free, too
-    (compilers.py).
-
-    Raises:
-        StartError: they are no three numbers that fall.
-    """
-    name = "SPARKFORGE_MEMORY_MARKS"
-    text = variables.get(name) or "6,4,2"
-    found = [_float(one) for one in text.split(",")]
-    if len(found) != 3 or not math.inf > found[0] > found[1] > found[2] > 0:
-        raise StartError(f"{name} is {text!r}: use three falling numbers of GiB, like 6,4,2")
-    return found[0], found[1], found[2]
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+def _warm_up(environment: Mapping[str, str], profile: Profile) -> WarmUpSettings:
+    mode = variables.choice(environment, "SPARKFORGE_WARM_UP", profile.warm_up, _WARM_UPS)
+    failure = variables.choice(environment, "SPARKFORGE_WARM_UP_FAILURE", "fail", ("fail", "warn"))
+    limit_s = variables.number(environment, "SPARKFORGE_WARM_UP_SECONDS", 900)
+    return WarmUpSettings(mode, limit_s, failure == "fail")

@@ -1,9 +1,9 @@
-"""Starts that came to nothing: counted over restarts, so that they do not go on for ever.
+"""Failed starts: counted over restarts, so that they do not repeat for ever.
 
-Docker's ``unless-stopped`` starts anew whatever ends, whatever its exit code, and a server reads up
-to 65 GB before it fails again. So where a restart changes nothing (exit code 78), or several starts
-in a row never became ready, the entrypoint does not end: it waits, unhealthy, with the reason in
-its log and in the health check. Whoever stops or recreates the container has it try again.
+Docker's ``unless-stopped`` restarts a container after any exit code, and a server reads up to 65 GB
+before it fails again. So where a restart changes nothing (exit code 78), or several starts in a row
+never became ready, the entrypoint does not end. It waits, unhealthy, with the reason in its log and
+in the health check. It tries again when the container is restarted or recreated.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Starts:
     """Counts the starts of one container's server, in a file that outlives the container's process.
 
     Attributes:
-        path: the file; there is none while the last start became ready.
-        limit: as many in a row may fail; 0: any number.
-        say: takes a line for the log.
+        path: the file; it does not exist after a start that became ready.
+        limit: failed starts in a row; 0: any number.
+        say: logs a line.
     """
 
     path: Path
@@ -38,21 +38,27 @@ class Starts:
     say: Callable[[str], None]
 
     @classmethod
-    def of(cls, folder: Path, way: Sequence[str], limit: int, say: Callable[[str], None]) -> Starts:
-        """Return the count of this container (by its host name) and this way to start a server."""
-        text = "\0".join((socket.gethostname(), *way))
+    def of(
+        cls, folder: Path, identity: Sequence[str], limit: int, say: Callable[[str], None]
+    ) -> Starts:
+        """Return the count of this container (by its host name) and this kind of start.
+
+        Args:
+            identity: of ``Command.identity``.
+        """
+        text = "\0".join((socket.gethostname(), *identity))
         digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
         return cls(folder / f"starts-{digest}.json", limit, say)
 
     def count(self) -> int:
-        """Return how many starts in a row, with the present one, have not become ready."""
+        """Return the starts in a row, with this one, that have not become ready."""
         try:
             return max(0, Document.load(self.path).get(int, "count"))
-        except (OSError, DocumentError):  # none is there, or a damaged one: counted from the start
+        except (OSError, DocumentError):  # missing or damaged
             return 0
 
     def begin(self) -> None:
-        """Count one more; said where it is not the first."""
+        """Count one more; logs it from the second on."""
         count = self.count() + 1
         if count > 1:
             of = f" of {self.limit}" if self.limit else ""
@@ -63,28 +69,28 @@ class Starts:
             self.say(f"warning: failed starts are not counted: {error}")
 
     def forget(self) -> None:
-        """Count from the start again: the server is ready, or somebody has stopped it."""
+        """Reset the count: the server is ready, or was stopped."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
             self.say(f"warning: {self.path} stays: {error}")
 
     def spent(self) -> bool:
-        """Tell whether as many starts have failed as may."""
+        """Return whether the limit is reached."""
         return 0 < self.limit <= self.count()
 
 
 def repeats(policy: str) -> bool:
-    """Tell whether Docker starts a container with this restart policy anew without an end."""
+    """Return whether Docker restarts a container with this policy without limit."""
     return policy in ("always", "unless-stopped", "on-failure")
 
 
 def why_to_wait(code: int, starts: Starts | None) -> str:
-    """Return why no server is to be started any more, or "".
+    """Return the reason to start no further server, or "".
 
     Args:
-        code: exit code of the server that ended.
-        starts: None: it had not been started yet.
+        code: exit code of the last one.
+        starts: None: it was not started.
     """
     if code in (EX_CONFIG, EX_DATAERR):
         return f"a restart changes nothing (exit code {code})"
@@ -93,11 +99,11 @@ def why_to_wait(code: int, starts: Starts | None) -> str:
     return ""
 
 
-def wait(told: Callable[[], bool]) -> None:
-    """Return when somebody wants this process to end: ``told()``, or a signal from now on."""
+def wait(stopped: Callable[[], bool]) -> None:
+    """Wait for a signal, or until ``stopped()``."""
     signals: list[int] = []
     for number in _SIGNALS:
         signal.signal(number, lambda number, frame: signals.append(number))
-    # no threading.Event: a handler that sets it waits for ever where it interrupts the waiting
-    while not signals and not told():
+    # not a threading.Event: a handler that sets it while it is waited for would block for ever
+    while not signals and not stopped():
         time.sleep(0.2)

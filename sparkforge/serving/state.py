@@ -1,7 +1,7 @@
-"""What the entrypoint tells the health check: is the server still to be called *starting*?
+"""The state of the server, from the entrypoint to the health check.
 
-The two are processes of their own. A file in the folder for temporary files joins them; the mark in
-it tells this start of the container from earlier ones.
+The two are separate processes. They share a file in the folder for temporary files, and the file
+names this start of the container: a state from an earlier start does not count.
 """
 
 from __future__ import annotations
@@ -13,51 +13,60 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.serving.document import Document, DocumentError
+from sparkforge.serving.log import say
 
 READY = "ready"
 
 
 def this_start() -> str:
-    """When process 1 began: what an earlier start of this container left does not count."""
+    """Return the start time of process 1, which identifies this start of the container."""
     return Path("/proc/1/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
 
 
 def path() -> Path:
-    """Return where the state lies."""
+    """Return the file of the state."""
     return Path(tempfile.gettempdir()) / "sparkforge-state.json"
 
 
 @dataclass(frozen=True)
 class State:
-    """How far the server is.
+    """Progress of the server.
 
     Attributes:
-        words: for the health check's line; ``READY`` once the server may be called healthy.
-        given_up: no server will be started any more; the words say why.
+        text: for the health check's line; ``READY`` once the server may count as healthy.
+        given_up: no server will be started any more; the text gives the reason.
     """
 
-    words: str
+    text: str
     given_up: bool = False
 
 
 def write(state: State) -> None:
-    """Say how far the server is.
+    """Store the state.
 
     Raises:
         OSError: the folder for temporary files cannot be written.
     """
-    whole = path().with_suffix(f".{os.getpid()}")
-    document = {"start": this_start(), "state": state.words, "given_up": state.given_up}
-    whole.write_text(json.dumps(document), encoding="utf-8")
-    whole.replace(path())
+    temporary = path().with_suffix(f".{os.getpid()}")
+    document = {"start": this_start(), "state": state.text, "given_up": state.given_up}
+    temporary.write_text(json.dumps(document), encoding="utf-8")
+    temporary.replace(path())
+
+
+def tell(text: str, *, given_up: bool = False) -> None:
+    """Store the state; a failure is logged."""
+    try:
+        write(State(text, given_up))
+    except OSError as error:
+        say(f"warning: the health check does not get the server's state: {error}")
 
 
 def read() -> State:
-    """Return how far the server is; ``READY`` where nobody said, or no file of ours is there."""
+    """Return the state; ``READY`` where there is none of this start: then the server is asked."""
     try:
-        found = Document.load(path())
-        if found.get(str, "start") == this_start():
-            return State(found.get(str, "state"), found.get(bool, "given_up"))
+        document = Document.load(path())
+        if document.get(str, "start") == this_start():
+            return State(document.get(str, "state"), document.get(bool, "given_up"))
     except (FileNotFoundError, DocumentError):
-        pass  # then the server itself is asked
+        pass
     return State(READY)

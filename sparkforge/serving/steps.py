@@ -1,8 +1,8 @@
-"""The requests of a warm-up: together they reach every kernel that serving reaches.
+"""The requests of a warm-up: together they use every kernel that serving uses.
 
-Kernels depend on how many tokens a step of the engine has, how many sequences, and what its sampler
-is asked for. Compilers specialise numbers that are 1 or multiples of 16, so those are among the
-lengths, and their neighbours.
+Kernels depend on the number of tokens and sequences in a step of the engine, and on the sampling
+options. Compilers specialise on 1 and on multiples of 16, so the lengths include those and their
+neighbours.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from sparkforge.serving import arguments
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
@@ -47,7 +49,7 @@ _AFTER_REASONING = "<|start|>assistant<|channel|>final<|message|>"  # gpt-oss' o
 class Request:
     """One request of the OpenAI API, without the model's name.
 
-    One without a ``cache_salt`` of its own finds nothing of it in the prefix cache.
+    Without a ``cache_salt`` of its own it gets a new one, and misses the prefix cache.
     """
 
     path: str
@@ -56,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Step:
-    """Requests that are sent together; the name is for the log and the record."""
+    """Requests that are sent together; the log and the record have the name."""
 
     name: str
     requests: tuple[Request, ...]
@@ -64,7 +66,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the server was started with.
+    """Limits of a server, from its command.
 
     Attributes:
         max_len: tokens of prompt and answer together.
@@ -77,6 +79,20 @@ class Shape:
     chunk: int
     max_seqs: int
     captured: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, command: Sequence[str], captured: tuple[int, ...]) -> Shape:
+        """Return the shape that a command gives.
+
+        Without ``--max-num-batched-tokens`` vLLM uses 2048 to 16384, depending on the device. The
+        server itself reports ``max_len`` later.
+        """
+        return cls(
+            max_len=arguments.positive(command, "--max-model-len", 4096),
+            chunk=arguments.positive(command, "--max-num-batched-tokens", 8192),
+            max_seqs=arguments.positive(command, "--max-num-seqs", 64),
+            captured=captured,
+        )
 
     def lengths(self, more: Sequence[int] = ()) -> list[int]:
         """Return the lengths of prompts to try, ascending."""
@@ -110,7 +126,7 @@ def full(shape: Shape, more: Sequence[int] = ()) -> list[Step]:
 
 
 def quick(shape: Shape, more: Sequence[int] = ()) -> list[Step]:
-    """Return the steps for a server whose caches are filled: what a process has to do once anew."""
+    """Return the steps for a server with filled caches: what every process has to do once."""
     lengths = shape.lengths()
     chosen = sorted({lengths[0], lengths[-1], *(n for n in shape.lengths(more) if n in more)})
     return [
@@ -122,7 +138,7 @@ def quick(shape: Shape, more: Sequence[int] = ()) -> list[Step]:
 
 
 def digest(shape: Shape) -> str:
-    """Name the warm-up of a shape: another one, of another release of ours, is another record."""
+    """Return a digest of a shape's warm-up, which differs between releases."""
     text = json.dumps([[s.name, [r.body for r in s.requests]] for s in full(shape)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -143,15 +159,15 @@ def _batch(shape: Shape, size: int) -> Step:
 
 
 def _mixture(shape: Shape) -> Step:
-    """All kinds of sampling in one batch, with a long prompt beside those that are decoded."""
+    """Return all kinds of sampling in one batch, with a long prompt beside them."""
     kinds = [request for step in _kinds(shape) for request in step.requests]
     long = _prompt(max(1, min(2 * shape.chunk, shape.max_len - _TOKENS)), 5)
     return Step("all kinds at once", (*kinds, long))
 
 
 def _kinds(shape: Shape) -> list[Step]:
-    """Each way to sample and each endpoint, one request a step."""
-    # the first of them must not be refused for its length: its endpoint would count as unused
+    """Return a step for each way to sample and each endpoint."""
+    # if the first request were refused for its length, its endpoint would count as unused
     tokens = max(1, min(8, shape.max_len // 2))
     length = max(1, min(20, shape.max_len - tokens))
     sampling: dict[str, dict[str, Any]] = {
@@ -182,11 +198,11 @@ def _kinds(shape: Shape) -> list[Step]:
             "structured_outputs": {"json": _SCHEMA},
         },
     }
-    found = [
+    steps = [
         Step(name, (_prompt(length, variant, tokens, **options),))
         for variant, (name, options) in enumerate(sampling.items(), start=1)
     ]
-    said = [{"role": "user", "content": "What is the weather in Paris?"}]
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
     chats: dict[str, dict[str, Any]] = {
         "chat": {"temperature": 0},
         "chat with a JSON schema": {
@@ -200,9 +216,9 @@ def _kinds(shape: Shape) -> list[Step]:
         "chat with a tool that must be called": {"tools": _TOOLS, "tool_choice": "required"},
         "chat with reasoning, streamed": {"reasoning_effort": "low", "stream": True},
     }
-    found += [
-        Step(name, (Request(CHAT, {"messages": said, "max_tokens": 16, **options}),))
+    steps += [
+        Step(name, (Request(CHAT, {"messages": messages, "max_tokens": 16, **options}),))
         for name, options in chats.items()
     ]
-    answer = {"input": said[0]["content"], "max_output_tokens": 16}
-    return [*found, Step("responses", (Request(RESPONSES, answer),))]
+    answer = {"input": messages[0]["content"], "max_output_tokens": 16}
+    return [*steps, Step("responses", (Request(RESPONSES, answer),))]

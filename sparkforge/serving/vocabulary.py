@@ -1,8 +1,8 @@
-"""Is the Harmony vocabulary that vLLM's chat endpoint will use the pinned one?
+"""Check that the Harmony vocabulary of vLLM's chat endpoint is the pinned one.
 
-oss-harmony 0.0.11, which our locks have, carries the vocabulary in its extension and needs no
-download (found by running it without a network). The variable TIKTOKEN_ENCODINGS_BASE overrides
-that with a file, and a wrong file would show at the first chat request only: as status 500.
+oss-harmony 0.0.11, the version in our locks, has the vocabulary in its extension and needs no
+download (tested without a network). The variable TIKTOKEN_ENCODINGS_BASE replaces it with a file.
+A wrong file would only show at the first chat request, as status 500.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import hashlib
 
 from sparkforge.serving.errors import StartError
 
-# Ranks of o200k_base; special tokens come after them and are no part of the file.
+# Ranks of o200k_base; special tokens follow and are not part of the file.
 RANKS = 199_998
 
 
 class VocabularyError(StartError):
-    """It cannot be loaded or is another one; the message says what to do."""
+    """The vocabulary cannot be loaded, or is another one; the message has a hint."""
 
 
 def tokens() -> list[bytes]:
-    """Return the bytes of each token by its rank, special tokens left out.
+    """Return the bytes of each token by its rank, without special tokens.
 
     Raises:
         VocabularyError: it cannot be loaded.
@@ -29,7 +29,7 @@ def tokens() -> list[bytes]:
     try:
         from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
     except ImportError as error:
-        msg = f"the package oss-harmony is not there: {error}"
+        msg = f"the package oss-harmony is missing: {error}"
         raise VocabularyError(msg) from error
     try:
         encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
@@ -37,15 +37,15 @@ def tokens() -> list[bytes]:
     except HarmonyError as error:
         msg = (
             f"the Harmony vocabulary cannot be loaded: {error}; unset TIKTOKEN_ENCODINGS_BASE to"
-            " use the one that the package carries, or correct the file there"
+            " use the one in the package, or correct the file there"
         )
         raise VocabularyError(msg) from error
 
 
 def text() -> bytes:
-    """Return the vocabulary as the file o200k_base.tiktoken has it.
+    """Return the vocabulary in the format of o200k_base.tiktoken.
 
-    One line a token: its bytes in base64, a blank, its rank.
+    One line for each token: its bytes in base64, a space, its rank.
 
     Raises:
         VocabularyError: it cannot be loaded.
@@ -55,7 +55,7 @@ def text() -> bytes:
 
 
 def digest() -> str:
-    """Return the sha256 of `text`; raises what that does."""
+    """Return the sha256 of ``text()``, and raise its errors."""
     return hashlib.sha256(text()).hexdigest()
 
 
@@ -63,7 +63,7 @@ def check(sha256: str) -> None:
     """Compare with the pinned sha256 (64 hex digits).
 
     Raises:
-        VocabularyError: it is another vocabulary, or none.
+        VocabularyError: the vocabulary is another one, or missing.
     """
     found = digest()
     if found != sha256:

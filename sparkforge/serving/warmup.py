@@ -1,8 +1,8 @@
-"""Before a server counts as healthy: have it compile what users' requests would wait for.
+"""Have a server compile its kernels before it counts as healthy, so that no user waits for them.
 
-The whole warm-up is made once for a build, a device and a way to start the server; what the caches
-gained stands in the record. Later starts make a short one, and the whole one again where anything
-was compiled after all. While users are served, what the caches gain is told and noted.
+The full warm-up runs once for a build, a device and a way to start the server. A record lists the
+files that the caches gained. Later starts run a short warm-up, and the full one again if anything
+was compiled. While users are served, further compilations are logged and recorded.
 """
 
 from __future__ import annotations
@@ -21,35 +21,33 @@ from sparkforge.serving.progress import PROBLEMS, Client, StatusError
 from sparkforge.serving.record import Made, Record
 from sparkforge.serving.steps import Request, Shape, Step
 
-MODES = ("off", "quick", "full")
-
 _SHOWN = 5  # kernels named in one line of the log
-_DEATH_S = 5.0  # an engine that died takes its server along in that time, and says more than we can
+_DEATH_S = 5.0  # a server ends within this time after its engine, and logs the reason
 _LOOK_EVERY_S = 10.0
 _ASK_S = 5.0
-# Prompts are counted when their answer is complete; longer ones than that stay unknown.
+# Prompts are counted when their answer is complete; those of longer answers stay unknown.
 _ANSWERED_WITHIN_S = 60.0
-_OUR_OWN = 10  # tokens: the looks of the supervisor and the health check are in such buckets
+_OUR_OWN = 10  # tokens; our own checks are in these buckets
 
 
 class _OverError(Exception):
-    """The time that a warm-up may take is over."""
+    """The time limit is reached."""
 
 
 @dataclass
 class WarmUp:
-    """One server's.
+    """The warm-up of one server.
 
     Attributes:
-        client: asks the server.
-        shape: how the server was started; ``max_len`` counts where the server does not say.
+        client: of the server.
+        shape: of the server; its own ``max_len`` has priority.
         mode: ``quick`` or ``full``.
-        limit_s: for all of it; what was not reached by then is left to the users.
-        say: takes a line for the log.
-        tell: takes how far it is, for the health check.
-        caches: where kernels appear; None: nobody knows where, and nothing is recorded.
-        way: names the way that the server was started in, for the record's file name.
-        answers: whether the model has to answer a question at last; it has no part in ``limit_s``.
+        limit_s: for all steps; the rest is skipped.
+        say: logs a line.
+        tell: passes progress to the health check.
+        caches: folder of compiled kernels; None: unknown, and nothing is recorded.
+        way: part of the record's file name, for this way to start a server.
+        answers: the model has to answer a question at the end, outside of ``limit_s``.
     """
 
     client: Client
@@ -75,7 +73,7 @@ class WarmUp:
     _waiting: _Late | None = None
 
     def begin(self) -> None:
-        """Note what the caches have; to be called before the server starts."""
+        """List the files of the caches; call it before the server starts."""
         if self.caches is None:
             return
         self._claim.enter_context(self.caches.warming())
@@ -84,10 +82,10 @@ class WarmUp:
         self._record = Record.load(self.caches.folder / f"warm-up-{self.way}.json")
 
     def run(self) -> str:
-        """Send the requests; returns what went wrong, or nothing.
+        """Send the requests to a server that has answered once; returns the problem, or "".
 
-        The server has answered once. A request that the server refuses (status 4xx) is none that
-        users could make there, and is only told.
+        A request that the server refuses (status 4xx) is one that users cannot make either, and is
+        only logged.
         """
         start = time.monotonic()
         made: list[Made] = []
@@ -108,10 +106,10 @@ class WarmUp:
                 if self.mode == "full" and any(one.compiled for one in made):
                     why = "something was compiled"
             if why:
-                self.say(f"warm-up: all of it: {why}")
+                self.say(f"warm-up: in full: {why}")
                 self._steps(whole, model.name, start, made)
         except _OverError as over:
-            self.say(f"warning: warm-up: {over}; further requests may wait for a compiler")
+            self.say(f"warning: warm-up: {over}; later requests may wait for a compiler")
             outcome = "time"
         except PROBLEMS as error:
             if not isinstance(error, StatusError):
@@ -125,7 +123,7 @@ class WarmUp:
         return wrong or ("" if outcome == "time" else outcome)
 
     def _answers(self, model: str, made: list[Made]) -> str:
-        """Have the model answer; returns what is wrong with that, or nothing."""
+        """Have the model answer a question; returns the problem, or ""."""
         self.tell("warm-up: a question to the model")
         began = time.monotonic()
         problem = answers.check(self.client, model, self.shape.max_len, self.say)
@@ -135,14 +133,14 @@ class WarmUp:
         return problem
 
     def _reason(self, digest: str, start_up: set[str]) -> str:
-        """Say why the short warm-up would not do, or nothing."""
+        """Return why the full warm-up is needed, or ""."""
         if self.mode == "quick":
             return ""
         if self._record is None or self.caches is None:
-            return "there is no folder for a record"
+            return "no folder for a record"
         present = {self.caches.shown(path) for path in self._known}
         why = self._record.lacks(digest, present)
-        return why or ("the start compiled something" if start_up else "")
+        return why or ("the server compiled something while it started" if start_up else "")
 
     def _steps(self, todo: list[Step], model: str, start: float, made: list[Made]) -> None:
         over = f"its {self.limit_s:.0f} s are over"
@@ -152,7 +150,7 @@ class WarmUp:
             note = f"warm-up {number}/{len(todo)}: {step.name}"
             if left <= 0:
                 raise _OverError(f"{over} before step {number} of {len(todo)}, {step.name}")
-            # where the plainest request of an endpoint is refused, users have no use of it
+            # if an endpoint refuses its plainest request, users cannot use it
             possible = [one for one in step.requests if one.path not in self._refused]
             if not possible:
                 continue
@@ -180,18 +178,18 @@ class WarmUp:
             self.say(f"{note}: {done.seconds:.1f} s{words}")
 
     def _send(self, requests: Sequence[Request], model: str, end: float) -> None:
-        """Send requests together; the first failure counts, once all have ended."""
+        """Send requests together; raises the first failure, once all have ended."""
         with ThreadPoolExecutor(len(requests), "warm-up") as pool:
             sent = [pool.submit(self._one, one, model, end) for one in requests]
         errors = [error for one in sent if (error := one.exception()) is not None]
         refused = [one for one in errors if isinstance(one, StatusError) and one.status // 100 == 4]
         for error in errors:
-            # in a batch of all kinds some may not be possible, and were told one by one
+            # in a batch of all kinds some may be refused, and each has been logged by itself
             if error not in refused or len(refused) == len(sent):
                 raise error
 
     def _one(self, request: Request, model: str, end: float) -> None:
-        salt = f"warm-up {time.monotonic_ns()}"  # the prefix cache is not to shorten any prompt
+        salt = f"warm-up {time.monotonic_ns()}"  # or the prefix cache would shorten the prompt
         body = {"cache_salt": salt, **request.body, "model": model}
         answer = self.client.ask(end, "POST", request.path, body)
         if body.get("stream") and b'data: {"error"' in answer:
@@ -203,7 +201,7 @@ class WarmUp:
             raise StatusError(code if isinstance(code, int) else 500, shown)
 
     def _gained(self) -> set[str]:
-        """Return what the caches have gained since the last call."""
+        """Return the new files of the caches since the last call."""
         if self.caches is None:
             return set()
         present = self.caches.files()
@@ -241,7 +239,7 @@ class WarmUp:
     # -- while users are served --------------------------------------------------------------
 
     def look(self) -> None:
-        """Tell of what the caches have gained since the last look, and note it."""
+        """Log and record new files of the caches since the last call."""
         now = time.monotonic()
         if self.caches is None or now < self._next_look:
             return
@@ -251,15 +249,15 @@ class WarmUp:
     def _look(self, now: float) -> None:
         try:
             self._watch(now)
-        except OSError as error:  # the folder is gone, or its disk: no reason to end a server
-            self.say(f"warning: compiled kernels are watched no longer: {error}")
+        except OSError as error:  # the folder or its disk is gone: no reason to end a server
+            self.say(f"warning: compiled kernels are no longer watched: {error}")
             self.caches = None
 
     def _watch(self, now: float) -> None:
         assert self.caches is not None
         prompts = self._answered()
         gained = self._gained()
-        # what another server compiles before it is healthy, nobody waits for
+        # no user waits for what another server compiles in its warm-up
         ended = self.caches.last_warm_up()
         others = ended == 0 or (self._looked and ended != self._ended)
         self._looked, self._ended = True, ended
@@ -277,7 +275,7 @@ class WarmUp:
         self._prompts = prompts
 
     def end(self) -> None:
-        """Look a last time; to be called when the server has ended."""
+        """Record the last new files; call it when the server has ended."""
         if self.caches is not None and self._served:
             self._look(time.monotonic())
         self._note()
@@ -289,13 +287,13 @@ class WarmUp:
         self._record.add_late(late.kernels, late.files, late.lengths)
         self._save()
         lengths = ", ".join(str(one) for one in sorted(late.lengths)) or "unknown"
-        self.say(f"next warm-ups have prompts of such lengths, too: {lengths} tokens")
+        self.say(f"later warm-ups will include prompts of these lengths: {lengths} tokens")
 
     def _answered(self) -> dict[str, float]:
         try:
             return self.client.prompts(time.monotonic() + _ASK_S)
         except PROBLEMS:
-            return self._prompts  # the supervisor's own looks tell of a server that is not well
+            return self._prompts  # the supervisor reports a server that does not answer
 
     def _grown(self, prompts: dict[str, float]) -> set[int]:
         grown = (one for one, n in prompts.items() if n > self._prompts.get(one, 0))
@@ -305,7 +303,7 @@ class WarmUp:
 
 @dataclass
 class _Late:
-    """What was compiled while users waited, until ``until`` of the monotonic clock."""
+    """Files compiled while users waited, until ``until`` of the monotonic clock."""
 
     until: float
     kernels: list[str] = field(default_factory=list)
@@ -320,5 +318,5 @@ def _shown(names: Iterable[str]) -> str:
 
 
 def way(words: Iterable[str]) -> str:
-    """Name a way to start a server: record files of two ways are two."""
+    """Return a short digest of a way to start a server, for the record's file name."""
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]

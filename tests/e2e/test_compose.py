@@ -286,12 +286,12 @@ def test_an_open_address_without_a_key_is_refused(stand_in: str, tmp_path: Path)
 
 def test_what_no_restart_changes_is_tried_once_and_told(stand_in: str, tmp_path: Path) -> None:
     with composed(stand_in, tmp_path, SPARKFORGE_BIND="0.0.0.0") as one:
-        one.wait(lambda seen: "waiting, and serving nothing" in one.logs())
+        one.wait(lambda seen: "waiting without a server" in one.logs())
         one.wait(lambda seen: len(seen["State"]["Health"]["Log"]) > 1)
         seen = one.inspect()
         assert (seen["State"]["Status"], seen["RestartCount"]) == ("running", 0)
         said = seen["State"]["Health"]["Log"][-1]["Output"]
-        assert said.startswith("unhealthy: serves nothing and waits: a restart changes nothing")
+        assert said.startswith("unhealthy: waiting without a server: a restart changes nothing")
         one.compose("stop")
         assert one.inspect()["State"]["ExitCode"] == 78
 
@@ -300,7 +300,7 @@ def test_a_first_token_that_kills_the_engine_is_tried_three_times(
     stand_in: str, tmp_path: Path
 ) -> None:
     with composed(stand_in, tmp_path, SPARKFORGE_EXTRA_ARGS="--die-of SIGILL") as one:
-        one.wait(lambda seen: "waiting, and serving nothing" in one.logs())
+        one.wait(lambda seen: "waiting without a server" in one.logs())
         assert (
             one.inspect()["RestartCount"] == 2
         )  # counted in the volume: /tmp is a new one each time
@@ -310,7 +310,7 @@ def test_a_first_token_that_kills_the_engine_is_tried_three_times(
         assert len(re.findall(died, said)) == 3
         # whoever starts it again wants it tried again
         one.compose("restart")
-        again = "waiting, and serving nothing: 3 starts in a row never became ready"
+        again = "waiting without a server: 3 starts in a row never became ready"
         one.wait(lambda seen: one.logs().count(again) == 2)
 
 

@@ -158,7 +158,7 @@ def spark(small_spark: Small, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_too_little_memory_is_named_before_anything_else(spark: Spark) -> None:
     driver.available(spark.machine, 60)
     spark.compose("up", "--detach")
-    spark.wait(lambda: "waiting, and serving nothing" in spark.log())
+    spark.wait(lambda: "waiting without a server" in spark.log())
     in_order(
         spark.log(),
         "error: 60.0 of 119.7 GiB are available; 16 are kept",

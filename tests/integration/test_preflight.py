@@ -81,8 +81,8 @@ def test_a_wrong_one_ends_the_start_before_the_model_is_touched(
     assert one.process.wait(PATIENCE_S) == EX_CONFIG
     words = {
         "number": "error: log-probabilities 0.00 nats from the reference in the median, 19 of 20"
-        " within 0.50; 0.1 and 0.3 at most are right",
-        "token": "error: token 1 after 3 is another",
+        " within 0.50; the limits are 0.1 and 0.3",
+        "token": "error: token 1 after 3 differs",
         "late backend": "error: vLLM chose the moe backend TRITON; the profile says MARLIN",
         "no answer": "error: DocumentError: ",
     }

@@ -19,7 +19,7 @@ from tests.support import PATIENCE_S, wait_for
 
 __all__ = ["start"]  # the fixture
 
-WAITS = "entrypoint: waiting, and serving nothing: "
+WAITS = "entrypoint: waiting without a server: "
 TRIES = {"SPARKFORGE_RESTART": "unless-stopped", "FAKE_ENGINE_DIES": "SIGILL"}
 
 
@@ -54,7 +54,7 @@ def test_an_engine_that_always_dies_of_its_first_token_is_tried_three_times(
     said = waiting(third)
     assert "start 3 of 3: the last one never became ready" in said
     assert f"{WAITS}3 starts in a row never became ready (the last exit code: 75)" in said
-    assert third.health().startswith("unhealthy: serves nothing and waits: 3 starts in a row")
+    assert third.health().startswith("unhealthy: waiting without a server: 3 starts in a row")
     assert third.health().count("\n") == 1
     assert stopped(third) == EX_TEMPFAIL
     # whoever starts it again wants it tried again; what is well is counted no more
@@ -98,7 +98,7 @@ def test_what_no_restart_changes_is_tried_once(start: Start, policy: str, waits:
     if waits:
         assert f"{WAITS}a restart changes nothing (exit code 78)" in waiting(one)
         words = "a restart changes nothing (exit code 78): SPARKFORGE_LISTEN_PORT is 'x'"
-        assert one.health() == f"unhealthy: serves nothing and waits: {words}: use 1 to 65535\n"
+        assert one.health() == f"unhealthy: waiting without a server: {words}: use 1 to 65535\n"
         assert stopped(one) == EX_CONFIG
     else:
         assert one.process.wait(PATIENCE_S) == EX_CONFIG

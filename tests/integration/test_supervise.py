@@ -31,17 +31,17 @@ FAKE = ROOT / "tests" / "fake_server.py"
 # what scripts/entrypoint.py does with a plan, in a process of its own
 RUN = """
 import json, pathlib, sys
-from sparkforge.serving import guard, memory, progress, supervise
+from sparkforge.serving import guard, log, memory, progress, supervise
 asked = json.loads(sys.argv[1])
 port, machine = asked.pop("port"), asked.pop("machine", None)
 watch = None
 if machine:
     guard.WARN_S = guard.END_S = 1
     root = pathlib.Path(machine)
-    watch = guard.Guard((6, 4, 2), supervise.say, file=root / "refuses",
+    watch = guard.Guard((6, 4, 2), log.say, file=root / "refuses",
                         read=lambda: memory.read(root))
 plan = supervise.Plan(client=progress.Client(port, 1.5), every_s=0.3, guard=watch,
-                      at_ready=lambda: print("at ready", flush=True), **asked)
+                      at_first_token=lambda: print("at ready", flush=True), **asked)
 sys.exit(supervise.run(plan).code)
 """
 
@@ -185,7 +185,7 @@ def test_a_compiler_at_work_is_waited_for(supervised: Callable[..., Supervised])
     start = time.monotonic()
     assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     assert time.monotonic() - start > 10  # the compiler's time; a hang alone takes 4 and a little
-    assert one.said("a compiler is at work")
+    assert one.said("a compiler is running")
 
 
 def test_no_process_stays_though_it_has_a_group_of_its_own(
@@ -347,7 +347,7 @@ def test_short_memory_is_told_then_requests_are_refused_and_taken_again(
     assert one.said("3.0 of 100.0 GiB are available: new requests are refused")
     memory.available(50)
     wait_for(lambda: not memory.refuses.exists())
-    wait_for(lambda: one.said("50.0 of 100.0 GiB are available: new requests are taken again"))
+    wait_for(lambda: one.said("50.0 of 100.0 GiB are available: new requests are accepted again"))
     memory.available(1)
     wait_for(memory.refuses.exists)
     memory.say("")  # nothing that can be read ends a server, or has it refuse for ever

@@ -122,7 +122,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_the_first_start_makes_all_of_it_and_the_next_a_short_one(start: Start) -> None:
     first = start()
     said = first.ready()
-    assert "warm-up: all of it: no complete warm-up is on record" in said
+    assert "warm-up: in full: no complete warm-up is on record" in said
     assert re.search(r"logprobs of the prompt: 0\.[3-9] s, 1 files: Triton prompt_logprobs_k", said)
     assert "prompt of 596 tokens" in said  # the server takes 600, four are for the answer
     assert "3 at once" in said
@@ -155,14 +155,14 @@ def test_what_is_gone_is_made_again(start: Start, tmp_path: Path, damage: str) -
         record.write_bytes(record.read_bytes()[:40])
     said = start().ready()
     reason = "1 of 1 recorded files are gone" if damage == "kernel" else "no complete warm-up is"
-    assert f"warm-up: all of it: {reason}" in said
+    assert f"warm-up: in full: {reason}" in said
     assert kernel.exists()
 
 
 def test_a_short_one_that_compiles_something_becomes_a_whole_one(start: Start) -> None:
     start(FAKE_COMPILES="").ready()
     said = start().ready()
-    assert said.index("logprobs of the prompt: 0.3") < said.index("all of it: something was comp")
+    assert said.index("logprobs of the prompt: 0.3") < said.index("in full: something was comp")
     assert said.count("logprobs of the prompt") == 2
 
 
@@ -196,7 +196,7 @@ def test_a_request_that_fails_is_named(start: Start, policy: str, serves: bool) 
     else:
         assert one.process.wait(PATIENCE_S) == EX_CONFIG
         assert f"error: {words}" in one.text()
-        assert "to serve all the same: SPARKFORGE_WARM_UP_FAILURE=warn" in one.text()
+        assert "to serve anyway: SPARKFORGE_WARM_UP_FAILURE=warn" in one.text()
         assert "ready after" not in one.text()
     assert not one.record()["complete"]
     assert one.record()["runs"][0]["steps"][-1]["name"] == "min-p"
@@ -210,7 +210,7 @@ def test_a_server_is_healthy_once_its_model_answers(
     (tmp_path / "asks.json").write_text(json.dumps({"warm_up": "quick", "answers": True}))
     one = start(SPARKFORGE_PROFILE=str(tmp_path / "asks.json"), FAKE_ANSWER=answer)
     if answer:
-        assert "'What is 17 + 25?', 8 at once: answered right" in one.ready()
+        assert "'What is 17 + 25?', 8 at once: correct answer" in one.ready()
         assert one.health() == "well"
     else:
         assert one.process.wait(PATIENCE_S) == EX_CONFIG
@@ -288,7 +288,7 @@ def test_a_folder_that_goes_while_it_serves_ends_no_server(start: Start, tmp_pat
     one = start()
     one.ready()
     (tmp_path / "jit").rename(tmp_path / "gone")
-    wait_for(lambda: "warning: compiled kernels are watched no longer" in one.text())
+    wait_for(lambda: "warning: compiled kernels are no longer watched" in one.text())
     one.ask(prompt=[7] * 9, max_tokens=1)
     one.stop()
 
@@ -308,8 +308,8 @@ def test_a_killed_entrypoint_leaves_a_folder_that_the_next_can_use(start: Start)
         ("WARM_UP", "on", "SPARKFORGE_WARM_UP is 'on': use off, quick or full"),
         ("WARM_UP_SECONDS", "long", "SPARKFORGE_WARM_UP_SECONDS is 'long': use a number"),
         ("JIT_BUDGET_GIB", "-1", "SPARKFORGE_JIT_BUDGET_GIB is '-1': use a number"),
-        ("JIT_DIR", "/dev/null/x", "compiled kernels cannot be kept in /dev/null/x: "),
-        ("JIT_DIR", "/proc", "compiled kernels cannot be kept in /proc: "),
+        ("JIT_DIR", "/dev/null/x", "compiled kernels cannot be stored in /dev/null/x: "),
+        ("JIT_DIR", "/proc", "compiled kernels cannot be stored in /proc: "),
     ],
 )
 def test_settings_that_make_no_sense(start: Start, name: str, value: str, words: str) -> None:

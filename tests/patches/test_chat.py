@@ -87,7 +87,7 @@ def server(
     }
     folder = tmp_path_factory.mktemp("served")
     with serving(patched_python, folder, variables, model=model, **changes) as one:
-        one.wait_for("warm-up: all of it: no complete warm-up is on record", READY_S)
+        one.wait_for("warm-up: in full: no complete warm-up is on record", READY_S)
         said = one.health()
         assert said.returncode == 1
         assert said.stderr.startswith("starting: ")

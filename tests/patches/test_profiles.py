@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from sparkforge.pins import pins
-from sparkforge.serving import backends, profile
+from sparkforge.serving import backends, command
+from sparkforge.serving.document import Document
+from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT
-from tests.support import ROOT, load_script
+from tests.support import ROOT
 
 PROBE = Path(__file__).with_name("probe_profiles.py")
 PINS = pins.load(CHECKOUT / "pins.yaml")
@@ -32,9 +34,13 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def answer(patched_python: Path) -> Any:
-    quiet = list(load_script("entrypoint").QUIET)
     options = {
-        name: [*quiet, *profile.options(DOCUMENTS[name]), "--gpu-memory-utilization", "0.74"]
+        name: [
+            *command.QUIET,
+            *Profile.of(Document(name, DOCUMENTS[name])).options(),
+            "--gpu-memory-utilization",
+            "0.74",
+        ]
         for name in NAMES
     }
     # in no profile, and can be asked for

@@ -17,7 +17,9 @@ import pytest
 
 from sparkforge.pins import pins
 from sparkforge.serving import memory
+from sparkforge.serving.document import Document
 from sparkforge.serving.memory import Reading
+from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.unified_memory import GIB, Machine
 
@@ -65,10 +67,10 @@ CASES = [
 ]
 
 
-def _plan() -> dict[str, Any]:
+def _plan() -> memory.MemoryPlan:
     loaded = pins.load(CHECKOUT / "pins.yaml")
-    plan = loaded.profile_of(loaded.target("spark"))["memory"]
-    assert isinstance(plan, dict)
+    plan = Profile.of(Document("spark", loaded.profile_of(loaded.target("spark")))).memory
+    assert plan is not None
     return plan
 
 
@@ -173,7 +175,7 @@ def test_the_kv_cache_is_what_is_left_of_the_share(
     left = found["seen"] - found["requested"] + state["peak"]
     assert found["available"] == pytest.approx(left, abs=0.05)
     # and of what the entrypoint keeps free, vLLM's own processes took their part before
-    kept = _plan()["keep_free_gib"]
+    kept = _plan().keep_free_gib
     assert found["seen"] - found["requested"] >= kept - state["own"]
     # in all other states the release gives the same
     if "graphs are measured" not in name:

@@ -68,9 +68,9 @@ def test_right(message: Any) -> None:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"content": None, "reasoning": None}, "neither content nor reasoning"),
-        ({}, "neither content nor reasoning"),
-        ({"content": "", "reasoning": " \n"}, "neither content nor reasoning"),
+        ({"content": None, "reasoning": None}, "without content and reasoning"),
+        ({}, "without content and reasoning"),
+        ({"content": "", "reasoning": " \n"}, "without content and reasoning"),
         ({"content": "1742 or 425"}, "42 is not in the answer, which ends with '1742 or 425'"),
         ({"content": "\x1b[2J\U0001f600!!!!", "reasoning": "!!"}, r"\x1b[2J\U0001f600!!!!'"),
     ],
@@ -90,7 +90,7 @@ def test_wrong(monkeypatch: pytest.MonkeyPatch, message: Any, words: str, at: in
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (TimeoutError("late"), "no whole answer within 300 s"),
+        (TimeoutError("late"), "no complete answer within 300 s"),
         (ConnectionResetError("gone"), "ConnectionResetError: gone"),
         (StatusError(500, "POST /v1/chat/completions: 500 no"), "StatusError: POST /v1/chat"),
     ],

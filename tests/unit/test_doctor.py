@@ -351,6 +351,7 @@ def test_the_share_of_memory_is_the_entrypoint_s(want: Wanted) -> None:
     for counted in (None, 122 << 30):
         facts = {**FACTS, "cuda_total": str(counted or "")}
         (finding, *_) = machine.memory_free(spark(mem=meminfo(available=98), facts=facts), want)
+        assert want.memory is not None
         share = memory.utilisation(want.memory, seen, counted)
         assert f"vLLM would be given {share:.2f} of all" in finding.seen
         assert ("CUDA counts 122.0" in finding.seen) == (counted is not None)

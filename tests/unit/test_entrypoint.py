@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,16 @@ import pytest
 
 from sparkforge.build import jobs
 from sparkforge.pins import pins
-from sparkforge.serving import compilers, devices, memory, supervise
+from sparkforge.serving import (
+    command,
+    compilers,
+    devices,
+    hub,
+    memory,
+    pagecache,
+    starts,
+    supervise,
+)
 from sparkforge.serving.errors import (
     EX_CANTCREAT,
     EX_CONFIG,
@@ -54,12 +66,12 @@ def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.delenv(f"SPARKFORGE_{name}", raising=False)
     for name in ("VLLM_API_KEY", "MAX_JOBS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("SPARKFORGE_MODEL", "some/model")
     monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "vllm")
-    monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/c++")
-    monkeypatch.setattr(module.devices, "unified_bytes", lambda: None)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/c++")
+    monkeypatch.setattr(devices, "unified_bytes", lambda: None)
     return module
 
 
@@ -73,7 +85,7 @@ def plan_of(
         plans.append(plan)
         return supervise.End(7)
 
-    monkeypatch.setattr(entrypoint.supervise, "run", run)
+    monkeypatch.setattr(supervise, "run", run)
     assert entrypoint.main(arguments) == 7
     return plans[0]
 
@@ -106,7 +118,7 @@ def test_extra_arguments_stand_between_the_targets_and_the_callers(
         "some/model",
         "--port",
         "8000",
-        *entrypoint.QUIET,
+        *command.QUIET,
         "--max-model-len",
         "9",
         *words,
@@ -169,7 +181,7 @@ def test_without_a_compiler_only_a_cpu_is_served(
     capsys: pytest.CaptureFixture[str],
     cuda_arch: str | None,
 ) -> None:
-    monkeypatch.setattr(entrypoint.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, cuda_arch=cuda_arch))
     if cuda_arch is None:
         plan = plan_of(entrypoint, monkeypatch, [])
@@ -190,7 +202,7 @@ def test_without_a_device_no_server_is_started_but_where_the_user_wants_it(
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, cuda_arch="12.1"))
     monkeypatch.setattr(devices, "capabilities", list)
     assert entrypoint.main([]) == EX_UNAVAILABLE
-    assert "error: no CUDA device is to be seen in here" in capsys.readouterr().err
+    assert "error: no CUDA device is visible in this container" in capsys.readouterr().err
     for check, said in (("warn", "warning: no CUDA device"), ("off", "")):
         monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", check)
         plan_of(entrypoint, monkeypatch, [])
@@ -219,8 +231,8 @@ def test_a_failed_download_is_one_line_and_no_failed_start(
         raise StartError("the network is down", code)
 
     waited: list[object] = []
-    monkeypatch.setattr(entrypoint.hub, "fetch", fetch)
-    monkeypatch.setattr(entrypoint.starts, "wait", waited.append)
+    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.setattr(starts, "wait", waited.append)
     monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "")
     monkeypatch.setenv("SPARKFORGE_RESTART", "unless-stopped")
     assert entrypoint.main(["--revision", "abc"]) == code
@@ -233,7 +245,7 @@ def test_vllm_gets_the_folder_and_clients_the_models_name(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any
 ) -> None:
     found = Snapshot(Path("/hub/snapshots/abc"), "abc")
-    monkeypatch.setattr(entrypoint.hub, "fetch", lambda *words: found)
+    monkeypatch.setattr(hub, "fetch", lambda *words: found)
     monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "entrypoint")
     monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "abc")
     command = plan_of(entrypoint, monkeypatch, []).command
@@ -252,7 +264,7 @@ def test_a_device_is_tried_once_before_the_model(
     folder = tmp_path / "share" / "preflight"
     folder.mkdir(parents=True)
     (folder / "reference.json").write_text("{}")
-    monkeypatch.setattr(entrypoint, "SHARE", tmp_path / "share")
+    monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path / "share"))
     monkeypatch.setattr(devices, "capabilities", lambda: [(12, 1)])
     monkeypatch.setattr(devices, "driver", lambda: "580.95.05, CUDA 13.0")
     monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
@@ -273,7 +285,7 @@ def test_a_device_is_tried_once_before_the_model(
         plans.append(plan)
         return supervise.End(next(codes))
 
-    monkeypatch.setattr(entrypoint.supervise, "run", run)
+    monkeypatch.setattr(supervise, "run", run)
     assert entrypoint.main([]) == EX_CONFIG  # the first trial fails, and no model is looked at
     assert "the preflight failed (exit code 1)" in capsys.readouterr().err
     assert entrypoint.main([]) == 7
@@ -294,7 +306,8 @@ def test_a_device_is_tried_once_before_the_model(
 def test_an_empty_profile_variable_means_none(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(entrypoint, "PROFILE", Path(profile(tmp_path, max_num_seqs=3)))
+    profile(tmp_path, max_num_seqs=3)
+    monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
     assert plan_of(entrypoint, monkeypatch, []).command[7:] == ["--max-num-seqs", "3"]
     monkeypatch.setenv("SPARKFORGE_PROFILE", "")
     assert plan_of(entrypoint, monkeypatch, []).command[7:] == []
@@ -325,7 +338,7 @@ def test_the_share_of_memory_is_computed_unless_it_is_given(
     if share:
         monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", share)
     reading = memory.Reading(total=120 * memory.GIB, available=101 * memory.GIB)
-    monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
+    monkeypatch.setattr(memory, "read", lambda: reading)
     assert plan_of(entrypoint, monkeypatch, arguments).command[7:] == words
 
 
@@ -344,16 +357,17 @@ def test_a_shared_memory_is_guarded(
 
 
 def test_a_machine_of_two_needs_room_for_half_of_the_model(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(devices, "unified_bytes", lambda: None)
     reading = memory.Reading(total=120 * memory.GIB, available=60 * memory.GIB)
-    monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
-    plan = {"memory": SPARK_MEMORY}
-    options, said = entrypoint.memory_options(plan, [], "", nodes=2)
+    monkeypatch.setattr(memory, "read", lambda: reading)
+    plan = memory.MemoryPlan(**SPARK_MEMORY)
+    options, description = memory.options(plan, [], "", machines=2)
     assert options == ["--gpu-memory-utilization", "0.40"]
-    assert said == "60.0 of 120.0 GiB are available: --gpu-memory-utilization 0.40"
+    assert description == "60.0 of 120.0 GiB are available: --gpu-memory-utilization 0.40"
     with pytest.raises(memory.MemoryShortError):
-        entrypoint.memory_options(plan, [], "", nodes=1)
+        memory.options(plan, [], "", machines=1)
 
 
 def test_too_little_memory_ends_a_start_before_the_download(
@@ -366,8 +380,8 @@ def test_too_little_memory_ends_a_start_before_the_download(
         raise AssertionError("65 GB are fetched")
 
     reading = memory.Reading(total=120 * memory.GIB, available=80 * memory.GIB)
-    monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
-    monkeypatch.setattr(entrypoint.hub, "fetch", fetch)
+    monkeypatch.setattr(memory, "read", lambda: reading)
+    monkeypatch.setattr(hub, "fetch", fetch)
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
     monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "entrypoint")
     assert entrypoint.main([]) == EX_CONFIG
@@ -405,7 +419,7 @@ def test_the_key_reaches_the_server_and_no_log(
         (["--api-key", "my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--seed", "1", "--api_key=my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--port", "9000"], "SPARKFORGE_PORT"),
-        (["--ssl-keyfile=/k"], "a proxy in front"),
+        (["--ssl-keyfile=/k"], "use a proxy for TLS"),
         (["--api-ke", "my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--por=9000"], "SPARKFORGE_PORT"),
         (["--host", "192.168.1.4"], "SPARKFORGE_BIND"),
@@ -429,14 +443,14 @@ def test_options_that_hide_the_server_from_its_health_check_are_refused(
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("EXTRA_ARGS", '--hf-token "my-secret', "SPARKFORGE_EXTRA_ARGS is not what a shell"),
-        ("SERVE_ARGS", "--seed '1", "SPARKFORGE_SERVE_ARGS is not what a shell"),
+        ("EXTRA_ARGS", '--hf-token "my-secret', "SPARKFORGE_EXTRA_ARGS is not valid shell"),
+        ("SERVE_ARGS", "--seed '1", "SPARKFORGE_SERVE_ARGS is not valid shell"),
         ("LISTEN_PORT", "abc", "SPARKFORGE_LISTEN_PORT is 'abc': use 1 to 65535"),
         ("LISTEN_PORT", "0", "SPARKFORGE_LISTEN_PORT is '0'"),
         ("LISTEN_PORT", "65536", "SPARKFORGE_LISTEN_PORT is '65536'"),
         ("LISTEN_PORT", "8" * 5000, "use 1 to 65535"),
         ("MODEL", "--api-key=my-secret", "SPARKFORGE_MODEL begins with -"),
-        ("MODEL_NAME", "a\udcff", "SPARKFORGE_MODEL_NAME is no text in UTF-8"),
+        ("MODEL_NAME", "a\udcff", "SPARKFORGE_MODEL_NAME is not UTF-8 text"),
         (
             "GPU_MEMORY_UTILIZATION",
             "lots",
@@ -535,8 +549,8 @@ def test_compilers_at_once_are_those_that_fit_beside_the_model(
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
     monkeypatch.setenv("MAX_JOBS", own)
     reading = memory.Reading(int(119.7 * memory.GIB), int(115.85 * memory.GIB))
-    monkeypatch.setattr(entrypoint.memory, "read", lambda: reading)
-    monkeypatch.setattr(entrypoint.compilers.os, "sched_getaffinity", lambda pid: set(range(20)))
+    monkeypatch.setattr(memory, "read", lambda: reading)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(20)))
     assert plan_of(entrypoint, monkeypatch, options).variables["MAX_JOBS"] == expected
 
 
@@ -581,6 +595,8 @@ def test_compilers_at_once_are_a_whole_number(
         '{"expect": {"a": 1}}',
         '{"enforce_eager": "yes"}',
         '{"max_num_seqs": true}',
+        '{"max_num_seqs": "4"}',
+        '{"max_model_length": 4096}',
         "[" * 200_000,
         '{"a":' * 5000,
     ],
@@ -596,7 +612,7 @@ def test_a_file_that_is_no_profile_is_named(
     monkeypatch.setenv("SPARKFORGE_PROFILE", str(tmp_path / "mine.json"))
     assert entrypoint.main([]) == EX_CONFIG
     said = capsys.readouterr().err
-    assert "entrypoint: error: this is no profile: " in said
+    assert "entrypoint: error: invalid profile: " in said
     assert "mine.json" in said
     assert said.count("\n") == 1
 
@@ -621,7 +637,7 @@ def test_weights_that_cannot_be_read_are_told_before_the_server_starts(
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     # root may read any file
-    monkeypatch.setattr(entrypoint.os, "access", lambda path, how: "model" not in Path(path).name)
+    monkeypatch.setattr(os, "access", lambda path, how: "model" not in Path(path).name)
     assert entrypoint.main([str(tmp_path)]) == EX_NOINPUT
     assert "has files that user" in capsys.readouterr().err
 
@@ -659,10 +675,10 @@ def test_weights_are_evicted_before_memory_is_measured_and_after_loading(
         order.append("read")
         return memory.Reading(120 << 30, 110 << 30)
 
-    monkeypatch.setattr(entrypoint.pagecache, "evict", evict)
-    monkeypatch.setattr(entrypoint.memory, "read", read)
+    monkeypatch.setattr(pagecache, "evict", evict)
+    monkeypatch.setattr(memory, "read", read)
     plan = plan_of(entrypoint, monkeypatch, [])
-    plan.at_ready()
+    plan.at_first_token()
     # first of all: is there enough at all?
     assert order == ["read", "model-00001.safetensors", "read", "read", "model-00001.safetensors"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving import guard, refusal, supervise
+from sparkforge.serving import compilers, guard, refusal
 from sparkforge.serving.errors import StartError
 from sparkforge.serving.guard import Guard
 from sparkforge.serving.memory import GIB, Reading
@@ -79,7 +79,7 @@ def test_a_warning_takes_seconds_and_comes_once(watched: Watched) -> None:
     watched.looks(8, 1)
     watched.looks(5, 60)
     assert watched.lines[1:] == [
-        "memory is well again: 8.0 of 100.0 GiB are available",
+        "memory is no longer short: 8.0 of 100.0 GiB are available",
         watched.lines[0],
     ]
     assert not watched.file.exists()
@@ -97,7 +97,7 @@ def test_requests_are_refused_until_there_is_enough_again(watched: Watched) -> N
     watched.looks(50, 1)
     assert watched.lines == [
         "warning: memory is short: 3.9 of 100.0 GiB are available: new requests are refused",
-        "8.0 of 100.0 GiB are available: new requests are taken again",
+        "8.0 of 100.0 GiB are available: new requests are accepted again",
     ]
 
 
@@ -108,7 +108,7 @@ def test_the_server_is_ended_when_it_lasts(watched: Watched) -> None:
     assert watched.looks(1.5, 0.5)
     assert watched.lines[-1] == (
         "error: memory is short: 1.5 of 100.0 GiB are available, and it was less than 2 for 10 s:"
-        " ending the server before the machine stops answering"
+        " ending the server before the machine stops responding"
     )
 
 
@@ -165,7 +165,7 @@ def test_an_earlier_starts_refusal_does_not_count(watched: Watched) -> None:
 def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     one = Watched(tmp_path, file=tmp_path / "none" / "refuses")
     one.looks(3, 60)
-    assert sum("cannot be told to refuse requests" in line for line in one.lines) == 1
+    assert sum("requests cannot be refused" in line for line in one.lines) == 1
 
 
 def test_its_pages_stay_in_memory_where_nothing_limits_that() -> None:
@@ -184,7 +184,7 @@ def test_its_pages_stay_in_memory_where_nothing_limits_that() -> None:
 
 
 def made(variables: dict[str, str], *, unified: bool = True, asked: bool = True) -> Guard | None:
-    return guard.of(variables, unified=unified, asked=asked, say=print)
+    return guard.of(variables, unified=unified, takes_requests=asked, say=print)
 
 
 def test_it_is_on_where_memory_is_shared() -> None:
@@ -213,7 +213,7 @@ def test_marks_that_cannot_be_are_refused(marks: str) -> None:
 
 
 def test_the_compilers_of_a_spark_are_known_by_the_names_that_the_kernel_keeps() -> None:
-    names = supervise._COMPILERS
+    names = compilers.PROGRAMS
     assert {"ptxas-blackwell", "cc1", "nvlink", "cicc", "ld"} <= names
     assert all(len(name) < 16 for name in names)  # TASK_COMM_LEN
 

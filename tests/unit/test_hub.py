@@ -166,7 +166,7 @@ def test_a_name_that_would_leave_the_folder_is_refused(
     server.tree = lambda found: [*found, {**found[0], "type": "file", "path": path}]
     error = fails(tmp_path / "hf", capsys)
     assert error["code"] == EX_DATAERR
-    assert "no plain name" in error["error"]
+    assert "not a plain name" in error["error"]
     assert not server.asked_for("/some/model/resolve")
 
 
@@ -181,14 +181,14 @@ def lie(**words: Any) -> Any:
         (lie(oid="../../x", lfs=None), "hash '../../x'"),
         (lie(lfs={"oid": "sha256:x", "size": 1}), "hash 'sha256:x'"),
         (lie(size=-1, lfs=None), "size -1"),
-        (lie(size="1", lfs=None), "not a number"),
-        (lie(size=True, lfs=None), "not a number"),
-        (lie(path=["a"]), "not a text"),
+        (lie(size="1", lfs=None), "not an integer"),
+        (lie(size=True, lfs=None), "not an integer"),
+        (lie(path=["a"]), "not a string"),
         (lie(path="config.json"), "listed twice"),
         (lambda found: [one for one in found if "safetensors" not in one["path"]], "no weights"),
         (lambda found: [one for one in found if one["path"] != "config.json"], "no config.json"),
         (lambda found: {"error": "x"}, "not a list"),
-        (lambda found: b"<html>", "no JSON"),
+        (lambda found: b"<html>", "not JSON"),
         (lambda found: b"[" * 100_000, "nested too deeply"),
         (lambda found: b"[]" + b" " * (17 << 20), "more than 16 MiB"),
         (
@@ -268,7 +268,7 @@ LIST = f"/api/models/some/model/tree/{COMMIT}"
         ([404], EX_CONFIG, "has no model some/model"),
         ([401], EX_CONFIG, "or set HF_TOKEN"),
         ([403], EX_CONFIG, "refuses some/model (status 403)"),
-        ([407], EX_CONFIG, "wants a password"),
+        ([407], EX_CONFIG, "requires a password"),
         ([418], EX_DATAERR, "status 418"),
         ([204], EX_DATAERR, "status 204"),
     ],
@@ -300,10 +300,10 @@ def test_gated_models_unknown_revisions_and_tokens(
     server: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "has no revision" in fails(tmp_path / "hf", capsys, "f" * 40)["error"]
-    assert "is no revision" not in fails(tmp_path / "hf", capsys, "nowhere")["error"]
-    assert "which is no revision" in fails(tmp_path / "hf", capsys, "../x")["error"]
+    assert "is not a revision" not in fails(tmp_path / "hf", capsys, "nowhere")["error"]
+    assert "which is not a revision" in fails(tmp_path / "hf", capsys, "../x")["error"]
     server.refs["odd"] = "../../x"
-    assert "which is no commit" in fails(tmp_path / "hf", capsys, "odd")["error"]
+    assert "which is not a commit" in fails(tmp_path / "hf", capsys, "odd")["error"]
     server.token, server.gated = "hf_very_secret", True
     error = fails(tmp_path / "hf", capsys)
     assert error["code"] == EX_CONFIG
@@ -341,7 +341,7 @@ def test_a_full_disk_is_told_before_the_download_and_during_it(
         patch.setattr(fetching, "_free", lambda folder: 1_000_000)
         error = fails(tmp_path / "hf", capsys)
     assert error["code"] == EX_CANTCREAT
-    assert "2.1 MB of the model are still to be stored" in error["error"]
+    assert "2.1 MB of the model are missing in" in error["error"]
     assert "1.0 MB are free" in error["error"]
     assert not server.asked_for("/some/model/resolve")
 
@@ -413,7 +413,7 @@ def test_where_the_hub_cannot_be_reached_a_complete_snapshot_serves(
         if path == "model.safetensors.index.json":
             break
     assert fetch() == hub.Snapshot(snapshot, COMMIT)
-    assert said[-1] == f"serving what is here: {snapshot}"
+    assert said[-1] == f"serving the downloaded files: {snapshot}"
     code = EX_DATAERR  # a hub that lies is no reason to go on
     with pytest.raises(StartError):
         fetch()

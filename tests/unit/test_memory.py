@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,12 +11,14 @@ from hypothesis import strategies as st
 
 from sparkforge.pins import pins
 from sparkforge.serving import memory, moments
-from sparkforge.serving.memory import GIB, MemoryShortError, Reading
+from sparkforge.serving.document import Document
+from sparkforge.serving.memory import GIB, MemoryPlan, MemoryShortError, Reading
+from sparkforge.serving.profile import Profile
 from tests.support import ROOT
 
 SPARK_GIB = 119.7  # MemTotal of a Spark as its owners report it
 TOTAL = int(SPARK_GIB * GIB)
-PLAN = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
+PLAN = MemoryPlan(keep_free_gib=12, most_percent=80, least_gib=75)
 
 
 def machine(root: Path, *, available_gib: float, **group: str) -> Path:
@@ -107,10 +108,10 @@ CASES: list[tuple[float, int | None, str, str]] = [
 ]
 
 
-def spark_plan() -> dict[str, Any]:
+def spark_plan() -> MemoryPlan:
     loaded = pins.load(ROOT / "pins.yaml")
-    plan = loaded.profile_of(loaded.target("spark"))["memory"]
-    assert isinstance(plan, dict)
+    plan = Profile.of(Document("spark", loaded.profile_of(loaded.target("spark")))).memory
+    assert plan is not None
     return plan
 
 
@@ -159,7 +160,7 @@ def test_a_limit_that_is_too_small_is_named_with_its_variable() -> None:
     assert str(error.value) == (
         "the container's memory limit of 64.0 GiB leaves 63.0 of the 115.0 GiB that are available;"
         " 12 are kept for the system, and the model needs 75: raise SPARKFORGE_MEMORY_LIMIT, or"
-        " give a share of your own in SPARKFORGE_GPU_MEMORY_UTILIZATION"
+        " set your own share in SPARKFORGE_GPU_MEMORY_UTILIZATION"
     )
     with pytest.raises(MemoryShortError, match=r"limit is 12\.0 GiB.*: set \w+=16g or more"):
         memory.utilisation(PLAN, Reading(TOTAL, 115 * GIB, 12 * GIB), TOTAL)
@@ -194,7 +195,7 @@ def test_never_more_than_there_is(
     total: int, share: float, keep: int, least: int, most: int
 ) -> None:
     reading = Reading(total, int(total * share))
-    plan = {"keep_free_gib": keep, "most_percent": most, "least_gib": least}
+    plan = MemoryPlan(keep, most, least)
     try:
         percent = round(memory.utilisation(plan, reading) * 100)
     except MemoryShortError:

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparkforge.serving import access, backends, pagecache, profile
+from sparkforge.pins import pins, profiles
+from sparkforge.serving import access, arguments, backends, pagecache
+from sparkforge.serving.document import Document
+from sparkforge.serving.memory import MemoryPlan
+from sparkforge.serving.profile import Profile
+from tests.support import ROOT
 
-PLAN = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
+PLAN = MemoryPlan(keep_free_gib=12, most_percent=80, least_gib=75)
 
 
 # -- profile ---------------------------------------------------------------------------------------
 
 
 def test_options_of_a_full_profile() -> None:
-    assert profile.options(
-        {
-            "model": "m",
-            "moe_backend": "marlin",
-            "attention_backend": "FLASHINFER",
-            "kv_cache_dtype": "auto",
-            "max_model_len": 8,
-            "cudagraph_capture_sizes": [1, 2],
-            "tool_call_parser": "openai",
-            "reasoning_parser": "openai_gptoss",
-            "prefix_caching": False,
-            "enforce_eager": True,
-            "memory": PLAN,
-            "expect": {"moe": "M"},
-        }
-    ) == [
+    assert Profile(
+        model="m",
+        moe_backend="marlin",
+        attention_backend="FLASHINFER",
+        kv_cache_dtype="auto",
+        max_model_len=8,
+        cudagraph_capture_sizes=(1, 2),
+        tool_call_parser="openai",
+        reasoning_parser="openai_gptoss",
+        prefix_caching=False,
+        enforce_eager=True,
+        memory=PLAN,
+        expect={"moe": "M"},
+    ).options() == [
         "--moe-backend",
         "marlin",
         "--attention-backend",
@@ -52,10 +57,26 @@ def test_options_of_a_full_profile() -> None:
         "--no-enable-prefix-caching",
         "--enforce-eager",
     ]
-    assert profile.options({}) == []
-    assert profile.options({"memory": PLAN}) == []
+    assert Profile().options() == []
+    assert Profile(memory=PLAN).options() == []
     share = ["--gpu-memory-utilization", "0.80"]
-    assert profile.options({"memory": PLAN}, most_memory=True) == share
+    assert Profile(memory=PLAN).options(most_memory=True) == share
+
+
+def test_the_image_reads_every_profile_that_a_build_writes() -> None:
+    loaded = pins.load(ROOT / "pins.yaml")
+    documents = [loaded.profile_of(target) for target in loaded.targets.values()]
+    assert len([document for document in documents if document]) > 2
+    for document in documents:
+        back = json.loads(json.dumps(Profile.of(Document("a profile", document)).document()))
+        assert back == document
+
+
+def test_both_sides_have_the_same_fields() -> None:
+    names = {field.name for field in fields(Profile)}
+    assert names - {"vocabulary_sha256", "cuda_arch"} == set(profiles.Profile.model_fields)
+    plan = {field.name for field in fields(MemoryPlan)}
+    assert plan == set(profiles.MemoryPlan.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +89,7 @@ def test_options_of_a_full_profile() -> None:
     ],
 )
 def test_an_option_is_found_as_vllm_would_take_it(words: list[str], there: bool) -> None:
-    assert profile.given(words, "--moe-backend") is there
+    assert arguments.has(words, "--moe-backend") is there
 
 
 @pytest.mark.parametrize(
@@ -82,7 +103,7 @@ def test_an_option_is_found_as_vllm_would_take_it(words: list[str], there: bool)
     ],
 )
 def test_of_two_values_the_later_counts(words: list[str], value: str | None) -> None:
-    assert profile.value(words, "--n") == value
+    assert arguments.value(words, "--n") == value
 
 
 @pytest.mark.parametrize(
@@ -100,8 +121,8 @@ def test_of_two_values_the_later_counts(words: list[str], value: str | None) -> 
 def test_of_dense_layers_a_word_is_expected_where_some_are_quantised(
     words: list[str], caller: list[str], kinds: str
 ) -> None:
-    document = {"expect": {"moe": "MARLIN", "linear": "MARLIN"}}
-    assert list(profile.expectations(document, [*words, *caller], caller)) == kinds.split()
+    profile = Profile(expect={"moe": "MARLIN", "linear": "MARLIN"})
+    assert list(profile.expectations([*words, *caller], caller)) == kinds.split()
 
 
 # -- page cache ------------------------------------------------------------------------------------

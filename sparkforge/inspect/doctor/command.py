@@ -75,8 +75,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError("--cluster checks this machine, --readings another", "omit --readings")
         mine = _settings(seen)
         if want.memory:  # each machine holds half of the model
-            half = -(-int(want.memory["least_gib"]) // 2)
-            want = dataclasses.replace(want, memory={**want.memory, "least_gib": half})
+            want = dataclasses.replace(want, memory=want.memory.split(2))
         both = pairreading.take(mine, seen, want, min(options.wait or _WAIT_S, 3600))
         probes = (*PROBES, lambda seen, want: pair.judge(both, seen, rdma=want.gpu))
     findings = relevant(judge(seen, want, probes))

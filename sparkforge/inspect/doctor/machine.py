@@ -177,36 +177,36 @@ def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
     # the entrypoint asks CUDA, too; a driver that is silent here is a finding of its own
     cuda_total = int(seen.facts.get("cuda_total") or 0) or None
     said = memory.described(reading, cuda_total)
-    if not want.memory:
+    if want.memory is None:
         yield Finding("memory", "ok", said)
         return
     try:
         share = memory.utilisation(want.memory, reading, cuda_total)
     except memory.MemoryShortError:
-        keep, least = want.memory["keep_free_gib"], want.memory["least_gib"]
+        keep, least = want.memory.keep_free_gib, want.memory.least_gib
         yield Finding(
             "memory",
             "fail",
             f"{said}; {keep} are kept free, and the model needs {least}",
             "ps aux --sort=-rss | head; docker ps   # then stop what uses memory"
-            if reading.total / _GIB >= want.memory["keep_free_gib"] + want.memory["least_gib"]
+            if reading.total / _GIB >= keep + least
             else "this machine has too little memory: use another, or a smaller model",
         )
         return
     yield Finding("memory", "ok", f"{said}; vLLM would be given {share:.2f} of all")
-    yield from _page_cache(have, want)
+    yield from _page_cache(have, want.memory.least_gib)
 
 
-def _page_cache(have: dict[str, int], want: Wanted) -> Iterator[Finding]:
+def _page_cache(have: dict[str, int], least_gib: int) -> Iterator[Finding]:
     free, cached = have.get("MemFree", 0), have.get("Cached", 0)
     said = f"{free / _GIB:.1f} GiB free, {cached / _GIB:.1f} GiB cached"
-    if free >= int(want.memory["least_gib"]) * _GIB:
+    if free >= least_gib * _GIB:
         yield Finding("page-cache", "ok", said)
         return
     yield Finding(
         "page-cache",
         "warn",
-        f"{said}; the model takes {want.memory['least_gib']} GiB",
+        f"{said}; the model takes {least_gib} GiB",
         "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches"
         "   # the image drops the model's own pages by itself",
     )

@@ -1,0 +1,81 @@
+"""Checks before anything is downloaded or loaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparkforge.serving import access, devices, memory, vocabulary
+from sparkforge.serving.errors import EX_NOINPUT, StartError
+from sparkforge.serving.log import say
+from sparkforge.serving.settings import Settings
+
+
+def check(settings: Settings, environment: Mapping[str, str]) -> None:
+    """Check model, access, vocabulary, compiler, device and memory.
+
+    Raises:
+        StartError: the server cannot be started.
+    """
+    if settings.is_folder:
+        checkpoint(Path(settings.model))
+    if settings.takes_requests:
+        access.check_options(settings.caller_options)
+        access.check_open(environment, settings.api_key)
+    if settings.profile.vocabulary_sha256:
+        vocabulary.check(settings.profile.vocabulary_sha256)
+    if settings.profile.cuda_arch is not None:
+        if not has_compiler():  # FlashInfer would fail, and the server would be slower
+            raise StartError(
+                "no C++ compiler is in this image, and its kernels are compiled at run"
+                " time: build the image again, on a base with g++"
+            )
+        if settings.backend_check != "off":
+            _device(settings.profile.cuda_arch, strict=settings.strict)
+    # the share is computed again before the server starts: hours may pass until then
+    memory.options(
+        settings.profile.memory, settings.caller_options, settings.memory_share, settings.machines
+    )
+
+
+def has_compiler() -> bool:
+    """Return whether a C++ compiler is there."""
+    return bool(shutil.which("c++") or shutil.which("g++"))
+
+
+def _device(arch: str, *, strict: bool) -> None:
+    """Check the device; a warning where the user wants to continue, or has another device."""
+    try:
+        warning = devices.check(arch, devices.capabilities())
+    except devices.DeviceError as error:
+        if strict:
+            raise
+        warning = str(error)
+    if warning:
+        say(f"warning: {warning}")
+
+
+def checkpoint(path: Path) -> None:
+    """Check the folder of a checkpoint; vLLM's own error for a wrong path gives no hint.
+
+    Raises:
+        StartError: the folder is missing, empty or unreadable.
+    """
+    if not path.is_dir():
+        problem = "does not exist"
+    elif not os.access(path, os.R_OK | os.X_OK):
+        problem = f"cannot be read by user {os.getuid()}: chmod -R a+rX it on the host"
+    elif not (path / "config.json").is_file():
+        problem = "has no config.json" if any(path.iterdir()) else "is empty"
+    elif any(file.is_file() and not os.access(file, os.R_OK) for file in path.iterdir()):
+        problem = f"has files that user {os.getuid()} cannot read: chmod -R a+rX it on the host"
+    else:
+        return
+    msg = (
+        f"the model directory {path} {problem}.\n"
+        "Mount a checkpoint there (with Compose: SPARKFORGE_MODEL_DIR=/path/on/the/host), or name "
+        "another one in SPARKFORGE_MODEL."
+    )
+    raise StartError(msg, EX_NOINPUT)

@@ -1,0 +1,80 @@
+"""The command line of ``vllm serve`` in the container."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparkforge.serving import access, cluster, refusal
+from sparkforge.serving.settings import Settings
+
+QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models")
+"""Our own requests come every few seconds, and would fill the log."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Groups of options of ``vllm serve``. Of two values of one option vLLM uses the later.
+
+    Attributes:
+        access: address, port, and what the server does with requests.
+        naming: revision and name of the model.
+        profile: the profile's options.
+        last: the pair's split, dense layers, and the options of target and user.
+    """
+
+    access: tuple[str, ...]
+    naming: tuple[str, ...]
+    profile: tuple[str, ...]
+    last: tuple[str, ...]
+
+    @property
+    def kernel_options(self) -> list[str]:
+        """Options that decide which kernels the server uses."""
+        return [*self.profile, *self.last]
+
+    def line(self, model: str, place: Sequence[str] = (), memory: Sequence[str] = ()) -> list[str]:
+        """Return the whole command.
+
+        Args:
+            model: a folder, or a name that vLLM downloads.
+            place: options of one of two machines.
+            memory: options of the share of memory.
+        """
+        options = (*self.access, *self.naming, *self.profile, *place, *memory, *self.last)
+        return ["vllm", "serve", model, *options]
+
+    def identity(self, model: str, revision: str) -> list[str]:
+        """Return what tells this way to start a server from others, without secrets.
+
+        The share of memory differs at each start and changes no kernel, so it is left out.
+        """
+        words = [model, f"--revision={revision}", *self.naming, *self.profile, *self.last]
+        return access.redacted(words)
+
+
+def of(settings: Settings, *, refusing: bool, eager: bool) -> Command:
+    """Return the command for some settings.
+
+    Args:
+        refusing: load the middleware that refuses requests while memory is short.
+        eager: without torch.compile.
+    """
+    address = ["--port", str(settings.port), *QUIET]
+    address += ["--host", settings.host] if settings.host else []
+    address += refusal.OPTIONS if refusing else []
+    naming = []
+    # as one word each: vLLM takes no value for an option
+    if settings.revision and not settings.downloads:
+        naming.append(f"--revision={settings.revision}")
+    if settings.served_name:
+        naming.append(f"--served-model-name={settings.served_name}")
+    profile = settings.profile.options()
+    # unlike the place of a machine, the split decides which kernels there are
+    last = [*cluster.SPLIT] if settings.pair is not None else []
+    if settings.layers:
+        last.append(f"--mxfp4-layers={settings.layers}")
+    last += [*settings.target_options, *settings.caller_options]
+    if eager and "--enforce-eager" not in [*profile, *last]:
+        last.append("--enforce-eager")
+    return Command(tuple(address), tuple(naming), tuple(profile), tuple(last))

@@ -1,0 +1,292 @@
+"""One start of the server: checks, preflight, download, load, and supervision to its end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sparkforge.serving import (
+    access,
+    caches,
+    checks,
+    cluster,
+    command,
+    compilers,
+    devices,
+    guard,
+    hub,
+    hubfiles,
+    memory,
+    moments,
+    pagecache,
+    preflight,
+    refusal,
+    settings,
+    state,
+    steps,
+    supervise,
+    warmup,
+)
+from sparkforge.serving.errors import EX_CONFIG
+from sparkforge.serving.log import say
+from sparkforge.serving.progress import Client
+from sparkforge.serving.settings import Settings
+from sparkforge.serving.starts import Starts
+
+LOOK_S, EVERY_S = 6.0, 5.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A start whose settings have been checked.
+
+    Attributes:
+        command: parts of ``vllm serve``.
+        variables: of the server.
+        kernels: the folder of compiled kernels, held by this process; None: not kept.
+        watch: of memory; None: off.
+    """
+
+    settings: Settings
+    command: command.Command
+    variables: Mapping[str, str]
+    kernels: caches.Caches | None
+    watch: guard.Guard | None
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model as vLLM gets it.
+
+    Attributes:
+        name: a folder, or a name that vLLM downloads.
+        revision: commit, branch or tag; "" for a folder.
+    """
+
+    name: str
+    revision: str
+
+    def weights(self, variables: Mapping[str, str]) -> list[Path]:
+        """Return the weight files that are on this machine."""
+        return hubfiles.weight_files(self.name, self.revision, variables)
+
+
+def serve(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[supervise.End, Starts | None]:
+    """Run the server; returns its end, and the count of its starts if it was started.
+
+    Raises:
+        StartError: it cannot be started.
+        hub.StoppedError: a signal came during the download.
+        OSError, ValueError: it cannot be started, for a reason without a message of ours.
+    """
+    launch = prepare(arguments, environment)
+    failed = _preflight(launch)
+    if failed is not None:
+        return failed, None
+    say(moments.line("the start"))
+    model = _model(launch)
+    link = None
+    if (pair := launch.settings.pair) is not None:
+        link = _meet(launch.settings, pair, model.revision)
+        launch = replace(launch, variables=cluster.environment(pair, launch.variables))
+    plan, starts = _plan(launch, model, link)
+    say(moments.line("the load"))
+    return supervise.run(plan), starts
+
+
+def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
+    """Check everything that can be wrong, before anything that takes long.
+
+    Raises:
+        StartError: the server cannot be started.
+    """
+    chosen = settings.read(arguments, environment)
+    checks.check(chosen, environment)
+    watch = guard.of(
+        environment,
+        unified=chosen.profile.memory is not None,
+        takes_requests=chosen.takes_requests,
+        say=say,
+    )
+    variables = dict(environment)
+    if chosen.api_key:
+        variables["VLLM_API_KEY"] = chosen.api_key
+    refusing = watch is not None and watch.file is not None
+    if refusing:
+        variables = refusal.environment(variables)
+    eager = not checks.has_compiler()
+    if eager:
+        # torch.compile would call the compiler at the first token (vLLM's CPU sampler uses it even
+        # with --enforce-eager), and the engine would die of it
+        say("no C++ compiler here: serving without torch.compile")
+        variables.setdefault("TORCH_COMPILE_DISABLE", "1")
+    kernels = None
+    if chosen.jit is not None:
+        budget = int(min(chosen.jit_budget_gib, 1e9) * caches.GIB)
+        build = caches.build_key(chosen.share, chosen.release)
+        kernels = caches.hold(chosen.jit, build, budget, variables, say)
+        variables |= kernels.variables
+    parts = command.of(chosen, refusing=refusing, eager=eager)
+    return Launch(chosen, parts, variables, kernels, watch)
+
+
+def _preflight(launch: Launch) -> supervise.End | None:
+    """Serve a small model with known answers; returns the end of a failed or stopped trial."""
+    chosen = launch.settings
+    on_device = chosen.profile.cuda_arch is not None
+    if not preflight.wanted(chosen.preflight, on_device=on_device):
+        return None
+    if on_device and not devices.capabilities():  # the user has been warned, and wants to continue
+        say("no preflight: there is no device")
+        return None
+    driver = devices.driver() if on_device else ""
+    if driver:
+        say(f"driver {driver}")
+    trial = preflight.Trial.of(
+        chosen.share / preflight.NAME,
+        launch.command.kernel_options,
+        driver,
+        launch.kernels.folder if launch.kernels else None,
+        chosen.api_key,
+        say,
+    )
+    if chosen.preflight == "auto" and trial.passed():
+        say("preflight: passed before, with this build, device and driver")
+        return None
+    say("preflight: a small model with known answers is served first")
+    say(shlex.join(trial.command))
+    jobs = compilers.max_jobs(chosen.profile, trial.command, chosen.max_jobs)
+    end = supervise.run(
+        supervise.Plan(
+            command=trial.command,
+            variables={**launch.variables, "MAX_JOBS": str(jobs)},
+            client=trial.client,
+            strict=chosen.strict,
+            expected=chosen.expectations(trial.command),
+            trial=trial.run,
+            trial_s=chosen.preflight_s,
+        )
+    )
+    if end.stopped():
+        return end
+    if end.code:
+        say(
+            f"error: the preflight failed (exit code {end.code}): the lines above say what differs;"
+            " to serve anyway: SPARKFORGE_PREFLIGHT=off"
+        )
+        return supervise.End(EX_CONFIG)
+    trial.note()
+    return None
+
+
+def _model(launch: Launch) -> Model:
+    """Download the model, unless it is a folder or vLLM downloads it."""
+    chosen = launch.settings
+    if not chosen.downloads:
+        return Model(chosen.model, chosen.revision)
+    snapshot = hub.fetch(chosen.model, chosen.revision, launch.variables, say, state.tell)
+    say(moments.line("the end of the download"))
+    return Model(str(snapshot.folder), snapshot.commit)
+
+
+def _meet(chosen: Settings, pair: cluster.Settings, revision: str) -> cluster.Link:
+    """Wait for the other of two machines; returns the link to it.
+
+    Raises:
+        ClusterError: it serves something else.
+    """
+    both = {  # equal on both machines
+        "release": chosen.release,
+        "model": chosen.model,
+        "revision": revision,
+        "profile": json.dumps(chosen.profile.document(), sort_keys=True),
+        "options": shlex.join(access.redacted([*chosen.caller_options, chosen.layers])),
+    }
+    link = cluster.Link(pair, both, say)
+    state.tell("waiting for the other machine")
+    link.meet()
+    return link
+
+
+def _plan(
+    launch: Launch, model: Model, link: cluster.Link | None
+) -> tuple[supervise.Plan, Starts | None]:
+    """Return the plan of the real server, and the count of its starts."""
+    chosen, profile = launch.settings, launch.settings.profile
+    if profile.evict_page_cache:
+        pagecache.drop(model.weights(launch.variables), say)  # before memory is measured
+    share, description = memory.options(
+        profile.memory, chosen.caller_options, chosen.memory_share, chosen.machines
+    )
+    if description:
+        say(description)
+    place = [] if chosen.pair is None else cluster.place(chosen.pair)
+    line = launch.command.line(model.name, place, share)
+    say(shlex.join(access.redacted(line)))
+    jobs = compilers.max_jobs(profile, line, chosen.max_jobs)
+    hang_s = chosen.hang_s
+    if hang_s and "--disable-log-stats" in line:
+        say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
+        hang_s = 0
+    # three failed checks, and the time between them, fit into the time that a hang may take
+    look_s, every_s = min(LOOK_S, hang_s / 5 or LOOK_S), min(EVERY_S, hang_s / 12 or EVERY_S)
+    client = Client(chosen.port, look_s, chosen.api_key)
+    identity = launch.command.identity(chosen.model, chosen.revision)
+    starts = None
+    if chosen.takes_requests:  # a worker fails with its head, which counts
+        folder = launch.kernels.folder.parent if launch.kernels else Path(tempfile.gettempdir())
+        starts = Starts.of(folder, identity, chosen.start_limit, say)
+        starts.begin()
+
+    def at_first_token() -> None:
+        say(moments.line("the first token"))
+        if profile.evict_page_cache:
+            pagecache.drop(model.weights(launch.variables), say)  # what vLLM has downloaded, too
+
+    def when_ready() -> None:
+        say(moments.line("ready"))
+        if starts is not None:
+            starts.forget()
+
+    plan = supervise.Plan(
+        command=line,
+        variables={**launch.variables, "MAX_JOBS": str(jobs)},
+        expected=chosen.expectations(line),
+        client=client if chosen.takes_requests else None,
+        strict=chosen.strict,
+        hang_s=hang_s,
+        every_s=every_s,
+        warm_up=_warm_up(launch, line, client, identity) if chosen.takes_requests else None,
+        warm_strict=chosen.warm_up.strict,
+        at_first_token=at_first_token,
+        when_ready=when_ready,
+        link=link,
+        guard=launch.watch,
+    )
+    return plan, starts
+
+
+def _warm_up(
+    launch: Launch, line: Sequence[str], client: Client, identity: Sequence[str]
+) -> warmup.WarmUp | None:
+    """Return the warm-up of a server, or None."""
+    chosen = launch.settings
+    if chosen.warm_up.mode == "off":
+        return None
+    return warmup.WarmUp(
+        client,
+        steps.Shape.of(line, chosen.profile.cudagraph_capture_sizes),
+        chosen.warm_up.mode,
+        chosen.warm_up.limit_s,
+        say,
+        state.tell,
+        launch.kernels,
+        warmup.way(identity),
+        chosen.profile.answers,
+    )
