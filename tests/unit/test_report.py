@@ -193,6 +193,7 @@ def test_its_readings_are_judged_on_another_machine(
         (gzip.compress(b"no tar at all"), "damaged archive"),
         (reporting.packed([Part(reporting.READINGS, "", "[]")]), "nothing was read"),
     ],
+    ids=["junk", "cut", "no readings", "no archive", "empty readings"],  # gzip has the time
 )
 def test_what_is_no_report_is_one_error(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes, words: str
