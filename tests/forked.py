@@ -33,6 +33,7 @@ _IMPORTED = (
     "sparkforge.cli.main",
     "sparkforge.build.sbom",
     "cyclonedx.output.json",
+    "git",
     "requests",
     "unearth",
 )

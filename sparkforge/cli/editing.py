@@ -99,7 +99,7 @@ def _source(options: argparse.Namespace, checkout: Checkout, upstream: str) -> S
 def _export(options: argparse.Namespace) -> int:
     """Write a work tree's commits back as the series of its upstream."""
     tree = worktree.read(options.folder)
-    worktree.check_settled(tree)
+    commits = worktree.settled(tree)
     if left := worktree.untracked(tree):
         log.warning(
             f"{tree.folder}: not committed: {', '.join(left[:5])}"
@@ -112,9 +112,7 @@ def _export(options: argparse.Namespace) -> int:
             raise SeriesError(
                 msg, "create a new work tree (build.py patches apply) and cherry-pick your commits"
             )
-        tip = tree.head
-        commits = tree.git("rev-list", "--reverse", f"{tree.base}..{tip}").split()
-        chain = Chain(source, tip, tree.objects, worktree.origins(tree, commits))
+        chain = Chain(source, commits, tree.objects)
         now = series.read(checkout.folder(tree.upstream))
         # what others did to the series since must not be undone: only a no-op may pass
         behind = now.sha256 not in tree.series
@@ -126,8 +124,8 @@ def _export(options: argparse.Namespace) -> int:
             if options.check or not behind:
                 raise
             raise _behind(tree) from error
-        worktree.exported(tree, [patch.name for patch in fresh.patches], fresh.sha256)
-    document = exporting.told(report, written)
+        worktree.exported(tree, commits, [patch.name for patch in fresh.patches], fresh.sha256)
+    document = exporting.document(report, written)
     log.info(
         f"{tree.upstream}: {len(fresh.patches)} patch(es), "
         + ("written" if written else "nothing to write")
@@ -165,7 +163,7 @@ def _import(options: argparse.Namespace) -> int:
         patched = series.apply(checkout.store, one, source)
         chain = importing.chain(checkout.store, one, patched, options.file, wanted)
         fresh, report, written = exporting.export(checkout, chain, drop=(), check=False)
-    document = exporting.told(report, written)
+    document = exporting.document(report, written)
     log.info(f"{options.upstream}: {len(fresh.patches)} patch(es)")
     if options.json:
         log.json({"upstream": options.upstream, **document})

@@ -113,18 +113,25 @@ def isolated(
         CommandError: git ended with an error (only with ``check``).
         StoreError: the repository is another user's, or a damaged one of the store.
     """
-    tree = _work_tree(repo)
-    settings = _of_owner(repo, tree)
-    if tree is not None:
-        settings += _without_drivers(tree, settings)
-    given = {**clean_env(settings), **(env or {})}
-    done = call("git", "-C", repo, *args, stdin=stdin, env=given, check=False)
-    if done.returncode and (found := _DUBIOUS.search(done.stderr)):
-        check_owner(Path(os.fsdecode(found[1])), refused=True)
+    variables = {**environment(repo), **(env or {})}
+    done = call("git", "-C", repo, *args, stdin=stdin, env=variables, check=False)
+    if done.returncode:
+        check_dubious(done.stderr)
     if check and done.returncode:
         with explained(repo):
             raise failure(done)
     return done
+
+
+def environment(repo: Path) -> dict[str, str]:
+    """Return the variables for git in a repository: no user's settings, no program that it names.
+
+    Raises:
+        StoreError: the repository is another user's.
+    """
+    tree = _work_tree(repo)
+    settings = _of_owner(repo, tree)
+    return clean_env(settings if tree is None else settings + _without_drivers(tree, settings))
 
 
 def no_programs(tree: Path) -> list[str]:
@@ -263,6 +270,16 @@ def check_owner(folder: Path, *, refused: bool = False) -> None:
         f" git config --global --add safe.directory {folder}"
     )
     raise StoreError(msg, remedy)
+
+
+def check_dubious(stderr: bytes) -> None:
+    """Explain what git says where it refuses another user's repository by itself.
+
+    Raises:
+        StoreError: it does.
+    """
+    if match := _DUBIOUS.search(stderr):
+        check_owner(Path(os.fsdecode(match[1])), refused=True)
 
 
 def us() -> set[int]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sparkforge.core import git, transaction
-from sparkforge.core.errors import SeriesError, SparkforgeError, StaleError, UsageError
+from sparkforge.core.errors import SeriesError, StaleError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins import edit
 from sparkforge.pins.pins import Pins, Provider, Recorded
-from sparkforge.series import docs, lint, series
+from sparkforge.series import series, staging
 from sparkforge.series.series import Series
+from sparkforge.series.staging import Rules, Staged
+from sparkforge.series.worktree import SeriesCommit
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
 
@@ -47,17 +48,23 @@ class Checkout:
 
 @dataclass(frozen=True)
 class Chain:
-    """Commits that become a series.
+    """Commits that become a series, oldest first.
 
     Attributes:
         env: variables of git with which the store's repository finds them.
-        origins: of each commit the patches that it came from, where that is known.
     """
 
     source: Source
-    tip: str
+    commits: Sequence[SeriesCommit]
     env: Mapping[str, str]
-    origins: Sequence[Sequence[str]]
+
+    @property
+    def tip(self) -> str:
+        return self.commits[-1].commit.id if self.commits else self.source.commit
+
+    @property
+    def tree(self) -> str:
+        return self.commits[-1].commit.tree if self.commits else self.source.tree
 
 
 @dataclass(frozen=True)
@@ -83,14 +90,14 @@ class Report:
 
     def lines(self) -> list[str]:
         """Return it in words, a line a patch."""
-        told = [
+        kinds = [
             ("added", self.added),
             ("changed", self.changed),
             ("reworded", self.reworded),
             ("refreshed (only blob ids and line numbers)", self.refreshed),
             ("dropped", self.dropped),
         ]
-        out = [f"{word}: {name}" for word, names in told for name in names]
+        out = [f"{word}: {name}" for word, names in kinds for name in names]
         out += [f"renamed: {old} is now {new}" for old, new in self.renamed]
         out += [f"squashed: {old} is now part of {new}" for old, new in self.squashed]
         out += ["the remaining patches are in another order"] if self.moved else []
@@ -123,26 +130,34 @@ def export(
         msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
         raise UsageError(msg, "see build.py patches list")
     files = _files(chain)
-    with _staged(checkout, source.upstream, files) as fresh, _said_of(folder, fresh.folder):
-        rules = checkout.pins.upstream(source.upstream).paths
-        if problems := lint.lint(fresh, checkout.root, rules):
-            raise SeriesError(
-                "\n".join(problems), "nothing was written; fix the commits, then export again"
-            )
-        recorded = _record(checkout, chain, fresh)
-        wanted = _wanted(checkout, source.provider, old, fresh, recorded)
-        report = _report(old, files, chain.origins)
+    rules = Rules(
+        checkout.root,
+        checkout.pins.upstream(source.upstream).paths,
+        "nothing was written; fix the commits, then export again",
+    )
+    with checkout.store.temporary("export") as work:
+        staged = staging.stage(
+            checkout.store,
+            work / source.upstream,
+            files,
+            source,
+            chain.tree,
+            shown=folder,
+            rules=rules,
+        )
+        expected = _expected(checkout, source.provider, old, staged)
+        report = _report(old, files, [commit.origins for commit in chain.commits])
     stale = {
         path: data
-        for path, data in wanted.items()
+        for path, data in expected.items()
         if (path.read_bytes() if path.is_file() else None) != data
     }
-    result = Series(source.upstream, folder, fresh.patches)
+    result = Series(source.upstream, folder, staged.series.patches)
     if check:
         if stale:
-            said = "\n".join(f"  {line}" for line in report.lines())
+            lines = "\n".join(f"  {line}" for line in report.lines())
             names = ", ".join(path.name for path in stale)
-            msg = f"an export would change {names}\n{said}".rstrip()
+            msg = f"an export would change {names}\n{lines}".rstrip()
             raise StaleError(msg, "run build.py patches export")
         return result, report, []
     if unnamed := [name for name in report.dropped if name not in drop]:
@@ -153,8 +168,8 @@ def export(
     return result, report, list(stale)
 
 
-def told(report: Report, written: Sequence[Path]) -> dict[str, Any]:
-    """Say what an export did; returns it as JSON values."""
+def document(report: Report, written: Sequence[Path]) -> dict[str, Any]:
+    """Print what an export did; returns it as JSON values."""
     for line in report.lines():
         log.info(line)
     if report.unchanged:
@@ -173,21 +188,15 @@ def _files(chain: Chain) -> list[tuple[str, bytes]]:
     Raises:
         SeriesError: a commit changes nothing, two have one name, or a message can't be mailed.
     """
-    repo, base = chain.source.repo, chain.source.commit
-    listing = git.git(
-        repo, "log", "--reverse", "--format=%H %T", f"{base}..{chain.tip}", env=chain.env
-    )
     before = chain.source.tree
-    for line in listing.splitlines():
-        commit, tree = line.split(" ")
-        short = commit[:12]
-        if tree == before:
+    for commit in (one.commit for one in chain.commits):
+        short = commit.id[:12]
+        if commit.tree == before:
             msg = f"commit {short} changes nothing"
             raise SeriesError(msg, "drop it (git rebase -i --empty=drop), or add its change")
-        before = tree
-        message = git.git(repo, "show", "-s", "--format=%B", commit, env=chain.env)
-        _check_message(short, message)
-    files = series.export(repo, base, chain.tip, chain.env)
+        before = commit.tree
+        _check_message(short, commit.message)
+    files = series.export(chain.source.repo, chain.source.commit, chain.tip, chain.env)
     names = [name for name, _ in files]
     if inner := [name for name, data in files if _SUBMODULE.search(data)]:
         msg = f"{inner[0]}: is a submodule, which a wheel cannot contain"
@@ -223,80 +232,33 @@ def _check_message(commit: str, message: str) -> None:
         raise SeriesError(msg, "reword it")
 
 
-@contextmanager
-def _staged(
-    checkout: Checkout, upstream: str, files: Sequence[tuple[str, bytes]]
-) -> Iterator[Series]:
-    with checkout.store.temporary("export") as work:
-        folder = work / upstream
-        folder.mkdir()
-        for name, data in files:
-            (folder / name).write_bytes(data)
-        (folder / "series").write_text("".join(f"{name}\n" for name, _ in files))
-        with _said_of(checkout.folder(upstream), folder):
-            fresh = series.read(folder)
-        yield fresh
-
-
-@contextmanager
-def _said_of(folder: Path, staged: Path) -> Iterator[None]:
-    """Name the checkout's files in what is said of the staged ones."""
-    try:
-        yield
-    except SparkforgeError as error:
-        raise type(error)(
-            error.what.replace(str(staged), str(folder)),
-            error.remedy.replace(str(staged), str(folder)),
-        ) from None
-
-
-def _record(checkout: Checkout, chain: Chain, fresh: Series) -> Recorded | None:
-    """Apply the staged series: it must give back the tree that the commits have."""
-    source = chain.source
-    wanted = git.git(source.repo, "rev-parse", f"{chain.tip}^{{tree}}", env=chain.env)
-    patched = series.apply(checkout.store, fresh, source)
-    if patched.tree != wanted:
-        series.forget(fresh, source)
-        msg = f"the patches give tree {patched.tree[:12]}, the commits have {wanted[:12]}"
-        raise SeriesError(msg, "a commit contains a change that a patch cannot express: remove it")
-    return Recorded(commit=patched.commit, tree=patched.tree) if fresh.patches else None
-
-
 # -- files → checkout ----------------------------------------------------------------
 
 
-def _wanted(
-    checkout: Checkout, provider: Provider, old: Series, fresh: Series, recorded: Recorded | None
+def _expected(
+    checkout: Checkout, provider: Provider, old: Series, staged: Staged
 ) -> dict[Path, bytes | None]:
     """Return what the files of the checkout should be; None: gone."""
-    folder = checkout.folder(fresh.upstream)
-    wanted: dict[Path, bytes | None] = dict.fromkeys(folder / patch.name for patch in old.patches)
-    wanted |= {folder / patch.name: patch.path.read_bytes() for patch in fresh.patches}
-    names = [patch.name for patch in fresh.patches]
-    wanted[folder / "series"] = series.listing(folder, names) if names else None
+    fresh = staged.series
+    expected = staged.files(checkout.folder(fresh.upstream), old)
     before = dict(checkout.pins.upstream(fresh.upstream).patched)
-    after: dict[Provider, Recorded] = {} if recorded is None else {provider: recorded}
+    after: dict[Provider, Recorded] = {} if staged.recorded is None else {provider: staged.recorded}
     if fresh.sha256 == old.sha256:  # what another kind of source gives stands, too
         after = before | after
     elif gone := sorted(set(before) - {provider}):
-        how = "; ".join(f"build.py {series.RECORD[one]}" for one in gone)
+        how = "; ".join(f"build.py {series.RECORD[name]}" for name in gone)
         log.warning(
             f"{fresh.upstream}: what sources from {', '.join(gone)} give is no longer recorded"
             f" ({how})"
         )
     if after != before:
         text = checkout.pins_path.read_bytes().decode()  # read_text() would change the line ends
-        wanted[checkout.pins_path] = edit.with_record(
+        expected[checkout.pins_path] = edit.with_record(
             checkout.pins_path, text, fresh.upstream, after
         ).encode()
-    page = checkout.root / "docs" / "patches.md"
-    if page.is_file() and fresh.sha256 != old.sha256:
-        every = [
-            fresh if name == fresh.upstream else series.read(checkout.folder(name))
-            for name in checkout.pins.upstreams
-        ]
-        wanted[page] = docs.page(every, checkout.pins.upstreams).encode()
-    return wanted
+    if fresh.sha256 != old.sha256:
+        expected |= staging.page(checkout.root, checkout.pins, {fresh.upstream: fresh})
+    return expected
 
 
 # -- what became of each patch ---------------------------------------------------------
@@ -311,8 +273,8 @@ def _report(
     came: dict[str, str] = {}  # name before → name now, in the order of now
     for (name, data), noted in zip(files, origins, strict=True):
         # a patch that kept its name is itself, whatever else was squashed into its commit
-        known = [one for one in noted if one in before and one not in came]
-        mine = [one for one in known if one not in names or one == name]
+        known = [origin for origin in noted if origin in before and origin not in came]
+        mine = [origin for origin in known if origin not in names or origin == name]
         if name in before and name not in came and name not in mine:
             mine.insert(0, name)
         first = name if name in mine else next(iter(mine), None)
@@ -322,11 +284,11 @@ def _report(
         came |= dict.fromkeys([first, *mine], name)
         if first != name:
             report.renamed.append([first, name])
-        report.squashed.extend([one, name] for one in mine if one != first)
+        report.squashed.extend([origin, name] for origin in mine if origin != first)
         _compare(report, name, before[first], data)
     report.dropped.extend(name for name in before if name not in came)
-    stays = [one for one in came if came[one] == one]
-    moved = stays != [one for one in before if one in stays]
+    stays = [origin for origin, now in came.items() if now == origin]
+    moved = stays != [patch for patch in before if patch in stays]
     unchanged = sum(before.get(name) == data for name, data in files)
     return replace(report, moved=moved, unchanged=unchanged)
 
@@ -334,10 +296,10 @@ def _report(
 def _compare(report: Report, name: str, old: bytes, new: bytes) -> None:
     if old == new:
         return
-    same_words = old.partition(b"\ndiff --git ")[0] == new.partition(b"\ndiff --git ")[0]
+    same_message = old.partition(b"\ndiff --git ")[0] == new.partition(b"\ndiff --git ")[0]
     if git.patch_id(old) != git.patch_id(new):
         report.changed.append(name)
-    elif same_words:
+    elif same_message:
         report.refreshed.append(name)
     else:
         report.reworded.append(name)

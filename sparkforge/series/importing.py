@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import git
+from sparkforge.core import git, gitread
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.series import worktree
 from sparkforge.series.exporting import Chain
 from sparkforge.series.lint import FILL_IN, TRAILERS
 from sparkforge.series.patchfile import NATIVE, trailers_of
 from sparkforge.series.series import Patched, Series
+from sparkforge.series.worktree import SeriesCommit
 from sparkforge.store.store import Store
 
 _TEMPLATE = {
@@ -103,9 +104,10 @@ def chain(
             except CommandError as error:
                 msg = f"the patches from {wanted.before} on do not apply after it:\n{error}"
                 raise SeriesError(msg, _by_hand(series.upstream)) from None
-        tip = git.git(tree, "rev-parse", "HEAD")
-    origins = [*([one] for one in names[:at]), *([] for _ in fresh), *([n] for n in names[at:])]
-    return Chain(source, tip, {}, origins)
+        with gitread.reading(tree) as reader:
+            chain = reader.chain(source.commit, "HEAD")
+    origins = [*((name,) for name in names[:at]), *(() for _ in fresh), *((n,) for n in names[at:])]
+    return Chain(source, [SeriesCommit(*pair) for pair in zip(chain, origins, strict=True)], {})
 
 
 def _by_hand(upstream: str) -> str:

@@ -73,7 +73,7 @@ class Patch:
 
 def slug(subject: str) -> str:
     """Return the file name of a subject: lower case words joined by hyphens, ``.patch``."""
-    words = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
+    words = re.sub(r"[^A-Za-z0-9]+", "-", subject).lower().strip("-")
     return f"{words[:64].rstrip('-')}.patch"
 
 

@@ -8,6 +8,7 @@ can happen, and the blob after must be the one that the patch promises.
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from sparkforge.core.errors import CommandError, IntegrityError, SeriesError
 from sparkforge.pins.pins import Provider, Recorded, Upstream
 from sparkforge.series.patchfile import Patch, read_patch, slug
 from sparkforge.sources.sources import RELEASE_INSTEAD, Source
+from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
 # What makes `git format-patch` give the same bytes on every machine, with clean_env():
@@ -217,11 +219,24 @@ def check_emptied(series: Series, upstream: Upstream) -> None:
 def apply(store: Store, series: Series, source: Source) -> Patched:
     """Apply the series as commits on the source, in the store's repository.
 
+    A series that this code has applied there before is not applied again.
+
     Raises:
         SeriesError: a patch does not apply exactly, or is not in canonical form.
     """
     if not series.patches:
         return Patched(source, source.commit, source.tree)
+    touched = {entry.path: patch.name for patch in series.patches for entry in patch.entries}
+    names = (f"{_ref(series, source)}^{{commit}}", f"{_ref(series, source)}^{{tree}}")
+    code, ids = git.attempt(source.repo, "rev-parse", "--quiet", *names)
+    if code:
+        ids = _applied(store, series, source)
+    commit, tree = ids.split()
+    return Patched(source, commit, tree, touched)
+
+
+def _applied(store: Store, series: Series, source: Source) -> str:
+    """Apply the series, point a ref at it, and return the commit and the tree."""
     _check_exact(series, source)
     paths = [entry.path for patch in series.patches for entry in patch.entries]
     with (
@@ -243,15 +258,12 @@ def apply(store: Store, series: Series, source: Source) -> Patched:
         except CommandError as error:
             msg = f"{series.folder}: git am failed:\n{error}"
             raise SeriesError(msg, "recreate that patch on the pinned tree") from error
-        commit = git.git(tree, "rev-parse", "HEAD")
+        ids = git.git(tree, "rev-parse", "HEAD", "HEAD^{tree}")
+        commit = ids.partition("\n")[0]
+        _check_canonical(series, source, commit)
         # a worktree's commits are only kept while something points at them
         git.git(source.repo, "update-ref", _ref(series, source), commit)
-    _check_canonical(series, source, commit)
-    touched = {}
-    for patch in series.patches:
-        touched.update({entry.path: patch.name for entry in patch.entries})
-    final = git.git(source.repo, "rev-parse", f"{commit}^{{tree}}")
-    return Patched(source, commit, final, touched)
+    return ids
 
 
 def forget(series: Series, source: Source) -> None:
@@ -260,7 +272,8 @@ def forget(series: Series, source: Source) -> None:
 
 
 def _ref(series: Series, source: Source) -> str:
-    return f"refs/patched/{series.sha256[:16]}-{source.commit[:16]}"
+    # a change of how patches become commits needs a new name: old stores keep the old commits
+    return f"refs/patched/{code_of(__name__)}/{series.sha256[:16]}-{source.commit[:16]}"
 
 
 def export(
@@ -272,14 +285,25 @@ def export(
         repo: its own configuration counts, so a bare repository of the store.
         env: further variables of git.
     """
-    result = []
-    for one in git.git(repo, "rev-list", "--reverse", f"{base}..{commit}", env=env).splitlines():
-        data = git.git_bytes(
-            repo, "format-patch", *EXPORT_FLAGS, "--no-renames", "--stdout", "-1", one, env=env
+    with tempfile.TemporaryDirectory(prefix="sparkforge-export-") as folder:
+        git.git(
+            repo,
+            "format-patch",
+            *EXPORT_FLAGS,
+            "--quiet",
+            "--no-renames",
+            "--always",  # a commit without a change, too
+            "--filename-max-length=200",  # the slug is cut later, at fewer letters
+            f"--output-directory={folder}",
+            f"{base}..{commit}",
+            env=env,
         )
-        subject = git.git(repo, "show", "-s", "--format=%s", one, env=env)
-        result.append((slug(subject), data))
-    return result
+        numbered = sorted(
+            (int(number), path)
+            for path in Path(folder).iterdir()
+            for number in (path.name.partition("-")[0],)
+        )
+        return [(slug(path.stem.partition("-")[2]), path.read_bytes()) for _, path in numbered]
 
 
 def _check_canonical(series: Series, source: Source, commit: str) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import git, gitsafe
+from sparkforge.core import git, gitread, gitsafe
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
+from sparkforge.core.gitread import Commit, Reader
 from sparkforge.core.run import call
 from sparkforge.series import patchfile
 from sparkforge.series.series import Patched, Series
@@ -67,6 +68,19 @@ class WorkTree:
         return {"GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"', "GIT_NO_REPLACE_OBJECTS": "1"}
 
 
+@dataclass(frozen=True)
+class SeriesCommit:
+    """A commit that becomes a patch.
+
+    Attributes:
+        origins: names of the patches that it came from. Two or more where commits were squashed,
+            or a patch was renamed by an earlier export, which the checkout may have undone since.
+    """
+
+    commit: Commit
+    origins: tuple[str, ...]
+
+
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
     """Make a work tree of a series; the folder must not exist yet.
 
@@ -92,7 +106,7 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
         git.git(fresh, "update-ref", BASE_REF, patched.source.commit)
         git.git(fresh, "update-ref", TIP_REF, patched.commit)
         tree = WorkTree(fresh, series.upstream, patched.source.commit, (series.sha256,))
-        _note(tree, [[patch.name] for patch in series.patches])
+        _note(tree, [(patch.name,) for patch in series.patches])
 
     git.clone_at(repo, folder, patched.commit, remember)
     return WorkTree(folder, series.upstream, patched.source.commit, (series.sha256,))
@@ -109,12 +123,14 @@ def read(folder: Path) -> WorkTree:
         raise UsageError(f"{folder}: no such folder", remedy)
     try:
         top = Path(git.git(folder, "rev-parse", "--show-toplevel"))
-        upstream = git.git(top, "config", "sparkforge.upstream")
-        series = git.git(top, "config", "--get-all", "sparkforge.series").split()
+        settings = git.git(top, "config", "--null", "--get-regexp", r"^sparkforge\.")
         base = git.git(top, "rev-parse", "--verify", f"{BASE_REF}^{{commit}}")
-    except CommandError:
+        pairs = [entry.split("\n", 1) for entry in settings.split("\0") if entry]
+        (upstream,) = (value for key, value in pairs if key == "sparkforge.upstream")
+    except (CommandError, ValueError):
         raise UsageError(f"{folder}: not a work tree of a series", remedy) from None
-    return WorkTree(top, upstream, base, tuple(series))
+    series = tuple(value for key, value in pairs if key == "sparkforge.series")
+    return WorkTree(top, upstream, base, series)
 
 
 def untracked(tree: WorkTree) -> list[str]:
@@ -123,14 +139,15 @@ def untracked(tree: WorkTree) -> list[str]:
     return [name for name in listing.split("\0") if name]
 
 
-def check_settled(tree: WorkTree) -> None:
-    """Make sure that all there is to export is committed, one after the other.
+def settled(tree: WorkTree) -> list[SeriesCommit]:
+    """Return its commits, oldest first; all there is to export is among them.
 
     Raises:
         SeriesError: changes are not committed, a rebase is under way, or there is a merge.
     """
+    folder = Path(tree.git("rev-parse", "--absolute-git-dir"))
     for name, what in _UNDER_WAY.items():
-        if Path(tree.git("rev-parse", "--path-format=absolute", "--git-path", name)).exists():
+        if (folder / name).exists():
             msg = f"{tree.folder}: a {what} is in progress"
             raise SeriesError(msg, f"finish it: git {what} --continue (or --abort)")
     listing = tree.git("-c", "core.quotePath=true", "status", "--porcelain", "--untracked-files=no")
@@ -140,35 +157,44 @@ def check_settled(tree: WorkTree) -> None:
         raise SeriesError(
             msg, "commit them (git commit, git commit --amend), or stash them (git stash)"
         )
-    if not git.git_ok(tree.folder, "merge-base", "--is-ancestor", tree.base, tree.head):
-        msg = f"{tree.folder}: HEAD is not based on the pinned commit {tree.base[:12]}"
-        raise SeriesError(msg, "check out the branch of the series: git checkout sparkforge")
-    if merges := tree.git("rev-list", "--merges", f"{tree.base}..HEAD").split():
-        msg = f"{tree.folder}: commit {merges[0][:12]} is a merge, which a patch cannot express"
-        raise SeriesError(msg, f"make the history linear: git rebase {tree.base[:12]}")
+    with gitread.reading(tree.folder, _AUTHOR) as reader:
+        try:
+            commits = reader.chain(tree.base, "HEAD")
+        except gitread.NotLinear as error:
+            raise _not_linear(tree, error) from None
+        origins = _origins(reader, commits)
+    return [SeriesCommit(*pair) for pair in zip(commits, origins, strict=True)]
 
 
-def origins(tree: WorkTree, commits: Sequence[str]) -> list[list[str]]:
-    """Return of each commit the patches that it came from.
+def _not_linear(tree: WorkTree, error: gitread.NotLinear) -> SeriesError:
+    if git.git_ok(tree.folder, "merge-base", "--is-ancestor", tree.base, "HEAD"):
+        msg = f"{tree.folder}: commit {error.commit[:12]} is a merge, which a patch cannot express"
+        return SeriesError(msg, f"make the history linear: git rebase {tree.base[:12]}")
+    msg = f"{tree.folder}: HEAD is not based on the pinned commit {tree.base[:12]}"
+    return SeriesError(msg, "check out the branch of the series: git checkout sparkforge")
 
-    Two or more where commits were squashed, or a patch was renamed by an earlier export, which the
-    checkout may have undone since.
-    """
-    listing = git.git(tree.folder, "notes", "--ref", NOTES_REF, "list", env=_AUTHOR)
-    noted = {commit: note for note, commit in map(str.split, listing.splitlines())}
+
+def _origins(reader: Reader, commits: Sequence[Commit]) -> list[tuple[str, ...]]:
+    """Return the patches that each commit came from, as its note names them."""
+    if reader.find(NOTES_REF) is None:
+        return [() for _ in commits]
+    # git spreads many notes over folders named by the first digits
+    notes = {file.path.replace("/", ""): file.id for file in reader.files(NOTES_REF)}
     return [
-        tree.git("cat-file", "blob", noted[commit]).split() if commit in noted else []
+        tuple(reader.blob(notes[commit.id]).decode().split()) if commit.id in notes else ()
         for commit in commits
     ]
 
 
-def exported(tree: WorkTree, names: Sequence[str], series: str) -> None:
+def exported(
+    tree: WorkTree, commits: Sequence[SeriesCommit], names: Sequence[str], series: str
+) -> None:
     """Remember that its commits are these patches now, too."""
     if series not in tree.series:
         tree.git("config", "--add", "sparkforge.series", series)
     tree.git("update-ref", TIP_REF, "HEAD")
-    before = origins(tree, _commits(tree))
-    after = [list(dict.fromkeys([*old, name])) for old, name in zip(before, names, strict=True)]
+    before = [commit.origins for commit in commits]
+    after = [tuple(dict.fromkeys([*old, name])) for old, name in zip(before, names, strict=True)]
     if after != before:
         _note(tree, after)
 
@@ -180,7 +206,7 @@ def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
     tree.git("config", "--replace-all", "sparkforge.series", series.sha256)
     now = WorkTree(tree.folder, tree.upstream, patched.source.commit, (series.sha256,))
     own = len(_commits(now)) - len(series.patches)
-    _note(now, [*([patch.name] for patch in series.patches), *([] for _ in range(own))])
+    _note(now, [*((patch.name,) for patch in series.patches), *(() for _ in range(own))])
     return now
 
 
@@ -218,9 +244,11 @@ def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
     staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
     subject = body = ""
     if not staged:
-        head = tree.head
-        subject, _, body = tree.git("show", "-s", "--format=%B", head).partition("\n")
-        if head == tree.base or origins(tree, [head]) != [[]] or patchfile.trailers_of(body):
+        with gitread.reading(tree.folder, _AUTHOR) as reader:
+            newest = reader.commit("HEAD")
+            noted = _origins(reader, [newest]) != [()]
+        subject, _, body = newest.message.partition("\n")
+        if newest.id == tree.base or noted or patchfile.trailers_of(body):
             msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
             raise SeriesError(msg, "stage a change (git add FILE), or commit it")
     # as the user: name, address. The message is ours, hooks and signatures are upstream's business

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
@@ -19,6 +21,7 @@ from tests.project import PATCH, PATCHED, Project
 from tests.support import BODY
 
 NEW = "add-a-module.patch"
+GIT = shutil.which("git")
 
 
 def series_of(project: Project) -> list[str]:
@@ -43,6 +46,28 @@ def test_nothing_changed_nothing_written(tree: Tree) -> None:
     tree.export("--check")
     assert tree.export()["written"] == []
     assert snapshot(tree.project.root) == before
+
+
+def test_a_long_series_starts_no_more_processes(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter, started = tmp_path / "bin" / "git", tmp_path / "started"
+    counter.parent.mkdir()
+    counter.write_text(f'#!/bin/sh\necho "$*" >>{shlex.quote(str(started))}\nexec {GIT} "$@"\n')
+    counter.chmod(0o755)
+    counts = []
+    for number in range(2):
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", f"{counter.parent}:{os.environ['PATH']}")
+            started.write_text("")
+            tree.export("--check")
+        counts.append(len(started.read_text().splitlines()))
+        for name in ("one", "two", "three") if number == 0 else ():
+            tree.commit({f"demo/{name}.py": b"y = 1\n"}, f"Add module {name}")
+        tree.export()
+    # GitPython asks for git's version as often as it is imported, which is once
+    assert 0 <= counts[0] - counts[1] <= 2
+    assert counts[0] <= 25
 
 
 def test_a_new_commit_becomes_a_patch_and_the_record_follows(tree: Tree) -> None:

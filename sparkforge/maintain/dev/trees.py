@@ -39,7 +39,7 @@ def ensure(patched: Patched, series: Series, folder: Path) -> WorkTree:
     if series.sha256 in tree.series and patched.source.commit == tree.base:
         return tree
     try:
-        worktree.check_settled(tree)
+        worktree.settled(tree)
     except SeriesError as error:
         log.warning(f"the series changed; the work tree was not updated: {error.what}")
         return tree

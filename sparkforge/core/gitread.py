@@ -1,0 +1,227 @@
+"""Commits, trees and blobs of a repository, read through one ``git cat-file --batch``.
+
+GitPython starts that process, talks to it, and parses trees. git itself resolves every name and
+finds every object: GitPython's own readers of references, configuration and object files know
+neither git's owner check nor a repository's damage.
+
+Importing GitPython takes as long as 15 to 20 calls of git (0.1 s), so it is imported here, by who
+has many objects to read.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkforge.core import gitsafe
+from sparkforge.core.errors import CommandError
+from sparkforge.core.log import log
+from sparkforge.core.programs import resolve
+
+if TYPE_CHECKING:
+    from git import Git
+
+_TREE = 0o40000
+_UNRESOLVED = "could not be resolved"  # GitPython's words for git's answer "missing"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit. Its message: without the last line end; bytes that are no text as surrogates."""
+
+    id: str
+    tree: str
+    parents: tuple[str, ...]
+    message: str
+
+
+class NotLinear(Exception):
+    """A history has a merge, or does not reach the commit that it should.
+
+    Attributes:
+        commit: the merge, or the last commit.
+    """
+
+    def __init__(self, commit: str) -> None:
+        super().__init__(commit)
+        self.commit = commit
+
+
+@dataclass(frozen=True)
+class File:
+    """One file, link or submodule of a tree: its path with slashes, git mode and object."""
+
+    path: str
+    mode: str
+    id: str
+
+
+@contextmanager
+def reading(repo: Path, env: Mapping[str, str] | None = None) -> Iterator[Reader]:
+    """Read objects of a repository, isolated as every other git; for one thread.
+
+    Args:
+        env: further variables of git.
+
+    Raises:
+        StoreError: it is another user's repository, or a damaged one.
+        MachineError: git is not installed.
+    """
+    resolve(["git"])  # GitPython's import fails without it
+    from git import Git
+
+    variables = {**gitsafe.environment(repo), **(env or {})}
+    log.detail(f"+ git -C {repo} cat-file --batch")
+    process = Git()
+    process.set_persistent_git_options(C=str(repo))  # a folder that is gone is git's error
+    process.update_environment(**variables)
+    try:
+        yield Reader(repo, process)
+    finally:
+        process.clear_cache()  # ends it
+
+
+class Reader:
+    """Reads objects by any name that ``git rev-parse`` takes; made by ``reading``."""
+
+    def __init__(self, repo: Path, process: Git) -> None:
+        self._repo = repo
+        self._process = process
+        self._trees: dict[str, dict[str, File]] = {}
+
+    def find(self, name: str) -> tuple[str, bytes] | None:
+        """Return an object's id and content; None: there is none of that name.
+
+        Raises:
+            CommandError: git cannot read it.
+            StoreError: as ``reading``.
+        """
+        try:
+            id_, _, size, data = self._process.get_object_data(name)
+        except (ValueError, OSError) as error:
+            if _UNRESOLVED in str(error):
+                return None
+            raise self._failure(name) from error
+        if len(data) != size:  # git ends within a damaged object; GitPython does not tell
+            raise self._failure(name)
+        return os.fsdecode(id_), data  # GitPython gives bytes
+
+    def _failure(self, name: str) -> CommandError:
+        """Return the error of a process that ended where an answer was due."""
+        child = self._process.cat_file_all
+        stderr = b"" if child is None else child.stderr.read()
+        gitsafe.check_dubious(stderr)
+        return self._error(name, stderr.decode(errors="replace").strip() or "no answer")
+
+    def _error(self, name: str, why: str) -> CommandError:
+        with gitsafe.explained(self._repo):
+            raise CommandError(f"git cat-file --batch in {self._repo}: {name}: {why}")
+
+    def _found(self, name: str) -> tuple[str, bytes]:
+        found = self.find(name)
+        if found is None:
+            raise self._error(name, "no such object")
+        return found
+
+    def blob(self, name: str) -> bytes:
+        """Return a blob's content.
+
+        Raises:
+            CommandError, StoreError: as ``find``; there is none of that name.
+        """
+        return self._found(name)[1]
+
+    def commit(self, name: str) -> Commit:
+        """Return a commit. Raises as ``blob``."""
+        commit = self._commit(name)
+        if commit is None:
+            raise self._error(name, "no such commit")
+        return commit
+
+    def _commit(self, name: str) -> Commit | None:
+        found = self.find(f"{name}^{{commit}}")
+        if found is None:
+            return None
+        head, _, message = found[1].partition(b"\n\n")
+        fields = [line.split(b" ", 1) for line in head.split(b"\n")]  # signatures are indented
+        tree, *_ = (value.decode() for key, value in fields if key == b"tree")
+        parents = tuple(value.decode() for key, value in fields if key == b"parent")
+        coding = next(
+            (value.decode("ascii", "replace") for key, value in fields if key == b"encoding"),
+            "utf-8",
+        )
+        return Commit(found[0], tree, parents, _decoded(message, coding))
+
+    def chain(self, base: str, tip: str) -> list[Commit]:
+        """Return the commits after one, oldest first, up to another.
+
+        Args:
+            base: a full id.
+
+        Raises:
+            NotLinear: there is a merge among them, or they do not start there.
+            CommandError, StoreError: as ``find``.
+        """
+        commits: list[Commit] = []
+        name = tip
+        while (commit := self._commit(name)) is not None and commit.id != base:
+            if len(commit.parents) != 1:
+                raise NotLinear(commit.id)
+            commits.append(commit)
+            (name,) = commit.parents
+        if commit is None:  # a clone without the whole history ends so
+            raise NotLinear(name)
+        return commits[::-1]
+
+    def files(self, tree: str) -> Iterator[File]:
+        """Give every file below a tree or commit, in git's order. Raises as ``blob``."""
+        for file in self._entries(tree).values():
+            if int(file.mode, 8) != _TREE:
+                yield file
+                continue
+            for inner in self.files(file.id):
+                yield File(f"{file.path}/{inner.path}", inner.mode, inner.id)
+
+    def at(self, tree: str, path: str) -> File | None:
+        """Return the file of a path in a tree or commit; None: it is not there, or a folder."""
+        *folders, name = path.split("/")
+        for folder in folders:
+            entry = self._entries(tree).get(folder)
+            if entry is None or int(entry.mode, 8) != _TREE:
+                return None
+            tree = entry.id
+        entry = self._entries(tree).get(name)
+        return None if entry is None or int(entry.mode, 8) == _TREE else entry
+
+    def content(self, tree: str, path: str) -> bytes | None:
+        """Return the content of a path in a tree or commit; None: no file is there."""
+        file = self.at(tree, path)
+        return None if file is None else self.blob(file.id)
+
+    def blobs_at(self, tree: str, paths: Iterable[str]) -> dict[str, str]:
+        """Return the blob of each path in a tree or commit that is there."""
+        found = ((path, self.at(tree, path)) for path in sorted(set(paths)))
+        return {path: file.id for path, file in found if file is not None}
+
+    def _entries(self, tree: str) -> dict[str, File]:
+        if tree not in self._trees:
+            from git.objects.fun import tree_entries_from_data
+
+            entries = tree_entries_from_data(self._found(f"{tree}^{{tree}}")[1])
+            self._trees[tree] = {
+                name: File(name, f"{mode:06o}", id_.hex()) for id_, mode, name in entries
+            }
+        return self._trees[tree]
+
+
+def _decoded(message: bytes, coding: str) -> str:
+    try:
+        text = message.decode(codecs.lookup(coding).name, "surrogateescape")
+    except (LookupError, UnicodeError, ValueError):  # unknown, or of a codec without such errors
+        text = message.decode("utf-8", "surrogateescape")
+    return text.rstrip("\n")

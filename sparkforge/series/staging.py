@@ -1,0 +1,113 @@
+"""Patch files that are to become a series: written aside, and proved before anything counts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.core.errors import SeriesError
+from sparkforge.pins.pathmap import PathRule
+from sparkforge.pins.pins import Pins, Recorded
+from sparkforge.series import docs, lint, series
+from sparkforge.series.series import Series
+from sparkforge.sources.sources import Source
+from sparkforge.store.store import Store
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the messages and paths of a series are checked against.
+
+    Attributes:
+        root: the checkout; trailers name tests in it.
+        paths: the upstream's, in pins.yaml.
+        hint: what to do about a problem.
+    """
+
+    root: Path
+    paths: Sequence[PathRule]
+    hint: str
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A series that is sound, in a folder of its own.
+
+    Attributes:
+        recorded: what pins.yaml records of it; None of an empty one.
+    """
+
+    series: Series
+    recorded: Recorded | None
+
+    def files(self, folder: Path, old: Series) -> dict[Path, bytes | None]:
+        """Return what the files of a folder become where this replaces a series; None: gone."""
+        files: dict[Path, bytes | None] = dict.fromkeys(folder / one.name for one in old.patches)
+        files |= {folder / one.name: one.path.read_bytes() for one in self.series.patches}
+        names = [one.name for one in self.series.patches]
+        return files | {folder / "series": series.listing(folder, names) or None}
+
+
+def stage(
+    store: Store,
+    folder: Path,
+    files: Sequence[tuple[str, bytes]],
+    source: Source,
+    tree: str,
+    *,
+    shown: Path | None = None,
+    rules: Rules | None = None,
+) -> Staged:
+    """Write a series aside, read it, check it, and apply it: it must give a tree.
+
+    Args:
+        folder: replaced; named as the upstream.
+        files: names and contents of the patches, in order.
+        shown: the folder that errors name in its place.
+        rules: None: not checked.
+
+    Raises:
+        SeriesError: a patch is malformed or does not apply, or the tree is another one.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, data in files:
+        (folder / name).write_bytes(data)
+    (folder / "series").write_text("".join(f"{name}\n" for name, _ in files))
+    with _naming(shown or folder, folder):
+        fresh = series.read(folder)
+        if rules and (problems := lint.lint(fresh, rules.root, rules.paths)):
+            raise SeriesError("\n".join(problems), rules.hint)
+        patched = series.apply(store, fresh, source)
+        if patched.tree != tree:
+            series.forget(fresh, source)
+            msg = f"the patches give tree {patched.tree[:12]}, the commits have {tree[:12]}"
+            raise SeriesError(
+                msg, "a commit contains a change that a patch cannot express: remove it"
+            )
+    recorded = Recorded(commit=patched.commit, tree=patched.tree) if fresh.patches else None
+    return Staged(fresh, recorded)
+
+
+@contextmanager
+def _naming(shown: Path, folder: Path) -> Iterator[None]:
+    """Name one folder in place of another in errors."""
+    try:
+        yield
+    except SeriesError as error:
+        raise SeriesError(
+            error.what.replace(str(folder), str(shown)),
+            error.remedy.replace(str(folder), str(shown)),
+        ) from None
+
+
+def page(root: Path, pins: Pins, fresh: Mapping[str, Series]) -> dict[Path, bytes | None]:
+    """Return docs/patches.md with some series replaced; nothing where the checkout has no page."""
+    path = root / "docs" / "patches.md"
+    if not path.is_file():
+        return {}
+    every = [fresh.get(name) or series.read(root / "patches" / name) for name in pins.upstreams]
+    return {path: docs.page(every, pins.upstreams).encode()}

@@ -1,0 +1,164 @@
+"""Objects of a repository, read through one process that GitPython talks to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkforge.core import git, gitread
+from sparkforge.core.errors import CommandError
+from sparkforge.core.gitsafe import DamagedRepository
+from tests.support import ROOT, Repo, wait_for
+
+FILES = {
+    "a.py": b"a = 1\n",
+    "dir/b.py": b"b = 1\n",
+    "dir/sub/\xff".encode("latin-1").decode(errors="surrogateescape"): b"\0\n",
+}
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    made = Repo(tmp_path / "repo")
+    made.commit(dict(FILES), "First\n\nWhy.")
+    return made
+
+
+def test_it_reads_what_git_reads(repo: Repo) -> None:
+    (repo.path / "link").symlink_to("a.py")
+    repo.commit({"dir/run.sh": b"#!/bin/sh\n"}, "Second")
+    with gitread.reading(repo.path) as reader:
+        listing = [f"{one.mode} {one.id}\t{one.path}" for one in reader.files("HEAD")]
+        assert listing == [
+            entry.replace(" blob ", " ")
+            for entry in git.git(repo.path, "ls-tree", "-r", "-z", "HEAD").split("\0")
+            if entry
+        ]
+        assert reader.blobs_at("HEAD", [*FILES, "dir", "no/such", "a.py/no"]) == git.blobs_at(
+            repo.path, "HEAD", FILES
+        )
+        assert {path: reader.content("HEAD", path) for path in FILES} == FILES
+        commit = reader.commit("HEAD")
+        assert commit == gitread.Commit(
+            repo("rev-parse", "HEAD"),
+            repo("rev-parse", "HEAD^{tree}"),
+            (repo("rev-parse", "HEAD~1"),),
+            "Second",
+        )
+
+
+def test_a_name_that_is_not_there(repo: Repo) -> None:
+    with gitread.reading(repo.path) as reader:
+        assert reader.find("no-such") is None
+        assert reader.content("HEAD", "no/such") is None
+        for read in (reader.blob, reader.commit):
+            with pytest.raises(CommandError, match=r"no-such.*: no such (object|commit)"):
+                read("no-such")
+        assert reader.blob("HEAD:a.py") == b"a = 1\n"  # and it goes on
+
+
+@pytest.mark.parametrize(
+    ("coding", "message", "text"),
+    [
+        ("latin-1", b"caf\xe9", "café"),
+        ("utf-8", b"caf\xe9", "caf\udce9"),
+        ("no-such", "café".encode(), "café"),
+        ("rot13", b"plain", "plain"),
+    ],
+)
+def test_messages_of_any_coding(repo: Repo, coding: str, message: bytes, text: str) -> None:
+    tree = repo("rev-parse", "HEAD^{tree}")
+    raw = f"tree {tree}\nauthor A <a@b> 0 +0000\ncommitter A <a@b> 0 +0000\nencoding {coding}\n"
+    made = repo(
+        "hash-object", "-t", "commit", "-w", "--stdin", stdin=raw.encode() + b"\n" + message
+    )
+    with gitread.reading(repo.path) as reader:
+        assert reader.commit(made).message == text
+
+
+def test_a_chain_ends_at_its_base_or_says_where_it_does_not(repo: Repo) -> None:
+    base = repo("rev-parse", "HEAD")
+    commits = [repo.commit({f"{name}.py": b""}, name) for name in ("one", "two")]
+    with gitread.reading(repo.path) as reader:
+        assert [commit.id for commit in reader.chain(base, "HEAD")] == commits
+        assert reader.chain(base, base) == []
+        for wrong in ("0" * 40, commits[1]):
+            with pytest.raises(gitread.NotLinear) as caught:
+                reader.chain(wrong, "HEAD~1")
+            assert caught.value.commit == base
+        repo("checkout", "--quiet", "-b", "side", base)
+        repo.commit({"side.py": b""}, "side")
+        repo("merge", "--quiet", "-m", "merge", "main")
+        with pytest.raises(gitread.NotLinear) as caught:
+            reader.chain(base, "HEAD")
+        assert caught.value.commit == repo("rev-parse", "HEAD")
+
+
+def test_damage_is_told_as_everywhere(tmp_path: Path, repo: Repo) -> None:
+    bare = tmp_path / "store.git"
+    subprocess.run(["git", "clone", "--quiet", "--bare", repo.path, bare], check=True)
+    blob = repo("rev-parse", "HEAD:a.py")
+    objects = {path: path.read_bytes() for path in (bare / "objects").rglob("*") if path.is_file()}
+    for path, data in objects.items():
+        path.chmod(0o644)
+        path.write_bytes(data[: len(data) // 2])
+    with (
+        gitread.reading(bare) as reader,
+        pytest.raises(DamagedRepository, match=r"store\.git: damaged: "),
+    ):
+        reader.blob(blob)
+
+
+def test_a_folder_that_is_no_repository(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "no such"):
+        with (
+            gitread.reading(folder) as reader,
+            pytest.raises(CommandError, match=r"fatal: (not a git|cannot change to)"),
+        ):
+            reader.find("HEAD")
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from sparkforge.core import gitread
+with gitread.reading(Path(sys.argv[1])) as reader:
+    reader.commit("HEAD")
+    print("reading", flush=True)
+    time.sleep(600)
+"""
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def test_no_process_is_left(repo: Repo) -> None:
+    before = children(os.getpid())
+    with gitread.reading(repo.path) as reader:
+        reader.commit("HEAD")
+        assert len(children(os.getpid())) == len(before) + 1
+    assert children(os.getpid()) == before
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, repo.path],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"reading\n"
+    (child,) = children(holder.pid)
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    wait_for(
+        lambda: (
+            not Path(f"/proc/{child}").exists()
+            or "(git) Z" in Path(f"/proc/{child}/stat").read_text()
+        )
+    )
