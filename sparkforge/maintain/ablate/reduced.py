@@ -18,9 +18,8 @@ from pathlib import Path
 from sparkforge.core import git
 from sparkforge.core.errors import CommandError, SeriesError
 from sparkforge.pins import edit
-from sparkforge.pins.pins import Recorded
-from sparkforge.series import series
-from sparkforge.series.series import Patched, Series
+from sparkforge.series import series, staging
+from sparkforge.series.series import Series
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
 
@@ -139,7 +138,7 @@ def checkout(store: Store, root: Path, reduced: Sequence[Reduced]) -> Iterator[P
     Raises:
         SeriesError: a reduced series does not apply as it should.
     """
-    remade = []
+    staged: list[tuple[Series, Source]] = []
     with store.temporary("ablate") as work:
         here = work / "checkout"
         here.mkdir()
@@ -149,29 +148,16 @@ def checkout(store: Store, root: Path, reduced: Sequence[Reduced]) -> Iterator[P
         shutil.copytree(root / "patches", here / "patches")
         shutil.copyfile(root / "pins.yaml", here / "pins.yaml")
         borrowed = store.borrowed(work / "store")
-        for one in reduced:
-            folder = here / "patches" / one.upstream
-            shutil.rmtree(folder)
-            folder.mkdir()
-            for name, data in one.files:
-                (folder / name).write_bytes(data)
-            (folder / "series").write_text("".join(f"{name}\n" for name, _ in one.files))
-            edit.forget(here / "pins.yaml", one.upstream)
-            remade.append((series.read(folder), one.source))
         try:
-            for (made, source), one in zip(remade, reduced, strict=True):
-                if made.patches:
-                    patched = series.apply(borrowed, made, source)
-                    _check_same(patched, one)
-                    recorded = Recorded(commit=patched.commit, tree=patched.tree)
-                    edit.record(here / "pins.yaml", one.upstream, source.provider, recorded)
+            for part in reduced:
+                folder = here / "patches" / part.upstream
+                fresh = staging.stage(borrowed, folder, part.files, part.source, part.tree)
+                staged.append((fresh.series, part.source))
+                edit.forget(here / "pins.yaml", part.upstream)
+                if fresh.recorded is not None:
+                    provider = part.source.provider
+                    edit.record(here / "pins.yaml", part.upstream, provider, fresh.recorded)
             yield Place(here, borrowed, tuple(reduced))
         finally:
-            for made, source in remade:
-                series.forget(made, source)
-
-
-def _check_same(made: Patched, reduced: Reduced) -> None:
-    if made.tree != reduced.tree:
-        msg = f"the reduced series gives tree {made.tree}, its commits {reduced.tree}"
-        raise SeriesError(msg, "this is a bug in sparkforge; please report it")
+            for fresh_series, source in staged:
+                series.forget(fresh_series, source)

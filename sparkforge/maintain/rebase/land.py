@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core import git, transaction
-from sparkforge.core.errors import IntegrityError, PinsError, SeriesError
+from sparkforge.core.errors import PinsError
 from sparkforge.maintain.rebase import companions, report
 from sparkforge.maintain.rebase.companions import Companion
 from sparkforge.maintain.rebase.drive import Rebase
@@ -19,10 +18,11 @@ from sparkforge.maintain.rebase.state import Leg, State
 from sparkforge.maintain.rebase.verdicts import Verdict
 from sparkforge.maintain.rebase.workspace import Workspace
 from sparkforge.pins import edit, pins, yamlfile
-from sparkforge.pins.pins import Pins, Recorded, Upstream
+from sparkforge.pins.pins import Pins
 from sparkforge.pins.yamlfile import Where
-from sparkforge.series import docs, lint, series
+from sparkforge.series import series, staging
 from sparkforge.series.series import Series
+from sparkforge.series.staging import Rules, Staged
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def land(rebase: Rebase, state: State) -> Landed:
     """Write pins, series, patches, resolutions, changelog and report together.
 
     Raises:
-        SeriesError, IntegrityError: what the moves gave is no sound series.
+        SeriesError: what the moves gave is no sound series.
     """
     # from the first look at the checkout on: what an export wrote meanwhile would be undone
     with transaction.held(rebase.root):
@@ -57,23 +57,28 @@ def _landed(rebase: Rebase, state: State) -> Landed:
     rebase.check_same(state)
     root = rebase.root
     files: dict[Path, bytes | None] = {}
-    recorded: dict[str, Recorded | None] = {}
+    staged: dict[str, Staged] = {}
     chapters = []
     for leg in state.legs:
-        fresh = _series(rebase, leg, files)
-        recorded[leg.upstream] = _record(rebase, leg, fresh)
-        chapters.append(report.Chapter(leg, _range_diff(rebase, leg)))
+        folder = root / "patches" / leg.upstream
+        old = rebase.series_of(leg.upstream)
+        staged[leg.upstream] = _staged(rebase, leg)
+        files |= staged[leg.upstream].files(folder, old)
+        chapters.append(report.Chapter(leg, _range_diff(rebase, leg, old)))
         memory = rebase.job.memory / leg.upstream
         for path in sorted(memory.glob("*")) if memory.is_dir() else ():
-            files[root / "patches" / leg.upstream / Memory.FOLDER / path.name] = path.read_bytes()
+            files[folder / Memory.FOLDER / path.name] = path.read_bytes()
     loaded = pins.load(rebase.pins_path)
     place = companions.Place(loaded, root, rebase.store, rebase.access)
     found = companions.disagreements(place, own.goal, own.new, own.old)
     found += companions.unknown(own.upstream, own.goal, state.stated, state.lacking)
-    text = _pins_text(rebase.pins_path, loaded, state, recorded, found)
+    text = _pins_text(rebase.pins_path, loaded, state, staged, found)
     files[rebase.pins_path] = text.encode()
     after = pins.parse(rebase.pins_path, text)
-    files.update(_pages(rebase, after, state, files))
+    log_page = root / "CHANGELOG.md"
+    log_text = log_page.read_text(encoding="utf-8") if log_page.exists() else "# Changelog\n"
+    files[log_page] = changelog(log_text, state).encode()
+    files |= staging.page(root, after, {name: one.series for name, one in staged.items()})
     page = root / "dist" / "rebase" / report.file_name(own)
     files[page] = report.page(state, chapters, found).encode()
     changed = {path: data for path, data in files.items() if _differs(path, data)}
@@ -91,45 +96,20 @@ def _differs(path: Path, data: bytes | None) -> bool:
 # -- the series ----------------------------------------------------------------------------
 
 
-def _series(rebase: Rebase, leg: Leg, files: dict[Path, bytes | None]) -> Series:
-    """Add a leg's new patch files to what is written; returns them as a series set aside."""
-    folder = rebase.root / "patches" / leg.upstream
-    exported = dict(series.export(rebase.job.tree(leg), leg.new.commit, leg.head))
-    for patch in rebase.series_of(leg.upstream).patches:
-        files[folder / patch.name] = None
-    files.update({folder / name: data for name, data in exported.items()})
-    if exported or (folder / "series").exists():
-        files[folder / "series"] = series.listing(folder, list(exported))
+def _staged(rebase: Rebase, leg: Leg) -> Staged:
+    """Write a leg's new patches aside and apply them: they must give what the rebase gave."""
+    repo = rebase.job.tree(leg)
+    exported = series.export(repo, leg.new.commit, leg.head)
+    tree = git.git(repo, "rev-parse", f"{leg.head}^{{tree}}")
+    rules = Rules(rebase.root, leg.goal.paths, "fix the message of that patch")
     aside = rebase.job.folder / "landing" / leg.upstream
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    for name, data in exported.items():
-        (aside / name).write_bytes(data)
-    (aside / "series").write_text("".join(f"{name}\n" for name in exported))
-    fresh = series.read(aside)
-    if problems := lint.lint(fresh, rebase.root, leg.goal.paths):
-        raise SeriesError("\n".join(problems), "fix the message of that patch")
-    return fresh
+    return staging.stage(rebase.store, aside, exported, leg.new, tree, rules=rules)
 
 
-def _record(rebase: Rebase, leg: Leg, fresh: Series) -> Recorded | None:
-    """Apply the new series from its files; what comes of it is what pins.yaml records."""
-    if not fresh.patches:
-        return None
-    patched = series.apply(rebase.store, fresh, leg.new)
-    tree = git.git(rebase.job.tree(leg), "rev-parse", f"{leg.head}^{{tree}}")
-    if patched.tree != tree:
-        msg = (
-            f"{leg.upstream}: the new patches give tree {patched.tree}, but the rebase gave {tree}"
-        )
-        raise IntegrityError(msg, "this is a bug in sparkforge; please report it")
-    return Recorded(commit=patched.commit, tree=patched.tree)
-
-
-def _range_diff(rebase: Rebase, leg: Leg) -> str:
+def _range_diff(rebase: Rebase, leg: Leg, old: Series) -> str:
     if not leg.moves or leg.head == leg.new.commit:
         return "nothing is left of the series"  # git takes no empty range
-    patched = series.apply(rebase.store, rebase.series_of(leg.upstream), leg.old)
+    patched = series.apply(rebase.store, old, leg.old)
     work = Workspace(rebase.job.tree(leg))
     return work.git(
         "range-diff",
@@ -147,7 +127,7 @@ def _pins_text(
     path: Path,
     loaded: Pins,
     state: State,
-    recorded: Mapping[str, Recorded | None],
+    staged: Mapping[str, Staged],
     found: list[Companion],
 ) -> str:
     """Return pins.yaml with the new release in it; every other character stays."""
@@ -169,41 +149,11 @@ def _pins_text(
         raise PinsError(msg, "write it KEY: VALUE on one line") from None
     text = edit.with_commit(path, text, own.upstream, own.goal.commit)
     for leg in state.legs:
-        text = _with_record(path, text, loaded.upstream(leg.upstream), leg, recorded)
+        recorded = staged[leg.upstream].recorded
+        if recorded is not None or loaded.upstream(leg.upstream).patched:
+            fresh = {} if recorded is None else {leg.new.provider: recorded}
+            text = edit.with_record(path, text, leg.upstream, fresh)
     return text
-
-
-def _with_record(
-    path: Path, text: str, upstream: Upstream, leg: Leg, recorded: Mapping[str, Recorded | None]
-) -> str:
-    value = recorded[leg.upstream]
-    if value is None and not upstream.patched:
-        return text
-    fresh = {} if value is None else {leg.new.provider: value}
-    return edit.with_record(path, text, leg.upstream, fresh)
-
-
-# -- pages ---------------------------------------------------------------------------------
-
-
-def _pages(
-    rebase: Rebase, after: Pins, state: State, files: Mapping[Path, bytes | None]
-) -> dict[Path, bytes]:
-    root = rebase.root
-    log_page = root / "CHANGELOG.md"
-    text = log_page.read_text(encoding="utf-8") if log_page.exists() else "# Changelog\n"
-    found = {log_page: changelog(text, state).encode()}
-    page = root / "docs" / "patches.md"
-    if page.exists():
-        aside = {
-            leg.upstream: series.read(rebase.job.folder / "landing" / leg.upstream)
-            for leg in state.legs
-        }
-        every = [
-            aside.get(name) or series.read(root / "patches" / name) for name in after.upstreams
-        ]
-        found[page] = docs.page(every, after.upstreams).encode()
-    return found
 
 
 def changelog(text: str, state: State) -> str:
