@@ -150,6 +150,8 @@ class Item:
         download: release files that it may have to fetch.
         fetches: what else it may have to fetch.
         commands: for people: the command lines that it runs, where those are worth reading.
+        kept: ``--force`` of its stage does not make it again: the stage needs it, and it is not the
+            stage's result.
     """
 
     stage: str
@@ -161,6 +163,7 @@ class Item:
     download: tuple[ReleaseFile, ...] = ()
     commands: tuple[str, ...] = ()
     fetches: Callable[[], Fetches] = field(default=Fetches)
+    kept: bool = False
 
     @property
     def key(self) -> str:

@@ -52,10 +52,11 @@ def plan(context: Context, items: Sequence[Item]) -> list[Step]:
 
 
 def _step(context: Context, item: Item, counted: set[str]) -> Step:
-    found = None if item.stage in context.force else _standing(context, item)
+    forced = _forced(context, item)
+    found = None if forced else _standing(context, item)
     if found:
         return Step(item.stage, item.label, item.key, "in the store", (), 0)
-    state = "to make again" if item.stage in context.force else "to make"
+    state = "to make again" if forced else "to make"
     absent = {
         file.sha256: file.size
         for file in item.download
@@ -76,6 +77,10 @@ def _step(context: Context, item: Item, counted: set[str]) -> Step:
     )
 
 
+def _forced(context: Context, item: Item) -> bool:
+    return item.stage in context.force and not item.kept
+
+
 def _standing(context: Context, item: Item) -> Artefact | None:
     found = context.store.find(item.stage, item.inputs)
     return found if found is not None and item.valid(found) else None
@@ -89,11 +94,9 @@ def _why(context: Context, item: Item) -> list[str]:
     changed = differences(last["inputs"], item.inputs)
     if changed:
         return changed
-    return (
-        ["--force"]
-        if item.stage in context.force
-        else ["its result is missing or damaged in the store"]
-    )
+    if _forced(context, item):
+        return ["--force"]
+    return ["its result is missing or damaged in the store"]
 
 
 def run(context: Context, items: Sequence[Item]) -> list[Line]:
@@ -118,9 +121,9 @@ def _run(context: Context, items: Sequence[Item], made: set[str]) -> list[Line]:
     """As ``run``; notes in ``made`` what it has made, and stops at a damaged repository."""
     results: dict[str, Artefact] = {}
     lines: list[Line] = []
-    makes = [item.stage in context.force or _standing(context, item) is None for item in items]
+    makes = [_forced(context, item) or _standing(context, item) is None for item in items]
     for at, item in enumerate(items):
-        again = item.stage in context.force
+        again = _forced(context, item)
         kept = context.store.find(item.stage, item.inputs)
         if kept is not None and not again:
             # what something is made of is read whole before: a damaged one is not passed on

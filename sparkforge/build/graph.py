@@ -89,7 +89,7 @@ def _unpatched_items(context: Context, house: Item) -> list[Item]:
     """The release without our series, for the proof that it fails."""
     wheels = [overlay_item(context, name, patched=False) for name in context.target.wheels]
     label = f"environment ({UNPATCHED})"
-    return [*wheels, environment_item(context, wheels, house, label, stage="smoke")]
+    return [*wheels, environment_item(context, wheels, house, label, release=True)]
 
 
 def release_items(context: Context) -> list[Item]:

@@ -287,6 +287,17 @@ def test_a_file_that_two_items_need_is_counted_once(
         assert plan["wheel vllm (unpatched)"]["download"] == 0
 
 
+def test_a_forced_smoke_test_keeps_the_release_that_it_compares_with(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--target", "cpu", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s")]
+    assert main([*words, "--force", "smoke", "--json"]) == 0
+    plan = {step["label"]: step for step in json.loads(capsys.readouterr().out)["plan"]}
+    again = {label for label, step in plan.items() if step["state"] == "to make again"}
+    if "environment (unpatched)" in plan:  # not on another platform than the target's
+        assert again == {"smoke"}
+
+
 def test_another_platforms_target_gets_a_plan_with_what_is_not_made_here(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,14 @@ from sparkforge.store.codekey import code_of
 
 
 def environment_item(
-    context: Context, wheels: Sequence[Item], house: Item, label: str, stage: str = "image"
+    context: Context, wheels: Sequence[Item], house: Item, label: str, *, release: bool = False
 ) -> Item:
-    """Return the environment that has these wheels, and beside them those of a wheelhouse."""
+    """Return the environment that has these wheels, and beside them those of a wheelhouse.
+
+    Args:
+        release: they are the release's, for the smoke test, which keeps it when it runs again: the
+            byte code of the first start saves half a minute.
+    """
     version = context.target.python
     inputs = {
         "wheels": {item.label: item.key for item in wheels},
@@ -42,11 +47,12 @@ def environment_item(
         return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
 
     return Item(
-        stage,
+        "smoke" if release else "image",
         label,
         inputs,
         make,
         fetches=fetches,
         # the interpreter is a link: the system's, or the store's, may have gone
         valid=lambda artefact: environment.python_path(artefact.path).exists(),
+        kept=release,
     )

@@ -156,4 +156,13 @@ def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") 
     # the unpatched wheel is only needed by the smoke test, and built just before it
     stage = "wheels" if patched else "smoke"
     commands = (f"# {why}",) if why else ()
-    return Item(stage, label, inputs, make, valid=holds_wheel, download=(file,), commands=commands)
+    return Item(
+        stage,
+        label,
+        inputs,
+        make,
+        valid=holds_wheel,
+        download=(file,),
+        commands=commands,
+        kept=not patched,
+    )
