@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkforge.build.context import UNPATCHED, Context, Results, source_of
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
-from sparkforge.core import git
+from sparkforge.core import gitread
 from sparkforge.pins.pathmap import path_of
 from sparkforge.runtime import isa, servers
 from sparkforge.runtime.servers import Server
@@ -111,11 +111,14 @@ class Launcher:
                 continue
             upstream = self.context.pins.upstream(name)
             source = source_of(self.context.store, name, self.results[f"source {name}"])
-            for member in wheel["replaced"]:
-                path = path_of(upstream.paths, member)
-                assert path is not None  # it was replaced by a file that has this place
-                blob = git.blobs_at(source.repo, source.commit, [path])[path]
-                file = work / member.replace("/", "%")
-                file.write_bytes(git.blob(source.repo, blob))
-                restored[member] = file
+            with gitread.reading(source.repo) as reader:
+                for member in wheel["replaced"]:
+                    path = path_of(upstream.paths, member)
+                    # it was replaced by a file that has this place
+                    assert path is not None
+                    content = reader.content(source.commit, path)
+                    assert content is not None
+                    file = work / member.replace("/", "%")
+                    file.write_bytes(content)
+                    restored[member] = file
         return restored

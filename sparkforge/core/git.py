@@ -287,11 +287,6 @@ _ESCAPES = {
 _QUOTED = re.compile(r'"([^"\\]|\\([0-3][0-7]{2}|[abtnvfr"\\]))*"')
 
 
-def blob(repo: Path, blob_id: str) -> bytes:
-    """Return a blob's content."""
-    return git_bytes(repo, "cat-file", "blob", blob_id)
-
-
 def unpack(repo: Path, tree: str, paths: Iterable[str], where: Path) -> None:
     """Write files of a tree (or commit, or COMMIT:FOLDER) below some paths into a folder."""
     packed = git_bytes(repo, "archive", "--format=tar", tree, "--", *paths)

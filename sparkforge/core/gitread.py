@@ -178,9 +178,14 @@ class Reader:
             raise NotLinear(name)
         return commits[::-1]
 
-    def files(self, tree: str) -> Iterator[File]:
-        """Give every file below a tree or commit, in git's order. Raises as ``blob``."""
-        for file in self._entries(tree).values():
+    def files(self, tree: str, folder: str = "") -> Iterator[File]:
+        """Give every file below a tree or commit, or a folder in it, in git's order.
+
+        Raises:
+            CommandError, StoreError: as ``blob``.
+        """
+        inside = self._folder(tree, folder)
+        for file in self._entries(inside).values() if inside is not None else ():
             if int(file.mode, 8) != _TREE:
                 yield file
                 continue
@@ -189,14 +194,19 @@ class Reader:
 
     def at(self, tree: str, path: str) -> File | None:
         """Return the file of a path in a tree or commit; None: it is not there, or a folder."""
-        *folders, name = path.split("/")
-        for folder in folders:
-            entry = self._entries(tree).get(folder)
+        folder, _, name = path.rpartition("/")
+        inside = self._folder(tree, folder)
+        entry = None if inside is None else self._entries(inside).get(name)
+        return None if entry is None or int(entry.mode, 8) == _TREE else entry
+
+    def _folder(self, tree: str, folder: str) -> str | None:
+        """Return the tree of a folder in a tree or commit; None: it is not there."""
+        for name in filter(None, folder.split("/")):
+            entry = self._entries(tree).get(name)
             if entry is None or int(entry.mode, 8) != _TREE:
                 return None
             tree = entry.id
-        entry = self._entries(tree).get(name)
-        return None if entry is None or int(entry.mode, 8) == _TREE else entry
+        return tree
 
     def content(self, tree: str, path: str) -> bytes | None:
         """Return the content of a path in a tree or commit; None: no file is there."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkforge.core import git
+from sparkforge.core import git, gitread
 from sparkforge.core.errors import WheelError
 from sparkforge.core.git import Change
 from sparkforge.pins.pathmap import PathRule, rule_of
@@ -163,7 +163,7 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
     Raises:
         WheelError: as ``build``.
     """
-    fresh: dict[str, bytes] = {}
+    blobs: dict[Path, dict[str, str]] = {}
     executable: dict[str, bool] = {}
     replaced: list[str] = []
     added: list[str] = []
@@ -196,7 +196,7 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
             removed.append(member)
             continue
         (added if change.old_blob == git.ABSENT else replaced).append(member)
-        fresh[member] = git.blob(patched.source.repo, change.new_blob)
+        blobs.setdefault(patched.source.repo, {})[member] = change.new_blob
         if change.new_mode not in ("100644", "100755"):
             msg = (
                 f"{request.wheel.name}: {change.path} becomes a link, which a wheel cannot contain"
@@ -210,6 +210,10 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
             f"{request.wheel.name}: an overlay cannot contain the changes of these patches:\n{what}"
         )
         raise WheelError(msg, "these files are not in a wheel: use --wheels compile")
+    fresh: dict[str, bytes] = {}
+    for repo, members in blobs.items():
+        with gitread.reading(repo) as reader:
+            fresh |= {member: reader.blob(blob) for member, blob in members.items()}
     return Plan(
         fresh,
         executable,

@@ -425,7 +425,7 @@ def kill_at(number: int, module: Any, name: str) -> Callable[[pytest.MonkeyPatch
     [
         (disk, "write_file", 2),
         (transaction, "_write", 2),
-        (run, "call", 61),
+        (run, "call", 37),
     ],
 )
 def test_killed_anywhere(

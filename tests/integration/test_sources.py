@@ -387,17 +387,19 @@ def test_modes_links_and_odd_names_are_kept(world: World) -> None:
         "empty": "100644",
     }
     blobs = git.blobs_at(source.repo, source.commit, modes)
-    assert git.blob(source.repo, blobs["link"]) == b"/etc/passwd"
-    assert git.blob(source.repo, blobs["hard"]) == b"#!/bin/sh\n"
+    assert git.git_bytes(source.repo, "cat-file", "blob", blobs["link"]) == b"/etc/passwd"
+    assert git.git_bytes(source.repo, "cat-file", "blob", blobs["hard"]) == b"#!/bin/sh\n"
     for name in names:
-        assert git.blob(source.repo, blobs[f"d/{name}"]) == name.encode(errors="replace")
+        assert git.git_bytes(source.repo, "cat-file", "blob", blobs[f"d/{name}"]) == name.encode(
+            errors="replace"
+        )
 
 
 def test_the_last_of_two_members_of_a_name_counts(world: World) -> None:
     members = [tar_member("demo-1.0/x", b"first"), tar_member("demo-1.0/x", b"second")]
     source = world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
     (blob,) = git.blobs_at(source.repo, source.commit, ["x"]).values()
-    assert git.blob(source.repo, blob) == b"second"
+    assert git.git_bytes(source.repo, "cat-file", "blob", blob) == b"second"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from sparkforge.core import git
+from sparkforge.core import gitread
 from sparkforge.maintain.rebase import requirements
 from sparkforge.pins.pins import Pins, Upstream
 from sparkforge.pins.types import Platform
@@ -111,11 +111,6 @@ def unknown(
 
 
 # -- requirements ----------------------------------------------------------------------
-
-
-def _text(source: Source, path: str) -> str:
-    blob = git.blobs_at(source.repo, source.commit, [path]).get(path)
-    return "" if blob is None else git.blob(source.repo, blob).decode(errors="replace")
 
 
 def exact(text: str) -> dict[str, str]:
@@ -259,22 +254,17 @@ class Fetched:
 
 def fetched(source: Source) -> list[Fetched]:
     """Return what the CMake files of a tree fetch by git, variables replaced where set beside."""
-    listing = git.git(
-        source.repo,
-        "ls-tree",
-        "-r",
-        "--name-only",
-        "-z",
-        source.commit,
-        "--",
-        "CMakeLists.txt",
-        "cmake",
-    )
+    with gitread.reading(source.repo) as reader:
+        folder = reader.files(source.commit, "cmake")
+        paths = ["CMakeLists.txt", *(f"cmake/{file.path}" for file in folder)]
+        contents = {
+            path: (reader.content(source.commit, path) or b"").decode(errors="replace")
+            for path in paths
+            if path.endswith((".cmake", "CMakeLists.txt"))
+        }
     found = []
-    for path in filter(None, listing.split("\0")):
-        if not path.endswith((".cmake", "CMakeLists.txt")):
-            continue
-        text = re.sub(r"^\s*#.*$", "", _text(source, path), flags=re.MULTILINE)
+    for path, content in contents.items():
+        text = re.sub(r"^\s*#.*$", "", content, flags=re.MULTILINE)
         settings: dict[str, list[str]] = {}
         for variable, value in _SET.findall(text):
             settings.setdefault(variable, []).append(value)

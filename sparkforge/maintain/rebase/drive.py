@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkforge.core import git
+from sparkforge.core import git, gitread
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import RebaseStopped, SeriesError, UsageError
 from sparkforge.core.log import log
@@ -199,11 +199,12 @@ class Rebase:
     def _lay_out(self, work: Workspace) -> None:
         """Put the versions of each file in conflict into a folder beside the workspace."""
         shutil.rmtree(self.job.conflict, ignore_errors=True)
-        for one in work.unmerged():
-            for stage, name in ((1, "base"), (2, "ours"), (3, "theirs")):
-                if stage in one.blobs:
-                    target = self.job.conflict / f"{one.path}.{name}"
-                    write_file(target, git.blob(work.path, one.blobs[stage]))
+        with gitread.reading(work.path) as reader:
+            for file in work.unmerged():
+                for stage, name in ((1, "base"), (2, "ours"), (3, "theirs")):
+                    if stage in file.blobs:
+                        target = self.job.conflict / f"{file.path}.{name}"
+                        write_file(target, reader.blob(file.blobs[stage]))
 
     # -- a person's answers --------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sparkforge.core import git
+from sparkforge.core import git, gitread
 from sparkforge.maintain.rebase import verdicts
 from sparkforge.maintain.rebase.workspace import Unmerged
 from sparkforge.series.patchfile import Patch
@@ -29,31 +29,28 @@ def about(
     Args:
         diff: the patch's, on the old release.
         missing: files that the new release lacks, with their new names (``Mover.missing``).
+        old, new: trees of one upstream, in one repository.
         unmerged: the files in conflict.
     """
     parts = verdicts.hunks(diff)
     by_path = {entry.path: part for entry, part in zip(patch.entries, parts, strict=False)}
     back = {to: path for path, to in missing.items() if to is not None}
-    said = []
-    for one in unmerged:
-        part = by_path.get(one.path) or by_path.get(back.get(one.path, ""))
-        if part is None or 2 not in one.blobs:
-            continue
-        # what an earlier patch of this rebase made lies in the workspace, not in the store
-        there = git.git_ok(new.repo, "cat-file", "-e", one.blobs[2])
-        now = git.blob(new.repo, one.blobs[2]) if there else b""
-        before = _of(old, one.path) or _of(old, back.get(one.path, ""))
-        if b"\r\n" in now and b"\r\n" not in before:
-            hint: str | None = "its lines now end in CR LF"
-        else:
-            hint = verdicts.reworded(part, now, before) or verdicts.reindented(part, now)
-        said.append(f"{one.path}: {hint or _moved(old, new, one.path, part, now)}")
-    return said
-
-
-def _of(source: Source, path: str) -> bytes:
-    blob = git.blobs_at(source.repo, source.commit, [path] if path else []).get(path)
-    return b"" if blob is None else git.blob(source.repo, blob)
+    lines = []
+    with gitread.reading(new.repo) as reader:
+        for file in unmerged:
+            path, before_path = file.path, back.get(file.path, file.path)
+            part = by_path.get(path) or by_path.get(before_path)
+            if part is None or 2 not in file.blobs:
+                continue
+            # what an earlier patch of this rebase made lies in the workspace, not in the store
+            now = (reader.find(file.blobs[2]) or ("", b""))[1]
+            before = reader.content(old.commit, path) or reader.content(old.commit, before_path)
+            if b"\r\n" in now and b"\r\n" not in (before or b""):
+                hint: str | None = "its lines now end in CR LF"
+            else:
+                hint = verdicts.reworded(part, now, before or b"") or verdicts.reindented(part, now)
+            lines.append(f"{path}: {hint or _moved(old, new, path, part, now)}")
+    return lines
 
 
 def _moved(old: Source, new: Source, path: str, part: list[verdicts.Hunk], now: bytes) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import git
+from sparkforge.core import git, gitread
+from sparkforge.core.gitread import Reader
 from sparkforge.maintain.rebase import verdicts
 from sparkforge.maintain.rebase.history import History, Made
 from sparkforge.maintain.rebase.workspace import Workspace
@@ -132,7 +133,13 @@ def _unless_undone(
 def _evolved(work: Workspace, tip: str, commit: str, made: str) -> bool:
     """Tell whether most of what a change added is there, and nothing that it removed is back."""
     added = back = there = 0
-    for change in git.changes(work.path, f"{commit}^", commit):
+    changes = git.changes(work.path, f"{commit}^", commit)
+    with gitread.reading(work.path) as reader:
+        lines_of = {
+            change.path: [_lines(reader, at, change.path) for at in (tip, made)]
+            for change in changes
+        }
+    for path, (now, then) in lines_of.items():
         diff = git.git_bytes(
             work.path,
             "diff-tree",
@@ -142,17 +149,16 @@ def _evolved(work: Workspace, tip: str, commit: str, made: str) -> bool:
             f"{commit}^",
             commit,
             "--",
-            change.path,
+            path,
         )
-        now, then = _lines(work, tip, change.path), _lines(work, made, change.path)
         for hunk in (hunk for part in verdicts.hunks(diff) for hunk in part):
             lines = verdicts.plain(hunk.added)
             added += len(lines)
             there += sum(line in now for line in lines)
-            back += sum(line in now and line not in then for line in verdicts.plain(hunk.removed))
+            removed = verdicts.plain(hunk.removed)
+            back += sum(line in now and line not in then for line in removed)
     return back == 0 and added > 0 and 2 * there >= added
 
 
-def _lines(work: Workspace, commit: str, path: str) -> set[bytes]:
-    blob = git.blobs_at(work.path, commit, [path]).get(path)
-    return set() if blob is None else set(verdicts.plain(git.blob(work.path, blob).splitlines()))
+def _lines(reader: Reader, commit: str, path: str) -> set[bytes]:
+    return set(verdicts.plain((reader.content(commit, path) or b"").splitlines()))

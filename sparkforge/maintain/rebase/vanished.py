@@ -7,9 +7,10 @@ another name, without a word. So the words of a patch's added code are looked fo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from sparkforge.core import git
+from sparkforge.core import git, gitread
+from sparkforge.core.gitread import Reader
 from sparkforge.maintain.rebase import verdicts
 from sparkforge.pins.pathmap import PathRule, rule_of
 from sparkforge.sources.sources import Source
@@ -22,7 +23,6 @@ _MADE = re.compile(
     rb"\b(?:def|class|struct|for|as)\s+(\w+)|^\s*(?:auto\s+|const\s+)?(\w+)\s*(?::[^=]+)?=(?!=)"
 )
 _SUBMODULE = "160000"
-_AT_ONCE = 200  # blobs that are in memory together
 
 
 def words(diff: bytes, paths: Iterable[str]) -> set[bytes]:
@@ -68,12 +68,13 @@ def vanished(wanted: set[bytes], rules: Iterable[PathRule], old: Source, new: So
     """
     rules = list(rules)
     changed = [
-        one
-        for one in git.changes(new.repo, old.commit, new.commit)
-        if ships(rules, one.path) and _SUBMODULE not in (one.old_mode, one.new_mode)
+        change
+        for change in git.changes(new.repo, old.commit, new.commit)
+        if ships(rules, change.path) and _SUBMODULE not in (change.old_mode, change.new_mode)
     ]
-    before = _among(wanted, new, (one.old_blob for one in changed))
-    left = before - _among(before, new, (one.new_blob for one in changed))
+    with gitread.reading(new.repo) as reader:
+        before = _among(wanted, reader, (change.old_blob for change in changed))
+        left = before - _among(before, reader, (change.new_blob for change in changed))
     if not left:
         return set()
     # few by now: also in files that did not change
@@ -98,21 +99,11 @@ def vanished(wanted: set[bytes], rules: Iterable[PathRule], old: Source, new: So
     return left - ({line.encode() for line in listing.splitlines()} if code == 0 else set())
 
 
-def _among(wanted: set[bytes], source: Source, blobs: Iterable[str]) -> set[bytes]:
+def _among(words: set[bytes], reader: Reader, blobs: Iterable[str]) -> set[bytes]:
+    """Return those words that any of some blobs has."""
     found: set[bytes] = set()
-    for data in _contents(source, [blob for blob in blobs if blob != git.ABSENT]):
+    for blob in blobs:
+        data = b"" if blob == git.ABSENT else reader.blob(blob)
         if b"\0" not in data:
-            found |= wanted.intersection(_WORD.findall(data))
+            found |= words.intersection(_WORD.findall(data))
     return found
-
-
-def _contents(source: Source, blobs: list[str]) -> Iterator[bytes]:
-    for at in range(0, len(blobs), _AT_ONCE):
-        asked = "".join(f"{blob}\n" for blob in blobs[at : at + _AT_ONCE]).encode()
-        packed = git.git_bytes(source.repo, "cat-file", "--batch", stdin=asked)
-        place = 0
-        while place < len(packed):
-            end = packed.index(b"\n", place)
-            size = int(packed[place:end].rpartition(b" ")[2])
-            yield packed[end + 1 : end + 1 + size]
-            place = end + 1 + size + 1
