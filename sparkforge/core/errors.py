@@ -14,9 +14,13 @@ class SparkforgeError(Exception):
     Args:
         what: one sentence, what is wrong and where.
         remedy: what the user does next; empty where nothing can be done.
+
+    Attributes:
+        meaning: of the exit code, for ``--exit-codes``.
     """
 
     exit_code = 1
+    meaning = "A bug in sparkforge; please report the traceback."
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what)
@@ -32,147 +36,123 @@ class SparkforgeError(Exception):
 
 
 class UsageError(SparkforgeError):
-    """Invalid or conflicting command-line options."""
-
     exit_code = 2
+    meaning = "Invalid or conflicting command-line options."
 
 
 class PinsError(SparkforgeError):
-    """pins.yaml, or a file that it names, is invalid."""
-
     exit_code = 3
+    meaning = "pins.yaml, or a file that it names, is invalid."
 
 
 class FetchError(SparkforgeError):
-    """An input is not available: no network, offline, not in the index, wrong mirror."""
-
     exit_code = 4
+    meaning = "An input is not available: no network, offline, not in the index, wrong mirror."
 
 
 class IntegrityError(SparkforgeError):
-    """A download or result differs from its pin."""
-
     exit_code = 5
+    meaning = "A download or result differs from its pin."
 
 
 class SeriesError(SparkforgeError):
-    """A patch is malformed, does not apply exactly, or is missing from its series."""
-
     exit_code = 6
+    meaning = "A patch is malformed, does not apply exactly, or is missing from its series."
 
 
 class WheelError(SparkforgeError):
-    """A wheel cannot be built from these inputs."""
-
     exit_code = 7
+    meaning = "A wheel cannot be built from these inputs."
 
 
 class EngineError(SparkforgeError):
-    """The container engine is missing, too old, or reports an error."""
-
     exit_code = 8
+    meaning = "The container engine is missing, too old, or reports an error."
 
 
 class ImageError(SparkforgeError):
-    """The image or the virtual environment could not be built."""
-
     exit_code = 9
+    meaning = "The image or the virtual environment could not be built."
 
 
 class SmokeError(SparkforgeError):
-    """The build fails its smoke test."""
-
     exit_code = 10
+    meaning = "The build fails its smoke test."
 
 
 class StoreError(SparkforgeError):
-    """The store or another file cannot be read or written (disk full, permissions)."""
-
     exit_code = 11
+    meaning = "The store or another file cannot be read or written (disk full, permissions)."
 
 
 class CommandError(SparkforgeError):
-    """A program that sparkforge runs failed unexpectedly."""
-
     exit_code = 12
+    meaning = "A program that sparkforge runs failed unexpectedly."
 
 
 class MachineError(SparkforgeError):
-    """The machine lacks a program that sparkforge needs (Python, git)."""
-
     exit_code = 13
+    meaning = "The machine lacks a program that sparkforge needs (Python, git)."
 
 
 class StaleError(SparkforgeError):
-    """A generated file of the checkout is out of date."""
-
     exit_code = 14
+    meaning = "A generated file of the checkout is out of date."
 
 
 class QualityError(SparkforgeError):
-    """A measurement is beyond its limit."""
-
     exit_code = 15
+    meaning = "A measurement is beyond its limit."
 
 
 class AblationError(SparkforgeError):
-    """A test passes without its patch, or no patch makes a difference."""
-
     exit_code = 16
+    meaning = "A test passes without its patch, or no patch makes a difference."
 
 
 class ProofError(SparkforgeError):
-    """The machine code differs from what a proof requires."""
-
     exit_code = 17
+    meaning = "The machine code differs from what a proof requires."
 
 
 class DoctorError(SparkforgeError):
-    """This machine cannot build or serve the target; see the findings."""
-
     exit_code = 18
+    meaning = "This machine cannot build or serve the target; see the findings."
 
 
 class RebaseStopped(SparkforgeError):
-    """A patch does not apply to the new release; resolve it by hand."""
-
     exit_code = 19
+    meaning = "A patch does not apply to the new release; resolve it by hand."
 
 
 class VerifyError(SparkforgeError):
-    """Two builds differ, or an image was not built from this checkout."""
-
     exit_code = 20
+    meaning = "Two builds differ, or an image was not built from this checkout."
 
 
 class SignError(SparkforgeError):
-    """cosign is missing, or fails to sign or to verify."""
-
     exit_code = 21
+    meaning = "cosign is missing, or fails to sign or to verify."
 
 
 class WatchNews(SparkforgeError):
-    """watch: an upstream has a newer release, and every series applies to it."""
-
     exit_code = 22
+    meaning = "watch: an upstream has a newer release, and every series applies to it."
 
 
 class WatchConflict(SparkforgeError):
-    """watch: an upstream has a newer release, and a patch needs work."""
-
     exit_code = 24
+    meaning = "watch: an upstream has a newer release, and a patch needs work."
 
 
 class CompileError(SparkforgeError):
-    """A wheel cannot be compiled, or its compile failed."""
-
     exit_code = 23
+    meaning = "A wheel cannot be compiled, or its compile failed."
 
 
 class PortError(SparkforgeError):
-    """The server's port is in use."""
-
     exit_code = 25
+    meaning = "The server's port is in use."
 
 
 INTERRUPTED_EXIT_CODE = 130
@@ -182,10 +162,9 @@ INTERRUPTED_EXIT_CODE = 130
 def exit_codes() -> list[tuple[int, str]]:
     """Return (code, meaning) for every failure kind, in order; docs and ``--help`` print it."""
     kinds: list[type[SparkforgeError]] = [SparkforgeError, *SparkforgeError.__subclasses__()]
-    rows = [(kind.exit_code, (kind.__doc__ or "").strip().splitlines()[0]) for kind in kinds[1:]]
+    rows = [(kind.exit_code, kind.meaning) for kind in kinds]
     rows += [
         (0, "Success."),
-        (1, "A bug in sparkforge; please report the traceback."),
         (INTERRUPTED_EXIT_CODE, "Interrupted; the next run continues from here."),
     ]
     return sorted(rows)
