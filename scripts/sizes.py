@@ -38,7 +38,7 @@ def main() -> int:
     """Write the file; returns 1 where the store lacks files of a target's lock."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, default=os.environ.get("SPARKFORGE_STORE"))
-    store = store_of(parser.parse_args())
+    store = store_of(parser.parse_args().store)
     tools = [one for one in read_lock(ROOT / "requirements" / "driver.txt") if one.name == "uv"]
     lines, absent = set(), 0
     for lock, python, platform, needed in locks(pins.load(ROOT / "pins.yaml")):

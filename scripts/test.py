@@ -100,8 +100,7 @@ def lint(steps: Steps, bin_: Path) -> None:
     steps.run("hadolint", bin_ / "hadolint", "Dockerfile", "Dockerfile.dev")
     build = (sys.executable, "build.py")
     steps.run("pins check", *build, "pins", "check")
-    steps.run("docs/patches.md", *build, "patches", "docs", "--check")
-    steps.run("docs/roofline.md", *build, "roofline", "--target", "spark", "--check")
+    steps.run("generated pages", *build, "docs", "--check")
 
 
 def main() -> int:

@@ -11,11 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkforge.cli.main import _parser
 from sparkforge.series import series
 from tests import forked
 from tests.support import (
@@ -76,6 +77,19 @@ targets:
 """
 
 
+def within(words: Sequence[str], pins: Path, store: Path) -> list[str]:
+    """Return the options that have a command use a project and a store, of those that it has."""
+    if words and words[0].startswith("-"):
+        words = ("build", *words)
+    for parser in _parser().commands():
+        command = parser.prog.split()[1:]
+        if command == list(words[: len(command)]):
+            known = parser._option_string_actions
+            places = {"--pins": pins, "--store": store}
+            return [str(one) for name in places if name in known for one in (name, places[name])]
+    return []
+
+
 @dataclass
 class Project:
     """The checkout (pins.yaml, patches/, requirements/), its store and where its files are."""
@@ -86,7 +100,7 @@ class Project:
     repo: Repo
 
     def command(self, *words: str) -> list[str]:
-        places = ["--pins", str(self.root / "pins.yaml"), "--store", str(self.store)]
+        places = within(words, self.root / "pins.yaml", self.store)
         behind: list[str] = []
         if "--" in words:  # what stands behind is not ours
             at = words.index("--")

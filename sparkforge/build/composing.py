@@ -6,15 +6,15 @@ Every baked image keeps a tag of its own, so that an older one can be chosen aga
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from sparkforge.build import image
-from sparkforge.build.options import pins_path, platform_of
+from sparkforge.build.options import OutputOptions, platform_of, recover_checkout
 from sparkforge.core.errors import ImageError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins import pins
@@ -92,7 +92,28 @@ def on_engine(engine: Engine, targets: Sequence[str], variables: Mapping[str, st
     )
 
 
-def images(options: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class ImagesOptions:
+    """Options of ``images``."""
+
+    target: str | None
+    prune: bool
+    dry_run: bool
+    pins: Path | None
+    output: OutputOptions
+
+
+@dataclass(frozen=True)
+class RollbackOptions:
+    """Options of ``rollback``."""
+
+    target: str
+    image: str | None
+    pins: Path | None
+    output: OutputOptions
+
+
+def images(options: ImagesOptions) -> int:
     """List what was baked, and say which one Compose uses; or remove old ones.
 
     Raises:
@@ -100,7 +121,7 @@ def images(options: argparse.Namespace) -> int:
     """
     if options.dry_run and not options.prune:
         raise UsageError("images --dry-run: nothing to try", "add --prune, or leave it out")
-    path = pins_path(options)
+    path = recover_checkout(options.pins)
     all_pins = pins.load(path)
     targets = [options.target] if options.target else sorted(all_pins.targets)
     for target in targets:
@@ -109,14 +130,14 @@ def images(options: argparse.Namespace) -> int:
     engine = connect()
     found = on_engine(engine, targets, variables)
     if options.prune:
-        return _prune(engine, found, dry_run=options.dry_run, as_json=options.json)
+        return _prune(engine, found, dry_run=options.dry_run, as_json=options.output.json)
     missing = {
         target: name
         for target in targets
         if (name := in_use(variables, target))
         and not any(one.used for one in found if one.target == target)
     }
-    if options.json:
+    if options.output.json:
         log.json({"images": [asdict(one) for one in found], "missing": missing})
         return 0
     if not found:
@@ -185,13 +206,13 @@ def _prune(engine: Engine, found: Sequence[Baked], *, dry_run: bool, as_json: bo
     return 0
 
 
-def rollback(options: argparse.Namespace) -> int:
+def rollback(options: RollbackOptions) -> int:
     """Have Compose use the image before the one that it uses, or the one that is named.
 
     Raises:
         ImageError: there is none.
     """
-    path = pins_path(options)
+    path = recover_checkout(options.pins)
     target = options.target
     pinned = pins.load(path).target(target)
     env_file = path.parent / ".env"
@@ -203,7 +224,7 @@ def rollback(options: argparse.Namespace) -> int:
     served = {} if "COMPOSE_PROFILES" in here else {"COMPOSE_PROFILES": target}
     envfile.put(env_file, {**served, variable(target): chosen.image})
     keep_models(engine, pinned, platform_of(pinned))  # the image may come from another machine
-    if options.json:
+    if options.output.json:
         log.json({"target": target, "image": chosen.image, "before": before})
     log.info(f"Compose uses {chosen.image}{f', not {before} any more' if before else ''}")
     if (outside := os.environ.get(variable(target))) and outside != chosen.image:

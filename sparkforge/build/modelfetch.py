@@ -6,7 +6,6 @@ folder, as the same user, with the same checks. So nothing here knows the hub.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sparkforge.build import composing
-from sparkforge.build.options import pins_path
+from sparkforge.build.options import OutputOptions, recover_checkout
 from sparkforge.core.errors import (
     EngineError,
     FetchError,
@@ -106,7 +105,17 @@ class Wanted:
         ]
 
 
-def run(options: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class Options:
+    """Options of ``model fetch``."""
+
+    target: str
+    dry_run: bool
+    pins: Path | None
+    output: OutputOptions
+
+
+def run(options: Options) -> int:
     """Download, or say what would be downloaded; returns the exit code.
 
     Raises:
@@ -114,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
         ImageError: no image of the target is here.
         FetchError, IntegrityError, StoreError: the download failed.
     """
-    path = pins_path(options)
+    path = recover_checkout(options.pins)
     variables = envfile.seen(path.parent / ".env")
     engine = connect()
     wanted = _wanted(pins.load(path), options.target, variables, path.parent, engine)
@@ -127,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
         log.info(f"command  {shlex.join(command)}")
     else:
         _download(engine, name, command, variables)
-    if options.json:
+    if options.output.json:
         log.json({**asdict(wanted), "complete": not options.dry_run})
     return 0
 

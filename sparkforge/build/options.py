@@ -1,17 +1,18 @@
-"""Resolve options: store, pins, sources, platform, series."""
+"""Options that commands share, and what they stand for: the project, its store, its sources."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkforge.core import generated, gitsafe, transaction
+from sparkforge.core import gitsafe, transaction
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.index import Index
-from sparkforge.core.log import log
+from sparkforge.pins import pins
 from sparkforge.pins.pins import RELEASE_PLAN, Pins, SourcePlan, Target
 from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.series import series
@@ -27,14 +28,60 @@ SOURCES: Mapping[str, SourcePlan] = {
 """What --source can say."""
 
 
-def store_of(options: argparse.Namespace) -> Store:
+@dataclass(frozen=True)
+class OutputOptions:
+    """How a command reports; every command has them."""
+
+    json: bool = False
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class ProjectOptions:
+    """Where a command works: pins.yaml of the checkout, the store, the network."""
+
+    pins: Path | None = None
+    store: Path | None = None
+    offline: bool = False
+    mirror: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class VariantOptions:
+    """Which build of a target: what its result depends on."""
+
+    source: str | None = None
+    engine: str = "auto"
+    base: str | None = None
+    wheels: str | None = None
+    native: str | None = None
+
+
+@dataclass(frozen=True)
+class ToolOptions:
+    """What a build works with, and what its result does not depend on."""
+
+    builder: str | None = None
+    ca_bundle: Path | None = None
+    jobs: int | None = None
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The server of the smoke test, or of a command that starts one."""
+
+    port: int = 0
+    ready_timeout: float | None = None
+
+
+def store_of(named: str | Path | None) -> Store:
     """Return the store of --store, else of SPARKFORGE_STORE, else in the user's cache folder.
 
     Raises:
         UsageError: none is named, and the user has no home folder.
         StoreError: it is another user's.
     """
-    chosen = options.store or os.environ.get("SPARKFORGE_STORE")
+    chosen = named or os.environ.get("SPARKFORGE_STORE")
     try:
         if not chosen:
             # its specification: a path that is not absolute is ignored
@@ -52,21 +99,60 @@ def store_of(options: argparse.Namespace) -> Store:
     return Store(root)
 
 
-def pins_path(options: argparse.Namespace) -> Path:
-    """Return where pins.yaml is, with no change of its checkout left half done."""
-    path: Path = (options.pins or ROOT / "pins.yaml").resolve()
+def recover_checkout(named: Path | None) -> Path:
+    """Finish a change of the checkout that a killed command left half done; return its pins.yaml.
+
+    Args:
+        named: of --pins; None: sparkforge's own checkout.
+    """
+    path = (named or ROOT / "pins.yaml").resolve()
     transaction.finish(path.parent)
     return path
 
 
-def access_of(options: argparse.Namespace, all_pins: Pins) -> Access:
-    """Return how sources may be reached: --mirror, --offline, and the index of pip's settings.
+@dataclass(frozen=True)
+class Project:
+    """A checkout with its pins, the store, and how its sources are reached."""
+
+    pins_path: Path
+    pins: Pins
+    store: Store
+    access: Access
+
+    @classmethod
+    def open(cls, options: ProjectOptions) -> Project:
+        """Finish a change that a killed command left half done, then read pins.yaml.
+
+        Raises:
+            PinsError: pins.yaml is missing or invalid.
+            UsageError: no store can be found, or a --mirror is invalid.
+            StoreError: the store is another user's.
+        """
+        path = recover_checkout(options.pins)
+        loaded = pins.load(path)
+        access = Access(Index(), mirrors(options.mirror, loaded), options.offline)
+        return cls(path, loaded, store_of(options.store), access)
+
+    @property
+    def root(self) -> Path:
+        """The checkout: ``patches/``, ``requirements/`` and ``dist/`` are in it."""
+        return self.pins_path.parent
+
+    @contextmanager
+    def locked(self) -> Iterator[Project]:
+        """Keep other commands from changing the checkout; give it as it is then."""
+        with transaction.held(self.root):
+            yield replace(self, pins=pins.load(self.pins_path))
+
+
+def mirrors(texts: Sequence[str], all_pins: Pins) -> dict[str, str]:
+    """Return the URL or path of each --mirror, by upstream or UPSTREAM/EXTERNAL.
 
     Raises:
-        UsageError: a --mirror is malformed, or is of no upstream or external that pins.yaml has.
+        UsageError: one is malformed, or is of no upstream or external that pins.yaml has.
     """
-    mirrors = {}
-    for text in options.mirror:
+    found = {}
+    for text in texts:
         name, separator, url = text.partition("=")
         if not separator or not url:
             msg = f"--mirror {text}: not UPSTREAM=URL-or-path"
@@ -80,23 +166,21 @@ def access_of(options: argparse.Namespace, all_pins: Pins) -> Access:
         if external and external not in known:
             msg = f"--mirror {text}: {upstream} has no external {external}"
             raise UsageError(msg, f"use one of {', '.join(sorted(known)) or 'none'}")
-        mirrors[name] = url
-    return Access(Index(), mirrors, options.offline)
+        found[name] = url
+    return found
 
 
-def source_plan(options: argparse.Namespace, default: SourcePlan) -> SourcePlan:
+def source_plan(source: str | None, access: Access, default: SourcePlan) -> SourcePlan:
     """Return where sources come from: --source, else the default.
 
     Raises:
         UsageError: --source and --mirror contradict each other.
     """
-    mirrored = [
-        name for name, _, _ in (text.partition("=") for text in options.mirror) if "/" not in name
-    ]
-    if options.source == "release" and mirrored:
+    mirrored = [name for name in access.mirrors if "/" not in name]
+    if source == "release" and mirrored:
         msg = f"--source release uses no git repository, but --mirror gives one for {mirrored[0]}"
         raise UsageError(msg, "omit one of them")
-    return SOURCES[options.source] if options.source else default
+    return SOURCES[source] if source else default
 
 
 def platform_of(target: Target) -> Platform:
@@ -118,14 +202,14 @@ def host_platform() -> Platform:
     return here
 
 
-def chosen_series(options: argparse.Namespace, root: Path, all_pins: Pins) -> list[series.Series]:
+def chosen_series(upstream: str | None, root: Path, all_pins: Pins) -> list[series.Series]:
     """Return the series of the upstream that is named, else all, in the order of pins.yaml.
 
     Raises:
         UsageError: there is no such upstream.
         SeriesError: a series is malformed, or belongs to no upstream.
     """
-    names = [options.upstream] if options.upstream else list(all_pins.upstreams)
+    names = [upstream] if upstream else list(all_pins.upstreams)
     unknown = {path.parent.name for path in (root / "patches").glob("*/series")}
     unknown -= set(all_pins.upstreams)
     if unknown:
@@ -134,17 +218,3 @@ def chosen_series(options: argparse.Namespace, root: Path, all_pins: Pins) -> li
     for name in names:
         all_pins.upstream(name)
     return [series.read(root / "patches" / name) for name in names]
-
-
-def settle(options: argparse.Namespace, wanted: Mapping[Path, str], command: str) -> int:
-    """Write generated files, or with --check compare them with the files; report.
-
-    Raises:
-        StaleError: with --check, one differs.
-    """
-    changed = generated.settle(wanted, command, check=options.check)
-    for path in wanted:
-        log.info(f"{path}: {'written' if path in changed else 'up to date'}")
-    if options.json:
-        log.json({"written": [str(path) for path in changed]})
-    return 0

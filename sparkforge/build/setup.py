@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparkforge.build import lastbuild
 from sparkforge.build.context import STAGES, Context
-from sparkforge.build.options import access_of, pins_path, platform_of, source_plan, store_of
+from sparkforge.build.options import (
+    Project,
+    ServerOptions,
+    ToolOptions,
+    VariantOptions,
+    platform_of,
+    source_plan,
+)
 from sparkforge.core.errors import EngineError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins import pins
@@ -17,48 +23,60 @@ from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.runtime import buildx, engine
 from sparkforge.runtime.engine import BaseImage
 
+_TOOLS, _SERVER = ToolOptions(), ServerOptions()
+
 
 def context_of(
-    options: argparse.Namespace, until: str, force: Sequence[str] = (), *, plan_only: bool = False
+    project: Project,
+    name: str,
+    variant: VariantOptions,
+    until: str,
+    force: Sequence[str] = (),
+    *,
+    tools: ToolOptions = _TOOLS,
+    server: ServerOptions = _SERVER,
+    arguments: tuple[str, ...] = (),
+    plan_only: bool = False,
 ) -> Context:
-    """Return the build that the words ask for.
+    """Return the build that a command's options name.
 
     Args:
+        name: of the target.
+        arguments: of ``vllm serve``, after the target's own.
         plan_only: nothing will be made, so neither an engine nor the right machine is needed.
 
     Raises:
         UsageError: another machine is needed, or options contradict each other.
         EngineError: an engine was asked for, or is needed, and can't be had.
     """
-    path = pins_path(options)
-    all_pins = pins.load(path)
-    target = all_pins.target(options.target)
-    target = target.model_copy(update={"source": source_plan(options, target.source)})
+    target = project.pins.target(name)
+    plan = source_plan(variant.source, project.access, target.source)
+    target = target.model_copy(update={"source": plan})
     wanted = platform_of(target)
-    if options.wheels != "compile" and (options.native is not None or options.jobs is not None):
+    if variant.wheels != "compile" and (variant.native is not None or tools.jobs is not None):
         msg = "--native and --jobs need --wheels compile"
         raise UsageError(msg, "add --wheels compile, or omit them")
-    baker = _baker(options, all_pins, until, plan_only=plan_only)
+    baker = _baker(project.pins, name, variant, tools, until, plan_only=plan_only)
     context = Context(
-        root=path.parent,
-        pins=all_pins,
-        pins_path=path,
-        store=store_of(options),
-        target_name=options.target,
+        root=project.root,
+        pins=project.pins,
+        pins_path=project.pins_path,
+        store=project.store,
+        target_name=name,
         target=target,
         platform=wanted,
-        access=access_of(options, all_pins),
+        access=project.access,
         engine=baker.engine,
         base=baker.base,
         builder=baker.builder,
-        ca_bundle=options.ca_bundle,
-        port=options.port,
+        ca_bundle=tools.ca_bundle,
+        port=server.port,
         force=frozenset(force),
-        ready_timeout_s=options.ready_timeout or Context.ready_timeout_s,
-        arguments=options.serve_arguments,
-        wheels=options.wheels or "overlay",
-        native=options.native or "patched",
-        jobs=options.jobs,
+        ready_timeout_s=server.ready_timeout or Context.ready_timeout_s,
+        arguments=arguments,
+        wheels=variant.wheels or "overlay",
+        native=variant.native or "patched",
+        jobs=tools.jobs,
     )
     if not plan_only:  # a plan changes nothing
         context.store.sweep()
@@ -75,41 +93,47 @@ class _Baker:
 
 
 def _baker(
-    options: argparse.Namespace, all_pins: pins.Pins, until: str, *, plan_only: bool
+    all_pins: pins.Pins,
+    name: str,
+    variant: VariantOptions,
+    tools: ToolOptions,
+    until: str,
+    *,
+    plan_only: bool,
 ) -> _Baker:
-    """Choose engine, base and builder for what the words ask for; raises what `context_of` does."""
+    """Choose engine, base and builder; raises what `context_of` does."""
     bakes = STAGES.index(until) >= STAGES.index("image")
-    compiles = options.wheels == "compile"
+    compiles = variant.wheels == "compile"
     if not (bakes or compiles):
         return _Baker()
-    target = all_pins.target(options.target)
+    target = all_pins.target(name)
     wanted = platform_of(target)
     elsewhere = MACHINES.get(platform.machine()) != wanted
     if elsewhere and compiles and (bakes or not plan_only):
-        msg = f"target {options.target} is for {wanted}; this machine is {platform.machine()}"
+        msg = f"target {name} is for {wanted}; this machine is {platform.machine()}"
         remedy = "compile there; here use --wheels overlay, or --dry-run --until wheelhouse"
         raise UsageError(msg, remedy)
     reference = _pinned_base(all_pins, target, wanted)
-    base = options.base or reference
+    base = variant.base or reference
     chosen, builder = None, "default"
     if not (elsewhere and compiles):
-        chosen, why = _engine_for(options, reference, compiles=compiles, plan_only=plan_only)
+        chosen, why = _engine_for(variant, reference, compiles=compiles, plan_only=plan_only)
         log.info(f"builds {why}" if bakes else f"compiles with {why}")
-    if chosen is None and not plan_only and (options.builder or options.ca_bundle):
+    if chosen is None and not plan_only and (tools.builder or tools.ca_bundle):
         msg = "--builder and --ca-bundle need a container engine"
         raise UsageError(msg, "use --engine docker, or omit them")
-    if options.ca_bundle is not None and not options.ca_bundle.is_file():
-        msg = f"--ca-bundle {options.ca_bundle}: no such file"
+    if tools.ca_bundle is not None and not tools.ca_bundle.is_file():
+        msg = f"--ca-bundle {tools.ca_bundle}: no such file"
         raise UsageError(msg, "give a PEM file of certificates")
     resolved = None
     if base is not None and (chosen is not None or compiles):
         resolved = engine.resolve(base, chosen)
     if chosen is not None and resolved is not None:
-        chosen_builder = buildx.choose(chosen, options.builder)
+        chosen_builder = buildx.choose(chosen, tools.builder)
         buildx.check(chosen_builder, chosen, resolved.reference, wanted)
         builder = chosen_builder.name
     if elsewhere and bakes:
-        _check_foreign(target, wanted, until, chosen, options.command)
+        _check_foreign(target, wanted, until, chosen)
     return _Baker(chosen, resolved, builder)
 
 
@@ -122,7 +146,7 @@ def _pinned_base(all_pins: pins.Pins, target: pins.Target, wanted: Platform) -> 
 
 
 def _check_foreign(
-    target: pins.Target, wanted: str, until: str, chosen: engine.Engine | None, command: str
+    target: pins.Target, wanted: str, until: str, chosen: engine.Engine | None
 ) -> None:
     """Refuse what can't be done with another platform's programs.
 
@@ -133,9 +157,10 @@ def _check_foreign(
     here = platform.machine()
     if chosen is None:
         msg = f"this target is for {wanted}; this machine is {here}"
-        remedy = "build an image (needs an engine: --base), or stop earlier: --until wheelhouse"
-        if command != "build":
-            remedy = f"run it on {wanted}; here use build.py --target NAME --until wheelhouse"
+        remedy = (
+            f"run it on {wanted}; here build an image (needs an engine: --base), or stop earlier:"
+            " build.py --target NAME --until wheelhouse"
+        )
         raise UsageError(msg, remedy)
     if target.smoke is not None and until == STAGES[-1]:
         msg = f"this target's smoke test runs on {wanted}; this machine is {here}"
@@ -143,10 +168,10 @@ def _check_foreign(
 
 
 def _engine_for(
-    options: argparse.Namespace, reference: str | None, *, compiles: bool, plan_only: bool
+    variant: VariantOptions, reference: str | None, *, compiles: bool, plan_only: bool
 ) -> tuple[engine.Engine | None, str]:
     """Choose what bakes and compiles; a compile that is more than a plan needs an engine."""
-    chosen, why = engine.choose(options.engine, options.base, reference)
+    chosen, why = engine.choose(variant.engine, variant.base, reference)
     if compiles and chosen is None and not plan_only:
         msg = f"compiling wheels needs a container, but this would use {why}"
         remedy = (
@@ -157,12 +182,13 @@ def _engine_for(
     return chosen, why
 
 
-def follow_last_build(options: argparse.Namespace) -> None:
-    """Use engine, base, wheels and sources of the last build where no option names others."""
-    last = lastbuild.read(pins_path(options).parent, options.target)
-    if options.engine == "auto" and options.base is None:
-        options.engine, options.base = last.engine or "auto", last.base
-    if options.wheels is None:
-        options.wheels, options.native = last.wheels, options.native or last.native
-    if options.source is None and not options.mirror:
-        options.source = last.source
+def last_variant(project: Project, name: str, variant: VariantOptions) -> VariantOptions:
+    """Return a variant with what it leaves open as it was in a target's last build."""
+    last = lastbuild.read(project.root, name)
+    if variant.engine == "auto" and variant.base is None:
+        variant = replace(variant, engine=last.engine or "auto", base=last.base)
+    if variant.wheels is None:
+        variant = replace(variant, wheels=last.wheels, native=variant.native or last.native)
+    if variant.source is None and not project.access.mirrors:
+        variant = replace(variant, source=last.source)
+    return variant

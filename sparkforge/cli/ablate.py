@@ -11,7 +11,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command that leaves patches out."""
     ablate = subparsers.add_parser(
         "ablate",
-        parents=[groups.shared, groups.sources],
+        parents=groups.project,
         help="check that tests notice a missing patch; find the patch that breaks something",
     )
     ablate.add_argument(
@@ -63,4 +63,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         metavar="FILE",
         help="Python with pytest (default: .venv-dev, created if missing)",
     )
-    ablate.set_defaults(run=later("sparkforge.maintain.ablate.command"))
+    ablate.set_defaults(entry=later("sparkforge.maintain.ablate.command"), arguments=())

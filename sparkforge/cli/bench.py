@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sparkforge.build import executor, publish
 from sparkforge.build.graph import items
-from sparkforge.build.setup import context_of, follow_last_build
-from sparkforge.cli.parser import Parents, Subparsers, count, share
+from sparkforge.build.options import (
+    OutputOptions,
+    Project,
+    ProjectOptions,
+    ServerOptions,
+    VariantOptions,
+)
+from sparkforge.build.setup import context_of, last_variant
+from sparkforge.cli.parser import Parents, Parser, Subparsers, count, here, share
 from sparkforge.core.errors import QualityError, SmokeError, UsageError
 from sparkforge.core.log import log
 
 
+@dataclass(frozen=True)
+class QualityOptions:
+    """Options of ``bench quality``.
+
+    Attributes:
+        max_kl: nats.
+        min_agreement: share of positions.
+        max_score_drop: share of questions.
+    """
+
+    target: str
+    model: Path | None
+    layers: tuple[str, ...]
+    max_kl: float
+    min_agreement: float
+    max_score_drop: float
+    prompts: int | None
+    questions: int | None
+    tokens: int
+    top: int
+    arguments: tuple[str, ...]
+    project: ProjectOptions
+    output: OutputOptions
+    variant: VariantOptions
+    server: ServerOptions
+
+
 def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the command."""
-    bench = subparsers.add_parser(
-        "bench",
-        parents=[groups.shared, groups.sources, groups.target],
-        help="measure the answers of the last build",
+    """Add the commands that measure."""
+    parser = subparsers.add_parser("bench", help="measure the answers of the last build")
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", parser_class=Parser
     )
-    bench.add_argument(
-        "--quality",
-        action="store_true",
-        required=True,
+    bench = actions.add_parser(
+        "quality",
+        parents=[*groups.project, groups.last_variant, groups.server],
         help="measure how --mxfp4-layers changes the model's answers",
     )
+    bench.add_argument("--target", required=True, metavar="NAME", help="target to measure")
     bench.add_argument(
         "--model",
         type=Path,
@@ -37,6 +70,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     bench.add_argument(
         "--layers",
         action="append",
+        default=[],
         metavar="KINDS",
         help="--mxfp4-layers value to measure; may be repeated"
         " (default: qkv, o, lm_head, and all three)",
@@ -69,25 +103,32 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         ("top", 256, "top logprobs to compare per position; the rest are pooled (default: 256)"),
     ):
         bench.add_argument(f"--{name}", type=count, default=default, metavar="N", help=what)
-    bench.set_defaults(run=_bench)
+    bench.set_defaults(entry=here(QualityOptions, _quality), arguments=())
 
 
-def _bench(options: argparse.Namespace) -> int:
+def _quality(options: QualityOptions) -> int:
     """Measure what --mxfp4-layers changes in what the model says; 15 where it is too much."""
     from sparkforge.build import serve
     from sparkforge.inspect.perf import quality, roofline
 
-    for layers in options.layers or ():
+    for layers in options.layers:
         roofline.parse_layers(layers)  # here, and not by a server after the first has run
-    follow_last_build(options)
-    context = context_of(options, "image")
+    project = Project.open(options.project)
+    context = context_of(
+        project,
+        options.target,
+        last_variant(project, options.target, options.variant),
+        "image",
+        server=options.server,
+        arguments=options.arguments,
+    )
     if options.model is None and context.target.smoke is None:
         msg = f"target {context.target_name} has no checkpoint"
         raise UsageError(msg, "give one with --model DIR")
     model = None if options.model is None else serve.checkpoint(options.model)
     baked = executor.run(context, items(context, "image"))[-1].artefact
     plan = quality.Plan(
-        tuple(options.layers or quality.DEFAULT_LAYERS),
+        options.layers or quality.DEFAULT_LAYERS,
         options.prompts,
         options.questions,
         options.tokens,
@@ -98,7 +139,7 @@ def _bench(options: argparse.Namespace) -> int:
         tiny = publish.tiny_model(context.root / "dist" / context.target_name)
         start = quality.starter(context, baked, model, tiny, work)
         document = quality.run(start, plan, limits, quality.Material.load(plan))
-    return report_quality({"model": str(model or tiny), **document}, as_json=options.json)
+    return report_quality({"model": str(model or tiny), **document}, as_json=options.output.json)
 
 
 def report_quality(document: Mapping[str, Any], *, as_json: bool) -> int:
@@ -109,12 +150,12 @@ def report_quality(document: Mapping[str, Any], *, as_json: bool) -> int:
         log.json(document)
     else:
         log.table(quality.table(document))
+    code = 0
     if document["beyond"]:
         remedy = "omit those layers, or use more precision: KIND=mxfp8"
-        log.error(str(QualityError("\n".join(document["beyond"]), remedy)))
+        code = log.failure(QualityError("\n".join(document["beyond"]), remedy))
     if document["failed"]:
         words = "\n".join(f"{name}: {what}" for name, what in document["failed"].items())
         remedy = "the other results are above; see the servers' output"
-        log.error(str(SmokeError(words, remedy)))
-        return SmokeError.exit_code
-    return QualityError.exit_code if document["beyond"] else 0
+        code = log.failure(SmokeError(words, remedy))
+    return code

@@ -2,32 +2,78 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from sparkforge.build import executor, lastbuild, publish, receipt
-from sparkforge.build.context import STAGES
+from sparkforge.build.context import STAGES, Context
 from sparkforge.build.graph import items
-from sparkforge.build.options import pins_path, platform_of
-from sparkforge.build.setup import context_of, follow_last_build
-from sparkforge.cli.parser import Parents, Subparsers, target_options
+from sparkforge.build.options import (
+    OutputOptions,
+    Project,
+    ProjectOptions,
+    ServerOptions,
+    ToolOptions,
+    VariantOptions,
+    platform_of,
+)
+from sparkforge.build.setup import context_of, last_variant
+from sparkforge.cli.parser import Parents, Subparsers, here
 from sparkforge.core import disk
 from sparkforge.core.errors import EngineError, UsageError
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import interpreter
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options of ``build``."""
+
+    target: str
+    until: str
+    force: tuple[str, ...]
+    dry_run: bool
+    project: ProjectOptions
+    output: OutputOptions
+    variant: VariantOptions
+    tools: ToolOptions
+    server: ServerOptions
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """Options of ``explain``."""
+
+    target: str
+    project: ProjectOptions
+    output: OutputOptions
+    variant: VariantOptions
+
+
+@dataclass(frozen=True)
+class SmokeOptions:
+    """Options of ``smoke``."""
+
+    target: str
+    arguments: tuple[str, ...]
+    project: ProjectOptions
+    output: OutputOptions
+    variant: VariantOptions
+    server: ServerOptions
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the commands that build a target, or say what a build would do."""
     build = subparsers.add_parser(
         "build",
-        parents=[groups.shared, groups.sources, groups.target],
+        parents=[*groups.project, groups.variant, groups.tools, groups.server],
         help="fetch, patch, build and test (default)",
+    )
+    build.add_argument(
+        "--target", required=True, metavar="NAME", help="target to build, from pins.yaml"
     )
     build.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
     build.add_argument(
@@ -38,29 +84,52 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         help="run this stage again even if its result is in the store",
     )
     build.add_argument("--dry-run", action="store_true", help="print the plan and exit")
-    build.set_defaults(run=_build)
+    build.set_defaults(entry=here(BuildOptions, _build))
 
     explain = subparsers.add_parser(
         "explain",
-        parents=[groups.shared, groups.sources, target_options(serves=False)],
+        parents=[*groups.project, groups.last_variant],
         help="show what would be rebuilt, and which input changed",
     )
-    explain.set_defaults(run=_explain)
+    explain.add_argument("--target", required=True, metavar="NAME", help="target to explain")
+    explain.set_defaults(entry=here(ExplainOptions, _explain))
 
     smoke = subparsers.add_parser(
         "smoke",
-        parents=[groups.shared, groups.sources, groups.target],
+        parents=[*groups.project, groups.last_variant, groups.server],
         help="repeat the smoke test on the last build",
     )
-    smoke.set_defaults(run=_smoke)
+    smoke.add_argument("--target", required=True, metavar="NAME", help="target to test")
+    smoke.set_defaults(entry=here(SmokeOptions, _smoke), arguments=())
 
 
-def _build(options: argparse.Namespace) -> int:
-    """Make what the store lacks, publish it under dist/, print the receipt."""
+def _build(options: BuildOptions) -> int:
+    """Build what the options name."""
+    return _build_in(Project.open(options.project), options)
+
+
+def _build_in(project: Project, options: BuildOptions) -> int:
+    """Make what the store lacks, publish it under dist/, print the receipt.
+
+    Raises:
+        UsageError: options of a server, and none is started.
+    """
     start = time.monotonic()
+    tested = project.pins.target(options.target).smoke is not None and options.until == STAGES[-1]
+    if options.server != ServerOptions() and not tested:
+        msg = "--port and --ready-timeout are for the smoke test, which this build does not run"
+        raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
-        return _dry_run(options)
-    context = context_of(options, options.until, options.force)
+        return _dry_run(options, project)
+    context = context_of(
+        project,
+        options.target,
+        options.variant,
+        options.until,
+        options.force,
+        tools=options.tools,
+        server=options.server,
+    )
     todo = items(context, options.until)
     steps = executor.plan(context, todo)
     log.heading(
@@ -69,7 +138,7 @@ def _build(options: argparse.Namespace) -> int:
     )
     if any(step.made and step.label == "environment" for step in steps):
         # before anything else is fetched
-        interpreter.ensure(context.store, context.target.python, offline=options.offline)
+        interpreter.ensure(context.store, context.target.python, offline=options.project.offline)
     lines = executor.run(context, todo)
     mention_fallback(lines)
     seconds = time.monotonic() - start
@@ -83,28 +152,40 @@ def _build(options: argparse.Namespace) -> int:
     folder, document = publish.publish(context, lines, document)
     served = receipt.baked(lines)
     image = served is not None and served.outputs["kind"] == "image"
-    lastbuild.write(context, image=image, engine=options.engine)
-    if options.json:
+    lastbuild.write(context, image=image, engine=options.variant.engine)
+    if options.output.json:
         log.json(document)
     publish.summary(context, lines, folder, seconds)
     return 0
 
 
-def _dry_run(options: argparse.Namespace) -> int:
+def _dry_run(options: BuildOptions, project: Project) -> int:
     """Show the plan; where this machine can't make all of it, as far as it can, and why no more."""
     until, note = options.until, ""
+
+    def planned(until: str, force: Sequence[str]) -> Context:
+        return context_of(
+            project,
+            options.target,
+            options.variant,
+            until,
+            force,
+            tools=options.tools,
+            plan_only=True,
+        )
+
     try:
-        context = context_of(options, until, options.force, plan_only=True)
+        context = planned(until, options.force)
     except (UsageError, EngineError) as error:
-        target = pins.load(pins_path(options)).target(options.target)
+        target = project.pins.target(options.target)
         here = MACHINES.get(platform.machine()) == platform_of(target)
         if here or STAGES.index(until) <= STAGES.index("wheelhouse"):
             raise
         until, note = "wheelhouse", f"later stages cannot run here: {error.what}; {error.remedy}"
         force = [stage for stage in options.force if STAGES.index(stage) <= STAGES.index(until)]
-        context = context_of(options, until, force, plan_only=True)
+        context = planned(until, force)
     steps = executor.plan(context, items(context, until))
-    if options.json:
+    if options.output.json:
         fetches = asdict(executor.total(steps))
         document = {
             "plan": [asdict(step) for step in steps],
@@ -140,17 +221,18 @@ def mention_fallback(lines: Sequence[receipt.Line]) -> None:
         )
 
 
-def _explain(options: argparse.Namespace) -> int:
+def _explain(options: ExplainOptions) -> int:
     """Say for each item whether it stands, and if not, which input changed."""
-    follow_last_build(options)
-    target = pins.load(pins_path(options)).target(options.target)
+    project = Project.open(options.project)
+    variant = last_variant(project, options.target, options.variant)
+    target = project.pins.target(options.target)
     here = MACHINES.get(platform.machine()) == platform_of(target)
     until = STAGES[-1] if here else "wheelhouse"
-    context = context_of(options, until, plan_only=True)
+    context = context_of(project, options.target, variant, until, plan_only=True)
     steps = executor.plan(context, items(context, until))
     if not here:
         log.info(f"up to the {until}: the later stages run on {context.platform}")
-    if options.json:
+    if options.output.json:
         log.json(
             {
                 "explain": [asdict(step) for step in steps],
@@ -162,24 +244,45 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _smoke(options: argparse.Namespace) -> int:
+def _smoke(options: SmokeOptions) -> int:
     """Run the smoke test again; what it tests is built first where it is missing."""
-    follow_last_build(options)
-    if options.serve_arguments:
-        return _smoke_with_arguments(options)
-    options.until, options.force, options.dry_run = STAGES[-1], ["smoke"], False
-    return _build(options)
+    project = Project.open(options.project)
+    variant = last_variant(project, options.target, options.variant)
+    if options.arguments:
+        return _smoke_with_arguments(options, project, variant)
+    return _build_in(
+        project,
+        BuildOptions(
+            target=options.target,
+            until=STAGES[-1],
+            force=("smoke",),
+            dry_run=False,
+            project=options.project,
+            output=options.output,
+            variant=variant,
+            tools=ToolOptions(),
+            server=options.server,
+        ),
+    )
 
 
-def _smoke_with_arguments(options: argparse.Namespace) -> int:
+def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: VariantOptions) -> int:
     """Run the smoke test with the user's arguments of ``vllm serve``; dist/ stays as it is."""
     start = time.monotonic()
-    context = context_of(options, STAGES[-1], ["smoke"])
+    context = context_of(
+        project,
+        options.target,
+        variant,
+        STAGES[-1],
+        ["smoke"],
+        server=options.server,
+        arguments=options.arguments,
+    )
     if context.target.smoke is None:
         msg = f"target {context.target_name} has no smoke test"
         raise UsageError(msg, "use build.py serve --target NAME -- …")
     lines = executor.run(context, items(context, STAGES[-1]))
-    if options.json:
+    if options.output.json:
         log.json(
             receipt.receipt(
                 target=context.target_name,

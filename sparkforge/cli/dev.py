@@ -11,8 +11,11 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command for working on the patches of a target."""
     dev = subparsers.add_parser(
         "dev",
-        parents=[groups.shared, groups.sources, groups.target],
+        parents=[*groups.project, groups.last_variant, groups.tools],
         help="run a shell, or -- COMMAND, against editable patched work trees",
+    )
+    dev.add_argument(
+        "--target", required=True, metavar="NAME", help="target whose work trees to use"
     )
     dev.add_argument(
         "upstream", nargs="*", help="upstreams whose work trees to use (default: the target's)"
@@ -20,4 +23,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     dev.add_argument(
         "--dir", type=Path, metavar="DIR", help="folder of the work trees (default: dev/TARGET)"
     )
-    dev.set_defaults(run=later("sparkforge.maintain.dev.command"))
+    dev.set_defaults(entry=later("sparkforge.maintain.dev.command"), arguments=())

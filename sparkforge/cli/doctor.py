@@ -11,7 +11,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command that looks at the machine."""
     doctor = subparsers.add_parser(
         "doctor",
-        parents=[groups.shared],
+        parents=[groups.pins, groups.store, groups.output],
         help="check that this machine can build and serve a target",
     )
     doctor.add_argument(
@@ -43,9 +43,8 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     )
     record.add_argument(
         "--report",
-        type=Path,
         nargs="?",
-        default=False,
+        const="",
         metavar="FILE",
         help="pack readings, logs and test chats into an archive for a bug report"
         " (default: sparkforge-report-TIME.tar.gz)",
@@ -53,7 +52,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     doctor.add_argument(
         "--no-chats", action="store_true", help="with --report: send no test chats to the server"
     )
-    how = doctor.add_mutually_exclusive_group()
-    how.add_argument("--docs", action="store_true", help="write the table in docs/doctor.md")
-    how.add_argument("--check", action="store_true", help="fail if that table is stale")
-    doctor.set_defaults(run=later("sparkforge.inspect.doctor.command"))
+    doctor.set_defaults(entry=later("sparkforge.inspect.doctor.command"))

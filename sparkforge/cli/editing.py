@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sparkforge.build.options import access_of, pins_path, store_of
-from sparkforge.cli.parser import Parents, Parser, Subparsers
-from sparkforge.core import transaction
+from sparkforge.build.options import OutputOptions, Project, ProjectOptions
+from sparkforge.cli.parser import Parents, Parser, Subparsers, here
 from sparkforge.core.errors import SeriesError, StaleError, UsageError
 from sparkforge.core.log import log
-from sparkforge.pins import pins
 from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.series import exporting, importing, lint, series, worktree
+from sparkforge.series import exporting, importing, series, worktree
 from sparkforge.series.exporting import Chain, Checkout
 from sparkforge.series.lint import TRAILERS
 from sparkforge.series.patchfile import NATIVE
@@ -23,11 +21,63 @@ from sparkforge.sources import sources
 from sparkforge.sources.sources import Source
 
 
+@dataclass(frozen=True)
+class TrailerOptions:
+    """Values of trailers of a patch's message."""
+
+    upstream_status: str | None
+    drop_when: str | None
+    risk: str | None
+    test: str | None
+    native: str | None
+
+    def given(self) -> dict[str, str]:
+        """Return the values that are given, by the name of the trailer."""
+        values = asdict(self)
+        keys = {key: values[key.lower().replace("-", "_")] for key in (*TRAILERS, NATIVE)}
+        return {key: value for key, value in keys.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of ``patches export``."""
+
+    folder: Path
+    check: bool
+    drop: tuple[str, ...]
+    project: ProjectOptions
+    output: OutputOptions
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Options of ``patches import``."""
+
+    upstream: str
+    file: tuple[Path, ...]
+    before: str | None
+    subject: str | None
+    why: str | None
+    trailers: TrailerOptions
+    project: ProjectOptions
+    output: OutputOptions
+
+
+@dataclass(frozen=True)
+class NewOptions:
+    """Options of ``patches new``."""
+
+    folder: Path
+    subject: str
+    trailers: TrailerOptions
+    output: OutputOptions
+
+
 def register(actions: Subparsers, groups: Parents) -> None:
     """Add the commands that write patches."""
     export = actions.add_parser(
         "export",
-        parents=[groups.shared, groups.sources],
+        parents=groups.project,
         help="write the commits of a work tree back as patches",
     )
     export.add_argument(
@@ -47,10 +97,10 @@ def register(actions: Subparsers, groups: Parents) -> None:
         metavar="NAME",
         help="patch whose commit was removed on purpose; may be repeated",
     )
-    export.set_defaults(run=_export)
+    export.set_defaults(entry=here(ExportOptions, _export))
     import_ = actions.add_parser(
         "import",
-        parents=[groups.shared, groups.sources, _trailer_options()],
+        parents=[*groups.project, _trailer_options()],
         help="import patches (mbox, .patch, diff) into a series",
     )
     import_.add_argument("upstream")
@@ -62,15 +112,15 @@ def register(actions: Subparsers, groups: Parents) -> None:
         "--subject", metavar="TEXT", help="subject to use instead of the patch's own"
     )
     import_.add_argument("--why", metavar="TEXT", help="text to put before the patch's message")
-    import_.set_defaults(run=_import)
+    import_.set_defaults(entry=here(ImportOptions, _import))
     new = actions.add_parser(
         "new",
-        parents=[groups.shared, _trailer_options()],
+        parents=[groups.output, _trailer_options()],
         help="commit the staged changes of a work tree with a message template",
     )
     new.add_argument("folder", type=Path, help="work tree from `patches apply`")
     new.add_argument("subject", help="one line that says what the patch does")
-    new.set_defaults(run=_new)
+    new.set_defaults(entry=here(NewOptions, _new))
 
 
 def _trailer_options() -> Parser:
@@ -81,22 +131,18 @@ def _trailer_options() -> Parser:
 
 
 @contextmanager
-def _held(options: argparse.Namespace) -> Iterator[Checkout]:
-    """Give the checkout, which nobody else changes meanwhile."""
-    path = pins_path(options)
-    pins.load(path)  # where there is none, none is made
-    with transaction.held(path.parent):
-        yield Checkout(path.parent, path, pins.load(path), store_of(options))
+def _locked(options: ProjectOptions) -> Iterator[tuple[Checkout, Project]]:
+    """Give the checkout, which no other command changes meanwhile."""
+    with Project.open(options).locked() as project:
+        yield Checkout(project.root, project.pins_path, project.pins, project.store), project
 
 
-def _source(options: argparse.Namespace, checkout: Checkout, upstream: str) -> Source:
-    access = access_of(options, checkout.pins)
-    return sources.ensure(
-        checkout.store, upstream, checkout.pins.upstream(upstream), RELEASE_PLAN, access
-    )
+def _source(project: Project, upstream: str) -> Source:
+    pinned = project.pins.upstream(upstream)
+    return sources.ensure(project.store, upstream, pinned, RELEASE_PLAN, project.access)
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: ExportOptions) -> int:
     """Write a work tree's commits back as the series of its upstream."""
     tree = worktree.read(options.folder)
     commits = worktree.settled(tree)
@@ -105,8 +151,8 @@ def _export(options: argparse.Namespace) -> int:
             f"{tree.folder}: not committed: {', '.join(left[:5])}"
             + (f" and {len(left) - 5} more" if len(left) > 5 else "")
         )
-    with _held(options) as checkout:
-        source = _source(options, checkout, tree.upstream)
+    with _locked(options.project) as (checkout, project):
+        source = _source(project, tree.upstream)
         if source.commit != tree.base:
             msg = f"{tree.folder}: is based on {tree.base[:12]}, but {source.commit[:12]} is pinned"
             raise SeriesError(
@@ -130,7 +176,7 @@ def _export(options: argparse.Namespace) -> int:
         f"{tree.upstream}: {len(fresh.patches)} patch(es), "
         + ("written" if written else "nothing to write")
     )
-    if options.json:
+    if options.output.json:
         log.json({"upstream": tree.upstream, **document})
     return 0
 
@@ -142,20 +188,20 @@ def _behind(tree: WorkTree) -> SeriesError:
     )
 
 
-def _names(words: list[str]) -> list[str]:
+def _names(words: Sequence[str]) -> list[str]:
     return [f"{word.removesuffix('.patch')}.patch" for word in words]
 
 
-def _import(options: argparse.Namespace) -> int:
+def _import(options: ImportOptions) -> int:
     """Take patches from outside into a series."""
     for file in options.file:
         if not file.is_file():
             raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
-    with _held(options) as checkout:
-        source = _source(options, checkout, options.upstream)
+    with _locked(options.project) as (checkout, project):
+        source = _source(project, options.upstream)
         one = series.read(checkout.folder(options.upstream))
         wanted = importing.Wanted(
-            _trailers(options),
+            options.trailers.given(),
             options.subject,
             options.why,
             _names([options.before])[0] if options.before else None,
@@ -165,18 +211,18 @@ def _import(options: argparse.Namespace) -> int:
         fresh, report, written = exporting.export(checkout, chain, drop=(), check=False)
     document = exporting.document(report, written)
     log.info(f"{options.upstream}: {len(fresh.patches)} patch(es)")
-    if options.json:
+    if options.output.json:
         log.json({"upstream": options.upstream, **document})
     return 0
 
 
-def _new(options: argparse.Namespace) -> int:
+def _new(options: NewOptions) -> int:
     """Commit what is staged in a work tree, under a message to be filled in."""
     if len(options.subject.split("\n")) != 1 or not any(map(str.isalnum, options.subject)):
         msg = f"{options.subject!r}: empty subject"
         raise UsageError(msg, "say in one line what the patch does; the file is named after it")
     tree = worktree.read(options.folder)
-    trailers = _trailers(options)
+    trailers = options.trailers.given()
     commit = worktree.commit_template(
         tree, lambda subject, body: importing.template(options.subject, trailers, body)
     )
@@ -184,12 +230,6 @@ def _new(options: argparse.Namespace) -> int:
         f"{tree.folder}: commit {commit[:12]}; now write its message: git commit --amend,"
         " then build.py patches export"
     )
-    if options.json:
+    if options.output.json:
         log.json({"folder": str(tree.folder), "commit": commit})
     return 0
-
-
-def _trailers(options: argparse.Namespace) -> dict[str, str]:
-    given = vars(options)
-    values = {key: given[key.lower().replace("-", "_")] for key in (*lint.TRAILERS, NATIVE)}
-    return {key: value for key, value in values.items() if value is not None}

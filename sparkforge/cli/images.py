@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from sparkforge.build import composing
-from sparkforge.cli.parser import Parents, Subparsers
+from sparkforge.cli.parser import Parents, Subparsers, here
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the commands about the images of past builds."""
     images = subparsers.add_parser(
-        "images", parents=[groups.shared], help="list built images and the one that Compose uses"
+        "images",
+        parents=[groups.pins, groups.output],
+        help="list built images and the one that Compose uses",
     )
     images.add_argument("--target", metavar="NAME", help="list only this target's images")
     images.add_argument(
@@ -20,11 +22,11 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     images.add_argument(
         "--dry-run", action="store_true", help="with --prune: print the images and exit"
     )
-    images.set_defaults(run=composing.images)
+    images.set_defaults(entry=here(composing.ImagesOptions, composing.images))
 
     rollback = subparsers.add_parser(
         "rollback",
-        parents=[groups.shared],
+        parents=[groups.pins, groups.output],
         help="switch Compose to the previous image, or to another",
     )
     rollback.add_argument(
@@ -36,4 +38,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         metavar="IMAGE",
         help="image or tag from `build.py images` (default: the previous image)",
     )
-    rollback.set_defaults(run=composing.rollback)
+    rollback.set_defaults(entry=here(composing.RollbackOptions, composing.rollback))

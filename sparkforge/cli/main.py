@@ -20,6 +20,7 @@ from sparkforge.cli import (
     build,
     clean,
     dev,
+    docs,
     doctor,
     images,
     model,
@@ -34,7 +35,7 @@ from sparkforge.cli import (
     verify,
     watch,
 )
-from sparkforge.cli.parser import Parser, parents
+from sparkforge.cli.parser import Parser, from_namespace, parents
 from sparkforge.core import errors, gitsafe
 from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
@@ -54,13 +55,14 @@ _COMMANDS = (
     patches,
     dev,
     ablate,
+    docs,
     doctor,
     rebase,
     watch,
     sign,
     overview,
 )
-_STARTS_A_SERVER = ("smoke", "serve", "bench")
+_STARTS_A_SERVER = ("smoke", "serve", "bench quality")
 _TAKES_A_COMMAND = ("ablate", "dev")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # the operating system's answers that are about the user's files, and no bug of ours
@@ -103,6 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words, behind = words[:at], words[at + 1 :]
     if words and words[0] in overview.QUESTIONS:
         words[0] = overview.QUESTIONS[words[0]]
+    # two older spellings
+    if words[:2] == ["patches", "docs"]:
+        words[:2] = ["docs"]
+    elif words[:1] == ["bench"] and "--quality" in words:
+        words.remove("--quality")
+        words.insert(1, "quality")
     # `build.py --target spark` is `build.py build --target spark`
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
         words.insert(0, _DEFAULT_COMMAND)
@@ -115,33 +123,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
+    as_json = "--json" in words  # until the options are parsed
     log.answered = False
     if not words:
         log.usage(overview.short())
         return UsageError.exit_code
     try:
-        options = _parser().parse_args(words)
-        options.serve_arguments = tuple(behind or ())
-        if behind == [] and options.command in _TAKES_A_COMMAND:
+        parsed = _parser().parse_args(words)
+        as_json = parsed.json
+        log.configure(to_stderr=as_json, verbose=parsed.verbose)
+        if behind == [] and parsed.command in _TAKES_A_COMMAND:
             raise UsageError("no command after --", "give a command, or omit --")
-        if behind and options.command not in (*_STARTS_A_SERVER, *_TAKES_A_COMMAND):
-            msg = f"{options.command} takes no arguments after --: {behind[0]}"
+        if behind and "arguments" not in parsed:
+            msg = f"{parsed.command} takes no arguments after --: {behind[0]}"
             raise UsageError(msg, f"{', '.join(_STARTS_A_SERVER)} pass them to vllm serve")
-        log.configure(to_stderr=options.json, verbose=options.verbose)
-        code: int = options.run(options)
+        if behind:
+            parsed.arguments = behind
+        kind, run = parsed.entry()
+        code: int = run(from_namespace(kind, parsed))
     except SparkforgeError as error:
-        return _fail(error, words)
+        return _fail(error, as_json=as_json)
     except KeyboardInterrupt:
         what = f"interrupted after {time.monotonic() - start:.0f} s"
         log.error(f"{what}; the next run continues from here")
-        _answer(words, SparkforgeError(what, "run it again"), errors.INTERRUPTED_EXIT_CODE)
+        _answer(
+            SparkforgeError(what, "run it again"), errors.INTERRUPTED_EXIT_CODE, as_json=as_json
+        )
         return errors.INTERRUPTED_EXIT_CODE
     except Exception as error:
         if refused := _refused(error):
-            return _fail(refused, words)
+            return _fail(refused, as_json=as_json)
         log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
         log.traceback()
-        _answer(words, SparkforgeError(f"{type(error).__name__}: {error}", "please report it"), 1)
+        bug = SparkforgeError(f"{type(error).__name__}: {error}", "please report it")
+        _answer(bug, 1, as_json=as_json)
         return 1
     return code
 
@@ -156,15 +171,15 @@ def _refused(error: Exception) -> StoreError | None:
     return StoreError(f"{where}{error.strerror}", _REFUSED[error.errno])
 
 
-def _fail(error: SparkforgeError, words: Sequence[str]) -> int:
-    log.error(str(error))
-    _answer(words, error, error.exit_code)
-    return error.exit_code
+def _fail(error: SparkforgeError, *, as_json: bool) -> int:
+    code = log.failure(error)
+    _answer(error, code, as_json=as_json)
+    return code
 
 
-def _answer(words: Sequence[str], error: SparkforgeError, code: int) -> None:
+def _answer(error: SparkforgeError, code: int, *, as_json: bool) -> None:
     """Give who reads stdout a document in any case, and never a second one."""
-    if "--json" in words and not log.answered:
+    if as_json and not log.answered:
         log.json({"error": {**error.as_json(), "exit_code": code}})
 
 

@@ -13,7 +13,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     )
     fetch = actions.add_parser(
         "fetch",
-        parents=[groups.shared],
+        parents=[groups.pins, groups.output],
         help="download the model to where Compose looks for it",
     )
     fetch.add_argument(
@@ -22,4 +22,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     fetch.add_argument(
         "--dry-run", action="store_true", help="print the model and the folder, and exit"
     )
-    fetch.set_defaults(run=later("sparkforge.build.modelfetch"))
+    fetch.set_defaults(entry=later("sparkforge.build.modelfetch"))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from sparkforge.build.options import access_of, pins_path, source_plan, store_of
-from sparkforge.cli.parser import Parents, Parser, Subparsers, source_option
+from sparkforge.build.options import (
+    OutputOptions,
+    Project,
+    ProjectOptions,
+    recover_checkout,
+    source_plan,
+)
+from sparkforge.cli.parser import Parents, Parser, Subparsers, here, source_option
 from sparkforge.core import transaction
 from sparkforge.core.log import log
 from sparkforge.pins import edit, pins
@@ -15,24 +22,52 @@ from sparkforge.series import series
 from sparkforge.sources import sources
 
 
+@dataclass(frozen=True)
+class CheckOptions:
+    """Options of ``pins check``."""
+
+    pins: Path | None
+    output: OutputOptions
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """Options of ``pins record``."""
+
+    source: str | None
+    project: ProjectOptions
+    output: OutputOptions
+
+
+@dataclass(frozen=True)
+class ResolveOptions:
+    """Options of ``pins resolve``."""
+
+    upstream: tuple[str, ...]
+    project: ProjectOptions
+    output: OutputOptions
+
+
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the commands about pins.yaml."""
     parser = subparsers.add_parser("pins", help="check pins.yaml and record the patched trees")
     actions = parser.add_subparsers(
         dest="action", required=True, metavar="ACTION", parser_class=Parser
     )
-    check = actions.add_parser("check", parents=[groups.shared], help="check pins.yaml")
-    check.set_defaults(run=_check)
+    check = actions.add_parser(
+        "check", parents=[groups.pins, groups.output], help="check pins.yaml"
+    )
+    check.set_defaults(entry=here(CheckOptions, _check))
     record = actions.add_parser(
         "record",
-        parents=[groups.shared, groups.sources],
+        parents=groups.project,
         help="record the patched trees in pins.yaml",
     )
     source_option(record, "release")
-    record.set_defaults(run=_record)
+    record.set_defaults(entry=here(RecordOptions, _record))
     resolve = actions.add_parser(
         "resolve",
-        parents=[groups.shared, groups.sources],
+        parents=groups.project,
         help="look up the commits that pins.yaml leaves out, and record them",
     )
     resolve.add_argument(
@@ -40,14 +75,14 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         nargs="*",
         help="upstreams to look up, even if recorded (default: those without a commit)",
     )
-    resolve.set_defaults(run=_resolve)
+    resolve.set_defaults(entry=here(ResolveOptions, _resolve))
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(options: CheckOptions) -> int:
     """Check pins.yaml and all that it names."""
     from sparkforge.sources import wheelhouse
 
-    path = pins_path(options)
+    path = recover_checkout(options.pins)
     loaded = pins.load(path)
     for target in loaded.targets.values():
         for lock in target.requirements.values():
@@ -58,7 +93,7 @@ def _check(options: argparse.Namespace) -> int:
         "files": sum(len(u.files) for u in loaded.upstreams.values()),
     }
     unknown = [name for name, one in loaded.upstreams.items() if one.commit is None]
-    if options.json:
+    if options.output.json:
         log.json({"pins": str(path), "ok": True, **counts, "commit_unknown": unknown})
     else:
         log.info(
@@ -70,49 +105,46 @@ def _check(options: argparse.Namespace) -> int:
     return 0
 
 
-def _record(options: argparse.Namespace) -> int:
+def _record(options: RecordOptions) -> int:
     """Write the commit and tree that each series gives into pins.yaml."""
-    path = pins_path(options)
-    loaded = pins.load(path)
-    store = store_of(options)
-    access = access_of(options, loaded)
-    plan = source_plan(options, RELEASE_PLAN)
-    for name, upstream in loaded.upstreams.items():
-        folder = path.parent / "patches" / name
+    project = Project.open(options.project)
+    path, store = project.pins_path, project.store
+    plan = source_plan(options.source, project.access, RELEASE_PLAN)
+    for name, upstream in project.pins.upstreams.items():
+        folder = project.root / "patches" / name
         if not series.read(folder).patches:
             continue
-        source = sources.ensure(store, name, upstream, plan, access)
-        with transaction.held(path.parent):  # an export beside us must not change the series now
+        source = sources.ensure(store, name, upstream, plan, project.access)
+        with project.locked():  # an export beside us must not change the series now
             patched = series.apply(store, series.read(folder), source)
             recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
             edit.record(path, name, source.provider, recorded)
         log.info(f"{name}: patched.{source.provider}: tree {patched.tree}")
-    if options.json:
+    if options.output.json:
         log.json({"pins": str(path)})
     return 0
 
 
-def _resolve(options: argparse.Namespace) -> int:
+def _resolve(options: ResolveOptions) -> int:
     """Write the commits that pins.yaml leaves out; check those of upstreams that are named."""
     from sparkforge.sources import resolving
 
-    path = pins_path(options)
-    loaded = pins.load(path)
+    project = Project.open(options.project)
+    path, loaded = project.pins_path, project.pins
     for name in options.upstream:
         loaded.upstream(name)
     chosen = options.upstream or [
         name for name, one in loaded.upstreams.items() if one.commit is None
     ]
-    store, access = store_of(options), access_of(options, loaded)
     found: dict[str, Any] = {}
     for name in chosen:
         upstream = loaded.upstreams[name]
-        resolved = resolving.resolve(store, name, upstream, access)
+        resolved = resolving.resolve(project.store, name, upstream, project.access)
         if upstream.commit is None:
-            with transaction.held(path.parent):
+            with project.locked():
                 text = path.read_bytes().decode()
                 fresh = edit.with_commit(path, text, name, resolved.commit)
-                transaction.change(path.parent, {path: fresh.encode()})
+                transaction.change(project.root, {path: fresh.encode()})
         found[name] = {
             "commit": resolved.commit,
             "files": resolved.files,
@@ -123,6 +155,6 @@ def _resolve(options: argparse.Namespace) -> int:
         log.info(f"{name}: {upstream.tag} is {resolved.commit}: {wrote}{agree}")
     if not chosen:
         log.info("every upstream has its commit; give an upstream to check it")
-    if options.json:
+    if options.output.json:
         log.json(found)
     return 0

@@ -9,7 +9,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command."""
     proofs = subparsers.add_parser(
         "proofs",
-        parents=[groups.shared, groups.sources],
+        parents=groups.project,
         help="compile, disassemble and check the GPU kernels",
     )
     proofs.add_argument("names", nargs="*", metavar="NAME", help="proofs to run (default: all)")
@@ -22,4 +22,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         metavar="N",
         help="parallel compilers (default: as many as fit in memory)",
     )
-    proofs.set_defaults(run=later("sparkforge.inspect.proofs.command"))
+    proofs.set_defaults(entry=later("sparkforge.inspect.proofs.command"))

@@ -9,7 +9,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command."""
     rebase = subparsers.add_parser(
         "rebase",
-        parents=[groups.shared, groups.sources],
+        parents=groups.project,
         help="move a series to another release; without options: show progress",
     )
     rebase.add_argument("upstream", nargs="?", help="upstream whose series to move")
@@ -40,4 +40,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         action="store_true",
         help="cancel the rebase; patches/ and pins.yaml stay as they are",
     )
-    rebase.set_defaults(run=later("sparkforge.maintain.rebase.command"))
+    rebase.set_defaults(entry=later("sparkforge.maintain.rebase.command"))

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from sparkforge.build.options import pins_path, settle
-from sparkforge.cli.parser import Parents, Subparsers, count, generated, positive
-from sparkforge.core import generated as pages
-from sparkforge.core.errors import UsageError
+from sparkforge.build.options import OutputOptions, recover_checkout
+from sparkforge.cli.parser import Parents, Subparsers, count, here, positive
 from sparkforge.core.log import log
 from sparkforge.pins import pins
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of ``roofline``."""
+
+    target: str
+    model: str | None
+    context: int
+    batch: int
+    layers: str | None
+    bandwidth: float | None
+    kv_cache_dtype: Literal["auto", "fp8"]
+    pins: Path | None
+    output: OutputOptions
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command."""
     roofline = subparsers.add_parser(
         "roofline",
-        parents=[groups.shared],
+        parents=[groups.pins, groups.output],
         help="compute the decode speed that memory bandwidth allows",
     )
     roofline.add_argument(
@@ -50,15 +65,14 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         default="auto",
         help="type of the KV cache; auto: BF16",
     )
-    generated(roofline, "docs/roofline.md and its picture")
-    roofline.set_defaults(run=_roofline)
+    roofline.set_defaults(entry=here(Options, _roofline))
 
 
-def _roofline(options: argparse.Namespace) -> int:
+def _roofline(options: Options) -> int:
     """Print the bytes that each configuration reads a token, and the ceiling that follows."""
     from sparkforge.inspect.perf import rooflinetable
 
-    target = pins.load(pins_path(options)).target(options.target)
+    target = pins.load(recover_checkout(options.pins)).target(options.target)
     case = rooflinetable.case(
         target,
         options.target,
@@ -68,19 +82,8 @@ def _roofline(options: argparse.Namespace) -> int:
         batch=options.batch,
         kv_cache=options.kv_cache_dtype,
     )
-    if options.docs or options.check:
-        if options.layers or case != rooflinetable.case(target, options.target):
-            msg = "docs/roofline.md covers the target's own model and the defaults only"
-            raise UsageError(msg, "with --docs or --check, give --target only")
-        command = f"roofline --target {options.target} --docs"
-        page = pins_path(options).parent / "docs" / "roofline.md"
-        wanted = {
-            page: pages.between(page, command, rooflinetable.markdown(case)),
-            page.with_suffix(".svg"): rooflinetable.svg(case),
-        }
-        return settle(options, wanted, command)
     table = rooflinetable.rows(case, options.layers)
-    if options.json:
+    if options.output.json:
         log.json(rooflinetable.as_json(case, table))
         return 0
     rooflinetable.show(case, table)

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build import executor
 from sparkforge.build.graph import items
-from sparkforge.build.setup import context_of, follow_last_build
-from sparkforge.cli.parser import Parents, Subparsers
+from sparkforge.build.options import (
+    OutputOptions,
+    Project,
+    ProjectOptions,
+    ServerOptions,
+    VariantOptions,
+)
+from sparkforge.build.setup import context_of, last_variant
+from sparkforge.cli.parser import Parents, Subparsers, here, server_options
 from sparkforge.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of ``serve``."""
+
+    target: str
+    model: Path | None
+    chat: bool
+    arguments: tuple[str, ...]
+    project: ProjectOptions
+    output: OutputOptions
+    variant: VariantOptions
+    server: ServerOptions
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command."""
     serve = subparsers.add_parser(
         "serve",
-        parents=[groups.shared, groups.sources, groups.target],
+        parents=[*groups.project, groups.last_variant, server_options("8000", "none")],
         help="serve the last build on loopback until Ctrl-C",
     )
+    serve.add_argument("--target", required=True, metavar="NAME", help="target to serve")
     model = serve.add_mutually_exclusive_group()
     model.add_argument(
         "--model",
@@ -32,25 +54,32 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         action="store_true",
         help="serve a tiny model with canned chat and tool-call replies",
     )
-    serve.set_defaults(run=_serve)
+    serve.set_defaults(entry=here(Options, _serve), arguments=())
 
 
-def _serve(options: argparse.Namespace) -> int:
+def _serve(options: Options) -> int:
     """Serve what was built until Ctrl-C."""
-    follow_last_build(options)
     from sparkforge.build import serve  # not needed by a build in which nothing changed
 
-    context = context_of(options, "image")
+    project = Project.open(options.project)
+    context = context_of(
+        project,
+        options.target,
+        last_variant(project, options.target, options.variant),
+        "image",
+        server=options.server,
+        arguments=options.arguments,
+    )
     if options.chat and context.target.smoke is None:
         msg = f"--chat: target {context.target_name} serves a real model; it has no tiny one"
         raise UsageError(msg, "use --target cpu, or omit --chat")
     lines = executor.run(context, items(context, "image"))
-    limit = options.ready_timeout or float("inf")
+    limit = options.server.ready_timeout or float("inf")
     return serve.serve(
         context,
         lines[-1].artefact,
         options.model,
         chat=options.chat,
         limit_s=limit,
-        as_json=options.json,
+        as_json=options.output.json,
     )

@@ -9,7 +9,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command that signs."""
     sign = subparsers.add_parser(
         "sign",
-        parents=[groups.shared],
+        parents=[groups.pins, groups.output],
         help="sign a build's receipt, checksums, SBOM and provenance with cosign",
     )
     sign.add_argument(
@@ -31,4 +31,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         metavar="REPOSITORY@sha256:…",
         help="also sign the image in the registry that it was pushed to",
     )
-    sign.set_defaults(run=later("sparkforge.inspect.verify.signing"))
+    sign.set_defaults(entry=later("sparkforge.inspect.verify.signing"))

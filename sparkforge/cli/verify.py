@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from sparkforge.cli.parser import Parents, Parser, Subparsers, later, target_options
+from sparkforge.cli.parser import Parents, Parser, Subparsers, later
 
 
 def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command."""
     verify = subparsers.add_parser(
         "verify",
-        parents=[groups.shared, groups.sources, target_options(required=False, serves=False)],
+        parents=[*groups.project, groups.last_variant, groups.tools],
         help="rebuild from scratch and compare every byte; or check an image",
     )
+    verify.add_argument("--target", metavar="NAME", help="target to rebuild and compare")
     verify.add_argument(
         "image",
         nargs="?",
@@ -26,7 +27,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         help="compare up to this stage (default: image)",
     )
     _trust_options(verify)
-    verify.set_defaults(run=later("sparkforge.inspect.verify.command"))
+    verify.set_defaults(entry=later("sparkforge.inspect.verify.command"))
 
 
 def _trust_options(verify: Parser) -> None:

@@ -11,7 +11,7 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     """Add the command that looks for newer releases."""
     watch = subparsers.add_parser(
         "watch",
-        parents=[groups.shared, groups.sources],
+        parents=groups.project,
         help="look for newer upstream releases and try the series on them",
     )
     watch.add_argument("upstream", nargs="*", help="upstreams to check (default: all)")
@@ -26,4 +26,4 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
     watch.add_argument(
         "--markdown", type=Path, metavar="FILE", help="write the result to this file as issue text"
     )
-    watch.set_defaults(run=later("sparkforge.maintain.watch.command"))
+    watch.set_defaults(entry=later("sparkforge.maintain.watch.command"))

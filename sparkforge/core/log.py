@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from sparkforge.core import plain
-from sparkforge.core.errors import StoreError
+from sparkforge.core.errors import SparkforgeError, StoreError
 from sparkforge.serving.access import IN_URL
 
 _PROGRESS_EVERY_S = 0.1
@@ -99,6 +99,11 @@ class Log:
         head = self._paint("31;1", "error: ", sys.stderr)
         text = plain.escaped(_without_secrets(text), keep="\n\t")
         _write(sys.stderr, f"{head}{text}\n")
+
+    def failure(self, error: SparkforgeError) -> int:
+        """Print an error with its hint; returns its exit code."""
+        self.error(str(error))
+        return error.exit_code
 
     def traceback(self) -> None:
         """Print the exception that is being handled, with the way to it, where errors go."""

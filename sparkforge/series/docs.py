@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sparkforge.core import git, pages
+from sparkforge.core import generated, git, pages
 from sparkforge.pins.pins import Upstream
 from sparkforge.series.patchfile import Patch
 from sparkforge.series.series import Series
 
-COMMAND = "patches docs"
 _HEAD = ("Patch", "Why", "Risk", "Upstream", "Drop when", "Test")
 _ENOUGH = 120
 # neither v0.7.0 nor "e.g. this" ends a sentence
@@ -48,7 +47,7 @@ def page(series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str:
     """Return docs/patches.md: one table an upstream, the patches in the order of the series."""
     return pages.render(
         Path(__file__).with_name("patches.md.j2"),
-        command=COMMAND,
+        command=generated.COMMAND,
         total=sum(len(one.patches) for one in series),
         series=series,
         upstreams=upstreams,

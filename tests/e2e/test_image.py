@@ -93,7 +93,7 @@ def test_serve_chat_answers_chats_from_the_image(
     image: Any, checkout: Path, base_image: str
 ) -> None:
     port = free_port(0)
-    command = ["python3", "build.py", "serve", "--target", "cpu", "--chat", *on_base(base_image)]
+    command = ["python3", "build.py", "serve", "--target", "cpu", "--chat", "--base", base_image]
     server = subprocess.Popen([*command, "--port", str(port)], cwd=checkout)
     try:
         served.wait_until_healthy(checkout, server)

@@ -1,4 +1,4 @@
-"""`bench --quality` on the tiny checkpoint: the scores mean nothing, the mechanism is real."""
+"""`bench quality` on the tiny checkpoint: the scores mean nothing, the mechanism is real."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_gate_lets_mxfp8_pass_and_stops_mxfp4(checkout: Path) -> None:
             sys.executable,
             checkout / "build.py",
             "bench",
-            "--quality",
+            "quality",
             "--target",
             "cpu",
             "--engine",

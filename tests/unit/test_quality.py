@@ -1,4 +1,4 @@
-"""The arithmetic of `bench --quality`, and the measurement on servers that are not there."""
+"""The arithmetic of `bench quality`, and the measurement on servers that are not there."""
 
 from __future__ import annotations
 

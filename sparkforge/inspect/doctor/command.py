@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from sparkforge.build.options import pins_path, settle, store_of
-from sparkforge.core import generated, pages
+from sparkforge.build.options import OutputOptions, recover_checkout, store_of
+from sparkforge.core import pages
 from sparkforge.core.errors import DoctorError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.doctor import (
@@ -39,30 +38,49 @@ PROBES: tuple[Probe, ...] = (
     *storage.PROBES,
     *containers.PROBES,
 )
-_PAGE = "doctor --docs"
 _OF_THE_PLATFORM = ("gpu", "memory", "engine")  # themes of findings
 _WAIT_S = 30.0  # for the other side of a pair
 _MARKS = {"ok": ("32", "✓"), "note": ("2", "·"), "warn": ("33", "!"), "fail": ("31;1", "✗")}
 
 
-def run(options: argparse.Namespace) -> int:
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of ``doctor``.
+
+    Attributes:
+        report: "" for a file with the time in its name.
+    """
+
+    target: str | None
+    model: Path | None
+    cluster: bool
+    wait: float | None
+    save: Path | None
+    readings: Path | None
+    report: str | None
+    no_chats: bool
+    pins: Path | None
+    store: Path | None
+    output: OutputOptions
+
+
+def run(options: Options) -> int:
     """Look, judge, print; returns 18 where something would stop the target.
 
     A report is the answer in itself: with one the code is 0, whatever is found.
     """
-    path = pins_path(options)
-    if options.docs or options.check:
-        page = path.parent / "docs" / "doctor.md"
-        return settle(options, {page: generated.between(page, _PAGE, markdown())}, _PAGE)
+    path = recover_checkout(options.pins)
     if options.wait is not None and not options.cluster:
         raise UsageError("--wait needs --cluster", "add --cluster")
     all_pins = pins.load(path)
     want = wanted(all_pins, options.target or _likely_target())
-    reports = options.report is not False  # None: in a file that we name
-    if options.no_chats and not reports:
+    archive = None
+    if options.report is not None:
+        archive = reporting.path_of(options.report, Path.cwd())
+    elif options.no_chats:
         raise UsageError("--no-chats needs --report", "add --report")
-    archive = reporting.path_of(options.report, Path.cwd()) if reports else None
-    seen = _recorded(options.readings) if options.readings else _read(options, want)
+    env_file = path.parent / ".env"
+    seen = _recorded(options.readings) if options.readings else _read(options, want, env_file)
     if options.save:
         try:
             options.save.write_text(seen.dumps() + "\n", encoding="utf-8")
@@ -81,16 +99,16 @@ def run(options: argparse.Namespace) -> int:
     findings = relevant(judge(seen, want, probes))
     stops = [one for one in findings if one.state == "fail"]
     said = document(want.target, findings)
-    if not options.json:
+    if not options.output.json:
         show(want.target, findings)
     if archive is not None:
-        everything = reading.all_variables(path.parent / ".env")
+        everything = reading.all_variables(env_file)
         made = reporting.write(
             archive, path.parent, want.target, seen, said, everything, ask=not options.no_chats
         )
         said["report"] = reporting.document(archive, made)
         reporting.show(archive, made)
-    if options.json:
+    if options.output.json:
         log.json(said)
     if archive is not None or not stops:
         return 0
@@ -99,8 +117,7 @@ def run(options: argparse.Namespace) -> int:
         f"this machine cannot build or serve target {want.target}: {names}",
         "run the hint of each finding, then doctor again",
     )
-    log.error(str(error))
-    return error.exit_code
+    return log.failure(error)
 
 
 def _settings(seen: Readings) -> Settings:
@@ -208,8 +225,7 @@ def _recorded(path: Path) -> Readings:
         raise UsageError(msg, "create one with build.py doctor --save FILE") from None
 
 
-def _read(options: argparse.Namespace, want: Wanted) -> Readings:
-    env_file = pins_path(options).parent / ".env"
+def _read(options: Options, want: Wanted, env_file: Path) -> Readings:
     variables = reading.variables(env_file)
     hub, may = _hub(variables), None
     if want.model is None and options.model is None:
@@ -228,7 +244,11 @@ def _read(options: argparse.Namespace, want: Wanted) -> Readings:
         if storage.folder_for_compose(variables):
             may = lambda: rights.read(hub.parent, repository)  # noqa: E731
     return reading.take(
-        store=store_of(options).root, model=hub, env_file=env_file, checkpoint=look, rights=may
+        store=store_of(options.store).root,
+        model=hub,
+        env_file=env_file,
+        checkpoint=look,
+        rights=may,
     )
 
 

@@ -29,13 +29,15 @@ _LOOPBACK = "127.0.0.1"
 _CONTENTS = "CONTENTS.txt"
 
 
-def path_of(chosen: Path | None, folder: Path) -> Path:
-    """Return where the archive goes: the file that was named, else a new one with the time.
+def path_of(chosen: str, folder: Path) -> Path:
+    """Return where the archive goes: the file that was named, else ("") a new one with the time.
 
     Raises:
         UsageError: the file already exists, or its folder is not.
     """
-    path = chosen or folder / time.strftime("sparkforge-report-%Y%m%d-%H%M%S.tar.gz")
+    path = (
+        Path(chosen) if chosen else folder / time.strftime("sparkforge-report-%Y%m%d-%H%M%S.tar.gz")
+    )
     if path.exists():
         raise UsageError(f"--report {path}: already exists", "give another file")
     if not path.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Does a model still say the same with dense layers quantised? The gate `build.py bench --quality`.
+"""Does a model still say the same with dense layers quantised? The gate `build.py bench quality`.
 
 The model is served once as it is and once for each choice of --mxfp4-layers. As it is, it writes a
 continuation of every prompt; then each server scores those same tokens, one after another with the

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
-from pathlib import Path
+from dataclasses import dataclass
 
-from sparkforge.build import options as given
 from sparkforge.build.context import Context
+from sparkforge.build.options import OutputOptions, Project, ProjectOptions, host_platform
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import ProofError
 from sparkforge.core.log import log
 from sparkforge.inspect.proofs import report, runner, toolchain, triton_aot, units
-from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins
 
 
-def run(options: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class Options:
+    """Options of ``proofs``."""
+
+    names: tuple[str, ...]
+    ci: bool
+    list: bool
+    jobs: int | None
+    project: ProjectOptions
+    output: OutputOptions
+
+
+def run(options: Options) -> int:
     """Run the proofs that the options name; write the report.
 
     Raises:
@@ -25,16 +35,15 @@ def run(options: argparse.Namespace) -> int:
     """
     chosen = units.choose(options.names, ci=options.ci)
     if options.list:
-        return _list(chosen, options)
+        return _list(chosen, as_json=options.output.json)
     start = time.monotonic()
-    path = given.pins_path(options)
-    loaded = pins.load(path)
-    store, access = given.store_of(options), given.access_of(options, loaded)
+    project = Project.open(options.project)
+    root, loaded, store, access = project.root, project.pins, project.store, project.access
     store.sweep()
     nvcc = toolchain.nvcc_identity()
-    readers = toolchain.readers(store, path.parent, given.host_platform(), access)
+    readers = toolchain.readers(store, root, host_platform(), access)
     trees = {
-        name: runner.patched_tree(store, path.parent, name, loaded.upstream(name), access)
+        name: runner.patched_tree(store, root, name, loaded.upstream(name), access)
         for name in sorted({unit.upstream for unit in chosen if unit.upstream is not None})
     }
     with_nvcc = [unit for unit in chosen if not unit.triton]
@@ -48,11 +57,11 @@ def run(options: argparse.Namespace) -> int:
             log.warning(f"{unit.name}: skipped: {why}")
             left_out.append({"unit": unit.name, "why": why})
         elif unit.triton:
-            for verdict in triton_aot.prove(_context(options, loaded, path), unit, readers):
+            for verdict in triton_aot.prove(_context(project), unit, readers):
                 verdicts.append(verdict)
                 runner.tell(verdict)
     document = report.document(verdicts, nvcc) | {"left_out": left_out}
-    folder = path.parent / "dist" / "proofs"
+    folder = root / "dist" / "proofs"
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(document, indent=1, sort_keys=True) + "\n"
@@ -65,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if failed:
         raise ProofError(f"failed: {', '.join(failed)}", "see dist/proofs/report.md")
-    if options.json:
+    if options.output.json:
         log.json(document)
     return 0
 
@@ -73,27 +82,27 @@ def run(options: argparse.Namespace) -> int:
 def _no_triton(loaded: Pins) -> str:
     """Say why Triton can't be run here; empty where it can."""
     target = loaded.target(triton_aot.TARGET)
-    here = given.host_platform()
+    here = host_platform()
     if here in target.platforms:
         return ""
     return f"the {triton_aot.TARGET} target, whose Python runs Triton, is not for {here}"
 
 
-def _context(options: argparse.Namespace, loaded: Pins, path: Path) -> Context:
+def _context(project: Project) -> Context:
     return Context(
-        root=path.parent,
-        pins=loaded,
-        pins_path=path,
-        store=given.store_of(options),
+        root=project.root,
+        pins=project.pins,
+        pins_path=project.pins_path,
+        store=project.store,
         target_name=triton_aot.TARGET,
-        target=loaded.target(triton_aot.TARGET),
-        platform=given.host_platform(),
-        access=given.access_of(options, loaded),
+        target=project.pins.target(triton_aot.TARGET),
+        platform=host_platform(),
+        access=project.access,
     )
 
 
-def _list(chosen: list[units.Unit], options: argparse.Namespace) -> int:
-    if options.json:
+def _list(chosen: list[units.Unit], *, as_json: bool) -> int:
+    if as_json:
         log.json(
             {
                 unit.name: {

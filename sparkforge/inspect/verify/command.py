@@ -5,18 +5,26 @@ With an image's name: what is in it, and whether this checkout makes it.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from sparkforge.build import executor, options, setup
+from sparkforge.build import executor, setup
 from sparkforge.build.context import Context, wheel_path
 from sparkforge.build.graph import items
+from sparkforge.build.options import (
+    OutputOptions,
+    Project,
+    ProjectOptions,
+    ToolOptions,
+    VariantOptions,
+    platform_of,
+    recover_checkout,
+)
 from sparkforge.build.receipt import Line
 from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
@@ -42,59 +50,71 @@ _SHOWN = 20
 _DIFFOSCOPE_LINES = 80
 
 
-def run(opts: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class Options:
+    """Options of ``verify``."""
+
+    image: str | None
+    target: str | None
+    until: str
+    trust: signing.Trust
+    project: ProjectOptions
+    output: OutputOptions
+    variant: VariantOptions
+    tools: ToolOptions
+
+
+def run(options: Options) -> int:
     """Build a target a second time, or look into an image; 20 where something differs."""
-    trust = signing.trust_of(opts)
-    if trust is not None and _signatures(opts, trust):
+    if signing.required(options.trust) and _signatures(options):
         return 0
-    if opts.image is not None:
-        return _image(opts)
-    if opts.target is None:
+    project = Project.open(options.project)
+    if options.image is not None:
+        return _image(options, options.image, project)
+    if options.target is None:
         raise UsageError(
             "nothing to verify", "give an image, or a target to rebuild: --target NAME"
         )
-    return _build_again(opts)
+    return _build_again(options, options.target, project)
 
 
-def _signatures(opts: argparse.Namespace, trust: signing.Trust) -> bool:
+def _signatures(options: Options) -> bool:
     """Check the signatures that belong to what is named; returns whether that was all to check.
 
     Raises:
         UsageError: none can belong to it.
     """
-    named = Path(opts.image) if opts.image is not None else None
-    if named is None and opts.target is None:
+    named = Path(options.image) if options.image is not None else None
+    if named is None and options.target is None:
         raise UsageError(
             "nothing to verify", "give a folder of published files, an image, or --target"
         )
     if named is not None and not named.exists() and "@sha256:" in named.name:
-        signing.check_image(opts.image, trust)
-        log.info(f"signed: {opts.image}")
+        signing.check_image(str(options.image), options.trust)
+        log.info(f"signed: {options.image}")
         return False
-    folder = options.pins_path(opts).parent / "dist" / str(opts.target)
+    folder = recover_checkout(options.project.pins).parent / "dist" / str(options.target)
     if named is not None and (named.is_dir() or named.name == signing.RECEIPT):
         folder = named if named.is_dir() else named.parent
     elif named is not None:
         msg = f"{named}: signatures are next to a receipt.json, or next to an image in its registry"
         raise UsageError(msg, "give the receipt.json, or REPOSITORY@sha256:…")
-    files = signing.check_folder(folder, trust)
+    files = signing.check_folder(folder, options.trust)
     log.info(f"signed: {len(files)} files of {folder}")
     if named is None or not named.is_dir():
         return False
-    if opts.json:
+    if options.output.json:
         log.json({"signed": sorted(set(files))})
     return True
 
 
-def _build_again(opts: argparse.Namespace) -> int:
+def _build_again(options: Options, name: str, project: Project) -> int:
     """Build a target a second time, cold, and compare it with what the store holds."""
-    target = pins.load(options.pins_path(opts)).target(opts.target)
-    setup.follow_last_build(opts)
-    if MACHINES.get(platform.machine()) != options.platform_of(target):
-        until = "wheels"  # what follows needs a machine of its own kind
-    else:
-        until = opts.until
-    context = setup.context_of(opts, until)
+    target = project.pins.target(name)
+    variant = setup.last_variant(project, name, options.variant)
+    here = MACHINES.get(platform.machine()) == platform_of(target)
+    until = options.until if here else "wheels"  # what follows needs a machine of its own kind
+    context = setup.context_of(project, name, variant, until, tools=options.tools)
     if context.engine is None:
         until = "wheels"  # an environment names its own folder: it never repeats to the byte
     elif until != "wheels" and not context.engine.containerd_store:
@@ -113,16 +133,17 @@ def _build_again(opts: argparse.Namespace) -> int:
         finally:
             os.umask(before)
         document, found = _compare(context, first, second)
-    return _say(opts, context.target_name, document, found)
+    return _say(context.target_name, document, found, as_json=options.output.json)
 
 
 def _say(
-    opts: argparse.Namespace,
     name: str,
     document: Sequence[Mapping[str, str]],
     found: Sequence[Difference],
+    *,
+    as_json: bool,
 ) -> int:
-    if opts.json:
+    if as_json:
         log.json(
             {
                 "target": name,
@@ -137,8 +158,7 @@ def _say(
             "make the step that wrote these bytes reproducible; if the first result is old or"
             f" damaged: build.py build --target {name} --force wheels --force image"
         )
-        log.error(str(VerifyError(msg, remedy)))
-        return VerifyError.exit_code
+        return log.failure(VerifyError(msg, remedy))
     for one in document:
         log.info(f"the same: {one['name']}  {one['second']}")
     return 0
@@ -219,32 +239,31 @@ def _diffoscope(one: Path, two: Path) -> None:
 # -- an image by itself ---------------------------------------------------------------------
 
 
-def _image(opts: argparse.Namespace) -> int:
+def _image(options: Options, named: str, project: Project) -> int:
     """Say what is in an image, and compare it with what this checkout would make."""
     from sparkforge.build import image
     from sparkforge.inspect.verify import imagecheck, reading
 
-    store = options.store_of(opts)
+    store = project.store
     store.sweep()
-    with reading.archive(opts.image, store) as (path, promised):
+    with reading.archive(named, store) as (path, promised):
         found = reading.read(path)
     name = found.labels[image.TARGET_LABEL]
-    if opts.target not in (None, name):
-        raise UsageError(f"{opts.image}: is of target {name}", f"omit --target {opts.target}")
-    all_pins = pins.load(options.pins_path(opts))
-    target = all_pins.target(name)
+    if options.target not in (None, name):
+        raise UsageError(f"{named}: is of target {name}", f"omit --target {options.target}")
+    target = project.pins.target(name)
     context = Context(
-        root=options.pins_path(opts).parent,
-        pins=all_pins,
-        pins_path=options.pins_path(opts),
+        root=project.root,
+        pins=project.pins,
+        pins_path=project.pins_path,
         store=store,
         target_name=name,
         target=target,
         platform=_platform(found.platform, target),
-        access=options.access_of(opts, all_pins),
+        access=project.access,
     )
     report = imagecheck.check(found, context, promised)
-    if opts.json:
+    if options.output.json:
         log.json({**asdict(report), "matches": not report.problems})
     log.heading(f"{report.target} {report.version}, {context.platform}, {report.digest}")
     log.info(f"base {report.base}")
@@ -256,12 +275,9 @@ def _image(opts: argparse.Namespace) -> int:
         )
     log.info("checked: " + ", ".join(f"{count} {what}" for what, count in report.checked.items()))
     if report.problems:
-        msg = (
-            f"{opts.image}: differs from what this checkout builds:\n{_shortened(report.problems)}"
-        )
+        msg = f"{named}: differs from what this checkout builds:\n{_shortened(report.problems)}"
         remedy = "check out the commit that it was built from, or rebuild it"
-        log.error(str(VerifyError(msg, remedy)))
-        return VerifyError.exit_code
+        return log.failure(VerifyError(msg, remedy))
     log.info("it matches this checkout")
     return 0
 

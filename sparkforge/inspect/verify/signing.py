@@ -6,7 +6,6 @@ service) and passwords through its own variable: neither is read here, so neithe
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sparkforge.build import options
+from sparkforge.build.options import OutputOptions, recover_checkout
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, image_of, is_receipt
 from sparkforge.core import plain
 from sparkforge.core.errors import CommandError, SignError, UsageError, VerifyError
@@ -52,24 +51,37 @@ class Trust:
     issuer: str | None
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of ``sign``."""
+
+    target: str
+    key: str | None
+    no_log: bool
+    image: str | None
+    pins: Path | None
+    output: OutputOptions
+
+
 # -- signing ---------------------------------------------------------------------------
 
 
-def run(opts: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Sign what a target's newest build published, and the image if it was pushed."""
-    target = pins.load(options.pins_path(opts)).target(opts.target)
-    folder = options.pins_path(opts).parent / "dist" / opts.target
+    path = recover_checkout(options.pins)
+    target = pins.load(path).target(options.target)
+    folder = path.parent / "dist" / options.target
     if not (folder / RECEIPT).is_file():
         msg = f"{folder / RECEIPT}: does not exist: nothing to sign"
-        raise SignError(msg, f"build it first: python3 build.py --target {opts.target}")
-    _check_words(opts)
-    image = _image(opts.image, folder) if opts.image else None
+        raise SignError(msg, f"build it first: python3 build.py --target {options.target}")
+    _check_words(options)
+    image = _image(options.image, folder) if options.image else None
     problems = sums(folder)
     if problems:
         msg = f"{folder}: differs from the build:\n" + "\n".join(f"  {one}" for one in problems)
-        raise SignError(msg, f"build it again: python3 build.py --target {opts.target}")
+        raise SignError(msg, f"build it again: python3 build.py --target {options.target}")
     _need_cosign()
-    how = _how(opts)
+    how = _how(options)
     signed = [folder / name for name in SIGNED if (folder / name).is_file()]
     for path in signed:
         # made beside its place, so that a failure leaves no signature of something else
@@ -80,19 +92,19 @@ def run(opts: argparse.Namespace) -> int:
     if image is not None:
         _sign_image(image, folder, how)
     log.info(f"{target.summary}: {len(signed)} files{', 1 image' if image else ''} signed")
-    if opts.json:
+    if options.output.json:
         log.json({"signed": [path.name for path in signed], "image": image})
     return 0
 
 
-def _check_words(opts: argparse.Namespace) -> None:
-    if opts.key and "-----BEGIN" in opts.key:
+def _check_words(options: Options) -> None:
+    if options.key and "-----BEGIN" in options.key:
         msg = "--key: is the key itself; others can read command lines"
         raise UsageError(msg, "give a file, or env://VARIABLE")
-    if opts.key is None and opts.no_log:
+    if options.key is None and options.no_log:
         msg = "--no-log: without a key, only the log proves the identity"
         raise UsageError(msg, "add --key, or omit --no-log")
-    _check_key(opts.key)
+    _check_key(options.key)
 
 
 def _check_key(key: str | None) -> None:
@@ -133,9 +145,9 @@ def _sign_image(image: str, folder: Path, how: Sequence[str]) -> None:
             log.info(f"attested  {kind} of {image}")
 
 
-def _how(opts: argparse.Namespace) -> list[str]:
-    words = ["--yes", *(["--key", opts.key] if opts.key else [])]
-    if opts.no_log:
+def _how(options: Options) -> list[str]:
+    words = ["--yes", *(["--key", options.key] if options.key else [])]
+    if options.no_log:
         words.append("--tlog-upload=false")
         if "--use-signing-config" in _help():  # cosign 3 refuses the one without the other
             words.append("--use-signing-config=false")
@@ -145,21 +157,21 @@ def _how(opts: argparse.Namespace) -> list[str]:
 # -- checking --------------------------------------------------------------------------
 
 
-def trust_of(opts: argparse.Namespace) -> Trust | None:
-    """Return whose signatures the command line asks for, or None.
+def required(trust: Trust) -> bool:
+    """Tell whether signatures are required.
 
     Raises:
-        UsageError: the words do not go together.
+        UsageError: the options conflict.
     """
-    if opts.key is None and opts.identity is None and opts.issuer is None:
-        return None
-    if opts.key is not None and (opts.identity or opts.issuer):
+    if trust.key is None and trust.identity is None and trust.issuer is None:
+        return False
+    if trust.key is not None and (trust.identity or trust.issuer):
         raise UsageError("--key and --identity conflict", "give only one")
-    if opts.key is None and not (opts.identity and opts.issuer):
+    if trust.key is None and not (trust.identity and trust.issuer):
         msg = "--identity and --issuer need each other"
         raise UsageError(msg, "give both: --identity me@example.org --issuer https://…")
-    _check_key(opts.key)
-    return Trust(opts.key, opts.identity, opts.issuer)
+    _check_key(trust.key)
+    return True
 
 
 def check_folder(folder: Path, trust: Trust) -> list[str]:

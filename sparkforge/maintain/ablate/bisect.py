@@ -261,8 +261,7 @@ class Bisection:
         names = ", ".join(name for _, name in candidates)
         msg = f"one of {len(candidates)} patches {verb} {self.check.label}: {names}"
         remedy = "no step between them gave a result: see the steps that say skip"
-        log.error(str(AblationError(msg, remedy)))
-        return AblationError.exit_code
+        return log.failure(AblationError(msg, remedy))
 
 
 def _as_json(patches: Sequence[tuple[str, str]]) -> list[dict[str, str]]:

@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from sparkforge.build.options import access_of, chosen_series, pins_path, store_of
+from sparkforge.build.options import OutputOptions, Project, ProjectOptions, chosen_series
 from sparkforge.core.errors import UsageError
 from sparkforge.maintain.ablate import job
 from sparkforge.maintain.ablate.checks import Builder, Check, Command, Shared, Smoke, Trees
 from sparkforge.maintain.ablate.job import Job
-from sparkforge.pins import pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.sources import sources
 
 
-def run(options: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class Options:
+    """Options of ``ablate``.
+
+    Attributes:
+        bisect: command of the shell; "" for the one after ``--``, or --smoke.
+        arguments: the command after ``--``.
+    """
+
+    patch: tuple[str, ...]
+    without: str | None
+    bisect: str | None
+    upstream: str | None
+    merge_only: bool
+    smoke: bool
+    target: str | None
+    provide: Literal["trees", "wheels", "environment"]
+    good: str | None
+    bad: str | None
+    again: bool
+    python: Path | None
+    arguments: tuple[str, ...]
+    project: ProjectOptions
+    output: OutputOptions
+
+
+def run(options: Options) -> int:
     """Leave patches out, or search the one that makes a difference; returns the exit code."""
     command = _command(options)
     _check_together(options, command)
-    path = pins_path(options)
-    loaded = pins.load(path)
-    store, access = store_of(options), access_of(options, loaded)
+    project = Project.open(options.project)
+    loaded, store, access = project.pins, project.store, project.access
     builder = Builder(options.target, access)
     if options.target is not None:
         loaded.target(options.target)
-    names = tuple(options.patch)
+    names = options.patch
     if options.without is not None:
         names = job.as_list(options.without)
     with ExitStack() as stack:
@@ -42,9 +66,9 @@ def run(options: argparse.Namespace) -> int:
         elif options.smoke:
             builder.named("--smoke")
             check = Smoke(builder)
-        every = chosen_series(options, path.parent, loaded)
+        every = chosen_series(options.upstream, project.root, loaded)
         wanted = Job(
-            root=path.parent,
+            root=project.root,
             store=store,
             python=options.python,
             series=[one for one in every if one.patches],
@@ -68,24 +92,24 @@ def run(options: argparse.Namespace) -> int:
                 "bad": options.bad,
             }
             return Bisection(wanted, check, identity, options.good, options.bad, options.again).run(
-                as_json=options.json
+                as_json=options.output.json
             )
         if options.merge_only:
-            return job.merge(wanted, as_json=options.json)
-        return job.run(wanted, as_json=options.json)
+            return job.merge(wanted, as_json=options.output.json)
+        return job.run(wanted, as_json=options.output.json)
 
 
-def _command(options: argparse.Namespace) -> tuple[str, ...]:
+def _command(options: Options) -> tuple[str, ...]:
     """Return the words of the command to run; a text behind --bisect is the shell's."""
-    if options.bisect and options.serve_arguments:
+    if options.bisect and options.arguments:
         msg = f"--bisect {options.bisect!r} and a command after --"
         raise UsageError(msg, "give only one")
     if options.bisect:
         return ("sh", "-c", options.bisect)
-    return tuple(options.serve_arguments)
+    return options.arguments
 
 
-def _check_together(options: argparse.Namespace, command: Sequence[str]) -> None:
+def _check_together(options: Options, command: Sequence[str]) -> None:
     """Refuse options that contradict each other.
 
     Raises:

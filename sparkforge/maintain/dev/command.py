@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,13 @@ from typing import Any
 
 from sparkforge.build import executor, graph, setup
 from sparkforge.build.context import Context
+from sparkforge.build.options import (
+    OutputOptions,
+    Project,
+    ProjectOptions,
+    ToolOptions,
+    VariantOptions,
+)
 from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
@@ -76,16 +82,35 @@ class Place:
         )
 
 
-def run(options: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class Options:
+    """Options of ``dev``.
+
+    Attributes:
+        arguments: the command after ``--``.
+    """
+
+    upstream: tuple[str, ...]
+    target: str
+    dir: Path | None
+    arguments: tuple[str, ...]
+    project: ProjectOptions
+    output: OutputOptions
+    variant: VariantOptions
+    tools: ToolOptions
+
+
+def run(options: Options) -> int:
     """Make or update the work trees of a target, and become a command that imports from them."""
-    setup.follow_last_build(options)
-    context = setup.context_of(options, "image")
+    project = Project.open(options.project)
+    variant = setup.last_variant(project, options.target, options.variant)
+    context = setup.context_of(project, options.target, variant, "image", tools=options.tools)
     folder = (options.dir or context.root / "dev" / context.target_name).absolute()
     place = Place(context, folder, _trees(context, folder, options.upstream))
-    words = list(options.serve_arguments)
+    as_json = options.output.json
     if context.engine is not None:
-        return _in_image(place, context.engine, words, as_json=options.json)
-    return _in_environment(place, words, as_json=options.json)
+        return _in_image(place, context.engine, options.arguments, as_json=as_json)
+    return _in_environment(place, options.arguments, as_json=as_json)
 
 
 def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, WorkTree]:

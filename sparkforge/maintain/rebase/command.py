@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build.options import access_of, chosen_series, pins_path, store_of
+from sparkforge.build.options import (
+    OutputOptions,
+    Project,
+    ProjectOptions,
+    chosen_series,
+    recover_checkout,
+)
 from sparkforge.core import generated
 from sparkforge.core.errors import RebaseStopped, UsageError
 from sparkforge.core.log import log
@@ -18,26 +24,49 @@ from sparkforge.maintain.rebase.land import land
 from sparkforge.maintain.rebase.move import verdicts
 from sparkforge.maintain.rebase.state import Job, State
 from sparkforge.maintain.rebase.verdicts import Move
-from sparkforge.pins import pins
 
 _MANY = re.compile(r"latest:([1-9][0-9]?)")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Do what the words say; 19 where a person is needed."""
+@dataclass(frozen=True)
+class Options:
+    """Options of ``rebase``.
+
+    Attributes:
+        go_on: --continue.
+    """
+
+    upstream: str | None
+    all: bool
+    onto: str | None
+    dry_run: bool
+    table: bool
+    commit: str | None
+    test: bool
+    go_on: bool
+    skip: str | None
+    abort: bool
+    project: ProjectOptions
+    output: OutputOptions
+
+
+def run(options: Options) -> int:
+    """Move a series, or report on a move; 19 where a patch needs work."""
     _check_words(options)
-    if options.all:
-        return _all(options)
-    if options.dry_run:
-        return _dry_run(options)
-    root = pins_path(options).parent
-    with state.locked(root):
+    as_json = options.output.json
+    if options.onto is not None and (options.all or options.dry_run):
+        project = Project.open(options.project)
         if options.upstream is None:
-            return _every_status(options, root)
-        return _one(options)
+            return _all(options, project, options.onto)
+        return _dry_run(project, options.upstream, options.onto, as_json=as_json)
+    with state.locked(recover_checkout(options.project.pins).parent):
+        project = Project.open(options.project)
+        if options.upstream is None:
+            return _every_status(project, as_json=as_json)
+        return _one(options, project, options.upstream)
 
 
-def _check_words(options: argparse.Namespace) -> None:
+def _check_words(options: Options) -> None:
     answers = options.go_on or options.abort or options.skip is not None
     mend = "see build.py rebase --help"
     if options.upstream and options.all:
@@ -82,50 +111,48 @@ def _check_words(options: argparse.Namespace) -> None:
         raise UsageError(f"--onto {options.onto} needs --all", "give one release")
 
 
-def _rebase(options: argparse.Namespace) -> Rebase:
-    path = pins_path(options)
-    loaded = pins.load(path)
-    loaded.upstream(options.upstream)
-    access = access_of(options, loaded)
-    mirror = Path(access.mirrors.get(options.upstream, ""))
-    history = mirror if access.mirrors.get(options.upstream) and mirror.is_dir() else None
-    return Rebase(path.parent, path, store_of(options), access, options.upstream, history)
+def _rebase(project: Project, upstream: str) -> Rebase:
+    project.pins.upstream(upstream)
+    access = project.access
+    mirror = Path(access.mirrors.get(upstream, ""))
+    history = mirror if access.mirrors.get(upstream) and mirror.is_dir() else None
+    return Rebase(project.root, project.pins_path, project.store, access, upstream, history)
 
 
 # -- a rebase ------------------------------------------------------------------------------
 
 
-def _one(options: argparse.Namespace) -> int:
-    job = Job(pins_path(options).parent, options.upstream)
+def _one(options: Options, project: Project, upstream: str) -> int:
+    job = Job(project.root, upstream)
     if options.abort:
-        pins.load(pins_path(options)).upstream(options.upstream)
+        project.pins.upstream(upstream)
         there = job.folder.exists()
         job.remove()
         log.info(
-            f"{options.upstream}: {'cancelled' if there else 'no rebase in progress'}; pins.yaml"
+            f"{upstream}: {'cancelled' if there else 'no rebase in progress'}; pins.yaml"
             " and the series are as they were"
         )
-        if options.json:
+        if options.output.json:
             log.json({"aborted": there})
         return 0
-    rebase = _rebase(options)
+    rebase = _rebase(project, upstream)
     now = job.load()
     if options.onto is not None:
         if now is not None and now.word != options.onto:
-            msg = f"{options.upstream}: a rebase onto {now.word} is in progress"
+            msg = f"{upstream}: a rebase onto {now.word} is in progress"
             raise UsageError(msg, "build.py rebase UPSTREAM --continue, or --abort")
         if now is not None and options.commit is not None:
-            _commit(options, rebase, now)
+            _commit(rebase, now, options.commit)
         now = now or rebase.begin(options.onto, options.commit)
     elif options.go_on or options.skip is not None:
         now = _answer(options, rebase, now)
     else:
-        return _status(options, job, now)
+        return _status(upstream, job, now, as_json=options.output.json)
     rebase.check_same(now)
     try:
         rebase.run(now)
     finally:
-        _print(options, now)
+        _print(now)
     landed = land(rebase, now)
     for path in landed.changed:
         log.info(f"changed: {path.relative_to(rebase.root)}")
@@ -135,7 +162,7 @@ def _one(options: argparse.Namespace) -> int:
     if tested is None:
         log.info("next: run the patches' tests (--test runs them at the end of a rebase)")
     log.info(f"docs/carry.md describes the old release; update it: build.py {carry.COMMAND}")
-    if options.json:
+    if options.output.json:
         log.json(
             _document(now, landed.companions)
             | {
@@ -148,57 +175,55 @@ def _one(options: argparse.Namespace) -> int:
     return testing.verdict(tested or [])
 
 
-def _answer(options: argparse.Namespace, rebase: Rebase, now: State | None) -> State:
+def _answer(options: Options, rebase: Rebase, now: State | None) -> State:
     if now is None:
-        msg = f"{options.upstream}: no rebase is in progress"
+        msg = f"{rebase.upstream}: no rebase is in progress"
         raise UsageError(msg, "start one: --onto release:VERSION")
     rebase.check_same(now)
     if options.commit is not None:
-        _commit(options, rebase, now)
+        _commit(rebase, now, options.commit)
     leg = now.stopped
     if options.skip is not None:
         if leg is None:
-            raise UsageError(f"{options.upstream}: no patch is stopped", "use --continue")
+            raise UsageError(f"{rebase.upstream}: no patch is stopped", "use --continue")
         rebase.skip(now, leg, " ".join(options.skip.split()))  # one line of the changelog
     elif leg is not None:
         rebase.resolve(now, leg)
     return now
 
 
-def _commit(options: argparse.Namespace, rebase: Rebase, now: State) -> None:
+def _commit(rebase: Rebase, now: State, commit: str) -> None:
     own = now.legs[0]
-    onto.check_commit(own.goal, options.commit, now.stated)
-    own.goal = own.goal.model_copy(update={"commit": options.commit})
+    onto.check_commit(own.goal, commit, now.stated)
+    own.goal = own.goal.model_copy(update={"commit": commit})
     rebase.job.save(now)
 
 
-def _status(options: argparse.Namespace, job: Job, now: State | None) -> int:
+def _status(upstream: str, job: Job, now: State | None, *, as_json: bool) -> int:
     if now is None:
-        log.info(f"{options.upstream}: no rebase is in progress; start one: --onto release:VERSION")
-        if options.json:
-            log.json({"upstream": options.upstream, "under_way": False})
+        log.info(f"{upstream}: no rebase is in progress; start one: --onto release:VERSION")
+        if as_json:
+            log.json({"upstream": upstream, "under_way": False})
         return 0
-    _print(options, now)
-    if options.json:
+    _print(now)
+    if as_json:
         log.json(_document(now, ()) | {"under_way": True})
     if now.stopped is not None:
-        error = stopped(job, now.stopped)
-        log.error(str(error))
-        return error.exit_code
-    log.info(f"{options.upstream}: onto {now.word} was interrupted; use --continue")
+        return log.failure(stopped(job, now.stopped))
+    log.info(f"{upstream}: onto {now.word} was interrupted; use --continue")
     return 0
 
 
-def _every_status(options: argparse.Namespace, root: Path) -> int:
-    loaded = pins.load(pins_path(options))
-    found = {name: now for name in loaded.upstreams if (now := Job(root, name).load()) is not None}
+def _every_status(project: Project, *, as_json: bool) -> int:
+    jobs = {name: Job(project.root, name).load() for name in project.pins.upstreams}
+    found = {name: now for name, now in jobs.items() if now is not None}
     for name, now in found.items():
         leg = now.stopped
         where = f"stopped at {leg.stopped.patch}" if leg and leg.stopped else "interrupted"
         log.info(f"{name}: onto {now.word}: {where}")
     if not found:
         log.info("no rebase is in progress")
-    if options.json:
+    if as_json:
         log.json({name: _document(now, ()) for name, now in found.items()})
     return 0
 
@@ -206,52 +231,46 @@ def _every_status(options: argparse.Namespace, root: Path) -> int:
 # -- what would become of it -----------------------------------------------------------------
 
 
-def _dry_run(options: argparse.Namespace) -> int:
-    rebase = _rebase(options)
-    loaded = pins.load(rebase.pins_path)
-    pinned = loaded.upstream(options.upstream)
-    goal = onto.resolve(
-        rebase.store, loaded, options.upstream, options.onto, rebase.access, complete=True
-    )
-    old = onto.old_source(rebase.store, options.upstream, pinned, goal, rebase.access)
-    one = rebase.series_of(options.upstream)
+def _dry_run(project: Project, upstream: str, word: str, *, as_json: bool) -> int:
+    rebase, loaded = _rebase(project, upstream), project.pins
+    pinned = loaded.upstream(upstream)
+    goal = onto.resolve(rebase.store, loaded, upstream, word, rebase.access, complete=True)
+    old = onto.old_source(rebase.store, upstream, pinned, goal, rebase.access)
+    one = rebase.series_of(upstream)
     moves = verdicts(
         rebase.store, one, old, goal.source, history=rebase.history, rules=pinned.paths
     )
     place = companions.Place(loaded, rebase.root, rebase.store, rebase.access)
     found = companions.disagreements(place, goal.upstream, goal.source, old)
-    found += companions.unknown(options.upstream, goal.upstream, goal.stated, goal.lacking)
+    found += companions.unknown(upstream, goal.upstream, goal.stated, goal.lacking)
     _table(moves)
     _say(found)
     document = {
-        "upstream": options.upstream,
+        "upstream": upstream,
         "from": pinned.tag,
         "onto": goal.upstream.tag,
         "patches": [move.as_json() for move in moves],
         "companions": [one.as_json() for one in found],
     }
-    if options.json:
+    if as_json:
         log.json(document)
     return _verdict_code(moves)
 
 
-def _all(options: argparse.Namespace) -> int:
-    many = _MANY.fullmatch(options.onto)
-    if many is None and options.onto != "latest":
-        raise UsageError(f"--all --onto {options.onto}", "give --onto latest, or latest:N")
-    path = pins_path(options)
-    loaded = pins.load(path)
-    options.upstream = None
-    chosen = chosen_series(options, path.parent, loaded)
+def _all(options: Options, project: Project, word: str) -> int:
+    many = _MANY.fullmatch(word)
+    if many is None and word != "latest":
+        raise UsageError(f"--all --onto {word}", "give --onto latest, or latest:N")
+    chosen = chosen_series(None, project.root, project.pins)
     count = int(many[1]) if many else 1
-    found = carry.carried(store_of(options), loaded, chosen, access_of(options, loaded), count)
+    found = carry.carried(project.store, project.pins, chosen, project.access, count)
     for one in found:
         log.heading(one.series.upstream)
         log.table(carry.rows(one))
-    if options.json:
+    if options.output.json:
         log.json({one.series.upstream: one.as_json() for one in found})
     if options.table:
-        wanted = {path.parent / "docs" / "carry.md": carry.page(found)}
+        wanted = {project.root / "docs" / "carry.md": carry.page(found)}
         for page in generated.settle(wanted, carry.COMMAND, check=False):
             log.info(f"{page}: written")
         return 0
@@ -270,7 +289,7 @@ def _verdict_code(moves: list[Move]) -> int:
 # -- printing --------------------------------------------------------------------------------
 
 
-def _print(options: argparse.Namespace, now: State) -> None:
+def _print(now: State) -> None:
     for leg in now.legs:
         moves = [*leg.moves, *([leg.stopped] if leg.stopped else [])]
         if moves:

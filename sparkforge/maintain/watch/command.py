@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.build.options import access_of, pins_path, store_of
+from sparkforge.build.options import OutputOptions, Project, ProjectOptions
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.maintain.watch import releases
-from sparkforge.pins import pins
 from sparkforge.series import series
 
 
-def run(options: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class Options:
+    """Options of ``watch``."""
+
+    upstream: tuple[str, ...]
+    pre: bool
+    known: tuple[str, ...]
+    markdown: Path | None
+    project: ProjectOptions
+    output: OutputOptions
+
+
+def run(options: Options) -> int:
     """Look for newer releases, try the series on them, say so; returns the exit code."""
-    path = pins_path(options)
-    loaded = pins.load(path)
-    page: Path | None = options.markdown
+    project = Project.open(options.project)
+    loaded, store, access = project.pins, project.store, project.access
+    page = options.markdown
     if page is not None and (page.is_dir() or not page.resolve().parent.is_dir()):
         raise UsageError(
             f"--markdown {page}: cannot write a file there", "give a file in an existing folder"
         )
     known = releases.Known.parse(loaded, options.known)
     names = list(dict.fromkeys(options.upstream)) or list(loaded.upstreams)
-    store, access = store_of(options), access_of(options, loaded)
     listed = releases.listed(loaded, access, names, known, pre=options.pre)
     found = []
     for one in listed:
-        patches = series.read(path.parent / "patches" / one.upstream)
+        patches = series.read(project.root / "patches" / one.upstream)
         if one.news:
             with log.step(f"{one.upstream} {one.pinned} → {one.newest}"):
                 found.append(releases.look(store, loaded, access, patches, one))
@@ -39,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if page is not None:
         with disk_errors(page):
             page.write_text(releases.markdown(found), encoding="utf-8")
-    if options.json:
+    if options.output.json:
         log.json({"watch": [one.as_json() for one in found], "exit_code": code})
     releases.show(found)
     return code

@@ -1,0 +1,69 @@
+"""docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.build.options import OutputOptions, chosen_series, recover_checkout
+from sparkforge.cli.parser import Parents, Subparsers, here
+from sparkforge.core import generated
+from sparkforge.core.log import log
+from sparkforge.pins import pins
+from sparkforge.pins.pins import Pins
+
+_ROOFLINE_TARGET = "spark"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of ``docs``."""
+
+    check: bool
+    pins: Path | None
+    output: OutputOptions
+
+
+def register(subparsers: Subparsers, groups: Parents) -> None:
+    """Add the command."""
+    docs = subparsers.add_parser(
+        "docs",
+        parents=[groups.pins, groups.output],
+        help="write the pages that the checkout generates",
+        description="Write docs/patches.md, docs/roofline.md with its picture, and the table in"
+        " docs/doctor.md. (docs/carry.md follows the upstreams' releases: build.py rebase --all"
+        " --onto latest:6 --table)",
+    )
+    docs.add_argument("--check", action="store_true", help="fail if one is stale; write nothing")
+    docs.set_defaults(entry=here(Options, _docs))
+
+
+def _docs(options: Options) -> int:
+    """Write the pages, or compare them with the files."""
+    path = recover_checkout(options.pins)
+    pages = _pages(path.parent, pins.load(path))
+    changed = generated.settle(pages, generated.COMMAND, check=options.check)
+    for page in pages:
+        log.info(f"{page}: {'written' if page in changed else 'up to date'}")
+    if options.output.json:
+        log.json({"written": [str(page) for page in changed]})
+    return 0
+
+
+def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
+    """Return the text of every generated page."""
+    from sparkforge.inspect.doctor import command as doctor
+    from sparkforge.inspect.perf import rooflinetable
+    from sparkforge.series import docs
+
+    folder = root / "docs"
+    case = rooflinetable.case(all_pins.target(_ROOFLINE_TARGET), _ROOFLINE_TARGET)
+    return {
+        folder / "patches.md": docs.page(chosen_series(None, root, all_pins), all_pins.upstreams),
+        folder / "roofline.md": generated.between(
+            folder / "roofline.md", rooflinetable.markdown(case)
+        ),
+        folder / "roofline.svg": rooflinetable.svg(case),
+        folder / "doctor.md": generated.between(folder / "doctor.md", doctor.markdown()),
+    }

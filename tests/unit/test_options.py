@@ -1,0 +1,251 @@
+"""Every command takes the options that its code reads, and no others."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from sparkforge.build.options import OutputOptions, ServerOptions
+from sparkforge.cli.main import _parser
+from sparkforge.cli.parser import CHOOSES, Parser, from_namespace
+
+COMMANDS: Mapping[str, Parser] = {
+    parser.prog.removeprefix("build.py "): parser for parser in _parser().commands()
+}
+READ_BY_MAIN = {"output.verbose"}
+
+
+def leaves(kind: type[Any], at: str = "") -> Iterator[str]:
+    """Give the path of every option that a dataclass holds."""
+    for field in fields(kind):
+        inner = get_type_hints(kind)[field.name]
+        if isinstance(inner, type) and is_dataclass(inner):
+            yield from leaves(inner, f"{at}{field.name}.")
+        else:
+            yield f"{at}{field.name}"
+
+
+def options_of(parser: Parser) -> list[str]:
+    """Return the names of a command's options, and of those that main sets."""
+    named = [action.dest for action in parser._actions if action.dest != "help"]
+    return sorted({*named, *parser._defaults} - set(CHOOSES))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_a_field_for_each_option(command: str) -> None:
+    kind, _ = COMMANDS[command]._defaults["entry"]()
+    assert sorted(path.rpartition(".")[2] for path in leaves(kind)) == options_of(COMMANDS[command])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_reads_each_of_its_options(command: str) -> None:
+    kind, run = COMMANDS[command]._defaults["entry"]()
+    assert kind.__dataclass_params__.frozen
+    (parameter,) = inspect.signature(run).parameters
+    assert set(leaves(kind)) - reads(run, parameter, kind) == READ_BY_MAIN
+
+
+# -- which options a function reads ---------------------------------------------------------
+
+
+def reads(function: Callable[..., Any], parameter: str, kind: type[Any]) -> frozenset[str]:
+    """Return the paths of the options that a function reads, itself or in what it calls.
+
+    Args:
+        parameter: the one that holds the options.
+        kind: the dataclass of the options.
+    """
+    tree, known = read(inspect.unwrap(function))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and chain(node)[:1] == [parameter]:
+            path = chain(node)[1:]
+            found |= {".".join(path)} & set(leaves(kind)) | by_method(path, kind)
+        elif isinstance(node, ast.Call):
+            function = called(node.func, known)
+            for place, value in handed(node):
+                if chain(value)[:1] == [parameter]:
+                    found |= by_call(function, place, chain(value)[1:], kind)
+                elif isinstance(value, ast.Call):  # f(BuildOptions(project=options.project))
+                    made = called(value.func, known)
+                    if isinstance(made, type) and is_dataclass(made):
+                        below = by_call(function, place, [], made)
+                        found |= through(value, parameter, below)
+    return frozenset(found)
+
+
+def through(made: ast.Call, parameter: str, below: set[str]) -> set[str]:
+    """Return which options are read where a dataclass is made of some, and its paths are read."""
+    found = set()
+    for place, value in handed(made):
+        if chain(value)[:1] == [parameter]:
+            path = ".".join(chain(value)[1:])
+            found |= {
+                f"{path}{one.removeprefix(str(place))}"
+                for one in below
+                if one == place or one.startswith(f"{place}.")
+            }
+    return found
+
+
+@cache
+def read(function: Callable[..., Any]) -> tuple[ast.Module, Mapping[str, Any]]:
+    """Return a function's source, and what names stand for in it: its module's, its imports."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    found = dict(getattr(function, "__globals__"))  # noqa: B009 - a method has none for mypy
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = import_module(node.module)
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    import_module(f"{node.module}.{alias.name}")
+                found[alias.asname or alias.name] = getattr(module, alias.name)
+    return tree, found
+
+
+def called(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    """Return what an expression names; None where that is not known."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute):
+        return getattr(called(node.value, known), node.attr, None)
+    return None
+
+
+def chain(node: ast.expr) -> list[str]:
+    """Return the names of ``a.b.c``; nothing for another expression."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute) and (before := chain(node.value)):
+        return [*before, node.attr]
+    return []
+
+
+def handed(node: ast.Call) -> list[tuple[int | str, ast.expr]]:
+    """Return the arguments of a call, by place or name."""
+    return [*enumerate(node.args), *((word.arg or "", word.value) for word in node.keywords)]
+
+
+def group(path: list[str], kind: type[Any]) -> type[Any] | None:
+    """Return the dataclass at a path; None for an option itself."""
+    for name in path:
+        kind = get_type_hints(kind).get(name, object)
+    return kind if isinstance(kind, type) and is_dataclass(kind) else None
+
+
+def by_method(path: list[str], kind: type[Any]) -> set[str]:
+    """Return what the method of a group reads that a path ends with."""
+    *before, name = path
+    inner = group(before, kind)
+    method = getattr(inner, name, None)
+    if inner is None or not inspect.isfunction(method):
+        return set()
+    return {".".join([*before, below]) for below in reads(method, "self", inner)}
+
+
+def by_call(function: Any, place: int | str, path: list[str], kind: type[Any]) -> set[str]:
+    """Return what a function reads of a group that it takes."""
+    inner = group(path, kind)
+    if inner is None or function is replace:
+        return set()
+    if isinstance(function, type) and is_dataclass(function):
+        return set()  # see through()
+    if function is asdict:
+        return {".".join([*path, below]) for below in leaves(inner)}
+    assert callable(function), f"no function is known that takes {path}"
+    parameter = (
+        place if isinstance(place, str) else list(inspect.signature(function).parameters)[place]
+    )
+    function = getattr(function, "__func__", function)
+    return {".".join([*path, below]) for below in reads(function, parameter, inner)}
+
+
+# -- the checks themselves -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Options that the functions below read in different ways."""
+
+    name: str
+    count: int
+    files: tuple[Path, ...]
+    server: ServerOptions
+    output: OutputOptions
+
+    def both(self) -> str:
+        return self.name * self.count
+
+
+def _port(server: ServerOptions) -> int:
+    return server.port
+
+
+def _by_method(options: Sample) -> str:
+    return options.both()
+
+
+def _by_call(options: Sample) -> int:
+    return _port(options.server)
+
+
+def _by_name(options: Sample) -> int:
+    return _port(server=options.server)
+
+
+def _by_lambda(options: Sample) -> Callable[[], int]:
+    return lambda: options.count
+
+
+def _by_another(options: Sample) -> int:
+    return _by_call(
+        Sample(name="", count=1, files=(), server=options.server, output=options.output)
+    )
+
+
+def _whole(options: Sample) -> object:
+    return asdict(options.output)
+
+
+def _nothing(options: Sample) -> object:
+    return replace(options.server, port=1), options.output == OutputOptions()
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (_by_method, {"name", "count"}),
+        (_by_call, {"server.port"}),
+        (_by_name, {"server.port"}),
+        (_by_lambda, {"count"}),
+        (_by_another, {"server.port"}),
+        (_whole, {"output.json", "output.verbose"}),
+        (_nothing, set()),
+    ],
+)
+def test_an_option_counts_as_read_where_it_is(
+    function: Callable[..., Any], expected: set[str]
+) -> None:
+    assert reads(function, "options", Sample) == expected
+
+
+def test_options_and_fields_must_be_the_same() -> None:
+    given = {"name": "x", "count": 2, "files": [Path("a")], "port": 1, "ready_timeout": None}
+    more = {"json": True, "verbose": False, "command": "build", "entry": None}
+    found = from_namespace(Sample, argparse.Namespace(**given, **more))
+    assert found == Sample("x", 2, (Path("a"),), ServerOptions(port=1), OutputOptions(json=True))
+    with pytest.raises(TypeError, match="Sample: no field for colour"):
+        from_namespace(Sample, argparse.Namespace(**given, **more, colour="red"))
+    del given["port"]
+    with pytest.raises(TypeError, match="ServerOptions: no option for port"):
+        from_namespace(Sample, argparse.Namespace(**given, **more))
