@@ -35,9 +35,11 @@ _ARM64_BASE = "localhost/sparkforge/base:bookworm-arm64"
 _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
 # two workers: most tests wait for a process or a server; not more, since some fill 3 GB of memory.
 # By file, or by the groups of a folder's conftest.py: tests that share fixtures stay in one worker.
-_BY_FILE = ("-n", "2", "--dist", "loadfile")
+_BY_FILE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # groups in the order of the tests, in which the longest come first
 _BY_GROUP = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
+# no cache: two runs at once would write the same one
+_PYTEST = ("--durations=15", "-p", "no:cacheprovider")
 
 
 class Steps:
@@ -55,8 +57,8 @@ class Steps:
         """Run one step, with what makes images if it does; returns whether it succeeded."""
         apart = self._apart
         start = time.monotonic()
-        if not apart:
-            print(f"\n== {name}", flush=True)
+        with self._printing:
+            print(f"\n-- {name}: started" if apart else f"\n== {name}", flush=True)
         done = subprocess.run(
             command,
             cwd=ROOT,
@@ -73,7 +75,7 @@ class Steps:
         return ok
 
     def at_once(self, *lanes: Callable[[], object]) -> None:
-        """Run lanes of steps that use one core, two at a time; what one prints comes at its end."""
+        """Run lanes of steps, two at a time; what a step prints comes at its end."""
         self._apart = len(lanes) > 1
         with ThreadPoolExecutor(2) as pool:
             started = [pool.submit(lane) for lane in lanes]
@@ -116,15 +118,53 @@ def main() -> int:
     # folders of our own: pytest's default is shared by all runs of a user, and it fails where an
     # earlier run left a file that it cannot delete (a mount, say)
     with tempfile.TemporaryDirectory(prefix="sparkforge-test-") as scratch, ExitStack() as stack:
-        lanes = [lambda: lint(steps, bin_)]
-        if options.with_engine:
-            lanes.append(lambda: bases(steps, stack))
-        if not options.fast:
-            lanes.append(lambda: prove(steps))
-        steps.at_once(*lanes)
-        pytest = (python, "-m", "pytest", "--durations=15", "--basetemp", Path(scratch) / "pytest")
-        check(steps, options, pytest)
+
+        def pytest(*words: str | Path) -> tuple[str | Path, ...]:
+            """Return a command that runs tests, in a folder of its own."""
+            folder = tempfile.mkdtemp(dir=scratch)
+            return (python, "-m", "pytest", *_PYTEST, "--basetemp", f"{folder}/pytest", *words)
+
+        def quick() -> None:
+            lint(steps, bin_)
+            # in this order: the files that take longest come first, so that no worker ends alone
+            folders = ("tests/integration", "tests/unit")
+            steps.run("unit and integration", *pytest(*_BY_FILE, *folders))
+
+        def patches() -> None:
+            prove(steps)
+            check = (sys.executable, "build.py", "patches", "check")
+            steps.run("patch lint and exact application", *check)
+            steps.run("patches", *pytest(*_BY_GROUP, "tests/patches"))
+
+        def builds() -> None:
+            if not options.with_engine:
+                steps.run("whole build", *pytest(*_BY_GROUP, "tests/e2e"))
+                return
+            bases(steps, stack)
+            if "SPARKFORGE_TEST_BASE" in steps.images:
+                words = pytest(*_BY_GROUP, "tests/e2e")
+                steps.run("whole build, with image", *words, images=True)
+
+        # Two lanes: most tests wait for a server or a container, and what one lane waits, the other
+        # computes. The tests that fill most memory, two nodes with vLLM, are the first of the
+        # images'; by then the other lane has not come to the patches.
+        if options.fast:
+            steps.at_once(quick)
+        elif options.with_engine:
+            steps.at_once(builds, in_order(quick, patches))
+        else:
+            steps.at_once(patches, in_order(quick, builds))
     return steps.finish()
+
+
+def in_order(*parts: Callable[[], None]) -> Callable[[], None]:
+    """Return a lane that runs some parts, one after the other."""
+
+    def lane() -> None:
+        for part in parts:
+            part()
+
+    return lane
 
 
 def prove(steps: Steps) -> None:
@@ -160,27 +200,6 @@ def bases(steps: Steps, stack: ExitStack) -> None:
         steps.images["SPARKFORGE_TEST_ARM64_BASE"] = _ARM64_BASE
     if steps.run("base image", make, _BASE_IMAGE, images=True):
         steps.images["SPARKFORGE_TEST_BASE"] = _BASE_IMAGE
-
-
-def check(steps: Steps, options: argparse.Namespace, pytest: tuple[str | Path, ...]) -> None:
-    """Run the tests, by the command ``pytest``."""
-    # in this order: the files that take longest come first, so that no worker ends alone with one
-    steps.run(
-        "unit and integration",
-        *pytest,
-        *_BY_FILE,
-        "--no-loadscope-reorder",
-        "tests/integration",
-        "tests/unit",
-    )
-    if options.fast:
-        return
-    steps.run("patch lint and exact application", sys.executable, "build.py", "patches", "check")
-    steps.run("patches", *pytest, *_BY_GROUP, "tests/patches")
-    if not options.with_engine:
-        steps.run("whole build", *pytest, *_BY_GROUP, "tests/e2e")
-    elif "SPARKFORGE_TEST_BASE" in steps.images:
-        steps.run("whole build, with image", *pytest, *_BY_GROUP, "tests/e2e", images=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import requests
 
 from sparkforge.runtime.servers import free_port
 from tests.project import Project, new_project
-from tests.support import Server
+from tests.support import Server, wait_for
 
 PASSWORD = "the-password-of-this-test"
 SIGNED = ("receipt.json", "SHA256SUMS", "sbom.cdx.json", "provenance.intoto.json")
@@ -133,6 +132,14 @@ def test_a_wrong_password_or_key_is_one_clear_error(built: Project, keys: Path) 
     assert "no such file" in verify(built, keys / "none", code=2)
 
 
+def answers(url: str) -> bool:
+    try:
+        requests.get(url, timeout=60)
+    except requests.ConnectionError:
+        return False
+    return True
+
+
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A registry of images on a loopback port."""
@@ -150,12 +157,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             ["docker-registry", "serve", folder / "config.yml"], stdout=log, stderr=log
         )
     try:
-        for _ in range(100):
-            try:
-                requests.get(f"http://127.0.0.1:{port}/v2/", timeout=1)
-                break
-            except requests.ConnectionError:
-                time.sleep(0.1)
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/v2/"))
         yield f"127.0.0.1:{port}"
     finally:
         child.terminate()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,3 +54,40 @@ def test_what_goes_wrong_in_a_lane_is_raised_after_the_others(tmp_path: Path) ->
     with pytest.raises(OSError, match="broken"):
         steps.at_once(broken, lambda: steps.run("other", "touch", tmp_path / "done"))
     assert (tmp_path / "done").exists()
+
+
+FAST = {"ruff", "mypy", "hadolint", "pins check", "unit and integration"}
+PATCHES = {"patch lint and exact application", "patches"}
+
+
+@pytest.mark.parametrize(
+    ("options", "ran"),
+    [
+        (["--fast"], FAST),
+        ([], FAST | PATCHES | {"whole build"}),
+        (["--with-engine"], FAST | PATCHES | {"whole build, with image"}),
+    ],
+)
+def test_each_option_has_its_steps_and_no_two_share_a_folder(
+    options: list[str], ran: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = load_script("test")
+    commands: dict[str, tuple[str | Path, ...]] = {}
+
+    def run(steps: Any, name: str, *command: str | Path, images: bool = False) -> bool:
+        commands[name] = command
+        steps.rows.append((name, True, 0.0))
+        return True
+
+    def bases(steps: Any, stack: ExitStack) -> None:
+        steps.images["SPARKFORGE_TEST_BASE"] = "base"
+
+    monkeypatch.setattr(script.Steps, "run", run)
+    monkeypatch.setattr(script, "bases", bases)
+    monkeypatch.setattr(script, "ensure_environment", lambda *_: Path("bin/python"))
+    monkeypatch.setattr("sys.argv", ["test.py", *options])
+    assert script.main() == 0
+    assert ran <= commands.keys()
+    assert {name for name in commands if name.startswith(("whole", "patch"))} == ran - FAST
+    folders = [words[words.index("--basetemp") + 1] for words in commands.values() if "-n" in words]
+    assert len(folders) == len(set(folders)) == (1 if "--fast" in options else 3)
