@@ -1,23 +1,18 @@
-"""What the stages share: one build's context, and the items that it consists of."""
+"""One build: its target, its options and the means to make it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.core.errors import StoreError
-from sparkforge.core.hashing import intact, key_of
-from sparkforge.pins.pins import Pins, ReleaseFile, Target, Upstream
+from sparkforge.pins.pins import Pins, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import series
 from sparkforge.series.series import Series
 from sparkforge.serving.document import Document
 from sparkforge.serving.profile import Profile
-from sparkforge.sources.download import Fetches
-from sparkforge.sources.sources import Access, Source
-from sparkforge.store.artefact import Artefact
+from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
@@ -34,9 +29,9 @@ class Context:
 
     Attributes:
         root: the checkout; ``patches/``, ``requirements/`` and ``Dockerfile`` lie in it.
-        engine: container engine that bakes an image; None bakes a plain environment.
+        engine: container engine that builds an image; None makes a virtual environment.
         base: of the image, and of the one that wheels are compiled in; None where neither is made.
-        builder: buildx's name of what bakes the image.
+        builder: buildx's name of its builder.
         offline: ask no network.
         force: stages that run again although the store has their result.
         arguments: of ``vllm serve``, behind the target's own; the user's, for one run.
@@ -74,7 +69,7 @@ class Context:
 
     @property
     def serve(self) -> tuple[str, ...]:
-        """Options of ``vllm serve`` for a plain environment: the profile's, then the target's.
+        """Options of ``vllm serve`` for a virtual environment: the profile's, then the target's.
 
         Of memory it names the most that the profile allows; an image holds the profile itself, and
         works out what the machine has available.
@@ -129,76 +124,3 @@ def release_name(pins: Pins, target: Target) -> str:
     """Return what a target's build is called: its first wheel's version, and our counter."""
     first = pins.upstream(next(iter(target.wheels)))
     return f"{first.version}-spark.{pins.release.counter}"
-
-
-Results = Mapping[str, Artefact]
-Make = Callable[[Path, Results], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Item:
-    """One thing to make.
-
-    Attributes:
-        stage: one of ``STAGES``.
-        label: unique in a build, e.g. ``wheel vllm``.
-        inputs: everything that determines the result, as JSON values.
-        make: fills a folder and returns the outputs; earlier results come by label.
-        valid: whether a result in the store still stands: its other half may be gone, or it is
-            damaged.
-        sound: the same where that takes seconds; asked before something is made of the result.
-        download: release files that it may have to fetch.
-        fetches: what else it may have to fetch.
-        commands: for people: the command lines that it runs, where those are worth reading.
-        kept: ``--force`` of its stage does not make it again: the stage needs it, and it is not the
-            stage's result.
-    """
-
-    stage: str
-    label: str
-    inputs: Mapping[str, Any]
-    make: Make
-    valid: Callable[[Artefact], bool] = field(default=lambda artefact: True)
-    sound: Callable[[Artefact], bool] = field(default=lambda artefact: True)
-    download: tuple[ReleaseFile, ...] = ()
-    commands: tuple[str, ...] = ()
-    fetches: Callable[[], Fetches] = field(default=Fetches)
-    kept: bool = False
-
-    @property
-    def key(self) -> str:
-        """sha256 of the inputs: what the store finds the result by."""
-        return key_of(self.inputs)
-
-
-def source_of(store: Store, name: str, artefact: Artefact) -> Source:
-    """Return the source that a ``source`` artefact stands for."""
-    out = artefact.outputs
-    return Source(
-        name, out["provider"], store.git_path(name), out["commit"], out["tree"], out["origin"]
-    )
-
-
-def holds_wheel(artefact: Artefact) -> bool:
-    """Tell whether the wheel that an artefact holds is still the one that was made."""
-    path = artefact.path / str(artefact.outputs["file"])
-    return intact(path, str(artefact.outputs["sha256"]))
-
-
-def wheels_of(items: Sequence[Item], results: Results) -> dict[Path, str]:
-    """Return the wheels that items gave, each with its recorded sha256; raises ``wheel_path``'s."""
-    made = [results[item.label] for item in items]
-    return {wheel_path(one): str(one.outputs["sha256"]) for one in made}
-
-
-def wheel_path(artefact: Artefact) -> Path:
-    """Return the wheel that a ``wheel`` artefact holds, read again for this.
-
-    Raises:
-        StoreError: it is gone, or damaged.
-    """
-    path = artefact.path / str(artefact.outputs["file"])
-    if not holds_wheel(artefact):
-        msg = f"{path}: missing or damaged in the store"
-        raise StoreError(msg, "run the build again: it rebuilds the wheel")
-    return path

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build.context import Context, Item
-from sparkforge.build.receipt import Line, differences
+from sparkforge.build.context import Context
+from sparkforge.build.graph import Graph, graph_of
+from sparkforge.build.item import Item, Results, StepResult
+from sparkforge.build.receipt import differences
 from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.download import Fetches
-from sparkforge.store.artefact import Artefact
+from sparkforge.store.artefact import Artefact, T
 
 _NEW = ("never built for this target",)
 
@@ -45,18 +47,16 @@ class Step:
         return self.state != "in the store"
 
 
-def plan(context: Context, items: Sequence[Item]) -> list[Step]:
+def plan(context: Context, items: Sequence[Item[Any]]) -> list[Step]:
     """Return what a build would do, without doing any of it."""
     counted: set[str] = set()  # sha256 of files: two items may need one, which is fetched once
-    return [_step(context, item, counted) for item in items]
+    return [_step(context, item, items, counted) for item in items]
 
 
-def _step(context: Context, item: Item, counted: set[str]) -> Step:
-    forced = _forced(context, item)
-    found = None if forced else _standing(context, item)
-    if found:
+def _step(context: Context, item: Item[Any], items: Sequence[Item[Any]], counted: set[str]) -> Step:
+    if _stands(context, item, items):
         return Step(item.stage, item.label, item.key, "in the store", (), 0)
-    state = "to make again" if forced else "to make"
+    state = "to make again" if _forced(context, item) else "to make"
     absent = {
         file.sha256: file.size
         for file in item.download
@@ -77,16 +77,28 @@ def _step(context: Context, item: Item, counted: set[str]) -> Step:
     )
 
 
-def _forced(context: Context, item: Item) -> bool:
+def _forced(context: Context, item: Item[Any]) -> bool:
     return item.stage in context.force and not item.kept
 
 
-def _standing(context: Context, item: Item) -> Artefact | None:
-    found = context.store.find(item.stage, item.inputs)
-    return found if found is not None and item.valid(found) else None
+def _stands(context: Context, item: Item[Any], items: Sequence[Item[Any]]) -> bool:
+    """Tell whether an item's result in the store is used as it is."""
+    artefact = None if _forced(context, item) else item.find(context.store)
+    return artefact is not None and _valid(context, artefact, item, items)
 
 
-def _why(context: Context, item: Item) -> list[str]:
+def _valid(
+    context: Context, artefact: Artefact[Any], item: Item[Any], items: Sequence[Item[Any]]
+) -> bool:
+    if item.valid(artefact):
+        return True
+    users = [other for other in items if item in other.needs]
+    return (
+        item.intermediate and bool(users) and all(_stands(context, user, items) for user in users)
+    )
+
+
+def _why(context: Context, item: Item[Any]) -> list[str]:
     """Say in what an item differs from the newest one of its name in the store."""
     last = context.store.last(context.target_name, item.label)
     if last is None:
@@ -99,12 +111,26 @@ def _why(context: Context, item: Item) -> list[str]:
     return ["its result is missing or damaged in the store"]
 
 
-def run(context: Context, items: Sequence[Item]) -> list[Line]:
-    """Make what the store lacks, in order; returns every item with its artefact.
+@dataclass(frozen=True)
+class Build:
+    """A target's items, and the results of those that a run has reached."""
+
+    graph: Graph
+    results: Results
+
+
+def build(context: Context, until: str) -> Build:
+    """Make what the store lacks of a target, up to and with a stage; raises what ``run`` does."""
+    graph = graph_of(context)
+    return Build(graph, run(context, graph.until(until)))
+
+
+def run(context: Context, items: Sequence[Item[Any]]) -> Results:
+    """Make what the store lacks, in order.
 
     A failure stops the build; what is finished by then stays and is not made again.
     """
-    made: set[str] = set()
+    made: set[Item[Any]] = set()
     renewed: set[Path] = set()
     while True:
         try:
@@ -117,35 +143,39 @@ def run(context: Context, items: Sequence[Item]) -> list[Line]:
             context.store.drop_repository(error.repository)
 
 
-def _run(context: Context, items: Sequence[Item], made: set[str]) -> list[Line]:
+def _run(context: Context, items: Sequence[Item[Any]], made: set[Item[Any]]) -> Results:
     """As ``run``; notes in ``made`` what it has made, and stops at a damaged repository."""
-    results: dict[str, Artefact] = {}
-    lines: list[Line] = []
-    makes = [_forced(context, item) or _standing(context, item) is None for item in items]
+    steps: list[StepResult[Any]] = []
+    makes = [not _stands(context, item, items) for item in items]
     for at, item in enumerate(items):
         again = _forced(context, item)
-        kept = context.store.find(item.stage, item.inputs)
+        kept = item.find(context.store)
         if kept is not None and not again:
             # what something is made of is read whole before: a damaged one is not passed on
-            again = not item.valid(kept) or (any(makes[at + 1 :]) and not item.sound(kept))
+            again = not _valid(context, kept, item, items) or (
+                any(makes[at + 1 :]) and not item.sound(kept)
+            )
             if again:
                 log.warning(
                     f"{item.label}: missing, damaged or outdated in the store: rebuilding it"
                 )
         if kept is None or again:
             with log.step(item.label):
-                kept = context.store.build(
-                    item.stage, item.inputs, _maker(item, results), again=again
-                )
-            made.add(item.label)
-        lines.append(Line(item.label, kept, made_now=item.label in made))
-        results[item.label] = kept
+                kept = _make(context, item, Results(steps), again=again)
+            made.add(item)
+        steps.append(StepResult(item, kept, made_now=item in made))
         context.store.remember(context.target_name, item.label, kept)
-    return lines
+    return Results(steps)
 
 
-def _maker(item: Item, results: Mapping[str, Artefact]) -> Callable[[Path], Mapping[str, Any]]:
-    return lambda folder: item.make(folder, results)
+def _make(context: Context, item: Item[T], results: Results, *, again: bool) -> Artefact[T]:
+    return context.store.build(
+        item.stage,
+        item.inputs,
+        item.kind,
+        lambda folder: item.make(folder, results),
+        again=again,
+    )
 
 
 def total(steps: Sequence[Step]) -> Fetches:

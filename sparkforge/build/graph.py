@@ -1,4 +1,4 @@
-"""What a target consists of: pins and options → items, in order.
+"""The items of a target and what each needs: pins and options → a graph.
 
 Every item's inputs are known before anything runs, because pins.yaml and the patch files say
 what the earlier stages will give. So a plan, ``explain`` and a build in which nothing changed
@@ -7,11 +7,24 @@ cost only hashing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from typing import Any
 
-from sparkforge.build.context import STAGES, UNPATCHED, Context, Item
+from sparkforge.build.context import STAGES, UNPATCHED, Context
+from sparkforge.build.item import Item
+from sparkforge.build.results import (
+    BuilderResult,
+    EnvironmentResult,
+    ExternalResult,
+    Product,
+    SeriesResult,
+    SmokeResult,
+    SourceResult,
+    WheelhouseResult,
+    WheelResult,
+)
 from sparkforge.build.stages import image
 from sparkforge.build.stages.environment import environment_item
 from sparkforge.build.stages.patched import series_item
@@ -19,87 +32,153 @@ from sparkforge.build.stages.smoke import smoke_item
 from sparkforge.build.stages.source import source_item
 from sparkforge.build.stages.trial import trial_item
 from sparkforge.build.stages.wheelhouse import wheelhouse_item
-from sparkforge.build.stages.wheels import overlay_item
+from sparkforge.build.stages.wheels import Tree, overlay_item
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.series import series
 
 
-def items(context: Context, until: str) -> list[Item]:
-    """Return what a build consists of, in order, up to and with the stage ``until``."""
-    result: list[Item] = []
-    wheels: list[Item] = []
-    compiles = context.wheels == "compile"
-    if compiles:
-        from sparkforge.build.compile import items as compiling  # not needed by overlays
-        from sparkforge.build.compile.builderitem import builder_items
+@dataclass(frozen=True)
+class Graph:
+    """The items of a target.
 
-        result += builder_items(context, wheels)
+    Attributes:
+        sources, series: by upstream; a series where it has patches.
+        externals: by ``UPSTREAM/EXTERNAL``.
+        wheels: by upstream.
+        wheelhouse: the wheels beside ours.
+        product: what is served: the image, or the virtual environment.
+        smoke: None where the target has no smoke test.
+    """
+
+    sources: Mapping[str, Item[SourceResult]]
+    series: Mapping[str, Item[SeriesResult]]
+    externals: Mapping[str, Item[ExternalResult]]
+    wheels: Mapping[str, Item[WheelResult]]
+    wheelhouse: Item[WheelhouseResult]
+    product: Item[Product]
+    smoke: Item[SmokeResult] | None
+
+    def until(self, stage: str) -> list[Item[Any]]:
+        """Return the items of a build up to and with a stage, in order."""
+        last = STAGES.index(stage)
+        every = ordered([self.product if self.smoke is None else self.smoke])
+        return [item for item in every if STAGES.index(item.stage) <= last]
+
+
+def ordered(goals: Iterable[Item[Any]]) -> list[Item[Any]]:
+    """Return items and all that they need, each item behind what it needs.
+
+    Of the items that could come next, one of the earliest stage does: the sources of all upstreams
+    come first, and nothing large is fetched before the series apply.
+    """
+    found: dict[Item[Any], int] = {}
+
+    def visit(item: Item[Any]) -> None:
+        for need in item.needs:
+            visit(need)
+        found.setdefault(item, len(found))
+
+    for goal in goals:
+        visit(goal)
+    sorter = TopologicalSorter({item: item.needs for item in found})
+    sorter.prepare()
+    ready: list[Item[Any]] = []
+    result: list[Item[Any]] = []
+    while sorter.is_active():
+        ready += sorter.get_ready()
+        item = min(ready, key=lambda item: (STAGES.index(item.stage), found[item]))
+        ready.remove(item)
+        result.append(item)
+        sorter.done(item)
+    return result
+
+
+def graph_of(context: Context) -> Graph:
+    """Return the items of a build's target.
+
+    Raises:
+        SeriesError: a series is malformed.
+        CompileError: wheels are compiled, and the series changes what can't be.
+        EngineError: wheels are compiled, and the target has no base image.
+    """
+    trees: dict[str, Tree] = {}
+    externals: dict[str, Item[ExternalResult]] = {}
+    wheels: dict[str, Item[WheelResult]] = {}
+    builder = _builder(context)
     for name in context.target.wheels:
-        for layer in context.layers(name):
-            patches = context.series_of(layer)
-            upstream = context.upstream(layer)
-            series.check_emptied(patches, upstream)
-            if patches.patches or compiles:
-                source = source_item(context, layer, upstream)
-                result.append(source)
-                if patches.patches:
-                    result.append(series_item(context, layer, upstream, patches, source))
-        if compiles:
-            result += compiling.external_items(context, name)
-        wheels.append(_wheel_item(context, name))
-    result += wheels
+        layers = {layer: _tree(context, layer) for layer in context.layers(name)}
+        trees |= layers
+        if builder is None:
+            wheels[name] = overlay_item(context, name, layers)
+            continue
+        from sparkforge.build.compile import items  # not needed by overlays
+
+        fetched = items.external_items(context, name)
+        externals |= {f"{name}/{external}": item for external, item in fetched.items()}
+        blocked = context.pins.upstream(name).compile.blocked
+        if blocked is None or context.native == "all":
+            wheels[name] = items.compile_item(context, name, builder, layers, fetched.values())
+        else:
+            wheels[name] = overlay_item(context, name, layers, note=blocked)
     house = wheelhouse_item(context)
-    result.append(house)
-    if context.engine is not None:
-        result.append(trial_item())
-        baked = image.image_item(context, wheels, house)
-        extra: list[Item] = []
-    else:
-        baked = environment_item(context, wheels, house, "environment")
-        extra = _unpatched_items(context, house)
-    result.append(baked)
+    product, unpatched = _product(context, wheels, house)
+    sources = {name: tree.source for name, tree in trees.items()}
+    smoke = None
     if context.target.smoke is not None:
-        if context.arguments:  # the proof is about the target as it is
-            extra = []
-        result += [*extra, smoke_item(context, baked, extra)]
-    last = STAGES.index(until)
-    # the sort keeps the order within a stage; sources of all upstreams come first
-    ordered = sorted(result, key=lambda item: STAGES.index(item.stage))
-    return [item for item in ordered if STAGES.index(item.stage) <= last]
+        smoke = smoke_item(context, product, unpatched, wheels, sources)
+    return Graph(
+        sources,
+        {name: tree.series for name, tree in trees.items() if tree.series is not None},
+        externals,
+        wheels,
+        house,
+        product,
+        smoke,
+    )
 
 
-# -- wheels ------------------------------------------------------------------------------
-
-
-def _wheel_item(context: Context, name: str) -> Item:
-    """Return the patched wheel of an upstream, compiled or overlaid as the context asks."""
+def _builder(context: Context) -> Item[BuilderResult] | None:
     if context.wheels != "compile":
-        return overlay_item(context, name, patched=True)
-    from sparkforge.build.compile import items as compiling  # not needed by overlays
+        return None
+    from sparkforge.build.compile.builderitem import builder_item  # not needed by overlays
 
-    if (reason := context.pins.upstream(name).compile.blocked) is None or context.native == "all":
-        return compiling.compile_item(context, name)
-    return overlay_item(context, name, patched=True, note=reason)
+    return builder_item(context)
 
 
-# -- environment and image -----------------------------------------------------------
+def _tree(context: Context, name: str) -> Tree:
+    patches, upstream = context.series_of(name), context.upstream(name)
+    series.check_emptied(patches, upstream)
+    source = source_item(context, name, upstream)
+    if not patches.patches:
+        return Tree(name, source, None)
+    return Tree(name, source, series_item(context, name, upstream, patches, source))
 
 
-def _unpatched_items(context: Context, house: Item) -> list[Item]:
-    """The release without our series, for the proof that it fails."""
-    wheels = [overlay_item(context, name, patched=False) for name in context.target.wheels]
-    label = f"environment ({UNPATCHED})"
-    return [*wheels, environment_item(context, wheels, house, label, release=True)]
+def _product(
+    context: Context, wheels: Mapping[str, Item[WheelResult]], house: Item[WheelhouseResult]
+) -> tuple[Item[Product], Item[EnvironmentResult] | None]:
+    """Return what is served, and an environment of the release if the smoke test compares one."""
+    if context.engine is not None and context.base is not None:
+        parts = image.Parts(wheels, house, trial_item())
+        return image.image_item(context, context.engine, context.base, parts), None
+    product = environment_item(context, list(wheels.values()), house, "environment")
+    # with arguments of the user's there is no proof: it is about the target as it is
+    return product, None if context.arguments else _unpatched(context, house)
 
 
-def release_items(context: Context) -> list[Item]:
-    """What the release without our series consists of, as a plain environment; it comes last."""
-    house = wheelhouse_item(context)
-    return [house, *_unpatched_items(context, house)]
+def _unpatched(context: Context, house: Item[WheelhouseResult]) -> Item[EnvironmentResult]:
+    wheels = [overlay_item(context, name, None) for name in context.target.wheels]
+    return environment_item(context, wheels, house, f"environment ({UNPATCHED})", release=True)
+
+
+def unpatched_environment(context: Context) -> Item[EnvironmentResult]:
+    """Return the release without our series, in a virtual environment."""
+    return _unpatched(context, wheelhouse_item(context))
 
 
 def made_of(context: Context, base: BaseImage) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of an image's parts and of the image itself, by label, as it holds them."""
     context = replace(context, base=base)
-    wheels = [_wheel_item(context, name) for name in context.target.wheels]
-    return image.parts(context, wheels, wheelhouse_item(context), base)
+    graph = graph_of(context)
+    parts = image.Parts(graph.wheels, graph.wheelhouse, trial_item())
+    return image.made_of(context, parts, base)

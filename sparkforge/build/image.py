@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.build.context import Context
+from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.core import plain
 from sparkforge.core.errors import ImageError
 from sparkforge.core.hashing import code_digest
@@ -23,7 +24,7 @@ from sparkforge.runtime.engine import BaseImage, Engine
 
 ARCHIVE = "image.oci.tar"
 INPUTS = "inputs.json"
-"""In the image's share folder: what it was made of, as ``stages.made_of`` says it."""
+"""In the image's share folder: what it was made of, as ``stages.image.made_of`` says it."""
 SHARE = "opt/sparkforge/share"
 PROGRAMS = "opt/sparkforge/bin"
 """Where the Dockerfile puts what the image runs of ours."""
@@ -58,8 +59,7 @@ class Request:
         ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
         release: version of the result; the image's tag begins with it.
         lock: hash-locked requirements that the wheelhouse satisfies.
-        cold: use no cache, and leave the image in a file instead of the engine.
-        builder: buildx's name of what bakes.
+        builder: buildx's name of its builder.
     """
 
     root: Path
@@ -75,7 +75,6 @@ class Request:
     release: str
     lock: Path
     needs: tuple[Mapping[str, str], ...] = ()
-    cold: bool = False
     builder: str = "default"
 
     def tag(self, image_id: str) -> str:
@@ -146,25 +145,68 @@ def requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
         yield f"{name}=={version} --hash=sha256:{sha256}"
 
 
-def bake(
-    engine: Engine,
-    request: Request,
-    wheels: Mapping[Path, str],
-    wheelhouse: Path,
-    share: Mapping[str, bytes],
-    labels: Mapping[str, str],
-    folder: Path,
-) -> dict[str, Any]:
-    """Build the image and load it into the engine; returns its id, tag and digest.
+@dataclass(frozen=True)
+class Contents:
+    """What goes into an image.
+
+    Attributes:
+        wheels: ours, each with the sha256 that was recorded of it.
+        wheelhouse: folder of the wheels beside ours.
+        share: files for the image's share folder, by their paths in it.
+    """
+
+    wheels: Mapping[Path, str]
+    wheelhouse: Path
+    share: Mapping[str, bytes]
+    labels: Mapping[str, str]
+
+
+def build(engine: Engine, request: Request, contents: Contents, folder: Path) -> ImageResult:
+    """Build an image and load it into the engine.
 
     Args:
-        wheels: ours, each with the sha256 that was recorded of it.
-        share: files for the image's share folder, by their paths in it.
-        folder: receives the image's archive of a cold build.
+        folder: for the files of the build.
 
     Raises:
         ImageError: the build failed.
     """
+    from sparkforge.build import sbom
+
+    # until its id is known; of its own, so that builds at the same time take nothing from each
+    # other
+    key = contents.labels.get(KEY_LABEL, "alone")[:12]
+    passing = f"{repository(request.target)}:building-{key}"
+    digest = _build(engine, request, contents, folder, passing, cold=False)
+    if engine.containerd_store:
+        engine.load(folder / ARCHIVE)
+        (folder / ARCHIVE).unlink()
+    image = engine.client.images.get(passing)
+    image_id = str(image.id)
+    tag = request.tag(image_id)
+    image.tag(*tag.split(":"))
+    engine.client.images.remove(passing)  # the name; the image has another now
+    log.info(f"image {tag}")
+    system = tuple(sbom.system(engine, image_id))
+    return ImageResult(tag, image_id, digest, request.base.reference, system)
+
+
+def archive(
+    engine: Engine, request: Request, contents: Contents, folder: Path
+) -> ImageArchiveResult:
+    """Build an image without the engine's cache, into a file of a folder.
+
+    Raises:
+        ImageError: the build failed.
+    """
+    name = f"{repository(request.target)}:cold"
+    return ImageArchiveResult(_build(engine, request, contents, folder, name, cold=True), ARCHIVE)
+
+
+def _build(
+    engine: Engine, request: Request, contents: Contents, folder: Path, name: str, *, cold: bool
+) -> str | None:
+    """Run the build; returns the digest of the manifest, where the engine's store has one."""
+    wheels, share = contents.wheels, contents.share
     ours = folder / "wheels"
     ours.mkdir()
     for wheel in wheels:
@@ -175,22 +217,20 @@ def bake(
         text = json.dumps(request.profile, indent=2, sort_keys=True) + "\n"
         share = {**share, "profile.json": text.encode()}
     (ours / "share").mkdir()
-    for name, data in share.items():
-        (ours / "share" / name).parent.mkdir(exist_ok=True)
-        (ours / "share" / name).write_bytes(data)
+    for path, data in share.items():
+        (ours / "share" / path).parent.mkdir(exist_ok=True)
+        (ours / "share" / path).write_bytes(data)
     (ours / "needs.json").write_text(json.dumps(request.needs))
     if MACHINES.get(platform.machine()) != request.platform:
         (ours / "emulated").touch()
-    metadata, archive = folder / "build.json", folder / ARCHIVE
-    # until its id is known; of its own, so that bakes at the same time take nothing from each other
-    passing = f"{repository(request.target)}:baking-{labels.get(KEY_LABEL, 'alone')[:12]}"
+    metadata = folder / "build.json"
     try:
         buildx.build(
             buildx.ImageBuild(
                 request.root / "Dockerfile",
                 request.root,
                 request.builder,
-                _output(engine, passing, archive),
+                _output(engine, name, folder / ARCHIVE),
                 stage="serve",
                 platform=request.platform,
                 arguments={
@@ -201,9 +241,9 @@ def bake(
                     "SYSTEM_PACKAGES": " ".join(request.system_packages),
                     "SERVE_ARGS": shlex.join(request.serve),
                 },
-                labels=dict(sorted(labels.items())),
-                contexts={"wheels": ours, "wheelhouse": wheelhouse},
-                options=(f"--metadata-file={metadata}", *(["--no-cache"] if request.cold else [])),
+                labels=dict(sorted(contents.labels.items())),
+                contexts={"wheels": ours, "wheelhouse": contents.wheelhouse},
+                options=(f"--metadata-file={metadata}", *(["--no-cache"] if cold else [])),
                 ca_bundle=request.ca_bundle,
             )
         )
@@ -215,24 +255,5 @@ def bake(
             )
             raise ImageError("\n".join(lacks), remedy) from None
         raise
-    if engine.containerd_store and not request.cold:
-        engine.load(archive)
-        archive.unlink()
-    digest = plain.json_of(metadata.read_text()).get("containerimage.digest")
-    if request.cold:
-        return {"kind": "image", "digest": digest, "archive": ARCHIVE}
-    from sparkforge.build import sbom
-
-    image = engine.client.images.get(passing)
-    tag = request.tag(str(image.id))
-    image.tag(*tag.split(":"))
-    engine.client.images.remove(passing)  # the name; the image has another now
-    log.info(f"image {tag}")
-    return {
-        "kind": "image",
-        "tag": tag,
-        "image_id": image.id,
-        "digest": digest,
-        "base": request.base.reference,
-        "system": sbom.system(engine, str(image.id)),
-    }
+    digest: str | None = plain.json_of(metadata.read_text()).get("containerimage.digest")
+    return digest

@@ -1,4 +1,4 @@
-"""Starts what a build baked, and the unpatched release, as servers of the tiny checkpoint."""
+"""Starts a build, and the unpatched release, as servers of the tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.build.context import UNPATCHED, Context, Results, source_of
+from sparkforge.build.context import Context
+from sparkforge.build.results import ImageResult, Product, WheelResult
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core import gitread
 from sparkforge.pins.pathmap import path_of
 from sparkforge.runtime import isa, servers
 from sparkforge.runtime.servers import Server
 from sparkforge.serving.profile import Profile
+from sparkforge.sources.sources import Source
+from sparkforge.store.artefact import Artefact
 
 # The tiny model needs little: one GiB of cache is the smallest that vLLM takes. torch.compile is
 # off, as in the image, which has no compiler: the same code runs everywhere, and the start is
@@ -40,18 +43,28 @@ def mask_files(work: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class Launcher:
-    """Starts servers of what a build baked, with the tiny checkpoint, in a work folder."""
+    """Starts servers of a build, with the tiny checkpoint, in a work folder.
+
+    Attributes:
+        product: the image or the environment.
+        release: folder of the unpatched release's environment; None where the product is an image.
+        wheels: ours, by upstream.
+        sources: before the patches, of the upstreams that have any.
+    """
 
     context: Context
-    results: Results
-    baked: str
+    product: Artefact[Product]
+    release: Path | None
+    wheels: Mapping[str, WheelResult]
+    sources: Mapping[str, Source]
     work: Path
 
     @contextmanager
     def patched(self) -> Iterator[Server]:
-        """Serve what was baked, with the target's own arguments; keeps its words on a failure."""
+        """Serve the build with the target's own arguments; keeps its log on a failure."""
+        options = self.context.serve
         with (
-            self._server(self.baked, self.context.serve, "patched", {}) as server,
+            self._server(self.product.path, options, "patched", {}) as server,
             servers.kept_log(server, self.context.server_log),
         ):
             yield server
@@ -74,13 +87,17 @@ class Launcher:
         if "--moe-backend" in options:
             at = options.index("--moe-backend")
             del options[at : at + 2]
-        label = f"environment ({UNPATCHED})"
-        with self._server(label, options, name, variables) as server:
+        with self._server(self.release, options, name, variables) as server:
             yield server
 
     def _server(
-        self, label: str, options: Sequence[str], name: str, variables: Mapping[str, str]
+        self, folder: Path | None, options: Sequence[str], name: str, variables: Mapping[str, str]
     ) -> AbstractContextManager[Server]:
+        """Start a server.
+
+        Args:
+            folder: of the environment; None: the image with the release's files put back.
+        """
         model = self.work / "model"
         if not model.exists():
             make_tiny_gpt_oss(model)
@@ -90,14 +107,14 @@ class Launcher:
         launch = servers.Launch(
             model, options, arguments, {**SMOKE_VARIABLES, **variables}, self.context.port
         )
-        if self.context.engine is None:
-            folder = self.results[label].path
+        image, engine = self.product.result, self.context.engine
+        if folder is not None and not isinstance(image, ImageResult):
             return servers.from_environment(folder, launch, work, self.work / "cache")
-        restored = self._originals(work) if label != self.baked else {}
+        assert isinstance(image, ImageResult) and engine is not None  # an image came of one
+        restored = self._originals(work) if folder is None else {}
         if isa.VARIABLE in variables:
             restored |= mask_files(work)
-        image = str(self.results[self.baked].outputs["image_id"])
-        return servers.from_image(self.context.engine, image, launch, restored)
+        return servers.from_image(engine, image.image_id, launch, restored)
 
     def _originals(self, work: Path) -> dict[str, Path]:
         """Write the files that our series replaces as they were, by their path in the wheel.
@@ -105,14 +122,13 @@ class Launcher:
         Mounted over an image's own, they make the unpatched release of it.
         """
         restored = {}
-        for name in self.context.target.wheels:
-            wheel = self.results[f"wheel {name}"].outputs
-            if not wheel["replaced"]:
-                continue
+        for name, wheel in self.wheels.items():
             upstream = self.context.pins.upstream(name)
-            source = source_of(self.context.store, name, self.results[f"source {name}"])
+            if not wheel.replaced:
+                continue
+            source = self.sources[name]
             with gitread.reading(source.repo) as reader:
-                for member in wheel["replaced"]:
+                for member in wheel.replaced:
                     path = path_of(upstream.paths, member)
                     # it was replaced by a file that has this place
                     assert path is not None

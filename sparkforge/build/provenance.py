@@ -6,14 +6,14 @@ holds no time of day: what depends on the run stands in the receipt, under ``run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from sparkforge import __version__
 from sparkforge.build.context import Context
-from sparkforge.build.receipt import Line, baked
+from sparkforge.build.executor import Build
 from sparkforge.core import git
 from sparkforge.core.errors import CommandError
 from sparkforge.core.hashing import sha256_file
@@ -29,18 +29,17 @@ BUILDER = "https://sparkforge.example/build.py"
 
 def statement(
     context: Context,
-    lines: Sequence[Line],
+    build: Build,
     subjects: Mapping[str, str],
     third_party: Iterable[Path] = (),
 ) -> dict[str, Any]:
     """Return the statement as JSON values.
 
     Args:
-        lines: the build's items with their results.
         subjects: sha256 of each thing that was made, by its name.
         third_party: the verified wheels that went in beside ours.
     """
-    served = baked(lines)
+    product = build.results.step(build.graph.product)
     external: dict[str, Any] = {
         "target": context.target_name,
         "platform": context.platform,
@@ -48,18 +47,18 @@ def statement(
     }
     if context.wheels == "compile":
         external |= {"wheels": context.wheels, "native": context.native}
-    if served is not None:
-        external["bakes"] = served.outputs["kind"]
+    if product is not None:
+        external["bakes"] = product.artefact.result.kind
         if context.base is not None:
             external["base"] = context.base.reference
     dependencies = [
         *_checkout(context.root),
-        *_upstreams(context, lines),
-        *_builders(context, lines),
+        *_upstreams(context, build),
+        *_builders(context, build),
         *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
     ]
-    if served is not None and "base" in served.inputs:
-        digest = str(served.inputs["base"]).removeprefix("sha256:")
+    if product is not None and context.base is not None:
+        digest = context.base.digest.removeprefix("sha256:")
         dependencies.append({"name": "base image", "digest": {"sha256": digest}})
     return {
         "_type": STATEMENT,
@@ -71,7 +70,9 @@ def statement(
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
                 "externalParameters": external,
-                "internalParameters": {line.label: line.artefact.key for line in lines},
+                "internalParameters": {
+                    step.item.label: step.artefact.key for step in build.results
+                },
                 "resolvedDependencies": dependencies,
             },
             "runDetails": {
@@ -100,18 +101,19 @@ def _checkout(root: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _upstreams(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
-    found = {line.label: line.artefact for line in lines}
+def _upstreams(context: Context, build: Build) -> list[dict[str, Any]]:
+    graph, results = build.graph, build.results
     result: list[dict[str, Any]] = []
     for wheel, plan in context.target.wheels.items():
         release = context.pins.upstream(wheel).files[plan.files[context.platform]]
         result.append(_file(release.file, release.sha256))
         for name in context.layers(wheel):
             upstream = context.upstream(name)
-            source, series = found.get(f"source {name}"), found.get(f"series {name}")
-            if source is not None and series is not None:
-                tree = {"patchedTree": series.outputs["tree"]}
-                result.append(_source(name, source.outputs["provider"], upstream, tree))
+            series = results.step(graph.series.get(name))
+            if series is not None:
+                tree = {"patchedTree": series.artefact.result.tree}
+                provider = results.of(graph.sources[name]).provider
+                result.append(_source(name, provider, upstream, tree))
             result += [
                 {"name": f"patches/{name}/{patch.name}", "digest": {"sha256": patch.sha256}}
                 for patch in context.series_of(name).patches
@@ -119,7 +121,7 @@ def _upstreams(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
     return result
 
 
-def _builders(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
+def _builders(context: Context, build: Build) -> list[dict[str, Any]]:
     """Return what compiled wheels were made with, and the sources that their builds read."""
     if context.wheels != "compile":
         return []
@@ -127,19 +129,18 @@ def _builders(context: Context, lines: Sequence[Line]) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = [
         {"name": lock, "digest": {"sha256": sha256_file(context.root / lock)}}
     ]
-    for line in lines:
-        name, out = line.label.removeprefix("external "), line.artefact.outputs
-        if name != line.label:
-            upstream, _, key = name.partition("/")
-            url = context.pins.upstream(upstream).externals[key].git
-            result.append(
-                {
-                    "name": name,
-                    "uri": f"git+{url}",
-                    "digest": {"gitCommit": out["commit"]},
-                    "annotations": {"submodules": dict(out["submodules"])},
-                }
-            )
+    for name, item in build.graph.externals.items():
+        external = build.results.of(item)
+        upstream, _, key = name.partition("/")
+        url = context.pins.upstream(upstream).externals[key].git
+        result.append(
+            {
+                "name": name,
+                "uri": f"git+{url}",
+                "digest": {"gitCommit": external.commit},
+                "annotations": {"submodules": dict(external.submodules)},
+            }
+        )
     return result
 
 

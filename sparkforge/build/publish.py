@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.build import composing
-from sparkforge.build.context import WHEELS, Context, wheel_path
+from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.executor import Build
+from sparkforge.build.item import Results, wheel_path
 from sparkforge.build.receipt import (
     PROVENANCE,
     SBOM,
     SUFFIX,
     SUMS,
-    Line,
-    baked,
     is_receipt,
 )
+from sparkforge.build.results import ImageResult
 from sparkforge.core import plain
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.hashing import intact
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
-from sparkforge.store.artefact import Artefact
 
-# what the smoke test saw of the unpatched release, by ``smoke.ReleaseProof.done``
+# what the smoke test saw of the unpatched release, by ``ReleaseProof.done``
 _RELEASE = {
     "refused": "unpatched, it rejects the same checkpoint on this CPU",
     "compared": "unpatched, it serves the same checkpoint on its own backend (AMX), with the"
@@ -43,7 +43,7 @@ _RELEASE = {
 
 
 def publish(
-    context: Context, lines: Sequence[Line], document: Mapping[str, Any]
+    context: Context, build: Build, document: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any]]:
     """Put wheels, bill of materials, provenance, SHA256SUMS and receipt.json into dist/<target>/.
 
@@ -54,14 +54,13 @@ def publish(
     """
     folder = context.root / "dist" / context.target_name
     receipt_path = folder / "receipt.json"
-    wheels = [wheel_path(line.artefact) for line in lines if line.artefact.stage == "wheels"]
+    wheels = _wheels(build)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    served = baked(lines)
-    if served is not None and served.outputs["kind"] == "image":
-        for_compose(context, served, folder)  # also after a rollback: a build means the newest
+    if (image := image_of(build)) is not None:
+        for_compose(context, image, folder)  # also after a rollback: a build means the newest
     before = _receipt(receipt_path)
-    if before.get("items") == document["items"] and _complete(folder, before, wheels):
+    if before.get("items") == document["items"] and _complete(folder, before, list(wheels)):
         return folder, {**document, "files": before.get("files", {})}
     from filelock import FileLock  # not needed by a build in which nothing changed
 
@@ -70,7 +69,7 @@ def publish(
             old.unlink()  # it signed what was there before
         files: dict[str, str] = {}
         if wheels:  # a run that stopped before has nothing to say about them
-            files = _publish_wheels(context, folder, lines)
+            files = _publish_wheels(context, folder, build, wheels)
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
         if context.target.smoke is not None:
             tiny_model(folder)
@@ -96,27 +95,40 @@ def _complete(folder: Path, before: Mapping[str, Any], wheels: Sequence[Path]) -
     )
 
 
-def _publish_wheels(context: Context, folder: Path, lines: Sequence[Line]) -> dict[str, str]:
+def _wheels(build: Build) -> dict[Path, str]:
+    """Return our wheels, each with its sha256, where the build has reached them."""
+    steps = (build.results.step(item) for item in build.graph.wheels.values())
+    made = [step.artefact for step in steps if step is not None]
+    return {wheel_path(artefact): artefact.result.sha256 for artefact in made}
+
+
+def image_of(build: Build) -> ImageResult | None:
+    """Return the image of a build; None where it made none."""
+    step = build.results.step(build.graph.product)
+    result = None if step is None else step.artefact.result
+    return result if isinstance(result, ImageResult) else None
+
+
+def _publish_wheels(
+    context: Context, folder: Path, build: Build, wheels: Mapping[Path, str]
+) -> dict[str, str]:
     """Publish wheels, their bill and provenance; returns the sha256 of each file by its name."""
     from sparkforge.build import provenance, sbom  # not needed by a build in which nothing changed
 
     for old in folder.glob("*.whl"):
         old.unlink()
     files = {}
-    for line in lines:
-        if line.artefact.stage == "wheels":
-            wheel = wheel_path(line.artefact)
-            _link(wheel, folder / wheel.name)
-            files[wheel.name] = str(line.artefact.outputs["sha256"])
-    found = {line.label: line.artefact for line in lines}
-    house = found.get("wheelhouse")
-    third_party = house.path / WHEELS if house is not None else None
-    served = baked(lines)
-    image = served if served is not None and served.outputs["kind"] == "image" else None
-    system = image.outputs["system"] if image is not None else []
+    for wheel, sha256 in wheels.items():
+        _link(wheel, folder / wheel.name)
+        files[wheel.name] = sha256
+    graph, results = build.graph, build.results
+    house = results.step(graph.wheelhouse)
+    third_party = house.artefact.path / WHEELS if house is not None else None
+    image = image_of(build)
+    system = image.system if image is not None else ()
     bill = sbom.document(
         context,
-        {name: found[f"wheel {name}"].outputs for name in context.target.wheels},
+        {name: results.of(item) for name, item in graph.wheels.items()},
         third_party=third_party,
         base=context.base if image is not None else None,
         system=[sbom.SystemPackage(*package.split(" ")) for package in system],
@@ -124,11 +136,10 @@ def _publish_wheels(context: Context, folder: Path, lines: Sequence[Line]) -> di
     files[SBOM] = _write(folder / SBOM, bill)
     subjects = dict(files)
     if image is not None:
-        name = f"{image.outputs['tag']}@{context.platform}"
-        digest = image.outputs["digest"] or image.outputs["image_id"]
-        subjects[name] = str(digest).removeprefix("sha256:")
+        name = f"{image.tag}@{context.platform}"
+        subjects[name] = (image.digest or image.image_id).removeprefix("sha256:")
     statement = provenance.statement(
-        context, lines, subjects, third_party.glob("*.whl") if third_party is not None else ()
+        context, build, subjects, third_party.glob("*.whl") if third_party is not None else ()
     )
     text = json.dumps(statement, indent=1, sort_keys=True) + "\n"
     files[PROVENANCE] = _write(folder / PROVENANCE, text.encode())
@@ -184,12 +195,12 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def for_compose(context: Context, image: Artefact, folder: Path) -> None:
+def for_compose(context: Context, image: ImageResult, folder: Path) -> None:
     """Have `docker compose up` serve an image: by .env, and the volume of the models.
 
     Lines that the user added to .env under other names are kept, to the byte.
     """
-    tag = str(image.outputs["tag"])
+    tag = image.tag
     env_file = context.root / ".env"
     name = composing.variable(context.target_name)
     if (before := envfile.read(env_file).get(name, tag)) != tag:
@@ -209,51 +220,50 @@ def for_compose(context: Context, image: Artefact, folder: Path) -> None:
         composing.keep_models(context.engine, context.target, context.platform)
 
 
-def summary(context: Context, lines: Sequence[Line], folder: Path, seconds: float) -> None:
+def summary(context: Context, build: Build, folder: Path, seconds: float) -> None:
     """Print what there is now, how long each stage took, and what to do next."""
-    made = sum(line.made_now for line in lines)
-    log.heading(f"done in {seconds:.1f} s: {made} built, {len(lines) - made} up to date")
-    for line in lines:
-        if line.artefact.stage == "wheels":
-            path = wheel_path(line.artefact)
-            log.info(f"wheel    {path.name}  {human_bytes(path.stat().st_size)}")
-    served = baked(lines)
-    if served is not None and served.outputs["kind"] == "image":
-        log.info(f"image    {served.outputs['tag']}")
-    report = lines[-1].artefact if lines and lines[-1].label == "smoke" else None
-    if report is not None:
-        out = report.outputs
+    results = build.results
+    made = sum(step.made_now for step in results)
+    log.heading(f"done in {seconds:.1f} s: {made} built, {len(results) - made} up to date")
+    for wheel in _wheels(build):
+        log.info(f"wheel    {wheel.name}  {human_bytes(wheel.stat().st_size)}")
+    if (image := image_of(build)) is not None:
+        log.info(f"image    {image.tag}")
+    if (smoke := results.step(build.graph.smoke)) is not None:
+        report = smoke.artefact.result
         log.info(
-            f"smoke    ready in {out['ready_s']} s, {out['tokens']} tokens in"
-            f" {out['completion_s']} s, stopped in {out['stop_s']} s"
+            f"smoke    ready in {report.ready_s} s, {report.tokens} tokens in"
+            f" {report.completion_s} s, stopped in {report.stop_s} s"
         )
-        log.info(f"release  {_RELEASE[out['release']['done']]}")
+        if report.release is not None:
+            log.info(f"release  {_RELEASE[report.release.done]}")
     log.info(f"receipt  {os.path.relpath(folder / 'receipt.json')}")
     if made:
-        log.info(f"time     {', '.join(times(lines))}")
-    log.info(f"next     {next_step(context, served)}")
+        log.info(f"time     {', '.join(times(results))}")
+    served = results.step(build.graph.product) is not None
+    log.info(f"next     {next_step(context, served=served)}")
 
 
-def times(lines: Sequence[Line]) -> list[str]:
+def times(results: Results) -> list[str]:
     """Return how long each stage of which this run made something took, in order."""
     seconds: dict[str, float] = {}
-    for line in lines:
-        if line.made_now:
-            stage = line.artefact.stage
-            seconds[stage] = seconds.get(stage, 0.0) + line.artefact.seconds
+    for step in results:
+        if step.made_now:
+            stage = step.item.stage
+            seconds[stage] = seconds.get(stage, 0.0) + step.artefact.seconds
     return [f"{stage} {took:.1f} s" for stage, took in seconds.items()]
 
 
-def next_step(context: Context, baked: Artefact | None) -> str:
+def next_step(context: Context, *, served: bool) -> str:
     """Return what to do after a build, as a command.
 
     Args:
-        baked: the image or environment; None where the build stopped before it.
+        served: whether there is an image or environment to serve.
     """
     name = context.target_name
     here = MACHINES.get(platform.machine()) == context.platform
     where = "" if here else f"on a machine of {context.platform}: "
-    if baked is None:
+    if not served:
         return f"{where}python3 build.py --target {name}"
     if context.target.smoke is not None:
         return f"{where}python3 build.py serve --target {name}"

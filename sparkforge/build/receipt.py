@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sparkforge import __version__
+from sparkforge.build.item import Results
+from sparkforge.core import typed
 from sparkforge.core.hashing import sha256_file
-from sparkforge.store.artefact import Artefact
 
 SCHEMA = 1
 # what lies beside the receipt, and is named in it by its sha256
@@ -21,17 +21,8 @@ SUFFIX = ".sigstore.json"
 """Behind the name of a file: cosign's bundle with its signature."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """One item of the build: its artefact, and whether this run made it."""
-
-    label: str
-    artefact: Artefact
-    made_now: bool
-
-
 def receipt(
-    *, target: str, target_platform: str, pins: Path, lines: Sequence[Line], seconds: float
+    *, target: str, target_platform: str, pins: Path, results: Results, seconds: float
 ) -> dict[str, Any]:
     """Return the receipt as JSON values.
 
@@ -46,24 +37,24 @@ def receipt(
         "pins_sha256": sha256_file(pins),
         "items": [
             {
-                "stage": line.artefact.stage,
-                "label": line.label,
-                "key": line.artefact.key,
-                "inputs": line.artefact.inputs,
-                "outputs": line.artefact.outputs,
+                "stage": step.item.stage,
+                "label": step.item.label,
+                "key": step.artefact.key,
+                "inputs": step.artefact.inputs,
+                "outputs": typed.as_json(step.artefact.result),
             }
-            for line in lines
+            for step in results
         ],
         "run": {
             "machine": platform.machine(),
             "python": platform.python_version(),
             "seconds": round(seconds, 2),
             "items": {
-                line.label: {
-                    "state": "made" if line.made_now else "in the store",
-                    "seconds": line.artefact.seconds,
+                step.item.label: {
+                    "state": "made" if step.made_now else "in the store",
+                    "seconds": step.artefact.seconds,
                 }
-                for line in lines
+                for step in results
             },
         },
     }
@@ -80,14 +71,8 @@ def is_receipt(document: Any) -> bool:
     )
 
 
-def baked(lines: Sequence[Line]) -> Artefact | None:
-    """Return what a build serves: its image, or its plain environment; None before that stage."""
-    found = (line.artefact for line in lines if line.artefact.stage == "image")
-    return next((one for one in found if one.outputs.get("kind") in ("image", "environment")), None)
-
-
 def image_of(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the outputs of the image among a receipt's items; {} where none was baked."""
+    """Return the outputs of the image among a receipt's items; {} where none was built."""
     found = (item["outputs"] for item in items if item["stage"] == "image")
     return next((outputs for outputs in found if outputs.get("kind") == "image"), {})
 

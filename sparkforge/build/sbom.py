@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.parser import BytesHeaderParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from zipfile import BadZipFile, ZipFile
 
@@ -44,6 +44,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sparkforge import __version__
 from sparkforge.build.context import Context
+from sparkforge.build.results import CompiledWheelResult, WheelResult
 from sparkforge.core.errors import WheelError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.pins.pins import Upstream
@@ -79,7 +80,7 @@ def system(engine: Engine, image_id: str) -> list[str]:
 
 def document(
     context: Context,
-    wheels: Mapping[str, Mapping[str, Any]],
+    wheels: Mapping[str, WheelResult],
     *,
     third_party: Path | None = None,
     base: BaseImage | None = None,
@@ -88,7 +89,7 @@ def document(
     """Return the bill of what was built, as the bytes of its file.
 
     Args:
-        wheels: outputs of the ``wheel`` items, by the upstream's name.
+        wheels: by the upstream's name.
         third_party: folder of the verified wheels beside ours, or None where none were fetched.
         base: of the image; None describes no image.
         system: the distribution's packages in the image, where they are known.
@@ -96,7 +97,7 @@ def document(
     Raises:
         WheelError: a third-party wheel can't be read.
     """
-    parts = [_own(context, name, outputs) for name, outputs in wheels.items()]
+    parts = [_own(context, name, wheel) for name, wheel in wheels.items()]
     if third_party is not None:
         wanted = {item.name for item in read_lock(context.lock)}  # tools beside it stay out
         parts += [
@@ -162,11 +163,11 @@ def dpkg_packages(status: str, os_release: str) -> list[SystemPackage]:
 # -- our wheels -------------------------------------------------------------------
 
 
-def _own(context: Context, name: str, outputs: Mapping[str, Any]) -> Component:
+def _own(context: Context, name: str, wheel: WheelResult) -> Component:
     upstream = context.pins.upstream(name)
     plan = context.target.wheels[name]
     release = upstream.files[plan.files[context.platform]]
-    distribution, version, _, _ = parse_wheel_filename(str(outputs["file"]))
+    distribution, version, _, _ = parse_wheel_filename(wheel.file)
     purl = PackageURL("pypi", None, distribution, str(version))
     return Component(
         type=ComponentType.LIBRARY,
@@ -174,10 +175,10 @@ def _own(context: Context, name: str, outputs: Mapping[str, Any]) -> Component:
         version=str(version),
         purl=purl,
         bom_ref=f"own-{name}",
-        hashes=[_sha256(str(outputs["sha256"]))],
+        hashes=[_sha256(wheel.sha256)],
         properties=[
-            Property(name="sparkforge:file", value=str(outputs["file"])),
-            *_how_made(outputs),
+            Property(name="sparkforge:file", value=wheel.file),
+            *_how_made(wheel),
         ],
         pedigree=_pedigree(
             name,
@@ -192,15 +193,15 @@ def _own(context: Context, name: str, outputs: Mapping[str, Any]) -> Component:
     )
 
 
-def _how_made(outputs: Mapping[str, Any]) -> list[Property]:
+def _how_made(wheel: WheelResult) -> list[Property]:
     """Say of a compiled wheel that it is one, and where each native file in it is from."""
-    if not outputs.get("compiled"):
+    if not isinstance(wheel, CompiledWheelResult):
         return []
     return [
         Property(name="sparkforge:wheel", value="compiled"),
         *(
-            Property(name=f"sparkforge:native:{file}", value=f"{one['from']} {one['sha256']}")
-            for file, one in outputs["natives"].items()
+            Property(name=f"sparkforge:native:{file}", value=f"{native.origin} {native.sha256}")
+            for file, native in wheel.natives.items()
         ),
     ]
 

@@ -12,7 +12,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import requests
 from sparkforge.build import image
 from sparkforge.build.context import Context
 from sparkforge.build.publish import for_compose, made, tiny_model
+from sparkforge.build.results import ImageResult, Product
 from sparkforge.core.errors import SmokeError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, call
@@ -138,14 +139,14 @@ class _Follower:
 
 def serve(
     context: Context,
-    baked: Artefact,
+    product: Artefact[Product],
     model: Path | None = None,
     *,
     chat: bool = False,
     limit_s: float = float("inf"),
     as_json: bool = False,
 ) -> int:
-    """Serve until Ctrl-C: by Compose for an image, by vllm itself for a plain environment.
+    """Serve until Ctrl-C: by Compose for an image, by vllm itself for a virtual environment.
 
     Args:
         model: folder of a checkpoint; None: the tiny one.
@@ -160,14 +161,13 @@ def serve(
         SmokeError: the server ended by itself, or was not ready in time.
         PortError: its port is taken.
     """
-    is_image = baked.outputs["kind"] == "image"
-    start = _image_server if is_image else _environment_server
+    is_image = isinstance(product.result, ImageResult)
     with (
-        start(context, baked, model, chat=chat) as (server, name),
+        _server(context, product, model, chat=chat) as (server, name),
         servers.kept_log(server, server.output_path),
     ):
         follower = _Follower(server.output_path)
-        # a container says how far it is; of a plain environment it is vLLM's own log
+        # a container says how far it is; of a virtual environment it is vLLM's own log
         aloud = is_image or log.verbose
         log.info(f"loading {name or 'the model'}; the server's log: {server.output_path}")
         tell: Callable[[float], None] | None = (lambda _: follower.show()) if aloud else None
@@ -239,22 +239,30 @@ def _until_it_ends(server: ProcessServer, follower: _Follower) -> int:
     raise SmokeError(f"the server {ending(code)}:\n{servers.tail(server)}")
 
 
+def _server(
+    context: Context, product: Artefact[Product], model: Path | None, *, chat: bool
+) -> AbstractContextManager[tuple[ProcessServer, str | None]]:
+    if isinstance(product.result, ImageResult):
+        return _image_server(context, product.result, model, chat=chat)
+    return _environment_server(context, product.path, model, chat=chat)
+
+
 @contextmanager
 def _image_server(
-    context: Context, baked: Artefact, model: Path | None, *, chat: bool
+    context: Context, built: ImageResult, model: Path | None, *, chat: bool
 ) -> Iterator[tuple[ProcessServer, str | None]]:
     from sparkforge.build.launcher import CHAT_OPTIONS
 
     folder = context.root / "dist" / context.target_name
-    for_compose(context, baked, folder)
+    for_compose(context, built, folder)
     environment: dict[str, str | None] = {}
     if context.port:
         environment["SPARKFORGE_PORT"] = str(context.port)
     if chat:
-        engine, baked_id = context.engine, str(baked.outputs["image_id"])
+        engine = context.engine
         assert engine is not None  # an image came of one
         ours = f"/{image.PROGRAMS}"
-        model = chat_model(folder, lambda code: engine.run_python(baked_id, code, ours))
+        model = chat_model(folder, lambda code: engine.run_python(built.image_id, code, ours))
         environment["SPARKFORGE_MODEL_NAME"] = os.environ.get("SPARKFORGE_MODEL_NAME", CHAT_NAME)
     if model is not None:
         environment["SPARKFORGE_MODEL_DIR"] = str(checkpoint(model))
@@ -274,14 +282,14 @@ def _image_server(
 
 @contextmanager
 def _environment_server(
-    context: Context, baked: Artefact, model: Path | None, *, chat: bool
+    context: Context, environment: Path, model: Path | None, *, chat: bool
 ) -> Iterator[tuple[ProcessServer, str | None]]:
     from sparkforge.build.launcher import CHAT_OPTIONS, SMOKE_VARIABLES
 
     folder = context.root / "dist" / context.target_name
     folder.mkdir(parents=True, exist_ok=True)
     if chat:
-        chosen = chat_model(folder, in_environment(python_path(baked.path)))
+        chosen = chat_model(folder, in_environment(python_path(environment)))
     else:
         chosen = checkpoint(model) if model is not None else tiny_model(folder)
     name = chosen.name if model is not None else CHAT_NAME if chat else servers.MODEL_NAME
@@ -294,5 +302,5 @@ def _environment_server(
         name=name,
     )
     cache = context.store.cache_path("serve")
-    with servers.from_environment(baked.path, launch, folder, cache, Path.cwd()) as server:
+    with servers.from_environment(environment, launch, folder, cache, Path.cwd()) as server:
         yield server, name

@@ -1,17 +1,17 @@
-"""Does what was baked serve? And does the unpatched release not, or the same?
+"""Does the build serve? And does the unpatched release not, or the same?
 
-The same checks for a plain environment and an image: they only see a ``Server``.
+The same checks for a virtual environment and an image: they only see a ``Server``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import requests
 
+from sparkforge.build.results import Answer, ReleaseProof, SmokeResult
 from sparkforge.core import plain
 from sparkforge.core.errors import SmokeError
 from sparkforge.core.log import log
@@ -38,62 +38,9 @@ those of ``PROMPTS`` are within 0.0043 of the float32 reference; in that referen
 moved at random by up to 2**-8 of themselves (BF16's step) move them by at most 0.04 in 12 draws."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A server's first token after one of ``PROMPTS``, and its natural log-probability."""
-
-    token: int
-    logprob: float
-
-
-@dataclass(frozen=True)
-class ReleaseProof:
-    """What the unpatched release did with the same checkpoint.
-
-    Attributes:
-        done: ``refused``: it cannot serve it on this machine. ``compared``: it can, on a backend of
-            its own, and answers ``PROMPTS`` as the patched server does.
-        refusal: the line that it refuses with; where it was compared, with ``hidden`` hidden from
-            that one process.
-        hidden: the instruction set that was hidden for the refusal, or "".
-        difference: of log-probabilities, the largest; 0 where it refused.
-    """
-
-    done: Literal["refused", "compared"]
-    refusal: str
-    hidden: str = ""
-    difference: float = 0.0
-
-
-@dataclass(frozen=True)
-class Report:
-    """What the smoke test saw; times in seconds.
-
-    Attributes:
-        ready_s: from start to the first 200 of ``/health``.
-        completion_s: one completion of ``tokens`` tokens, not streamed.
-        tokens: completion tokens that the server counted.
-        text: what the model said, escaped (a random model says random bytes).
-        stop_s: from SIGTERM to the end of the process.
-        answers: to ``PROMPTS``.
-        release: what the unpatched release did; None where not tried.
-    """
-
-    ready_s: float
-    completion_s: float
-    tokens: int
-    text: str
-    stop_s: float
-    answers: tuple[Answer, ...]
-    release: ReleaseProof | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def exercise(
     start: Callable[[], AbstractContextManager[Server]], timeout_s: float = READY_TIMEOUT_S
-) -> Report:
+) -> SmokeResult:
     """Start the patched server, hold it against the OpenAI API's promises, stop it.
 
     Raises:
@@ -147,7 +94,7 @@ def exercise(
         _expect(not stopped.stragglers, "the server left processes running", server)
         _expect(stopped.exit_code == 0, f"exit code {stopped.exit_code} after SIGTERM", server)
         log.info(f"stopped cleanly in {stopped.seconds:.1f} s")
-    return Report(
+    return SmokeResult(
         ready_s=round(ready, 2),
         completion_s=round(seconds, 3),
         tokens=usage["completion_tokens"],

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.build import executor, publish
-from sparkforge.build.graph import items
 from sparkforge.build.options import (
     OutputOptions,
     Project,
@@ -126,7 +125,8 @@ def _quality(options: QualityOptions) -> int:
         msg = f"target {context.target_name} has no checkpoint"
         raise UsageError(msg, "give one with --model DIR")
     model = None if options.model is None else serve.checkpoint(options.model)
-    baked = executor.run(context, items(context, "image"))[-1].artefact
+    build = executor.build(context, "image")
+    product = build.results.artefact(build.graph.product)
     plan = quality.Plan(
         options.layers or quality.DEFAULT_LAYERS,
         options.prompts,
@@ -137,7 +137,7 @@ def _quality(options: QualityOptions) -> int:
     limits = quality.Limits(options.max_kl, options.min_agreement, options.max_score_drop)
     with context.store.temporary("quality") as work:
         tiny = publish.tiny_model(context.root / "dist" / context.target_name)
-        start = quality.starter(context, baked, model, tiny, work)
+        start = quality.starter(context, product, model, tiny, work)
         document = quality.run(start, plan, limits, quality.Material.load(plan))
     return report_quality({"model": str(model or tiny), **document}, as_json=options.output.json)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from sparkforge.build import executor, lastbuild, publish, receipt
 from sparkforge.build.context import STAGES, Context
-from sparkforge.build.graph import items
+from sparkforge.build.graph import graph_of
 from sparkforge.build.options import (
     OutputOptions,
     Project,
@@ -130,7 +130,8 @@ def _build_in(project: Project, options: BuildOptions) -> int:
         tools=options.tools,
         server=options.server,
     )
-    todo = items(context, options.until)
+    graph = graph_of(context)
+    todo = graph.until(options.until)
     steps = executor.plan(context, todo)
     log.heading(
         f"{context.target_name} on {context.platform}: {sum(step.made for step in steps)}"
@@ -139,23 +140,22 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     if any(step.made and step.label == "environment" for step in steps):
         # before anything else is fetched
         interpreter.ensure(context.store, context.target.python, offline=options.project.offline)
-    lines = executor.run(context, todo)
-    mention_fallback(lines)
+    build = executor.Build(graph, executor.run(context, todo))
+    mention_fallback(build)
     seconds = time.monotonic() - start
     document = receipt.receipt(
         target=context.target_name,
         target_platform=context.platform,
         pins=context.pins_path,
-        lines=lines,
+        results=build.results,
         seconds=seconds,
     )
-    folder, document = publish.publish(context, lines, document)
-    served = receipt.baked(lines)
-    image = served is not None and served.outputs["kind"] == "image"
+    folder, document = publish.publish(context, build, document)
+    image = publish.image_of(build) is not None
     lastbuild.write(context, image=image, engine=options.variant.engine)
     if options.output.json:
         log.json(document)
-    publish.summary(context, lines, folder, seconds)
+    publish.summary(context, build, folder, seconds)
     return 0
 
 
@@ -184,7 +184,7 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
         until, note = "wheelhouse", f"later stages cannot run here: {error.what}; {error.remedy}"
         force = [stage for stage in options.force if STAGES.index(stage) <= STAGES.index(until)]
         context = planned(until, force)
-    steps = executor.plan(context, items(context, until))
+    steps = executor.plan(context, graph_of(context).until(until))
     if options.output.json:
         fetches = asdict(executor.total(steps))
         document = {
@@ -204,16 +204,15 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
     return 0
 
 
-def mention_fallback(lines: Sequence[receipt.Line]) -> None:
+def mention_fallback(build: executor.Build) -> None:
     """Say which sources, fetched by an earlier build, are release files in place of commits."""
     names = []
-    for line in lines:
-        asked = line.artefact.inputs.get("provider")  # an external has one place to come from
-        if line.artefact.stage != "sources" or line.made_now or asked is None:
+    for name, item in build.graph.sources.items():
+        step = build.results.step(item)
+        if step is None or step.made_now:
             continue
-        used = line.artefact.outputs["provider"]
-        if used != asked:
-            names.append(line.label.removeprefix("source "))
+        if step.artefact.result.provider != item.inputs["provider"]:
+            names.append(name)
     if names:
         log.info(
             f"sources of {', '.join(names)}: release files, because git was unreachable when they"
@@ -229,7 +228,7 @@ def _explain(options: ExplainOptions) -> int:
     here = MACHINES.get(platform.machine()) == platform_of(target)
     until = STAGES[-1] if here else "wheelhouse"
     context = context_of(project, options.target, variant, until, plan_only=True)
-    steps = executor.plan(context, items(context, until))
+    steps = executor.plan(context, graph_of(context).until(until))
     if not here:
         log.info(f"up to the {until}: the later stages run on {context.platform}")
     if options.output.json:
@@ -281,14 +280,14 @@ def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: Vari
     if context.target.smoke is None:
         msg = f"target {context.target_name} has no smoke test"
         raise UsageError(msg, "use build.py serve --target NAME -- …")
-    lines = executor.run(context, items(context, STAGES[-1]))
+    build = executor.build(context, STAGES[-1])
     if options.output.json:
         log.json(
             receipt.receipt(
                 target=context.target_name,
                 target_platform=context.platform,
                 pins=context.pins_path,
-                lines=lines,
+                results=build.results,
                 seconds=time.monotonic() - start,
             )
         )

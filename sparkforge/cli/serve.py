@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build import executor
-from sparkforge.build.graph import items
 from sparkforge.build.options import (
     OutputOptions,
     Project,
@@ -73,11 +72,11 @@ def _serve(options: Options) -> int:
     if options.chat and context.target.smoke is None:
         msg = f"--chat: target {context.target_name} serves a real model; it has no tiny one"
         raise UsageError(msg, "use --target cpu, or omit --chat")
-    lines = executor.run(context, items(context, "image"))
+    build = executor.build(context, "image")
     limit = options.server.ready_timeout or float("inf")
     return serve.serve(
         context,
-        lines[-1].artefact,
+        build.results.artefact(build.graph.product),
         options.model,
         chat=options.chat,
         limit_s=limit,

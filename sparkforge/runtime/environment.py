@@ -21,7 +21,7 @@ def python_path(folder: Path) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-def bake(
+def install(
     *,
     python: Path,
     lock: Path,

@@ -24,6 +24,7 @@ PASSED_OVER = {
     "sources.download": "what it brings is used only with the pinned sha256",
     "core.index": "finds where a file is; only the pinned sha256 is taken from there",
     "core.typed": "reads records; what it cannot read is made again",
+    "build.results": "types of records; one that does not load as its type is made again",
     "core.hashing": "names what others made; other names are other keys by themselves",
     "store.artefact": "a record of what was made",
     "store.store": "keeps what was made, and hashes it again",

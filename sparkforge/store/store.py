@@ -40,7 +40,7 @@ from sparkforge.core.errors import IntegrityError, StoreError
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.core.log import log
 from sparkforge.store import marker
-from sparkforge.store.artefact import Artefact, seal
+from sparkforge.store.artefact import Artefact, T, load, record
 
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
 INTERPRETERS = "interpreters"
@@ -236,52 +236,50 @@ class Store:
 
     # -- artefacts -----------------------------------------------------------
 
-    def find(self, stage: str, inputs: Mapping[str, Any]) -> Artefact | None:
-        """Return the finished artefact for these inputs, or None."""
-        return self._load(self.root / "artefacts" / stage / key_of(inputs)[:32])
+    def find(self, stage: str, inputs: Mapping[str, Any], kind: type[T]) -> Artefact[T] | None:
+        """Return the finished artefact for these inputs, or None.
+
+        Args:
+            kind: type of its result; a record that does not load as it counts as absent.
+        """
+        return self._load(self.root / "artefacts" / stage / key_of(inputs)[:32], kind)
 
     def build(
         self,
         stage: str,
         inputs: Mapping[str, Any],
-        make: Callable[[Path], Mapping[str, Any]],
+        kind: type[T],
+        make: Callable[[Path], T],
         *,
         again: bool = False,
-    ) -> Artefact:
+    ) -> Artefact[T]:
         """Return the artefact for these inputs, making it where the store lacks it.
 
         Args:
             stage: name of the stage.
             inputs: everything that determines the result; JSON values.
-            make: fills the folder it is given and returns the outputs.
+            kind: type of the result, a dataclass.
+            make: fills the folder it is given and returns the result.
             again: make it although it is there; the old one stands until the new one does.
 
         Two builds that want the same artefact at once: the second waits, then finds it.
         """
         key = key_of(inputs)
         final = self.root / "artefacts" / stage / key[:32]
-        if not again and (found := self._load(final)):
+        if not again and (found := self._load(final, kind)):
             return found
         with self.lock(f"{stage}-{key[:32]}"):
-            if not again and (found := self._load(final)):
+            if not again and (found := self._load(final, kind)):
                 return found
             with self.temporary(stage) as work, disk_errors(self.root):
                 start = time.monotonic()
-                outputs = make(work)
-                meta = {
-                    "stage": stage,
-                    "key": key,
-                    "inputs": inputs,
-                    "outputs": outputs,
-                    "seconds": round(time.monotonic() - start, 3),
-                }
-                meta["seal"] = seal(meta)
-                (work / "artefact.json").write_text(json.dumps(meta, indent=1, sort_keys=True))
+                values = record(stage, inputs, make(work), time.monotonic() - start)
+                (work / "artefact.json").write_text(json.dumps(values, indent=1, sort_keys=True))
                 final.parent.mkdir(parents=True, exist_ok=True)
-                if final.exists():  # the old one, or one without a readable artefact.json
+                if final.exists():  # the old one, or one whose record does not load
                     self._discard(final)
                 work.rename(final)
-        made = self._load(final)
+        made = self._load(final, kind)
         assert made is not None
         return made
 
@@ -293,21 +291,15 @@ class Store:
             except FileNotFoundError:
                 pass  # another build was quicker
 
-    def _load(self, path: Path) -> Artefact | None:
-        """Return an artefact; None where there is none, or its record is not the one written."""
-        meta = read_json(path / "artefact.json")
-        if meta is None or meta.get("seal") != seal(meta):
-            return None
-        return Artefact(
-            meta["stage"], meta["key"], meta["inputs"], meta["outputs"], path, meta["seconds"]
-        )
+    def _load(self, path: Path, kind: type[T]) -> Artefact[T] | None:
+        return load(kind, read_json(path / "artefact.json"), path)
 
     # -- what the last build was made from ------------------------------------
 
-    def remember(self, target: str, label: str, artefact: Artefact) -> None:
+    def remember(self, target: str, label: str, artefact: Artefact[Any]) -> None:
         """Note an artefact as the newest of its label for a target (``explain`` reads it)."""
-        record = {"key": artefact.key, "inputs": artefact.inputs}
-        self.write_json(self.root / "last" / target / f"{label}.json", record)
+        newest = {"key": artefact.key, "inputs": artefact.inputs}
+        self.write_json(self.root / "last" / target / f"{label}.json", newest)
 
     def last(self, target: str, label: str) -> Mapping[str, Any] | None:
         """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""

@@ -77,6 +77,17 @@ class Wheel:
         return f"{self.stem}{_INFO}"
 
 
+@dataclass(frozen=True)
+class IntakeResult:
+    """A wheel that was checked.
+
+    Attributes:
+        members: how many it has.
+    """
+
+    members: int
+
+
 def take(store: Store, path: Path, sha256: str) -> None:
     """Check every byte of a wheel against its RECORD, once for each store.
 
@@ -88,11 +99,11 @@ def take(store: Store, path: Path, sha256: str) -> None:
         WheelError: it is no wheel that pip, uv and ``wheel`` all take.
     """
 
-    def check(folder: Path) -> Mapping[str, int]:
+    def check(folder: Path) -> IntakeResult:
         with archive.opened(path) as source:
-            return {"members": verify(source)}
+            return IntakeResult(verify(source))
 
-    store.build("intake", {"wheel": sha256, "code": code_of(__name__)}, check)
+    store.build("intake", {"wheel": sha256, "code": code_of(__name__)}, IntakeResult, check)
 
 
 def verify(source: archive.Source) -> int:

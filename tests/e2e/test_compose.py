@@ -100,8 +100,8 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
         )
         work = Path(tempfile.mkdtemp(dir=folder))
         labels = {image.TARGET_LABEL: "stand-in"}
-        made = image.bake(reached, request, ours, folder / "house", {}, labels, work)
-        return str(made["tag"])
+        contents = image.Contents(ours, folder / "house", {}, labels)
+        return image.build(reached, request, contents, work).tag
 
     return make
 

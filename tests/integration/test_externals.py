@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.compile import externals
-from sparkforge.build.receipt import Line
+from sparkforge.build.executor import Build
+from sparkforge.build.graph import Graph
+from sparkforge.build.item import Results, StepResult
+from sparkforge.build.results import EnvironmentResult, SourceResult, WheelhouseResult
 from sparkforge.cli.build import mention_fallback
 from sparkforge.core.errors import FetchError, IntegrityError
 from sparkforge.core.index import Index
-from sparkforge.pins.pins import External
+from sparkforge.pins.pins import External, Provider
 from sparkforge.sources.sources import Access
-from sparkforge.store.artefact import Artefact
 from sparkforge.store.store import Store
+from tests.results import item, step
 from tests.support import Repo
 
 
@@ -105,20 +108,22 @@ def test_a_submodule_without_an_address_is_refused(sources: Sources) -> None:
         sources.ensure(sources.pin(commit))
 
 
-def test_a_second_build_speaks_of_sources_that_fell_back_and_passes_externals_by(
+def test_a_second_build_speaks_of_sources_that_fell_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def line(label: str, inputs: dict[str, str], outputs: dict[str, str]) -> Line:
-        made = Artefact("sources", "0" * 64, inputs, outputs, tmp_path, 0.0)
-        return Line(label, made, made_now=False)
+    def source(provider: Provider, *, made_now: bool = False) -> StepResult[SourceResult]:
+        result = SourceResult(provider, "a" * 40, "b" * 40, "here")
+        return step(item(result, "sources", provider="git"), result, made_now=made_now)
 
-    mention_fallback(
-        [
-            line("external demo/outer", {"commit": "a" * 40}, {"commit": "a" * 40}),
-            line("source demo", {"provider": "git"}, {"provider": "git"}),
-            line("source other", {"provider": "git"}, {"provider": "release"}),
-            line("source third", {"provider": "git"}, {"provider": "release"}),
-        ]
-    )
+    steps = {
+        "demo": source("git"),
+        "other": source("release"),
+        "third": source("release"),
+        "now": source("release", made_now=True),  # the step itself has said so
+    }
+    sources = {name: one.item for name, one in steps.items()}
+    wheelhouse = item(WheelhouseResult(0), "wheelhouse")
+    graph = Graph(sources, {}, {}, {}, wheelhouse, item(EnvironmentResult()), None)
+    mention_fallback(Build(graph, Results(steps.values())))
     (said,) = capsys.readouterr().out.splitlines()
     assert "sources of other, third: release files" in said

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.build.results import WheelhouseResult
 from sparkforge.sources.download import fetch
 from sparkforge.store.store import Store
 from tests.support import Page, Server, alive, finished, python, sha256, wait_for
@@ -27,6 +28,7 @@ fetch(Store(Path(sys.argv[1])), name="x.whl", sha256=sys.argv[2], locate=lambda:
 BUILD = """
 import sys, time
 from pathlib import Path
+from sparkforge.build.results import WheelhouseResult
 from sparkforge.store.store import Store
 note = Path(sys.argv[2])
 def make(folder):
@@ -35,9 +37,9 @@ def make(folder):
     with note.open("a") as file:
         file.write("made\\n")
     time.sleep(float(sys.argv[3]))
-    return {"files": 50}
-made = Store(Path(sys.argv[1])).build("wheels", {"a": 1}, make)
-print("found", made.outputs["files"], flush=True)
+    return WheelhouseResult(50)
+made = Store(Path(sys.argv[1])).build("wheels", {"a": 1}, WheelhouseResult, make)
+print("found", made.result.files, flush=True)
 """
 
 
@@ -74,8 +76,8 @@ def test_the_lock_of_a_killed_process_is_free(store: Store, tmp_path: Path) -> N
     wait_for(note.exists)
     child.kill()
     child.communicate()
-    made = store.build("wheels", INPUTS, lambda folder: {"files": 0})
-    assert made.outputs == {"files": 0}
+    made = store.build("wheels", INPUTS, WheelhouseResult, lambda folder: WheelhouseResult(0))
+    assert made.result == WheelhouseResult(0)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05])
@@ -88,7 +90,7 @@ def test_a_killed_make_leaves_nothing_half_made_and_is_swept(
     time.sleep(after_s)
     child.kill()
     child.communicate()
-    assert store.find("wheels", INPUTS) is None
+    assert store.find("wheels", INPUTS, WheelhouseResult) is None
     assert not list((store.root / "artefacts").rglob("*"))
     assert store.sweep() == 1
     assert list((store.root / "tmp").iterdir()) == []

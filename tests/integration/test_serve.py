@@ -18,13 +18,14 @@ import requests
 
 from sparkforge.build import serve
 from sparkforge.build.context import Context
+from sparkforge.build.results import EnvironmentResult, ImageResult
 from sparkforge.core.errors import PortError, SmokeError
 from sparkforge.core.index import Index
 from sparkforge.pins.pins import load
 from sparkforge.runtime.servers import free_port
 from sparkforge.sources.sources import Access
-from sparkforge.store.artefact import Artefact
 from sparkforge.store.store import Store
+from tests.results import artefact
 from tests.support import ROOT
 
 _WAIT_S = 120.0
@@ -72,8 +73,7 @@ def bake(root: Path, *, before: str = "", seconds: float = 0) -> None:
 
 def run_it(root: Path, port: int, *, as_json: bool = False) -> int:
     """Serve what ``bake`` made; in a process of its own, that Ctrl-C ends."""
-    outputs = {"kind": "environment"}
-    found = Artefact("image", "0" * 64, {}, outputs, root / "environment", 0.0)
+    found = artefact(EnvironmentResult(), root / "environment")
     return serve.serve(context_of(root, port), found, as_json=as_json)
 
 
@@ -175,7 +175,7 @@ def test_an_image_is_served_by_compose_until_its_end(
         return follow(*found)
 
     monkeypatch.setattr(serve, "_until_it_ends", until_it_ends)
-    image = Artefact("image", "0" * 64, {}, {"kind": "image", "tag": "x/cpu:1"}, tmp_path, 0.0)
+    image = artefact(ImageResult("x/cpu:1", "sha256:1", None, "base", ()), tmp_path)
     with pytest.raises(SmokeError, match="the server exited with code 7"):
         serve.serve(context_of(tmp_path, port), image)
     words = (tmp_path / "words").read_text().split()

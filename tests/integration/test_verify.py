@@ -18,6 +18,8 @@ import pytest
 from sparkforge.build import graph, image, sbom
 from sparkforge.build.context import Context
 from sparkforge.build.receipt import SBOM
+from sparkforge.build.results import WheelResult
+from sparkforge.core import typed
 from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import key_of
 from sparkforge.core.index import Index
@@ -148,7 +150,9 @@ class Baked:
 @pytest.fixture
 def baked(project: Project) -> Baked:
     receipt = project.build()
-    made = next(item["outputs"] for item in receipt["items"] if item["label"] == "wheel demo")
+    outputs = next(item["outputs"] for item in receipt["items"] if item["label"] == "wheel demo")
+    made = typed.load(WheelResult, outputs)
+    assert made is not None
     loaded = pins.load(project.root / "pins.yaml")
     context = Context(
         root=project.root,

@@ -12,7 +12,8 @@ import pytest
 
 from sparkforge.build import executor
 from sparkforge.build.context import UNPATCHED, Context
-from sparkforge.build.graph import items
+from sparkforge.build.graph import graph_of
+from sparkforge.build.results import SmokeResult
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint, make_tiny_gpt_oss
 from sparkforge.core.index import Index
@@ -91,9 +92,9 @@ def cpu_context() -> Context:
 @pytest.fixture(scope="session")
 def baked(cpu_context: Context) -> dict[str, Path]:
     """Folders of the patched and the unpatched environment, by label; made where missing."""
-    context = cpu_context
-    todo = [item for item in items(context, "smoke") if item.label != "smoke"]
-    return {line.label: line.artefact.path for line in executor.run(context, todo)}
+    todo = [item for item in graph_of(cpu_context).until("smoke") if item.kind is not SmokeResult]
+    results = executor.run(cpu_context, todo)
+    return {step.item.label: step.artefact.path for step in results}
 
 
 @pytest.fixture(scope="session")

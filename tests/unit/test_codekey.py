@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sparkforge.build import graph
-from sparkforge.build.compile.builderitem import builder_items
 from sparkforge.build.compile.externalitem import external_item
-from sparkforge.build.compile.items import compile_item
-from sparkforge.build.context import Context, Item
+from sparkforge.build.context import Context
+from sparkforge.build.graph import graph_of
+from sparkforge.build.item import Item
 from sparkforge.build.stages import image
-from sparkforge.build.stages.environment import environment_item
-from sparkforge.build.stages.smoke import smoke_item
+from sparkforge.build.stages.trial import trial_item
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.runtime.engine import BaseImage
@@ -48,17 +48,18 @@ def context() -> Context:
 
 def makers(context: Context) -> dict[str, str]:
     """Return of each kind of item the module that makes it, whose code is in its key."""
-    made: dict[str, Item] = {item.stage: item for item in graph.items(context, "wheelhouse")}
-    wheel, house = made["wheels"], made["wheelhouse"]
-    made["environment"] = environment_item(context, [wheel], house, "environment")
-    made["smoke"] = smoke_item(context, made["environment"], [])
-    made["builder"] = builder_items(context)[1]
+    graph = graph_of(context)
+    assert graph.smoke is not None
+    made: dict[str, Item[Any]] = {item.stage: item for item in graph.until("wheelhouse")}
+    made["environment"], made["smoke"] = graph.product, graph.smoke
+    made["compiled"] = graph_of(replace(context, wheels="compile")).wheels["vllm"]
+    (made["builder"],) = (item for item in made["compiled"].needs if item.stage == "builder")
     external = next(iter(context.pins.upstream("vllm").externals))
     made["external"] = external_item(context, "vllm", external)
-    made["compiled"] = compile_item(context, "vllm")
     for kind, item in made.items():
         assert item.inputs["code"] == code_of(item.make.__module__), kind
-    of_image = image.image_inputs(context, [wheel], house, BASE)
+    parts = image.Parts(graph.wheels, graph.wheelhouse, trial_item())
+    of_image = image.image_inputs(context, parts, BASE)
     assert of_image["code"] == code_of(image.__name__)
     return {**{kind: item.make.__module__ for kind, item in made.items()}, "image": image.__name__}
 

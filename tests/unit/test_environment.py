@@ -20,7 +20,7 @@ def bake(place: Path, wheel: Path, sha256: str) -> Path:
     (place / "wheels").mkdir(exist_ok=True)
     (place / "lock.txt").touch()
     (place / "made").mkdir()
-    return environment.bake(
+    return environment.install(
         python=Path(sys.executable),
         lock=place / "lock.txt",
         wheelhouse=place / "wheels",

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sparkforge.build.context import Context
 from sparkforge.build.launcher import Launcher
+from sparkforge.build.results import ImageResult, WheelResult
 from sparkforge.core import git
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
-from sparkforge.sources.sources import Access
-from sparkforge.store.artefact import Artefact
+from sparkforge.sources.sources import Access, Source
 from sparkforge.store.store import Store
+from tests.results import artefact
 from tests.support import ROOT
-
-
-def artefact(outputs: dict[str, Any]) -> Artefact:
-    return Artefact("any", "0" * 64, {}, outputs, Path(), 0.0)
 
 
 def test_files_of_a_folder_in_a_folder_come_from_their_own_place(
@@ -47,12 +44,12 @@ def test_files_of_a_folder_in_a_folder_come_from_their_own_place(
         access=Access(Index(), {}, True),
     )
     members = ["flashinfer/a.py", "flashinfer/data/csrc/b.cu"]
-    results = {f"wheel {name}": artefact({"replaced": []}) for name in context.target.wheels}
-    results["wheel flashinfer"] = artefact({"replaced": members})
-    results["source flashinfer"] = artefact(
-        {"provider": "release", "commit": commit, "tree": commit, "origin": "here"}
-    )
-    restored = Launcher(context, results, "image", tmp_path)._originals(tmp_path)
+    wheels = {name: WheelResult("x.whl", "0" * 64, "1") for name in context.target.wheels}
+    wheels["flashinfer"] = replace(wheels["flashinfer"], replaced=tuple(members))
+    sources = {"flashinfer": Source("flashinfer", "release", repo, commit, commit, "here")}
+    product = artefact(ImageResult("x:1", "sha256:1", None, "base", ()))
+    launcher = Launcher(context, product, None, wheels, sources, tmp_path)
+    restored = launcher._originals(tmp_path)
     assert {member: path.read_bytes() for member, path in restored.items()} == dict(
         zip(members, files.values(), strict=True)
     )

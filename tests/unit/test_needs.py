@@ -178,6 +178,6 @@ def test_a_bake_that_lacks_something_is_one_clear_error(
     )
     engine: Any = type("Engine", (), {"containerd_store": False})
     with pytest.raises(ImageError) as caught:
-        image.bake(engine, request, {}, tmp_path, {}, {}, tmp_path)
+        image.build(engine, request, image.Contents({}, tmp_path, {}, {}), tmp_path)
     assert caught.value.what == line
     assert "system_packages of targets.rtx" in str(caught.value.remedy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 
 from sparkforge.build import executor
-from sparkforge.build.context import Item, Results
+from sparkforge.build.item import Item, Results
+from sparkforge.build.results import CheckpointResult
 from sparkforge.core.errors import StoreError
 from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.store.store import Store
@@ -43,20 +43,20 @@ class Bench:
         assert states["release"] == "in the store"
         return list(self.done)
 
-    def item(self, label: str, stage: str, *, kept: bool = False) -> Item:
-        def make(folder: Path, results: Results) -> Mapping[str, Any]:
+    def item(self, label: str, stage: str, *, kept: bool = False) -> Item[CheckpointResult]:
+        def make(folder: Path, results: Results) -> CheckpointResult:
             self.done.append(f"made {label}")
             self.sound = True
             if self.failure is not None and label == "image":
                 failure, self.failure = self.failure, None
                 raise failure
-            return {}
+            return CheckpointResult()
 
         def sound(_: object) -> bool:
             self.done.append(f"read {label}")
             return self.sound
 
-        return Item(stage, label, {"label": label}, make, sound=sound, kept=kept)
+        return Item(stage, label, {"label": label}, CheckpointResult, make, sound=sound, kept=kept)
 
 
 @pytest.fixture
@@ -97,3 +97,69 @@ def test_a_damaged_repository_of_others_stays(bench: Bench, tmp_path: Path) -> N
     with pytest.raises(StoreError, match="outside this store"):
         bench.run("image")
     assert tmp_path.is_dir()
+
+
+# -- results that are needed only while something is made of them -----------------------------
+
+
+@dataclass
+class Compiled:
+    """A builder that may be lost, and the wheel that is made in it."""
+
+    store: Store
+    builder_there: bool = True
+    wheel_whole: bool = True
+
+    def run(self, *force: str) -> list[str]:
+        """Run both; returns the labels of what was made."""
+        context: Any = SimpleNamespace(store=self.store, force=frozenset(force), target_name="tiny")
+        builder, wheel = self.items()
+        planned = [step.label for step in executor.plan(context, [builder, wheel]) if step.made]
+        made = [
+            step.item.label for step in executor.run(context, [builder, wheel]) if step.made_now
+        ]
+        assert planned == made
+        return made
+
+    def items(self) -> tuple[Item[CheckpointResult], Item[CheckpointResult]]:
+        def make(folder: Path, results: Results) -> CheckpointResult:
+            return CheckpointResult()
+
+        builder = Item(
+            "builder",
+            "builder",
+            {"label": "builder"},
+            CheckpointResult,
+            make,
+            valid=lambda _: self.builder_there,
+            intermediate=True,
+        )
+        wheel = Item(
+            "wheels",
+            "wheel",
+            {"label": "wheel"},
+            CheckpointResult,
+            make,
+            needs=(builder,),
+            valid=lambda _: self.wheel_whole,
+        )
+        return builder, wheel
+
+
+def test_a_lost_builder_is_made_again_only_for_a_wheel(store: Store) -> None:
+    compiled = Compiled(store)
+    assert compiled.run() == ["builder", "wheel"]
+    compiled.builder_there = False
+    assert compiled.run() == []
+    assert compiled.run("wheels") == ["builder", "wheel"]
+    compiled.wheel_whole = False
+    assert compiled.run() == ["builder", "wheel"]
+
+
+def test_a_lost_builder_is_made_again_where_nothing_uses_it(store: Store) -> None:
+    compiled = Compiled(store)
+    compiled.run()
+    compiled.builder_there = False
+    context: Any = SimpleNamespace(store=store, force=frozenset(), target_name="tiny")
+    (step,) = executor.run(context, [compiled.items()[0]])
+    assert step.made_now

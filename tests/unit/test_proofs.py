@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.core import typed
 from sparkforge.core.errors import ProofError, UsageError
 from sparkforge.inspect.proofs import checks, report, runner, sass, toolchain, units
 from sparkforge.inspect.proofs.checks import Promise
@@ -44,7 +45,7 @@ def test_a_kernel_is_read(good: Kernel) -> None:
     assert (good.spill_loads, good.spill_stores, good.traps) == (0, 0, False)
     assert {"QMMA", "LDG", "STG", "EXIT"} <= set(good.opcodes)
     assert "NOP" not in good.opcodes
-    assert Kernel.from_json(good.as_json()) == good
+    assert typed.load(Kernel, typed.as_json(good)) == good
 
 
 def test_a_stub_is_read_as_one(stub: Kernel) -> None:

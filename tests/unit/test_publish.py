@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build import publish, receipt
-from sparkforge.build.receipt import Line
-from sparkforge.build.stages.trial import trial_item
+from sparkforge.build import publish
+from sparkforge.build.item import Results, StepResult
+from sparkforge.build.results import EnvironmentResult, ImageResult
 from sparkforge.pins import pins
-from sparkforge.store.artefact import Artefact
+from tests.results import item, step
 from tests.support import ROOT
 
 
@@ -25,7 +25,7 @@ def written(root: Path) -> list[bytes]:
         engine=object(),
         platform="linux/amd64",
     )
-    image: Any = SimpleNamespace(outputs={"tag": "sparkforge/cpu:1"})
+    image = ImageResult("sparkforge/cpu:1", "sha256:1", None, "base", ())
     publish.for_compose(context, image, root / "dist")
     return (root / ".env").read_bytes().splitlines()
 
@@ -48,35 +48,22 @@ def test_the_models_folder_is_what_compose_reads(
     assert line.endswith(end)
 
 
-def line(stage: str, seconds: float, *, made_now: bool = True) -> Line:
-    return Line(stage, Artefact(stage, "0" * 64, {}, {}, Path(), seconds), made_now)
-
-
 def test_the_time_of_each_stage_is_that_of_what_this_run_made() -> None:
-    lines = [
-        line("sources", 1.0),
-        line("sources", 2.25),
-        line("series", 9.0, made_now=False),
-        line("wheels", 0.5),
+    def took(stage: str, seconds: float, *, made_now: bool = True) -> StepResult[EnvironmentResult]:
+        result = EnvironmentResult()
+        return step(item(result, stage), result, seconds=seconds, made_now=made_now)
+
+    steps = [
+        took("sources", 1.0),
+        took("sources", 2.25),
+        took("series", 9.0, made_now=False),
+        took("wheels", 0.5),
     ]
-    assert publish.times(lines) == ["sources 3.2 s", "wheels 0.5 s"]
-
-
-def test_the_image_is_found_beside_what_it_is_made_of(tmp_path: Path) -> None:
-    def made(stage: str, kind: str, **outputs: Any) -> Line:
-        artefact = Artefact(stage, "0" * 64, {}, {"kind": kind, **outputs}, tmp_path, 1.0)
-        return Line(kind, artefact, made_now=True)
-
-    checkpoint, unpatched = made("image", "checkpoint"), made("smoke", "environment")
-    image = made("image", "image", base="sha256:1")
-    assert trial_item().stage == "image"
-    for found in (image, made("image", "environment")):
-        assert receipt.baked([checkpoint, found, unpatched]) is found.artefact
-    assert receipt.baked([checkpoint, unpatched]) is None
+    assert publish.times(Results(steps)) == ["sources 3.2 s", "wheels 0.5 s"]
 
 
 @pytest.mark.parametrize(
-    ("target", "baked", "machine", "words"),
+    ("target", "served", "machine", "words"),
     [
         ("cpu", True, "x86_64", "python3 build.py serve --target cpu"),
         ("cpu", False, "x86_64", "python3 build.py --target cpu"),
@@ -85,7 +72,7 @@ def test_the_image_is_found_beside_what_it_is_made_of(tmp_path: Path) -> None:
     ],
 )
 def test_the_end_of_a_build_says_what_is_next(
-    monkeypatch: pytest.MonkeyPatch, target: str, baked: bool, machine: str, words: str
+    monkeypatch: pytest.MonkeyPatch, target: str, served: bool, machine: str, words: str
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     all_pins = pins.load(ROOT / "pins.yaml")
@@ -93,8 +80,7 @@ def test_the_end_of_a_build_says_what_is_next(
     context: Any = SimpleNamespace(
         target_name=target, target=chosen, pins=all_pins, platform=chosen.platforms[0]
     )
-    image = line("image", 1.0).artefact if baked else None
-    assert publish.next_step(context, image).startswith(words)
+    assert publish.next_step(context, served=served).startswith(words)
 
 
 def test_the_users_own_lines_stay_as_they_are(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sparkforge.build import smoke
+from sparkforge.build.results import Answer, ReleaseProof
 from sparkforge.core.errors import SmokeError
 from sparkforge.runtime.servers import LOOPBACK, MODEL_NAME, Stopped
 
@@ -142,8 +143,8 @@ def starting(behaviour: Behaviour) -> Callable[[], Any]:
     return lambda: serving(behaviour)
 
 
-def right_answers() -> tuple[smoke.Answer, ...]:
-    return tuple(smoke.Answer(prompt[-1], -0.5) for prompt in smoke.PROMPTS)
+def right_answers() -> tuple[Answer, ...]:
+    return tuple(Answer(prompt[-1], -0.5) for prompt in smoke.PROMPTS)
 
 
 # -- the patched server ------------------------------------------------------------
@@ -193,7 +194,7 @@ def refusing() -> Behaviour:
 def test_a_release_that_refuses_is_a_proof() -> None:
     for hidden in (None, starting(refusing())):
         proof = smoke.check_release(starting(refusing()), hidden, right_answers(), TIMEOUT_S)
-        assert proof == smoke.ReleaseProof("refused", smoke.STOCK_ERROR)
+        assert proof == ReleaseProof("refused", smoke.STOCK_ERROR)
 
 
 def test_a_release_that_serves_where_it_has_no_backend_is_an_error() -> None:
@@ -211,7 +212,7 @@ def test_a_release_that_fails_otherwise_is_an_error() -> None:
 def test_a_release_with_a_backend_of_its_own_is_compared() -> None:
     release = Behaviour(logprob=-0.55, one_token_first_kills=True)
     proof = smoke.check_release(starting(release), starting(refusing()), right_answers(), TIMEOUT_S)
-    assert proof == smoke.ReleaseProof("compared", smoke.STOCK_ERROR, "amx", 0.05)
+    assert proof == ReleaseProof("compared", smoke.STOCK_ERROR, "amx", 0.05)
     assert sorted(release.prompts) == sorted(list(one) for one in smoke.PROMPTS)
 
 

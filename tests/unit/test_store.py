@@ -8,9 +8,8 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,83 +22,88 @@ from tests.support import ROOT, sha256
 INPUTS = {"a": 1, "b": ["x"]}
 
 
-def put(folder: Path) -> Mapping[str, Any]:
+@dataclass(frozen=True)
+class Made:
+    file: object
+
+
+def put(folder: Path) -> Made:
     (folder / "file").write_text("content")
-    return {"file": "file"}
+    return Made("file")
 
 
-def never(folder: Path) -> Mapping[str, Any]:
+def never(folder: Path) -> Made:
     raise AssertionError("must not be made again")
 
 
 def test_a_store_leaves_no_trace_until_something_is_written(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    assert store.find("wheels", INPUTS) is None
+    assert store.find("wheels", INPUTS, Made) is None
     assert store.last("cpu", "wheel") is None
     assert store.sweep() == 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_store_marks_itself_as_a_cache(store: Store) -> None:
-    store.build("wheels", INPUTS, put)
+    store.build("wheels", INPUTS, Made, put)
     tag = (store.root / "CACHEDIR.TAG").read_text()
     assert tag.startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
 
 
 def test_an_artefact_is_made_once_and_found_again(store: Store) -> None:
-    made = store.build("wheels", INPUTS, put)
-    found = store.build("wheels", {"b": ["x"], "a": 1}, never)
+    made = store.build("wheels", INPUTS, Made, put)
+    found = store.build("wheels", {"b": ["x"], "a": 1}, Made, never)
     assert found == made
     assert (made.path / "file").read_text() == "content"
     assert made.key == key_of(INPUTS)
-    assert Store(store.root).find("wheels", INPUTS) == made
+    assert Store(store.root).find("wheels", INPUTS, Made) == made
 
 
 def test_other_inputs_or_another_stage_are_another_artefact(store: Store) -> None:
-    one = store.build("wheels", INPUTS, put)
-    assert store.build("wheels", {**INPUTS, "a": 2}, put).path != one.path
-    assert store.build("image", INPUTS, put).path != one.path
+    one = store.build("wheels", INPUTS, Made, put)
+    assert store.build("wheels", {**INPUTS, "a": 2}, Made, put).path != one.path
+    assert store.build("image", INPUTS, Made, put).path != one.path
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
 def test_a_failed_make_leaves_nothing(store: Store, error: BaseException) -> None:
-    def fail(folder: Path) -> Mapping[str, Any]:
+    def fail(folder: Path) -> Made:
         put(folder)
         raise error
 
     with pytest.raises(type(error)):
-        store.build("wheels", INPUTS, fail)
-    assert store.find("wheels", INPUTS) is None
+        store.build("wheels", INPUTS, Made, fail)
+    assert store.find("wheels", INPUTS, Made) is None
     assert list((store.root / "tmp").iterdir()) == []
-    assert store.build("wheels", INPUTS, put).outputs == {"file": "file"}
+    assert store.build("wheels", INPUTS, Made, put).result == Made("file")
 
 
-def test_outputs_that_are_no_json_leave_nothing(store: Store) -> None:
-    with pytest.raises(TypeError):
-        store.build("wheels", INPUTS, lambda folder: {"path": folder})
+def test_a_result_that_is_no_json_leaves_nothing(store: Store) -> None:
+    with pytest.raises(ValueError, match="object"):
+        store.build("wheels", INPUTS, Made, lambda folder: Made(object()))
     assert list((store.root / "tmp").iterdir()) == []
     assert not (store.root / "artefacts" / "wheels").exists()
 
 
 @pytest.mark.parametrize("left", ["", '{"stage": "whe'])
 def test_an_artefact_cut_off_by_a_power_failure_is_made_again(store: Store, left: str) -> None:
-    made = store.build("wheels", INPUTS, put)
+    made = store.build("wheels", INPUTS, Made, put)
     (made.path / "artefact.json").write_text(left)
-    assert store.find("wheels", INPUTS) is None
-    assert store.build("wheels", INPUTS, put).outputs == {"file": "file"}
+    assert store.find("wheels", INPUTS, Made) is None
+    assert store.build("wheels", INPUTS, Made, put).result == Made("file")
 
 
 def test_making_again_keeps_the_old_one_until_the_new_one_stands(store: Store) -> None:
-    made = store.build("wheels", INPUTS, put)
+    made = store.build("wheels", INPUTS, Made, put)
 
-    def fail(folder: Path) -> dict[str, Any]:
+    def fail(folder: Path) -> Made:
         raise ValueError(folder)
 
     with pytest.raises(ValueError, match="wheels"):
-        store.build("wheels", INPUTS, fail, again=True)
+        store.build("wheels", INPUTS, Made, fail, again=True)
     assert made.path.is_dir()
     (made.path / "old").touch()
-    again = store.build("wheels", INPUTS, put, again=True)
+    again = store.build("wheels", INPUTS, Made, put, again=True)
     assert again.path == made.path
     assert not (again.path / "old").exists()
     assert list((store.root / "tmp").iterdir()) == []
@@ -144,7 +148,7 @@ with Store(pathlib.Path(sys.argv[1])).temporary("theirs") as path:
 
 def test_remember_and_last(store: Store) -> None:
     assert store.last("cpu", "wheel vllm (unpatched)") is None
-    made = store.build("wheels", INPUTS, put)
+    made = store.build("wheels", INPUTS, Made, put)
     store.remember("cpu", "wheel vllm (unpatched)", made)
     assert store.last("cpu", "wheel vllm (unpatched)") == {"key": made.key, "inputs": INPUTS}
     assert [p.name for p in (store.root / "last" / "cpu").iterdir()] == [
@@ -153,7 +157,7 @@ def test_remember_and_last(store: Store) -> None:
 
 
 def test_a_note_cut_off_by_a_power_failure_counts_as_none(store: Store) -> None:
-    store.remember("cpu", "image", store.build("image", INPUTS, put))
+    store.remember("cpu", "image", store.build("image", INPUTS, Made, put))
     (store.root / "last" / "cpu" / "image.json").write_text('{"key"')
     assert store.last("cpu", "image") is None
 
@@ -172,7 +176,7 @@ def test_a_note_that_says_the_same_is_not_written_again(store: Store) -> None:
 
 
 def test_an_accepted_download_is_read_only_under_its_name(store: Store) -> None:
-    store.build("wheels", INPUTS, put)
+    store.build("wheels", INPUTS, Made, put)
     partial = store.partial_path(sha256(b"data"))
     partial.write_bytes(b"data")
     final = store.accept_download(partial, sha256(b"data"), "data.whl")
@@ -182,7 +186,7 @@ def test_an_accepted_download_is_read_only_under_its_name(store: Store) -> None:
 
 
 def test_a_download_with_another_hash_leaves_nothing(store: Store) -> None:
-    store.build("wheels", INPUTS, put)
+    store.build("wheels", INPUTS, Made, put)
     partial = store.partial_path(sha256(b"data"))
     partial.write_bytes(b"atad")
     with pytest.raises(IntegrityError, match=r"sha256 is .*, but") as caught:
@@ -196,7 +200,7 @@ def test_a_download_with_another_hash_leaves_nothing(store: Store) -> None:
 
 
 def test_clean_takes_artefacts_and_leaves_downloads(store: Store) -> None:
-    made = store.build("wheels", INPUTS, put)
+    made = store.build("wheels", INPUTS, Made, put)
     kept = store.download_path(sha256(b""), "x")
     kept.parent.mkdir()
     kept.write_bytes(b"")
@@ -205,13 +209,13 @@ def test_clean_takes_artefacts_and_leaves_downloads(store: Store) -> None:
     assert kept.exists()
     store.clean(everything=True)
     assert not kept.exists()
-    assert store.build("wheels", INPUTS, put).path.is_dir()
+    assert store.build("wheels", INPUTS, Made, put).path.is_dir()
 
 
 def test_clean_superseded_keeps_what_a_newest_build_uses(store: Store) -> None:
-    old = store.build("wheels", {"n": 1}, put)
+    old = store.build("wheels", {"n": 1}, Made, put)
     store.remember("cpu", "wheel", old)
-    new = store.build("wheels", {"n": 2}, put)
+    new = store.build("wheels", {"n": 2}, Made, put)
     store.remember("cpu", "wheel", new)
     assert store.clean_superseded() > 0
     assert not old.path.exists()
@@ -223,7 +227,7 @@ def test_clean_leaves_another_builds_work_in_progress(store: Store) -> None:
     with other.temporary("series") as work:
         store.clean(everything=True)
         assert work.is_dir()
-    assert other.build("wheels", INPUTS, put).path.is_dir()
+    assert other.build("wheels", INPUTS, Made, put).path.is_dir()
 
 
 @pytest.mark.parametrize("name", ["git", "tmp", "artefacts", "downloads"])
@@ -238,7 +242,7 @@ def test_what_others_have_in_a_folder_that_is_named_as_the_store_stays(
     for act in (
         lambda: store.clean(everything=True),
         store.clean_superseded,
-        lambda: store.build("wheels", INPUTS, put),
+        lambda: store.build("wheels", INPUTS, Made, put),
     ):
         with pytest.raises(StoreError, match=rf"not a sparkforge store, and contains {name}"):
             act()
@@ -250,7 +254,7 @@ def test_downloads_may_be_brought_before_the_store_is_made(store: Store) -> None
     kept = store.download_path(sha256(b""), "x")
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"")
-    assert store.build("wheels", INPUTS, put).path.is_dir()
+    assert store.build("wheels", INPUTS, Made, put).path.is_dir()
     assert store.verified(sha256(b""), "x")
 
 
@@ -275,7 +279,7 @@ def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
 def test_a_store_on_a_file_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"is not a folder[\s\S]*--store DIR"):
-        Store(tmp_path / "file" / below).build("wheels", INPUTS, put)
+        Store(tmp_path / "file" / below).build("wheels", INPUTS, Made, put)
 
 
 # -- digests ---------------------------------------------------------------------------

@@ -17,23 +17,27 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from sparkforge.build import executor, graph, image, provenance, sbom
+from sparkforge.build import executor, image, provenance, sbom
 from sparkforge.build.context import Context
-from sparkforge.build.receipt import Line
+from sparkforge.build.executor import Build
+from sparkforge.build.graph import graph_of
+from sparkforge.build.item import Results
+from sparkforge.build.results import ImageResult, SeriesResult, SourceResult, WheelResult
 from sparkforge.build.sbom import SystemPackage
 from sparkforge.core.errors import WheelError
 from sparkforge.core.index import Index
 from sparkforge.inspect.verify import command
 from sparkforge.pins import pins
+from sparkforge.pins.pins import Provider
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.sources.sources import Access
-from sparkforge.store.artefact import Artefact
 from sparkforge.store.store import Store
+from tests.results import step
 from tests.support import ROOT, make_wheel, sha256
 
 BASE = BaseImage("base", f"sha256:{'5' * 64}")
 SPARK_WHEELS = {
-    name: {"file": f"{name}-1.0+spark.1-py3-none-any.whl", "sha256": digit * 64}
+    name: WheelResult(f"{name}-1.0+spark.1-py3-none-any.whl", digit * 64, "1.0+spark.1")
     for name, digit in (("vllm", "1"), ("flashinfer", "2"), ("triton", "3"))
 }
 SYSTEM = (SystemPackage("debian", "libc6", "2.36-9+deb12u10", "amd64"),)
@@ -51,13 +55,14 @@ def context(target: str = "spark", root: Path = ROOT) -> Context:
         target=chosen,
         platform=chosen.platforms[0],
         access=Access(Index(), {}, offline=True),
+        base=BASE,
     )
 
 
 @pytest.mark.parametrize("target", ["spark", "rtx", "cpu"])
 def test_a_target_fetches_no_wheel_of_another_platform_as_a_source(target: str) -> None:
     here = context(target)
-    todo = {item.label: item for item in graph.items(here, "wheels")}
+    todo = {item.label: item for item in graph_of(here).until("wheels")}
     installed = {file for item in todo.values() if item.stage == "wheels" for file in item.download}
     for name in [layer for wheel in here.target.wheels for layer in here.layers(wheel)]:
         (file,) = todo[f"source {name}"].download
@@ -199,23 +204,24 @@ def test_no_command_pays_for_what_it_does_not_use() -> None:
     assert not {"cyclonedx", "packageurl", "zstandard"} & set(done.stdout.split())
 
 
-def lines(folder: Path, provider: str = "release") -> list[Line]:
-    def line(stage: str, label: str, **outputs: Any) -> Line:
-        inputs = {"base": BASE.digest} if stage == "image" else {}
-        return Line(label, Artefact(stage, "f" * 64, inputs, outputs, folder, 1.0), made_now=True)
-
-    return [
-        line("sources", "source vllm", provider=provider, commit="a" * 40, tree="b" * 40),
-        line("series", "series vllm", commit="c" * 40, tree="d" * 40),
-        line("image", "image", kind="image"),
+def built(provider: Provider = "release") -> Build:
+    graph = graph_of(context())
+    source = SourceResult(provider, "a" * 40, "b" * 40, "here")
+    series = SeriesResult("a" * 40, "c" * 40, "d" * 40, {})
+    made = ImageResult("x:1", "sha256:1", None, BASE.reference, ())
+    steps = [
+        step(graph.sources["vllm"], source),
+        step(graph.series["vllm"], series),
+        step(graph.product, made),
     ]
+    return Build(graph, Results(steps))
 
 
 def test_the_provenance_is_a_valid_slsa_statement_that_names_all_that_went_in(
     tmp_path: Path,
 ) -> None:
     wheel = make_wheel(tmp_path, "anyio", "9.0", {"anyio/__init__.py": b""})
-    made = provenance.statement(context(), lines(tmp_path), {"x.whl": "9" * 64}, [wheel])
+    made = provenance.statement(context(), built(), {"x.whl": "9" * 64}, [wheel])
     text = json.loads(json.dumps(made))
     predicate = text["predicate"]
     # an unknown field is an error, so this holds every name in statement and predicate
@@ -245,7 +251,7 @@ def test_the_provenance_is_a_valid_slsa_statement_that_names_all_that_went_in(
 
 
 def test_a_source_from_git_is_named_by_its_commit(tmp_path: Path) -> None:
-    made = provenance.statement(context(), lines(tmp_path, "git"), {"x.whl": "9" * 64})
+    made = provenance.statement(context(), built("git"), {"x.whl": "9" * 64})
     found = made["predicate"]["buildDefinition"]["resolvedDependencies"]
     (vllm,) = [one for one in found if one["name"] == "vllm"]
     assert vllm["digest"] == {"gitCommit": context().pins.upstream("vllm").commit}

@@ -13,6 +13,7 @@ from pathlib import Path
 from sparkforge.build.compile import natives
 from sparkforge.build.compile.recipe import Recipe
 from sparkforge.build.compile.running import Made
+from sparkforge.build.results import NativeFile
 from sparkforge.core import git
 from sparkforge.core.errors import CompileError
 from sparkforge.pins.pathmap import member_of
@@ -32,7 +33,7 @@ class Assembled:
     """
 
     wheel: overlay.Overlaid
-    natives: Mapping[str, Mapping[str, str]]
+    natives: Mapping[str, NativeFile]
     differs: tuple[str, ...]
 
 
@@ -137,17 +138,17 @@ def _members(layer: overlay.Layer) -> list[str]:
 
 def _natives(
     release: archive.Source, ours: archive.Source, taken: Sequence[str], made: Made
-) -> dict[str, dict[str, str]]:
+) -> dict[str, NativeFile]:
     """Name every native file of the wheel by its sha256, and say where it is from."""
     found = {}
     for member in taken:
         data = release.read(member)
         if member not in made.natives and data.startswith(_ELF):
-            found[member] = {"sha256": sha256(data).hexdigest(), "from": "release"}
+            found[member] = NativeFile(sha256(data).hexdigest(), "release")
     for member in ours.members:
         data = ours.read(member) if member.endswith(".so") else b""
         if data.startswith(_ELF):
-            found[member] = {"sha256": sha256(data).hexdigest(), "from": "compiled"}
+            found[member] = NativeFile(sha256(data).hexdigest(), "compiled")
     for member, path in made.natives.items():
-        found[member] = {"sha256": sha256(path.read_bytes()).hexdigest(), "from": "compiled"}
+        found[member] = NativeFile(sha256(path.read_bytes()).hexdigest(), "compiled")
     return dict(sorted(found.items()))

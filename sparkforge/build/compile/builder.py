@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from sparkforge.build.results import BuilderResult
 from sparkforge.core.log import log
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import BaseImage, Engine
@@ -66,9 +66,9 @@ def tag(target: str, key: str) -> str:
     return f"sparkforge/builder-{target}:{key[:12]}"
 
 
-def bake(
+def build(
     engine: Engine, request: Request, wheelhouse: Path, name: str, folder: Path
-) -> dict[str, Any]:
+) -> BuilderResult:
     """Build the image in the engine; returns its id, name, and the packages in it.
 
     Raises:
@@ -96,23 +96,23 @@ def bake(
             ca_bundle=request.ca_bundle,
         )
     )
-    return _outputs(engine, name)
+    return _result(engine, name)
 
 
-def standing(engine: Engine, name: str, key: str) -> dict[str, Any] | None:
-    """Return what ``bake`` does where the engine holds the image of this key, else None."""
+def standing(engine: Engine, name: str, key: str) -> BuilderResult | None:
+    """Return what ``build`` does where the engine holds the image of this key, else None."""
     from docker.errors import ImageNotFound
 
     try:
         labels = engine.client.images.get(name).labels
     except ImageNotFound:
         return None
-    return _outputs(engine, name) if labels.get(_KEY_LABEL) == key else None
+    return _result(engine, name) if labels.get(_KEY_LABEL) == key else None
 
 
-def _outputs(engine: Engine, name: str) -> dict[str, Any]:
+def _result(engine: Engine, name: str) -> BuilderResult:
     from sparkforge.build import sbom  # not needed by a build in which nothing changed
 
     image_id = str(engine.client.images.get(name).id)
     log.info(f"builder {name} ({image_id})")
-    return {"image_id": image_id, "tag": name, "system": sbom.system(engine, image_id)}
+    return BuilderResult(image_id, name, tuple(sbom.system(engine, image_id)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from sparkforge.build.compile import builder
-from sparkforge.build.context import WHEELS, Context, Item, Results
+from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.item import Item, Results
+from sparkforge.build.results import BuilderResult
 from sparkforge.build.stages.wheelhouse import wheelhouse_item
 from sparkforge.core.errors import CompileError, EngineError
 from sparkforge.core.hashing import code_digest, key_of
@@ -17,11 +17,8 @@ from sparkforge.store.codekey import code_of
 _HOUSE = "builder's wheelhouse"
 
 
-def builder_items(context: Context, wheels: Sequence[Item] | None = None) -> list[Item]:
-    """Return the builder image, and the wheelhouse that it is installed from.
-
-    Args:
-        wheels: what it is for. Where all of them stand, an engine may have lost the image.
+def builder_item(context: Context) -> Item[BuilderResult]:
+    """Return the builder image; it needs a wheelhouse that it is installed from.
 
     Raises:
         CompileError: the target names no requirements for a builder.
@@ -49,12 +46,12 @@ def builder_items(context: Context, wheels: Sequence[Item] | None = None) -> lis
     }
     name = builder.tag(context.target_name, key_of(inputs))
 
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+    def make(folder: Path, results: Results) -> BuilderResult:
         engine, key = engine_of(context), key_of(inputs)
         # another store of this machine may have made it: transferring its wheelhouse takes longest
-        found = None if "builder" in context.force else builder.standing(engine, name, key)
-        if found is not None:
-            return found
+        present = None if "builder" in context.force else builder.standing(engine, name, key)
+        if present is not None:
+            return present
         request = builder.Request(
             root=context.root,
             base=base,
@@ -65,28 +62,22 @@ def builder_items(context: Context, wheels: Sequence[Item] | None = None) -> lis
             lock=path,
             key=key,
         )
-        wheelhouse = results[house.label].path / WHEELS
-        return builder.bake(engine, request, wheelhouse, name, folder)
+        wheelhouse = results.artefact(house).path / WHEELS
+        return builder.build(engine, request, wheelhouse, name, folder)
 
-    return [
-        house,
-        Item(
-            "builder",
-            "builder",
-            inputs,
-            make,
-            valid=lambda artefact: (
-                context.engine is None
-                or context.engine.has_image(str(artefact.outputs["image_id"]))
-                or _stand(context, wheels)
-            ),
+    return Item(
+        "builder",
+        "builder",
+        inputs,
+        BuilderResult,
+        make,
+        needs=(house,),
+        valid=lambda artefact: (
+            context.engine is None or context.engine.has_image(artefact.result.image_id)
         ),
-    ]
-
-
-def _stand(context: Context, wheels: Sequence[Item] | None) -> bool:
-    again = not wheels or "wheels" in context.force
-    return not again and all(context.store.find(one.stage, one.inputs) for one in wheels or ())
+        # an engine may lose the image of which all wheels are made
+        intermediate=True,
+    )
 
 
 def engine_of(context: Context) -> Engine:

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from sparkforge.build.compile import externals
-from sparkforge.build.context import Context, Item, Results
+from sparkforge.build.context import Context
+from sparkforge.build.item import Item, Results
+from sparkforge.build.results import ExternalResult
 from sparkforge.core import git
 from sparkforge.sources.download import Fetches
 from sparkforge.store.codekey import code_of
 
 
-def external_item(context: Context, upstream: str, external: str) -> Item:
+def external_item(context: Context, upstream: str, external: str) -> Item[ExternalResult]:
     """Return a repository that an upstream's build would fetch, at its pinned commit."""
     pin = context.pins.upstream(upstream).externals[external]
     inputs = {"commit": pin.commit, "code": code_of(__name__)}
     full = f"{upstream}/{external}"
 
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+    def make(folder: Path, results: Results) -> ExternalResult:
         fetched = externals.ensure(context.store, full, pin, context.access)
-        return {
-            "commit": fetched.commit,
-            "repository": fetched.repo.name,
-            "submodules": fetched.named(),
-        }
+        return ExternalResult(fetched.commit, fetched.repo.name, fetched.named())
 
     return Item(
         "sources",
         f"external {full}",
         inputs,
+        ExternalResult,
         make,
         valid=lambda artefact: git.has_commit(
-            context.store.git_path(artefact.outputs["repository"].removesuffix(".git")), pin.commit
+            context.store.git_path(artefact.result.repository.removesuffix(".git")), pin.commit
         ),
         fetches=lambda: Fetches(unknown=(f"{full} by git",)),
     )

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sparkforge.build.compile import builder, externals, natives
-from sparkforge.build.compile.builderitem import builder_items, engine_of
+from sparkforge.build.compile.builderitem import engine_of
 from sparkforge.build.compile.externalitem import external_item
 from sparkforge.build.compile.natives import Decision
 from sparkforge.build.compile.recipe import Recipe, arch_list, shown
-from sparkforge.build.context import Context, Item, Results, holds_wheel
+from sparkforge.build.context import Context
+from sparkforge.build.item import Item, Results, holds_wheel
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
+from sparkforge.build.results import BuilderResult, CompiledWheelResult, ExternalResult
 from sparkforge.build.stages.source import chosen
 from sparkforge.build.stages.wheels import (
+    Tree,
     common_inputs,
-    layer_of,
-    outputs_of,
     release_wheel,
     request_of,
+    seal,
     series_of,
 )
 from sparkforge.core.hashing import key_of
@@ -28,13 +30,16 @@ from sparkforge.core.log import log
 from sparkforge.sources import sources
 from sparkforge.store.codekey import code_of
 
+if TYPE_CHECKING:
+    from sparkforge.build.compile.running import Sources
 
-def external_items(context: Context, name: str) -> list[Item]:
-    """Return what the upstream's build would fetch, where this compile needs it."""
-    if context.pins.upstream(name).compile.blocked or not _decision(context, name).fetches:
-        return []
+
+def external_items(context: Context, name: str) -> dict[str, Item[ExternalResult]]:
+    """Return what the upstream's build would fetch, by name, where this compile needs it."""
     upstream = context.pins.upstream(name)
-    return [external_item(context, name, external) for external in upstream.externals]
+    if upstream.compile.blocked or not _decision(context, name).fetches:
+        return {}
+    return {external: external_item(context, name, external) for external in upstream.externals}
 
 
 def _decision(context: Context, name: str) -> Decision:
@@ -54,18 +59,27 @@ def _redirects(context: Context, name: str) -> dict[str, str]:
     return found
 
 
-def compile_item(context: Context, name: str) -> Item:
+def compile_item(
+    context: Context,
+    name: str,
+    image: Item[BuilderResult],
+    trees: Mapping[str, Tree],
+    fetched: Iterable[Item[ExternalResult]],
+) -> Item[CompiledWheelResult]:
     """Return the compiled wheel of an upstream.
+
+    Args:
+        image: what it is compiled in.
+        trees: of the upstream and of those that its wheel carries, by name.
+        fetched: what the build reads of other repositories.
 
     Raises:
         CompileError: the series changes what can't be compiled.
-        EngineError: as ``builder_items``.
     """
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
     layers = series_of(context, name)
     decision = _decision(context, name)
-    image = builder_items(context)[1]
     device = arch_list(context.target.cuda_arch)
     # a build without natives compiles nothing, whatever the target's architecture
     compiles = decision.everything or bool(decision.compiled)
@@ -94,12 +108,12 @@ def compile_item(context: Context, name: str) -> Item:
     key = key_of(inputs)
     tag = builder.tag(context.target_name, image.key)
 
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+    def make(folder: Path, results: Results) -> CompiledWheelResult:
         from sparkforge.build.compile import assembling, running
 
         engine = engine_of(context)
         wheel = release_wheel(context, file)
-        own = layer_of(context, name, results).patched
+        own = trees[name].layer(context, results).patched
         place = running.Place(
             engine,
             tag,
@@ -110,26 +124,22 @@ def compile_item(context: Context, name: str) -> Item:
             "all native files" if decision.everything else "no native file"
         )
         log.info(f"{name}: the patched tree {own.tree[:12]}, and {what}; {recipe.jobs} at once")
-        made = running.run(recipe, _sources(context, name, results, decision), place)
+        made = running.run(recipe, _sources(context, name, trees, results, decision), place)
         # with everything compiled, carried upstreams were read by the build itself
         carried = (
             []
             if decision.everything
-            else [layer_of(context, layer, results) for layer in layers if layer != name]
+            else [trees[layer].layer(context, results) for layer in layers if layer != name]
         )
         request = request_of(context, name, wheel, inputs["local"])
         done = assembling.assemble(request, recipe, made, own, carried, folder)
         running.finished(place)
-        released = sum(one["from"] == "release" for one in done.natives.values())
+        released = sum(native.origin == "release" for native in done.natives.values())
         log.info(
             f"native files: {len(done.natives) - released} compiled, {released} from the release"
         )
-        return {
-            **outputs_of(done.wheel),
-            "compiled": True,
-            "natives": done.natives,
-            "differs": list(done.differs),
-        }
+        wheel_result = seal(done.wheel)
+        return CompiledWheelResult(**vars(wheel_result), natives=done.natives, differs=done.differs)
 
     uid, gid = builder.user()
     commands = shown(
@@ -143,19 +153,23 @@ def compile_item(context: Context, name: str) -> Item:
         "wheels",
         f"wheel {name}",
         inputs,
+        CompiledWheelResult,
         make,
+        needs=(*(item for tree in trees.values() for item in tree.items), *fetched, image),
         valid=holds_wheel,
         download=(file,),
         commands=tuple(commands),
     )
 
 
-def _sources(context: Context, name: str, results: Results, decision: Decision) -> Any:
+def _sources(
+    context: Context, name: str, trees: Mapping[str, Tree], results: Results, decision: Decision
+) -> Sources:
     """Return what is unpacked for the compile."""
     from sparkforge.build.compile.running import Sources
 
     upstream = context.pins.upstream(name)
-    own = layer_of(context, name, results).patched
+    own = trees[name].layer(context, results).patched
     supplement: tuple[tuple[str, str], ...] = ()
     if own.source.provider == "git" and upstream.compile.supplement:
         whole = sources.release(context.store, name, upstream, context.access)
@@ -170,7 +184,7 @@ def _sources(context: Context, name: str, results: Results, decision: Decision) 
     for layer in context.target.wheels[name].carries:
         pin_of = context.pins.upstream(layer)
         if pin_of.compile.redirect is not None:
-            tree = layer_of(context, layer, results).patched
+            tree = trees[layer].layer(context, results).patched
             folder = pin_of.paths[0].repo.rstrip("/")
             carried[layer] = (tree.source.repo, f"{tree.commit}:{folder}")
     return Sources(own.source.repo, own.commit, supplement, fetched, carried)

@@ -1,20 +1,26 @@
-"""A plain environment, with our wheels or with the release's."""
+"""A virtual environment, with our wheels or with the release's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from sparkforge.build.context import WHEELS, Context, Item, Results, wheels_of
+from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.item import Item, Results, wheels_of
+from sparkforge.build.results import EnvironmentResult, WheelhouseResult, WheelResult
 from sparkforge.runtime import environment, interpreter
 from sparkforge.sources.download import Fetches
 from sparkforge.store.codekey import code_of
 
 
 def environment_item(
-    context: Context, wheels: Sequence[Item], house: Item, label: str, *, release: bool = False
-) -> Item:
+    context: Context,
+    wheels: Sequence[Item[WheelResult]],
+    house: Item[WheelhouseResult],
+    label: str,
+    *,
+    release: bool = False,
+) -> Item[EnvironmentResult]:
     """Return the environment that has these wheels, and beside them those of a wheelhouse.
 
     Args:
@@ -29,18 +35,18 @@ def environment_item(
         "code": code_of(__name__),
     }
 
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+    def make(folder: Path, results: Results) -> EnvironmentResult:
         with context.store.unpacked() as unpacked:
-            environment.bake(
+            environment.install(
                 python=interpreter.ensure(context.store, version, offline=context.access.offline),
                 lock=context.lock,
-                wheelhouse=results[house.label].path / WHEELS,
+                wheelhouse=results.artefact(house).path / WHEELS,
                 unpacked=unpacked,
                 target=context.target_name,
                 wheels=wheels_of(wheels, results),
                 folder=folder,
             )
-        return {"kind": "environment"}
+        return EnvironmentResult()
 
     def fetches() -> Fetches:
         here = interpreter.find(context.store, version) is not None
@@ -50,7 +56,9 @@ def environment_item(
         "smoke" if release else "image",
         label,
         inputs,
+        EnvironmentResult,
         make,
+        needs=(*wheels, house),
         fetches=fetches,
         # the interpreter is a link: the system's, or the store's, may have gone
         valid=lambda artefact: environment.python_path(artefact.path).exists(),

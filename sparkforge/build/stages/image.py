@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sparkforge.build import image
-from sparkforge.build.context import WHEELS, Context, Item, Results, wheels_of
+from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.item import Item, Results, wheels_of
 from sparkforge.build.receipt import SBOM
-from sparkforge.build.stages.trial import trial_item
+from sparkforge.build.results import (
+    CheckpointResult,
+    ImageArchiveResult,
+    ImageResult,
+    WheelhouseResult,
+    WheelResult,
+)
 from sparkforge.core.hashing import key_of
-from sparkforge.runtime.engine import BaseImage
+from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches
 from sparkforge.store.codekey import code_of
 
@@ -23,13 +30,31 @@ def needs(context: Context) -> list[dict[str, str]]:
     return [one.model_dump(exclude_none=True) for one in context.target.needs]
 
 
-def image_inputs(
-    context: Context, wheels: Sequence[Item], house: Item, base: BaseImage
-) -> Mapping[str, Any]:
+@dataclass(frozen=True)
+class Parts:
+    """The items that an image is made of.
+
+    Attributes:
+        wheels: ours, by the upstream's name.
+        house: the wheels beside ours.
+        trial: checkpoint of the preflight.
+    """
+
+    wheels: Mapping[str, Item[WheelResult]]
+    house: Item[WheelhouseResult]
+    trial: Item[CheckpointResult]
+
+    @property
+    def items(self) -> tuple[Item[Any], ...]:
+        """All of them, in the order of a plan."""
+        return (*self.wheels.values(), self.house, self.trial)
+
+
+def image_inputs(context: Context, parts: Parts, base: BaseImage) -> Mapping[str, Any]:
     """Return what an image is made from."""
     return {
-        "wheels": {item.label: item.key for item in wheels},
-        "wheelhouse": house.key,
+        "wheels": {item.label: item.key for item in parts.wheels.values()},
+        "wheelhouse": parts.house.key,
         "base": base.digest,
         "python": context.target.python,
         "platform": context.platform,
@@ -37,7 +62,7 @@ def image_inputs(
         "needs": needs(context),
         "serve": list(context.target.serve),
         "profile": context.profile,
-        "preflight": trial_item().key,
+        "preflight": parts.trial.key,
         "epoch": context.epoch,
         "release": context.release,
         "labels": image.labels(context, base),
@@ -46,22 +71,20 @@ def image_inputs(
     }
 
 
-def parts(
-    context: Context, wheels: Sequence[Item], house: Item, base: BaseImage
-) -> dict[str, Mapping[str, Any]]:
+def made_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of an image's parts and of the image itself, by label.
 
     They lie in the image, too, so that ``verify IMAGE`` can say what differs. Nothing in them
     depends on the machine: not where sources came from, nor how they were fetched.
     """
-    inputs = {item.label: item.inputs for item in [*wheels, house, trial_item()]}
-    return {**inputs, "image": image_inputs(context, wheels, house, base)}
+    inputs = {item.label: item.inputs for item in parts.items}
+    return {**inputs, "image": image_inputs(context, parts, base)}
 
 
-def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
-    """Return the image that has these wheels, and beside them those of a wheelhouse."""
-    assert context.engine is not None and context.base is not None
-    engine, base = context.engine, context.base
+def image_item(
+    context: Context, engine: Engine, base: BaseImage, parts: Parts
+) -> Item[ImageResult] | Item[ImageArchiveResult]:
+    """Return the image of these parts: in the engine, or in a file if the build is cold."""
     request = image.Request(
         root=context.root,
         target=context.target_name,
@@ -76,39 +99,47 @@ def image_item(context: Context, wheels: Sequence[Item], house: Item) -> Item:
         release=context.release,
         lock=context.lock,
         needs=tuple(needs(context)),
-        cold=context.cold,
         builder=context.builder,
     )
-    inputs = image_inputs(context, wheels, house, base)
+    inputs = image_inputs(context, parts, base)
 
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+    def contents(results: Results) -> image.Contents:
         # not needed by a build in which nothing changed
         from sparkforge.build import sbom
         from sparkforge.serving.preflight import NAME
 
-        third_party = results[house.label].path / WHEELS
-        outputs = {name: results[f"wheel {name}"].outputs for name in context.target.wheels}
-        bill = sbom.document(context, outputs, third_party=third_party, base=base)
-        made_of = parts(context, wheels, house, base)
-        note = json.dumps(
-            {"target": context.target_name, "items": made_of}, indent=1, sort_keys=True
-        )
+        third_party = results.artefact(parts.house).path / WHEELS
+        wheels = {name: results.of(item) for name, item in parts.wheels.items()}
+        bill = sbom.document(context, wheels, third_party=third_party, base=base)
+        made = {"target": context.target_name, "items": made_of(context, parts, base)}
+        note = json.dumps(made, indent=1, sort_keys=True)
         share = {SBOM: bill, image.INPUTS: f"{note}\n".encode()}
-        checkpoint = results[trial_item().label].path / NAME
+        checkpoint = results.artefact(parts.trial).path / NAME
         share |= {f"{NAME}/{one.name}": one.read_bytes() for one in checkpoint.iterdir()}
         labels = {
             **inputs["labels"],
             image.KEY_LABEL: key_of(inputs),
             image.SBOM_LABEL: hashlib.sha256(bill).hexdigest(),
         }
-        ours = wheels_of(wheels, results)
-        return image.bake(engine, request, ours, third_party, share, labels, folder)
+        ours = wheels_of(parts.wheels.values(), results)
+        return image.Contents(ours, third_party, share, labels)
 
+    if context.cold:
+        return Item(
+            "image",
+            "image",
+            inputs,
+            ImageArchiveResult,
+            lambda folder, results: image.archive(engine, request, contents(results), folder),
+            needs=parts.items,
+        )
     return Item(
         "image",
         "image",
         inputs,
-        make,
-        valid=lambda artefact: engine.has_image(str(artefact.outputs["tag"])),
+        ImageResult,
+        lambda folder, results: image.build(engine, request, contents(results), folder),
+        needs=parts.items,
+        valid=lambda artefact: engine.has_image(artefact.result.tag),
         fetches=lambda: Fetches(unknown=("base image and system packages",)),
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sparkforge.build.context import Context, Item, Results, source_of
+from sparkforge.build.context import Context
+from sparkforge.build.item import Item, Results, source_of
+from sparkforge.build.results import SeriesResult, SourceResult
 from sparkforge.core import git
 from sparkforge.core.log import log
 from sparkforge.series import series
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 
 
 def series_item(
-    context: Context, name: str, upstream: Upstream, patches: Series, source_item: Item
-) -> Item:
+    context: Context,
+    name: str,
+    upstream: Upstream,
+    patches: Series,
+    source_item: Item[SourceResult],
+) -> Item[SeriesResult]:
     """Return the patched tree of an upstream."""
     inputs = {
         "source": dict(source_item.inputs),
@@ -30,31 +35,28 @@ def series_item(
         "code": code_of(__name__),
     }
 
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
-        source = source_of(context.store, name, results[source_item.label])
+    def make(folder: Path, results: Results) -> SeriesResult:
+        source = source_of(context.store, name, results.of(source_item))
         patched = series.apply_recorded(context.store, patches, source, upstream)
         known = source.provider in upstream.patched
         note = "as recorded" if known else f"from {source.provider}, not recorded in pins.yaml"
         log.info(f"{name}: {len(patches.patches)} patch(es), tree {patched.tree[:12]} ({note})")
-        return {
-            "source": source.commit,
-            "commit": patched.commit,
-            "tree": patched.tree,
-            "touched": dict(patched.touched),
-        }
+        return SeriesResult(source.commit, patched.commit, patched.tree, dict(patched.touched))
 
     repo = context.store.git_path(name)
 
-    def stands(artefact: Artefact) -> bool:
+    def stands(artefact: Artefact[SeriesResult]) -> bool:
         # the source may have been fetched anew, this time from git and not from the release file
-        source = context.store.find(source_item.stage, source_item.inputs)
-        same = source is None or source.outputs["commit"] == artefact.outputs["source"]
-        return same and git.has_commit(repo, artefact.outputs["commit"])
+        source = source_item.find(context.store)
+        same = source is None or source.result.commit == artefact.result.source
+        return same and git.has_commit(repo, artefact.result.commit)
 
     return Item(
         "series",
         f"series {name}",
         inputs,
+        SeriesResult,
         make,
+        needs=(source_item,),
         valid=stands,
     )

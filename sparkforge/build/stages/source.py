@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sparkforge.build.context import Context, Item, Results
+from sparkforge.build.context import Context
+from sparkforge.build.item import Item, Results
+from sparkforge.build.results import SourceResult
 from sparkforge.core import git
 from sparkforge.core.log import human_bytes
 from sparkforge.sources import sources
@@ -25,7 +26,7 @@ def chosen(context: Context, name: str) -> dict[str, str | None]:
     return {"provider": plan.provider, "fallback": plan.fallback}
 
 
-def source_item(context: Context, name: str, upstream: Upstream) -> Item:
+def source_item(context: Context, name: str, upstream: Upstream) -> Item[SourceResult]:
     """Return the source of an upstream."""
     plan = context.target.source
     file = upstream.files[upstream.source_file] if upstream.source_file else None
@@ -41,14 +42,9 @@ def source_item(context: Context, name: str, upstream: Upstream) -> Item:
         "code": code_of(__name__),
     }
 
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+    def make(folder: Path, results: Results) -> SourceResult:
         source = sources.ensure(context.store, name, upstream, plan, context.access)
-        return {
-            "provider": source.provider,
-            "commit": source.commit,
-            "tree": source.tree,
-            "origin": source.origin,
-        }
+        return SourceResult(source.provider, source.commit, source.tree, source.origin)
 
     repo = context.store.git_path(name)
 
@@ -62,8 +58,9 @@ def source_item(context: Context, name: str, upstream: Upstream) -> Item:
         "sources",
         f"source {name}",
         inputs,
+        SourceResult,
         make,
-        valid=lambda artefact: git.has_commit(repo, artefact.outputs["commit"]),
+        valid=lambda artefact: git.has_commit(repo, artefact.result.commit),
         download=(file,) if file and inputs["provider"] == "release" else (),
         fetches=fetches,
     )

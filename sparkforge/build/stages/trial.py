@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from sparkforge.build.context import Item, Results
+from sparkforge.build.item import Item, Results
+from sparkforge.build.results import CheckpointResult
 from sparkforge.store.codekey import code_of
 
 
-def trial_item() -> Item:
+def trial_item() -> Item[CheckpointResult]:
     """Return the checkpoint; it is the same for every target."""
 
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+    def make(folder: Path, results: Results) -> CheckpointResult:
         # not needed by a build in which nothing changed
         from sparkforge.checkpoints import trial
         from sparkforge.serving import preflight
 
         trial.make(folder / preflight.NAME)
-        return {"kind": "checkpoint"}
+        return CheckpointResult()
 
-    return Item("image", "preflight checkpoint", {"code": code_of(__name__)}, make)
+    inputs = {"code": code_of(__name__)}
+    return Item("image", "preflight checkpoint", inputs, CheckpointResult, make)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from sparkforge.build.context import WHEELS, Context, Item, Results
+from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.item import Item, Results
+from sparkforge.build.results import WheelhouseResult
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.runtime import interpreter
@@ -17,7 +18,7 @@ from sparkforge.store.codekey import code_of
 
 def wheelhouse_item(
     context: Context, lock: Path | None = None, label: str = "wheelhouse", stage: str = "wheelhouse"
-) -> Item:
+) -> Item[WheelhouseResult]:
     """Return the folder of a lock's wheels; without a lock: the target's own."""
     from sparkforge.sources import wheelhouse
 
@@ -45,7 +46,7 @@ def wheelhouse_item(
     def known() -> Mapping[str, sizes.Known]:
         return sizes.read(context.root / sizes.FILE)
 
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+    def make(folder: Path, results: Results) -> WheelhouseResult:
         (folder / WHEELS).mkdir()
         count = wheelhouse.fill(
             context.store,
@@ -57,16 +58,16 @@ def wheelhouse_item(
             known=known(),
         )
         log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
-        return {"files": count}
+        return WheelhouseResult(count)
 
-    def complete(artefact: Artefact) -> bool:
-        there = len(list((artefact.path / WHEELS).glob("*.whl")))
-        return there == int(artefact.outputs["files"])
+    def complete(artefact: Artefact[WheelhouseResult]) -> bool:
+        return len(list((artefact.path / WHEELS).glob("*.whl"))) == artefact.result.files
 
     return Item(
         stage,
         label,
         inputs,
+        WheelhouseResult,
         make,
         valid=complete,
         sound=lambda artefact: not wheelhouse.damaged(artefact.path / WHEELS, wanted),

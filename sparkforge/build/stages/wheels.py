@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.build.context import UNPATCHED, Context, Item, Results, holds_wheel, source_of
+from sparkforge.build.context import UNPATCHED, Context
+from sparkforge.build.item import Item, Results, holds_wheel, source_of
+from sparkforge.build.results import SeriesResult, SourceResult, WheelResult
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.pins.pins import ReleaseFile
@@ -76,19 +79,32 @@ def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
     )
 
 
-def layer_of(context: Context, layer: str, results: Results) -> Layer:
-    """Return an upstream's patched tree, and where its files are found in a wheel."""
-    from sparkforge.wheels import overlay
+@dataclass(frozen=True)
+class Tree:
+    """An upstream's source, and its series where that has patches."""
 
-    source = source_of(context.store, layer, results[f"source {layer}"])
-    tree = Patched(source, source.commit, source.tree)
-    if f"series {layer}" in results:
-        out = results[f"series {layer}"].outputs
-        tree = Patched(source, out["commit"], out["tree"], out["touched"])
-    return overlay.Layer(tree, context.pins.upstream(layer).paths)
+    upstream: str
+    source: Item[SourceResult]
+    series: Item[SeriesResult] | None
+
+    @property
+    def items(self) -> tuple[Item[Any], ...]:
+        """The items that the tree is made by."""
+        return (self.source,) if self.series is None else (self.source, self.series)
+
+    def layer(self, context: Context, results: Results) -> Layer:
+        """Return the patched tree, and where its files are found in a wheel."""
+        from sparkforge.wheels import overlay
+
+        source = source_of(context.store, self.upstream, results.of(self.source))
+        patched = Patched(source, source.commit, source.tree)
+        if self.series is not None:
+            made = results.of(self.series)
+            patched = Patched(source, made.commit, made.tree, made.touched)
+        return overlay.Layer(patched, context.pins.upstream(self.upstream).paths)
 
 
-def outputs_of(made: Overlaid) -> dict[str, Any]:
+def seal(made: Overlaid) -> WheelResult:
     """Seal a finished wheel, and return what the receipt says of it."""
     made.path.chmod(0o444)  # dist/ links to it: who changes that copy must not change ours
     sha256 = sha256_file(made.path)
@@ -98,29 +114,34 @@ def outputs_of(made: Overlaid) -> dict[str, Any]:
         paths = ", ".join(made.compile_only)
         log.info(f"skipped (build rules only affect --wheels compile): {paths}")
     log.info(f"sha256 {sha256}")
-    return {
-        "file": made.path.name,
-        "sha256": sha256,
-        "version": made.version,
-        "replaced": list(made.replaced),
-        "added": list(made.added),
-        "removed": list(made.removed),
-        "left_out": list(made.left_out),
-        "compile_only": list(made.compile_only),
-    }
+    return WheelResult(
+        file=made.path.name,
+        sha256=sha256,
+        version=made.version,
+        replaced=made.replaced,
+        added=made.added,
+        removed=made.removed,
+        left_out=made.left_out,
+        compile_only=made.compile_only,
+    )
 
 
-def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") -> Item:
+def overlay_item(
+    context: Context, name: str, trees: Mapping[str, Tree] | None, note: str = ""
+) -> Item[WheelResult]:
     """Return an upstream's wheel with our files put in place.
 
     Args:
-        patched: with our series; without: for the proof that the release fails.
+        trees: by upstream, of those that have patches; None: the release without our series, for
+            the proof that it fails.
         note: why it is none that was compiled, as asked.
     """
     plan = context.target.wheels[name]
     upstream = context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
+    patched = trees is not None
     layers = series_of(context, name) if patched else {}
+    ours = tuple(trees[layer] for layer in layers) if trees is not None else ()
     inputs = {
         **common_inputs(context, name, layers),
         "code": code_of(__name__),
@@ -129,7 +150,7 @@ def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") 
         inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
     why = f"{name} is overlaid, not compiled: {note}" if note else ""
 
-    def make(folder: Path, results: Results) -> Mapping[str, Any]:
+    def make(folder: Path, results: Results) -> WheelResult:
         from sparkforge.wheels import overlay
 
         if why:
@@ -138,19 +159,9 @@ def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") 
         if not layers and plan.name is None and not plan.drop_requires:
             log.info(f"{name}: no changes: the release wheel is used unmodified")
             os.link(wheel, folder / wheel.name)
-            return {
-                "file": wheel.name,
-                "sha256": file.sha256,
-                "version": upstream.version,
-                "replaced": [],
-                "added": [],
-                "removed": [],
-                "left_out": [],
-                "compile_only": [],
-            }
+            return WheelResult(wheel.name, file.sha256, upstream.version)
         request = request_of(context, name, wheel, inputs["local"])
-        trees = [layer_of(context, layer, results) for layer in layers]
-        return outputs_of(overlay.build(request, trees, folder))
+        return seal(overlay.build(request, [tree.layer(context, results) for tree in ours], folder))
 
     label = f"wheel {name}" if patched else f"wheel {name} ({UNPATCHED})"
     # the unpatched wheel is only needed by the smoke test, and built just before it
@@ -160,7 +171,9 @@ def overlay_item(context: Context, name: str, *, patched: bool, note: str = "") 
         stage,
         label,
         inputs,
+        WheelResult,
         make,
+        needs=tuple(item for tree in ours for item in tree.items),
         valid=holds_wheel,
         download=(file,),
         commands=commands,

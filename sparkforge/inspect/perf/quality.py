@@ -21,6 +21,7 @@ import requests
 
 from sparkforge.build.context import Context
 from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES
+from sparkforge.build.results import ImageResult, Product
 from sparkforge.core import plain
 from sparkforge.core.errors import SmokeError, UsageError
 from sparkforge.core.log import log
@@ -267,8 +268,10 @@ def _observe(server: Server, texts: Sequence[Text], material: Material, top: int
     return Seen(scored, answers)
 
 
-def starter(context: Context, baked: Artefact, model: Path | None, tiny: Path, work: Path) -> Start:
-    """Return what starts the baked server with further arguments, ready or not."""
+def starter(
+    context: Context, product: Artefact[Product], model: Path | None, tiny: Path, work: Path
+) -> Start:
+    """Return what starts a server of a build with further arguments, ready or not."""
 
     @contextmanager
     def start(arguments: Sequence[str]) -> Iterator[Server]:
@@ -283,14 +286,14 @@ def starter(context: Context, baked: Artefact, model: Path | None, tiny: Path, w
             context.port,
             gpus=context.target.cuda_arch is not None,
         )
-        if context.engine is None:
+        image = product.result
+        if context.engine is None or not isinstance(image, ImageResult):
             cache = context.store.cache_path("serve")
             started: AbstractContextManager[Server] = servers.from_environment(
-                baked.path, launch, folder, cache
+                product.path, launch, folder, cache
             )
         else:
-            image = str(baked.outputs["image_id"])
-            started = servers.from_image(context.engine, image, launch, {})
+            started = servers.from_image(context.engine, image.image_id, launch, {})
         with started as server, kept_log(server, context.server_log):
             wait_ready(server, max(context.ready_timeout_s, _LOAD_TIMEOUT_S))
             yield server

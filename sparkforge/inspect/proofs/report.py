@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def document(verdicts: Sequence[Verdict], nvcc: str) -> dict[str, Any]:
                 "ok": verdict.ok,
                 "problems": list(verdict.problems),
                 "compile_seconds": verdict.seconds,
-                "kernels": [kernel.as_json() for kernel in verdict.kernels],
+                "kernels": [asdict(kernel) for kernel in verdict.kernels],
             }
             for verdict in verdicts
         ],

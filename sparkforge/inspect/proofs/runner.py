@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from sparkforge.build.jobs import NVCC_GIB
 from sparkforge.build.jobs import width as jobs_width
@@ -87,6 +86,13 @@ class Verdict:
 # -- sources -----------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class TreeResult:
+    """An unpacked tree, and the commit that it is of."""
+
+    commit: str
+
+
 def patched_tree(store: Store, root: Path, name: str, upstream: Upstream, access: Access) -> Tree:
     """Return an upstream's patched tree, unpacked in the store.
 
@@ -100,12 +106,12 @@ def patched_tree(store: Store, root: Path, name: str, upstream: Upstream, access
     ids = git.git(source.repo, "rev-parse", *(f"{patched.commit}:{one}" for one in folders))
     identity = dict(zip(folders, ids.split(), strict=True))
 
-    def make(folder: Path) -> Mapping[str, Any]:
+    def make(folder: Path) -> TreeResult:
         git.unpack(source.repo, patched.commit, folders, folder / "tree")
-        return {"commit": patched.commit}
+        return TreeResult(patched.commit)
 
     inputs = {"upstream": name, "folders": identity}
-    made = toolchain.keep(store, "proof-trees", f"tree {name}", inputs, make)
+    made = toolchain.keep(store, "proof-trees", f"tree {name}", inputs, TreeResult, make)
     return Tree(made.path / "tree", identity)
 
 
@@ -171,6 +177,24 @@ def width(asked: int | None) -> int:
     return jobs_width(asked, NVCC_GIB)  # no gate stands in front of these
 
 
+@dataclass(frozen=True)
+class CubinResult:
+    """A compiled unit.
+
+    Attributes:
+        label: of its job.
+    """
+
+    label: str
+
+
+@dataclass(frozen=True)
+class FactsResult:
+    """The kernels of a compiled unit."""
+
+    kernels: tuple[Kernel, ...]
+
+
 def prove(
     store: Store, todo: Sequence[Job], trees: Mapping[str, Tree], readers: Readers, at_once: int
 ) -> list[Verdict]:
@@ -188,9 +212,9 @@ def prove(
             "recipe": toolchain.recipe(tree is not None),
             "tree": {k: v for k, v in tree.identity.items() if k in _TREE} if tree else None,
         }
-        fresh = store.find("proof-cubins", compiled) is None
+        fresh = store.find("proof-cubins", compiled, CubinResult) is None
 
-        def build(folder: Path) -> Mapping[str, Any]:
+        def build(folder: Path) -> CubinResult:
             source = folder / "unit.cu"
             if tree is not None and job.unit.file is not None:
                 source = tree.path / job.unit.file  # it includes files that lie beside it
@@ -203,16 +227,19 @@ def prove(
             except CommandError as error:
                 msg = f"{job.label}: nvcc fails:\n{error}"
                 raise ProofError(msg, "fix the source, or the patch that changed it") from error
-            return {"label": job.label}
+            return CubinResult(job.label)
 
-        cubin = toolchain.keep(store, "proof-cubins", f"cubin {job.label}", compiled, build)
+        cubin = toolchain.keep(
+            store, "proof-cubins", f"cubin {job.label}", compiled, CubinResult, build
+        )
 
-        def facts(folder: Path) -> Mapping[str, Any]:
-            return {"kernels": [k.as_json() for k in readers.read(cubin.path / "unit.cubin")]}
+        def facts(folder: Path) -> FactsResult:
+            return FactsResult(tuple(readers.read(cubin.path / "unit.cubin")))
 
         inputs = {"cubin": cubin.key, "readers": readers.identity, "code": reading}
-        read = toolchain.keep(store, "proof-facts", f"facts {job.label}", inputs, facts)
-        kernels = tuple(Kernel.from_json(value) for value in read.outputs["kernels"])
+        label = f"facts {job.label}"
+        read = toolchain.keep(store, "proof-facts", label, inputs, FactsResult, facts)
+        kernels = read.result.kernels
         found = checks.problems(kernels, job.promise, job.arch)
         return Verdict(job, kernels, tuple(found), cubin.seconds, fresh)
 

@@ -6,8 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from sparkforge.core.errors import ProofError
 
@@ -62,15 +61,6 @@ class Kernel:
     instructions: int
     traps: bool
     code: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the facts as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Kernel:
-        """Return the facts that ``as_json`` gave."""
-        return cls(**{**value, "opcodes": tuple(value["opcodes"])})
 
 
 def read(sass: str, usage: str) -> list[Kernel]:

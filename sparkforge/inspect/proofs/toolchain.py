@@ -14,7 +14,7 @@ from sparkforge.core.run import call
 from sparkforge.inspect.proofs.sass import Kernel, read
 from sparkforge.runtime import interpreter
 from sparkforge.sources.sources import Access
-from sparkforge.store.artefact import Artefact
+from sparkforge.store.artefact import Artefact, T
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
@@ -82,18 +82,26 @@ class Readers:
         return read(sass, usage.stdout.decode())
 
 
+@dataclass(frozen=True)
+class ReadersResult:
+    """The names of the readers' programs."""
+
+    programs: tuple[str, ...]
+
+
 def keep(
     store: Store,
     stage: str,
     label: str,
     inputs: Mapping[str, Any],
-    make: Callable[[Path], Mapping[str, Any]],
-) -> Artefact:
+    kind: type[T],
+    make: Callable[[Path], T],
+) -> Artefact[T]:
     """Return a result as ``store.build`` does, noted as the newest of its label.
 
     Without the note, ``clean --superseded`` would take it for one that nothing uses.
     """
-    made = store.build(stage, inputs, make)
+    made = store.build(stage, inputs, kind, make)
     store.remember("proofs", label, made)
     return made
 
@@ -114,7 +122,7 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
         "code": code_of(__name__),
     }
 
-    def make(folder: Path) -> Mapping[str, Any]:
+    def make(folder: Path) -> ReadersResult:
         wanted = wheelhouse.Wanted(
             lock=lock, tools=(), python="3.11", platform=platform, torch_backend=None
         )
@@ -137,9 +145,10 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
                         program = folder / "bin" / name
                         program.write_bytes(archive.read(member))
                         program.chmod(0o755)
-        return {"programs": sorted(path.name for path in (folder / "bin").iterdir())}
+        return ReadersResult(tuple(sorted(path.name for path in (folder / "bin").iterdir())))
 
-    made = keep(store, "proof-readers", f"readers {platform.replace('/', '-')}", inputs, make)
+    label = f"readers {platform.replace('/', '-')}"
+    made = keep(store, "proof-readers", label, inputs, ReadersResult, make)
     return Readers(made.path / "bin", identity)
 
 

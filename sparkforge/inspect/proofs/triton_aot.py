@@ -17,7 +17,6 @@ from typing import Any
 
 from sparkforge.build import executor
 from sparkforge.build.context import Context
-from sparkforge.build.graph import items
 from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core import git, plain
 from sparkforge.core.errors import CommandError, ProofError
@@ -70,6 +69,18 @@ class Built:
     shared: int
 
 
+@dataclass(frozen=True)
+class PackagesResult:
+    """Triton, triton_kernels or both, in the artefact's folder."""
+
+
+@dataclass(frozen=True)
+class CasesResult:
+    """What the probe made, a tile height each."""
+
+    cases: tuple[Built, ...]
+
+
 def _layer(context: Context, upstream: str, patched: bool) -> tuple[overlay.Layer, str]:
     """Return an upstream's tree with its series or without, and what names it in a key."""
     pinned = context.pins.upstream(upstream)
@@ -102,7 +113,7 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
         "code": [code_digest(Path(__file__)), code_of("sparkforge.wheels.overlay")],
     }
 
-    def make(folder: Path) -> Mapping[str, Any]:
+    def make(folder: Path) -> PackagesResult:
         request = overlay.Request(
             wheel=release_wheel(context, file),
             name=None,
@@ -121,10 +132,10 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
                     wheel.extract(member, folder)
         tree = f"{ours.patched.commit}:{_PACKAGE}"
         git.unpack(ours.patched.source.repo, tree, ["triton_kernels"], folder / "kernels")
-        return {}
+        return PackagesResult()
 
     label = f"triton packages, series: {triton=} {kernels=}"
-    return keep(store, "proof-triton", label, inputs, make).path
+    return keep(store, "proof-triton", label, inputs, PackagesResult, make).path
 
 
 def prove(context: Context, unit: Unit, readers: Readers) -> list[Verdict]:
@@ -156,7 +167,7 @@ def prove(context: Context, unit: Unit, readers: Readers) -> list[Verdict]:
 def _release(context: Context, wheel: Path) -> Path:
     """Return Triton's release unpacked, half a gigabyte; what is made of it is linked to it."""
 
-    def make(folder: Path) -> Mapping[str, Any]:
+    def make(folder: Path) -> PackagesResult:
         with zipfile.ZipFile(wheel) as archive:
             for info in archive.infolist():
                 name = info.filename
@@ -164,17 +175,18 @@ def _release(context: Context, wheel: Path) -> Path:
                     path = Path(archive.extract(info, folder / "files"))
                     executable = (info.external_attr >> 16) & 0o100
                     path.chmod(0o755 if executable or info.is_dir() else 0o644)
-        return {}
+        return PackagesResult()
 
     inputs = {"wheel": wheel.parent.name, "left out": _LEFT_OUT}
-    made = keep(context.store, "proof-triton-release", "triton release", inputs, make)
+    label = "triton release"
+    made = keep(context.store, "proof-triton-release", label, inputs, PackagesResult, make)
     return made.path / "files"
 
 
 def interpreter(context: Context) -> Path:
     """Return the cpu target's Python, making its environment where the store lacks it."""
-    wanted = [item for item in items(context, "image") if item.stage != "smoke"]
-    return python_path(executor.run(context, wanted)[-1].artefact.path)
+    build = executor.build(context, "image")
+    return python_path(build.results.artefact(build.graph.product).path)
 
 
 def build(
@@ -200,7 +212,7 @@ def build(
         "readers": readers.identity,
     }
 
-    def make(out: Path) -> Mapping[str, Any]:
+    def make(out: Path) -> CasesResult:
         path = f"{folder}:{folder / 'kernels'}"
         env = {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(out / "cache"), "TMPDIR": str(out)}
         try:
@@ -208,23 +220,19 @@ def build(
         except CommandError as error:
             raise ProofError(f"the Triton probe failed:\n{error}", "see above") from error
         result = plain.json_of((out / "kernels.json").read_text())
-        for case in result["cases"]:
-            for kernel in case["kernels"]:
-                (facts,) = readers.read(out / f"{kernel['name']}.cubin")
-                kernel["facts"] = facts.as_json()
-        return dict(result)
+        return CasesResult(tuple(_built(case, out, readers) for case in result["cases"]))
 
-    fresh = context.store.find("proof-triton-cubins", inputs) is None
+    fresh = context.store.find("proof-triton-cubins", inputs, CasesResult) is None
     label = f"triton cubins {capability} {folder.name}"
-    made = keep(context.store, "proof-triton-cubins", label, inputs, make)
-    return [_built(case) for case in made.outputs["cases"]], fresh
+    made = keep(context.store, "proof-triton-cubins", label, inputs, CasesResult, make)
+    return made.result.cases, fresh
 
 
-def _built(case: Mapping[str, Any]) -> Built:
-    kernels = [
-        replace(Kernel.from_json(kernel["facts"]), shared_dynamic=kernel["shared"])
-        for kernel in case["kernels"]
-    ]
+def _built(case: Mapping[str, Any], folder: Path, readers: Readers) -> Built:
+    kernels = []
+    for kernel in case["kernels"]:
+        (facts,) = readers.read(folder / f"{kernel['name']}.cubin")
+        kernels.append(replace(facts, shared_dynamic=kernel["shared"]))
     return Built(
         block_m=case["block_m"],
         error=case["error"],

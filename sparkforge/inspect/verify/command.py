@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sparkforge.build import executor, setup
-from sparkforge.build.context import Context, wheel_path
-from sparkforge.build.graph import items
+from sparkforge.build.context import Context
+from sparkforge.build.executor import Build
+from sparkforge.build.item import wheel_path
 from sparkforge.build.options import (
     OutputOptions,
     Project,
@@ -25,7 +26,7 @@ from sparkforge.build.options import (
     platform_of,
     recover_checkout,
 )
-from sparkforge.build.receipt import Line
+from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
@@ -124,12 +125,12 @@ def _build_again(options: Options, name: str, project: Project) -> int:
             " (daemon.json: containerd-snapshotter)"
         )
     log.heading(f"{context.target_name} on {context.platform}: first build")
-    first = executor.run(context, items(context, until))
+    first = executor.build(context, until)
     with _cold(context) as again:
         log.heading("second build: another folder, no shared results, another umask")
         before = os.umask(0o077)
         try:
-            second = executor.run(again, items(again, until))
+            second = executor.build(again, until)
         finally:
             os.umask(before)
         document, found = _compare(context, first, second)
@@ -193,28 +194,29 @@ def _cold(context: Context) -> Iterator[Context]:
 
 
 def _compare(
-    context: Context, first: Sequence[Line], second: Sequence[Line]
+    context: Context, first: Build, second: Build
 ) -> tuple[list[dict[str, str]], list[Difference]]:
     """Return each result with both hashes, and what differs."""
     document = []
     found: list[Difference] = []
-    for old, new in zip(first, second, strict=True):
-        if old.artefact.stage == "wheels":
-            one, two = wheel_path(old.artefact), wheel_path(new.artefact)
-            # read again: what the store says of its files is not what is asked
-            hashes = f"sha256:{sha256_file(one)}", f"sha256:{sha256_file(two)}"
-            document.append({"name": two.name, "first": hashes[0], "second": hashes[1]})
-            if hashes[0] != hashes[1] or one.name != two.name:
-                found += bytediff.wheels(one, two)
-                _diffoscope(one, two)
-        elif old.artefact.outputs.get("kind") == "image":
-            tag, digest = str(old.artefact.outputs["tag"]), str(old.artefact.outputs["digest"])
-            again = str(new.artefact.outputs["digest"])
-            document.append({"name": tag, "first": digest, "second": again})
-            if digest != again:
-                image_id = str(old.artefact.outputs["image_id"])
-                two = new.artefact.path / str(new.artefact.outputs["archive"])
-                found += _image_differences(context, image_id, two)
+    for name, item in first.graph.wheels.items():
+        one = wheel_path(first.results.artefact(item))
+        two = wheel_path(second.results.artefact(second.graph.wheels[name]))
+        # read again: what the store says of its files is not what is asked
+        hashes = f"sha256:{sha256_file(one)}", f"sha256:{sha256_file(two)}"
+        document.append({"name": two.name, "first": hashes[0], "second": hashes[1]})
+        if hashes[0] != hashes[1] or one.name != two.name:
+            found += bytediff.wheels(one, two)
+            _diffoscope(one, two)
+    old, new = (build.results.step(build.graph.product) for build in (first, second))
+    if old is None or new is None:
+        return document, found
+    image, again = old.artefact.result, new.artefact.result
+    if isinstance(image, ImageResult) and isinstance(again, ImageArchiveResult):
+        digests = str(image.digest), str(again.digest)
+        document.append({"name": image.tag, "first": digests[0], "second": digests[1]})
+        if digests[0] != digests[1]:
+            found += _image_differences(context, image.image_id, new.artefact.path / again.archive)
     return document, found
 
 

@@ -18,6 +18,7 @@ from zipfile import ZipFile
 from sparkforge.build import graph, image
 from sparkforge.build.context import Context
 from sparkforge.build.receipt import SBOM, differences
+from sparkforge.build.results import CompiledWheelResult, WheelResult
 from sparkforge.core import git, plain
 from sparkforge.core.errors import CompileError, EngineError
 from sparkforge.core.hashing import key_of, sha256_file
@@ -302,16 +303,19 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
     compared = 0
     for name in context.target.wheels:
         inputs = theirs.get(f"wheel {name}")
-        made = context.store.find("wheels", inputs) if inputs is not None else None
+        if inputs is None:
+            continue
+        kind = CompiledWheelResult if "native" in inputs else WheelResult
+        made = context.store.find("wheels", inputs, kind)
         if made is None:
             continue
         compared += 1
-        if made.outputs["sha256"] != hashes.get(f"own-{name}"):
+        if made.result.sha256 != hashes.get(f"own-{name}"):
             report.problems.append(
                 f"wheel {name}: differs from the wheel of the same inputs in the store"
             )
             continue
-        with ZipFile(made.path / str(made.outputs["file"])) as wheel:
+        with ZipFile(made.path / made.result.file) as wheel:
             record = next(n for n in wheel.namelist() if n.endswith(".dist-info/RECORD"))
             text = wheel.read(record).decode()
         there = dict(rows.get(record.rpartition("/")[0], []))

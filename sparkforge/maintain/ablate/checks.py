@@ -12,9 +12,9 @@ from typing import Literal, Protocol
 
 from sparkforge.build import executor
 from sparkforge.build.context import Context
-from sparkforge.build.graph import items
+from sparkforge.build.executor import Build
+from sparkforge.build.item import wheel_path
 from sparkforge.build.options import host_platform, platform_of
-from sparkforge.build.receipt import Line
 from sparkforge.core import git
 from sparkforge.core.errors import (
     CommandError,
@@ -48,7 +48,7 @@ class Check(Protocol):
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds a target at any place, in a plain environment.
+    """Builds a target at any place, in a virtual environment.
 
     Attributes:
         target: None: none was named.
@@ -67,7 +67,7 @@ class Builder:
             raise UsageError(f"{what} needs a target", "add --target NAME")
         return self.target
 
-    def build(self, place: Place, until: str) -> list[Line]:
+    def build(self, place: Place, until: str) -> Build:
         """Build up to a stage; raises what a build raises."""
         path = place.root / "pins.yaml"
         loaded = pins.load(path)
@@ -90,7 +90,7 @@ class Builder:
         if until == "smoke" and target.smoke is None:
             msg = f"target {self.target} has no smoke test"
             raise UsageError(msg, "give a command after --, or choose another target")
-        return executor.run(context, items(context, until))
+        return executor.build(context, until)
 
 
 @dataclass(frozen=True)
@@ -179,14 +179,15 @@ class Command:
     def _provided(self, place: Place, work: Path) -> dict[str, str]:
         if self.provide == "trees":
             return {}
-        lines = self.builder.build(place, "wheels" if self.provide == "wheels" else "image")
-        for line in lines:
-            if line.artefact.stage == "wheels":
-                wheel = line.artefact.path / str(line.artefact.outputs["file"])
-                os.link(wheel, work / wheel.name)
+        build = self.builder.build(place, "wheels" if self.provide == "wheels" else "image")
+        for item in build.graph.wheels.values():
+            wheel = wheel_path(build.results.artefact(item))
+            os.link(wheel, work / wheel.name)
         env = {"SPARKFORGE_WHEELS": str(work)}
         if self.provide == "environment":
-            env["SPARKFORGE_PYTHON"] = str(python_path(lines[-1].artefact.path))
+            env["SPARKFORGE_PYTHON"] = str(
+                python_path(build.results.artefact(build.graph.product).path)
+            )
         return env
 
     def _run(self, env: Mapping[str, str]) -> Outcome:

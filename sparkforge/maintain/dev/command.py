@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sparkforge.build import executor, graph, setup
+from sparkforge.build import executor, graph, publish, setup
 from sparkforge.build.context import Context
 from sparkforge.build.options import (
     OutputOptions,
@@ -130,10 +130,11 @@ def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, Wo
 
 
 def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int:
-    """Run in a plain environment of the release: compiled files are the same in all builds."""
+    """Run in a virtual environment of the release: compiled files are the same in all builds."""
     context = place.context
-    baked = executor.run(context, graph.release_items(context))[-1].artefact
-    venv = environment.python_path(baked.path).parent.parent
+    release = graph.unpatched_environment(context)
+    results = executor.run(context, graph.ordered([release]))
+    venv = environment.python_path(results.artefact(release).path).parent.parent
     site = venv / "lib" / f"python{context.target.python}" / "site-packages"
     links = place.links("environment", PurePosixPath(site))
     cache = place.folder / ".cache"
@@ -162,8 +163,9 @@ def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int
 def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bool) -> int:
     """Run in a container of the target's image with compilers, the work trees where they are."""
     context = place.context
-    baked = executor.run(context, graph.items(context, "image"))[-1].artefact
-    tag = _image(context, engine, str(baked.outputs["tag"]))
+    built = publish.image_of(executor.build(context, "image"))
+    assert built is not None  # an engine makes an image
+    tag = _image(context, engine, built.tag)
     site = engine.image_label(tag, SITE_PACKAGES_LABEL)
     links = place.links("image", PurePosixPath(site))
     cache = place.folder / ".cache"

@@ -1,0 +1,144 @@
+"""Items by what they need: order, and results by item."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.build.context import STAGES, Context
+from sparkforge.build.graph import graph_of, ordered
+from sparkforge.build.item import Item, Results
+from sparkforge.build.results import EnvironmentResult, WheelResult
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.runtime.engine import BaseImage
+from sparkforge.sources.sources import Access
+from sparkforge.store.store import Store
+from tests.results import artefact, step
+from tests.support import ROOT
+
+
+@dataclass(frozen=True)
+class Made:
+    name: str
+
+
+def make(folder: Path, results: Results) -> Made:
+    return Made(folder.name)
+
+
+def item(stage: str, label: str, *needs: Item[Any]) -> Item[Made]:
+    return Item(stage, label, {"label": label}, Made, make, needs=needs)
+
+
+def context(target: str, **more: Any) -> Context:
+    loaded = pins.load(ROOT / "pins.yaml")
+    chosen = loaded.target(target)
+    plain = Context(
+        root=ROOT,
+        pins=loaded,
+        pins_path=ROOT / "pins.yaml",
+        store=Store(ROOT / "no store"),
+        target_name=target,
+        target=chosen,
+        platform=chosen.platforms[0],
+        access=Access(Index(), {}, True),
+        base=BaseImage("base", "sha256:" + "b" * 64),
+    )
+    return replace(plain, **more)
+
+
+# an engine is only asked when something is made
+ENGINE: Any = object()
+
+
+def test_a_plan_is_in_the_order_of_the_stages() -> None:
+    labels = [item.label for item in graph_of(context("cpu")).until("smoke")]
+    assert labels == [
+        "source vllm",
+        "series vllm",
+        "wheel vllm",
+        "wheelhouse",
+        "environment",
+        "wheel vllm (unpatched)",
+        "environment (unpatched)",
+        "smoke",
+    ]
+    every = [item.label for item in graph_of(context("spark", engine=ENGINE)).until("smoke")]
+    layers = ("vllm", "triton-kernels", "flashinfer", "triton")
+    assert sorted(every[:4]) == sorted(f"source {name}" for name in layers)
+    assert every[4:8] == [label.replace("source", "series") for label in every[:4]]
+    assert every[-3:] == ["wheelhouse", "preflight checkpoint", "image"]
+
+
+@pytest.mark.parametrize("target", ["cpu", "rtx", "spark"])
+@pytest.mark.parametrize("wheels", ["overlay", "compile"])
+@pytest.mark.parametrize("engine", [None, ENGINE])
+def test_every_item_comes_after_what_it_needs_and_none_twice(
+    target: str, wheels: str, engine: Any
+) -> None:
+    graph = graph_of(context(target, wheels=wheels, engine=engine))
+    for stage in STAGES:
+        items = graph.until(stage)
+        assert len({item.label for item in items}) == len(set(items)) == len(items)
+        for at, item in enumerate(items):
+            assert set(item.needs) <= set(items[:at]), item.label
+        indices = [STAGES.index(item.stage) for item in items]
+        assert indices == sorted(indices)
+        assert all(index <= STAGES.index(stage) for index in indices)
+
+
+def test_what_is_needed_comes_along_also_where_its_stage_is_later() -> None:
+    late = item("smoke", "late")
+    early = item("sources", "early")
+    goal = item("wheels", "goal", late, early)
+    assert ordered([goal]) == [early, late, goal]
+
+
+def test_items_of_a_stage_keep_their_order() -> None:
+    parts = [item("wheels", name) for name in ("b", "a", "c")]
+    assert ordered([item("image", "image", *parts)])[:3] == parts
+
+
+def test_items_cannot_need_each_other() -> None:
+    first = item("wheels", "first")
+    second = item("wheels", "second", first)
+    with pytest.raises(FrozenInstanceError):
+        first.needs = (second,)  # type: ignore[misc]
+
+
+def test_a_result_is_that_of_its_item_and_not_of_one_like_it() -> None:
+    first, second = item("wheels", "same"), item("wheels", "same")
+    results = Results([step(first, Made("x"))])
+    assert results.of(first) == Made("x")
+    assert results.step(second) is None
+    assert results.step(None) is None
+    with pytest.raises(KeyError):
+        results.artefact(second)
+
+
+def test_a_wheel_that_needs_no_builder_does_not_bring_one() -> None:
+    overlaid = graph_of(context("cpu")).until("smoke")
+    compiled = graph_of(context("cpu", wheels="compile")).until("smoke")
+    assert "builder" not in {item.stage for item in overlaid}
+    assert [item.label for item in compiled if item.stage == "builder"] == [
+        "builder's wheelhouse",
+        "builder",
+    ]
+
+
+def test_what_is_served_has_its_type() -> None:
+    assert graph_of(context("cpu")).product.kind is EnvironmentResult
+    kinds = {
+        cold: graph_of(context("cpu", engine=ENGINE, cold=cold)).product.kind.__name__
+        for cold in (False, True)
+    }
+    assert kinds == {False: "ImageResult", True: "ImageArchiveResult"}
+
+
+def test_an_artefact_of_one_wheel_is_no_other() -> None:
+    wheel = artefact(WheelResult("x.whl", "0" * 64, "1"))
+    assert wheel != replace(wheel, result=WheelResult("y.whl", "0" * 64, "1"))
