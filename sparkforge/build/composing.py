@@ -1,6 +1,6 @@
 """What docker-compose.yml uses: which image of a target, and the volume of the models.
 
-Every baked image keeps a tag of its own, so that an older one can be chosen again. Only ``images
+Every image keeps a tag of its own, so that an older one can be chosen again. Only ``images
 --prune`` removes any, and none that Compose uses or ``rollback`` would choose next.
 """
 
@@ -33,7 +33,7 @@ class Baked:
 
     Attributes:
         image: its name, which no other image ever gets.
-        made: when it was baked, or loaded from elsewhere.
+        made: when it was built, or loaded from elsewhere.
         key: of what it was made from.
         size: bytes of all its layers; images share some.
         used: Compose uses it.
@@ -88,7 +88,7 @@ def on_engine(engine: Engine, targets: Sequence[str], variables: Mapping[str, st
                     )
                 )
     return sorted(
-        sorted(found, key=lambda baked: baked.made, reverse=True), key=lambda baked: baked.target
+        sorted(found, key=lambda image: image.made, reverse=True), key=lambda image: image.target
     )
 
 
@@ -114,7 +114,7 @@ class RollbackOptions:
 
 
 def images(options: ImagesOptions) -> int:
-    """List what was baked, and say which one Compose uses; or remove old ones.
+    """List the images that were built, and say which one Compose uses; or remove old ones.
 
     Raises:
         UsageError: ``--dry-run`` without ``--prune``.

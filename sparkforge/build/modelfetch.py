@@ -160,11 +160,11 @@ def _wanted(
         place = str(folder)
     image = composing.in_use(variables, name)
     if not image or not engine.has_image(image):
-        baked = composing.on_engine(engine, [name], variables)
-        if not baked:
+        images = composing.on_engine(engine, [name], variables)
+        if not images:
             msg = f"no image of target {name} on this machine; the download runs in the image"
             raise ImageError(msg, f"build it: python3 build.py --target {name}")
-        image = baked[0].image
+        image = images[0].image
     return Wanted(name, model.repository, model.revision, place, image)
 
 

@@ -74,7 +74,7 @@ def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
 
 
 def in_environment(python: Path) -> Callable[[str], bytes]:
-    """Return what runs code in a plain environment, with this checkout's package beside its own."""
+    """Return what runs code in an environment, with this checkout's package beside its own."""
     ours = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     return lambda code: call(python, "-P", "-c", code, env=ours).stdout
 

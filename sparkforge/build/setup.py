@@ -85,7 +85,7 @@ def context_of(
 
 @dataclass(frozen=True)
 class _Baker:
-    """What bakes images, and what they stand on; no engine where a plain environment is made."""
+    """What bakes images, and what they stand on; no engine where a virtual environment is made."""
 
     engine: engine.Engine | None = None
     base: BaseImage | None = None
@@ -151,7 +151,7 @@ def _check_foreign(
     """Refuse what can't be done with another platform's programs.
 
     Raises:
-        UsageError: a plain environment is this machine's own, and a server under emulation is too
+        UsageError: a virtual environment is this machine's own, and a server under emulation is too
             slow for the smoke test, whose times are about a real machine.
     """
     here = platform.machine()

@@ -134,7 +134,7 @@ class ModelPin(Model):
 
 
 class Vocabulary(Model):
-    """A tokenizer vocabulary that is baked in, so that no request waits for a download."""
+    """A tokenizer vocabulary that is in the image, so that no request waits for a download."""
 
     file: FileName
     sha256: Sha256
@@ -169,7 +169,7 @@ RELEASE_PLAN = SourcePlan(provider="release")
 
 
 class Need(Model):
-    """A thing that has to be in the image; a bake that lacks it fails. One of the first three."""
+    """A thing that has to be in the image; a build that lacks it fails. One of the first three."""
 
     program: FileName | None = None
     """Found on the server's PATH."""
@@ -207,7 +207,7 @@ class Target(Model):
     system_packages: tuple[DebPackage, ...] = ()
     """Distribution packages that the image needs beside Python and the wheels."""
     needs: tuple[Need, ...] = ()
-    """What is looked for in the image at the end of its bake: ``serving/needs.py``."""
+    """What is looked for in the image at the end of its build: ``serving/needs.py``."""
     builder: Mapping[Platform, FilePath] = Field(default_factory=dict)
     """Per platform, a hash-locked requirements file of what wheels are compiled with."""
     profile: Name | None = None

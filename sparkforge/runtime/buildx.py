@@ -153,7 +153,7 @@ def check(builder: Builder, engine: Engine, base: str, platform: str) -> None:
         msg = f"builder {builder.name} cannot run programs for {platform}"
         remedy = (
             f"apt-get install qemu-user-static binfmt-support on the engine's machine (Linux then"
-            f" runs them by qemu-{_EMULATION.get(platform, 'user')}), or bake on a machine of that"
+            f" runs them by qemu-{_EMULATION.get(platform, 'user')}), or build on a machine of that"
             " kind; --until wheelhouse needs neither"
         )
         raise EngineError(msg, remedy)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 OLDEST_ENGINE = 25
 """docker-compose.yml's health check has a ``start_interval``, which older engines do not know. (To
-bake, with named build contexts and ``RUN --mount=type=bind,from=``, 23 would do.)"""
+build, with named build contexts and ``RUN --mount=type=bind,from=``, 23 would do.)"""
 _INSTALL = (
     f"install Docker Engine {OLDEST_ENGINE} or newer with buildx, or build without one:"
     " --engine none"
@@ -270,7 +270,7 @@ def check_version(version: str) -> None:
 
 
 def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine | None, str]:
-    """Decide what bakes: an engine, or a plain environment.
+    """Choose between an image, with an engine, and a virtual environment.
 
     Args:
         wish: ``auto``, ``docker`` or ``none``.

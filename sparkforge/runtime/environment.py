@@ -1,4 +1,4 @@
-"""Wheels → a plain environment: what is baked where there is no container engine.
+"""Wheels → a virtual environment: what is built without a container engine.
 
 The same wheels from the same wheelhouse as the image, in a virtual environment in the store.
 """
@@ -17,7 +17,7 @@ from sparkforge.runtime.interpreter import uv_program
 
 
 def python_path(folder: Path) -> Path:
-    """Return the interpreter of an environment made by ``bake``."""
+    """Return the interpreter of an environment made by ``install``."""
     return folder / "venv" / "bin" / "python"
 
 
@@ -108,7 +108,7 @@ def _requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
 
 
 def server_env(cache: Path) -> dict[str, str]:
-    """Return the variables that a server from a plain environment runs with.
+    """Return the variables that a server from a virtual environment runs with.
 
     Args:
         cache: folder for everything that vLLM and torch write at run time.
@@ -121,7 +121,7 @@ def server_env(cache: Path) -> dict[str, str]:
         # the first start writes the byte code of what it imports, later ones are 30 s faster;
         # compiling all 20,000 modules beforehand costs more than it gives (measured: 80 s)
         "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPATH": "",  # a user's own modules must not stand in for the baked ones
+        "PYTHONPATH": "",  # a user's own modules must not stand in for the installed ones
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(cache / "hf"),
         "VLLM_CACHE_ROOT": str(cache / "vllm"),

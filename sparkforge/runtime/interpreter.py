@@ -1,4 +1,4 @@
-"""The Python of a plain environment: the machine's own, else the one that uv pins.
+"""The Python of a virtual environment: the machine's own, else the one that uv pins.
 
 uv, which is locked with the driver, knows a CPython build for each minor version with its sha256,
 and refuses a file with another. What it fetches lies in the store, as all that sparkforge makes.

@@ -1,6 +1,6 @@
-"""Start what was baked as an OpenAI server on loopback, and stop it cleanly.
+"""Start a build as an OpenAI server on loopback, and stop it cleanly.
 
-A plain environment and an image give the same ``Server``, so whatever checks one checks both.
+A virtual environment and an image give the same ``Server``, so whatever checks one checks both.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ class ProcessServer:
 def from_environment(
     folder: Path, launch: Launch, work: Path, cache: Path, cwd: Path | None = None
 ) -> Iterator[ProcessServer]:
-    """Serve from a plain environment for the length of the block.
+    """Serve from a virtual environment for the length of the block.
 
     Args:
-        folder: what ``environment.bake`` made.
+        folder: what ``environment.install`` made.
         work: folder for the server's output, ``server.log``.
         cache: folder for what vLLM and torch write at run time.
         cwd: the server's present folder; None: ``work``.

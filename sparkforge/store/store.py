@@ -10,7 +10,7 @@ Layout under the root::
     last/<target>/<label>.json         what the newest build of a target was made from
     unpacked/                          uv's cache of wheels, which environments are linked from
     bisect/<key>.json                  what an interrupted ablate --bisect knows
-    serve/                             what servers of plain environments write at run time
+    serve/                             what servers of virtual environments write at run time
     compile/<wheel>-<key>/, ccache/    an unfinished compile; what compilers made, by ccache
     tmp/                               work in progress; each folder locked by its maker, swept
                                        when nobody holds that lock

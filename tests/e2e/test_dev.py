@@ -1,4 +1,4 @@
-"""The dev loop on the real vLLM: in a plain environment, and in a container with compilers."""
+"""The dev loop on the real vLLM: in a virtual environment, and in a container with compilers."""
 
 from __future__ import annotations
 

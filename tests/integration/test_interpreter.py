@@ -1,4 +1,4 @@
-"""The Python of a plain environment: the machine's, else uv's pinned one, from a loopback server.
+"""The Python of a virtual environment: the machine's, else uv's pinned one, from a loopback server.
 
 No real interpreter is fetched. What stands for one starts the interpreter that runs the tests.
 """

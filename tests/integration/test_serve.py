@@ -1,4 +1,4 @@
-"""`build.py serve` with a stand-in for vLLM in a plain environment: what its user sees."""
+"""`build.py serve` with a stand-in for vLLM in a virtual environment: what its user sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain environment takes our wheels by their recorded hash, from wherever the store is."""
+"""A virtual environment takes our wheels by their recorded hash, from wherever the store is."""
 
 from __future__ import annotations
 

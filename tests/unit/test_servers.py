@@ -1,4 +1,4 @@
-"""Servers of a plain environment: ports, and what is shown of one that does not start."""
+"""Servers of a virtual environment: ports, and what is shown of one that does not start."""
 
 from __future__ import annotations
 
