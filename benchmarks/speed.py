@@ -23,7 +23,7 @@ STORE = Path(os.environ.get("SPARKFORGE_STORE", Path.home() / ".cache" / "sparkf
 
 
 def measure(
-    *arguments: str, store: Path = STORE, repeat: int = 3, codes: tuple[int, ...] = (0,)
+    *arguments: str, store: Path = STORE, repeat: int = 5, codes: tuple[int, ...] = (0,)
 ) -> tuple[float, float]:
     """Run build.py and return (best seconds from prompt to prompt, peak MiB of any process).
 
@@ -56,6 +56,14 @@ def overlay() -> tuple[float, float]:
         return measure("--target", "spark", "--until", "wheels", store=store, repeat=1)
 
 
+def export() -> tuple[float, float]:
+    """Export vLLM's series from a work tree that nobody changed."""
+    with tempfile.TemporaryDirectory() as name:
+        tree = Path(name) / "vllm"
+        measure("patches", "apply", "vllm", str(tree), repeat=1)
+        return measure("patches", "export", str(tree))
+
+
 def rebase() -> tuple[float, float]:
     """Move vLLM's series to 0.32.0 and land it, in a checkout that is thrown away.
 
@@ -83,11 +91,14 @@ def main() -> None:
     """Print one line a figure: what, measured, aim."""
     rows = [
         ("overlay wheel, linux/arm64 (315 MB in)", overlay(), 5.0),
-        ("build --target cpu, nothing changed", measure("--target", "cpu"), 1.0),
-        ("patches check, all series", measure("patches", "check"), 3.0),
+        ("build --target cpu, nothing changed", measure("--target", "cpu"), 0.5),
+        ("patches check, all series", measure("patches", "check"), 1.5),
+        ("patches export, vLLM's series untouched", export(), 0.5),
         (
             "rebase vllm --dry-run, onto 0.33.0",
-            measure("rebase", "vllm", "--onto", "release:0.33.0", "--dry-run", codes=(0, 19)),
+            measure(
+                "rebase", "vllm", "--onto", "release:0.33.0", "--dry-run", repeat=1, codes=(0, 19)
+            ),
             20.0,
         ),
         ("rebase vllm, onto 0.32.0, landed", rebase(), 60.0),

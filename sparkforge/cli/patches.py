@@ -121,7 +121,7 @@ def _list(options: SeriesOptions) -> int:
 
 
 def _check(options: CheckOptions) -> int:
-    """Lint every series; apply it in memory where the store has (or can get) its source."""
+    """Lint every series, and apply it to its source."""
     project = Project.open(options.project)
     store, loaded = project.store, project.pins
     plan = source_plan(options.source, project.access, RELEASE_PLAN)
@@ -135,14 +135,12 @@ def _check(options: CheckOptions) -> int:
             continue
         upstream = loaded.upstreams[one.upstream]
         source = sources.ensure(store, one.upstream, upstream, plan, project.access)
-        tree = series.patched_tree(store, one, source)
+        patched = series.apply(store, one, source, again=True)
         recorded = upstream.patched.get(source.provider)
-        # as commits, too: only so is it seen that exporting them again gives the same bytes
-        commit = series.apply(store, one, source).commit
-        series.check_record(one.upstream, source, commit, tree, recorded)
+        series.check_record(one.upstream, source, patched.commit, patched.tree, recorded)
         report[one.upstream] = {
             "patches": len(one.patches),
-            "tree": tree,
+            "tree": patched.tree,
             "recorded": recorded is not None,
         }
         note = (
@@ -151,7 +149,8 @@ def _check(options: CheckOptions) -> int:
             else f"not recorded: build.py {series.RECORD[source.provider]}"
         )
         log.info(
-            f"{one.upstream}: {len(one.patches)} patch(es) apply exactly, tree {tree[:12]}, {note}"
+            f"{one.upstream}: {len(one.patches)} patch(es) apply exactly, tree {patched.tree[:12]},"
+            f" {note}"
         )
     if problems:
         raise SeriesError("\n".join(problems))

@@ -1,4 +1,4 @@
-"""Series ↔ commits: read, check in memory, apply, export.
+"""Series ↔ commits: read, check, apply, export.
 
 A patch is exact or it is refused: the blob that each of its files had before (which
 ``--full-index`` writes into the patch) must be the blob in the tree, so neither fuzz nor offset
@@ -150,60 +150,6 @@ def _check_exact(series: Series, source: Source) -> None:
             now[entry.path] = entry.new_blob or met
 
 
-def patched_tree(store: Store, series: Series, source: Source) -> str:
-    """Apply the series in memory, with no checkout; returns the tree.
-
-    Raises:
-        SeriesError: a patch does not apply exactly.
-    """
-    _check_exact(series, source)
-    with store.temporary("check") as work:
-        env = {"GIT_INDEX_FILE": str(work / "index")}
-        git.git(source.repo, "read-tree", source.commit, env=env)
-        tree = source.tree
-        for patch in series.patches:
-            try:
-                git.git(
-                    source.repo,
-                    "apply",
-                    "--cached",
-                    "--whitespace=nowarn",
-                    str(patch.path),
-                    env=env,
-                )
-            except CommandError as error:
-                msg = f"{patch.path}: does not apply:\n{error}"
-                raise SeriesError(msg, "recreate the patch on the pinned tree") from error
-            _check_diff(patch, source, tree, tree := git.git(source.repo, "write-tree", env=env))
-            # the last entry of a path counts: a file that becomes a link is deleted, then new
-            for entry in {entry.path: entry for entry in patch.entries}.values():
-                listing = git.git(
-                    source.repo, "--literal-pathspecs", "ls-files", "-s", "--", entry.path, env=env
-                )
-                met = listing.split(" ")[1] if listing else git.ABSENT
-                if entry.new_blob is not None and met != entry.new_blob:
-                    wanted = git.shown(entry.new_blob)
-                    msg = f"{patch.path}: {entry.path} becomes {git.shown(met)}, not {wanted}"
-                    raise SeriesError(msg, "its diff was edited by hand; export it again")
-        return tree
-
-
-def _check_diff(patch: Patch, source: Source, before: str, after: str) -> None:
-    """Hold a patch's diff against the one that git makes of what it did.
-
-    Raises:
-        SeriesError: they differ: a hunk's line numbers were moved, or it is not canonical.
-    """
-    made = git.git_bytes(
-        source.repo, "diff-tree", "-p", "--full-index", "--binary", "--no-renames", before, after
-    )
-    if patch.path.read_bytes().partition(b"\ndiff --git ")[2].strip() != (
-        made.removeprefix(b"diff --git ").strip()
-    ):
-        msg = f"{patch.path}: its diff differs from git's diff of the same change"
-        raise SeriesError(msg, "it was edited by hand or is not canonical; export it again")
-
-
 def check_emptied(series: Series, upstream: Upstream) -> None:
     """Refuse an upstream whose record says patched while its series is empty.
 
@@ -216,10 +162,11 @@ def check_emptied(series: Series, upstream: Upstream) -> None:
         raise IntegrityError(msg, remedy)
 
 
-def apply(store: Store, series: Series, source: Source) -> Patched:
+def apply(store: Store, series: Series, source: Source, *, again: bool = False) -> Patched:
     """Apply the series as commits on the source, in the store's repository.
 
-    A series that this code has applied there before is not applied again.
+    Args:
+        again: apply also a series that this code has applied there before.
 
     Raises:
         SeriesError: a patch does not apply exactly, or is not in canonical form.
@@ -229,7 +176,7 @@ def apply(store: Store, series: Series, source: Source) -> Patched:
     touched = {entry.path: patch.name for patch in series.patches for entry in patch.entries}
     names = (f"{_ref(series, source)}^{{commit}}", f"{_ref(series, source)}^{{tree}}")
     code, ids = git.attempt(source.repo, "rev-parse", "--quiet", *names)
-    if code:
+    if code or again:
         ids = _applied(store, series, source)
     commit, tree = ids.split()
     return Patched(source, commit, tree, touched)
