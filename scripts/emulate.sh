@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Let this machine run the programs of another one, for baking its image here.
+# Let this machine run the programs of another one, to build its image here.
 #
 #   scripts/emulate.sh arm64                 # or amd64, on an arm64 machine; nothing where it is native
 #

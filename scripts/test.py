@@ -176,7 +176,7 @@ def prove(steps: Steps) -> None:
 
 
 def bases(steps: Steps, stack: ExitStack) -> None:
-    """Start an engine that runs until ``stack`` is closed, and make what images are baked on."""
+    """Start an engine that runs until ``stack`` is closed, and build the base of the images."""
     scripts = ROOT / "scripts"
     # before the engine starts: it looks once what runs here, and who gives containers a GPU
     arm64 = steps.run("emulation of arm64", scripts / "emulate.sh", "arm64")

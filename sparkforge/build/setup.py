@@ -56,7 +56,7 @@ def context_of(
     if variant.wheels != "compile" and (variant.native is not None or tools.jobs is not None):
         msg = "--native and --jobs need --wheels compile"
         raise UsageError(msg, "add --wheels compile, or omit them")
-    baker = _baker(project.pins, name, variant, tools, until, plan_only=plan_only)
+    backend = _backend(project.pins, name, variant, tools, until, plan_only=plan_only)
     context = Context(
         root=project.root,
         pins=project.pins,
@@ -66,9 +66,9 @@ def context_of(
         target=target,
         platform=wanted,
         access=project.access,
-        engine=baker.engine,
-        base=baker.base,
-        builder=baker.builder,
+        engine=backend.engine,
+        base=backend.base,
+        builder=backend.builder,
         ca_bundle=tools.ca_bundle,
         port=server.port,
         force=frozenset(force),
@@ -84,15 +84,15 @@ def context_of(
 
 
 @dataclass(frozen=True)
-class _Baker:
-    """What bakes images, and what they stand on; no engine where a virtual environment is made."""
+class _Backend:
+    """What builds images, and on what base; no engine where a virtual environment is made."""
 
     engine: engine.Engine | None = None
     base: BaseImage | None = None
     builder: str = "default"
 
 
-def _baker(
+def _backend(
     all_pins: pins.Pins,
     name: str,
     variant: VariantOptions,
@@ -100,16 +100,16 @@ def _baker(
     until: str,
     *,
     plan_only: bool,
-) -> _Baker:
+) -> _Backend:
     """Choose engine, base and builder; raises what `context_of` does."""
-    bakes = STAGES.index(until) >= STAGES.index("image")
+    builds = STAGES.index(until) >= STAGES.index("image")
     compiles = variant.wheels == "compile"
-    if not (bakes or compiles):
-        return _Baker()
+    if not (builds or compiles):
+        return _Backend()
     target = all_pins.target(name)
     wanted = platform_of(target)
     elsewhere = MACHINES.get(platform.machine()) != wanted
-    if elsewhere and compiles and (bakes or not plan_only):
+    if elsewhere and compiles and (builds or not plan_only):
         msg = f"target {name} is for {wanted}; this machine is {platform.machine()}"
         remedy = "compile there; here use --wheels overlay, or --dry-run --until wheelhouse"
         raise UsageError(msg, remedy)
@@ -118,7 +118,7 @@ def _baker(
     chosen, builder = None, "default"
     if not (elsewhere and compiles):
         chosen, why = _engine_for(variant, reference, compiles=compiles, plan_only=plan_only)
-        log.info(f"builds {why}" if bakes else f"compiles with {why}")
+        log.info(f"builds {why}" if builds else f"compiles with {why}")
     if chosen is None and not plan_only and (tools.builder or tools.ca_bundle):
         msg = "--builder and --ca-bundle need a container engine"
         raise UsageError(msg, "use --engine docker, or omit them")
@@ -132,9 +132,9 @@ def _baker(
         chosen_builder = buildx.choose(chosen, tools.builder)
         buildx.check(chosen_builder, chosen, resolved.reference, wanted)
         builder = chosen_builder.name
-    if elsewhere and bakes:
+    if elsewhere and builds:
         _check_foreign(target, wanted, until, chosen)
-    return _Baker(chosen, resolved, builder)
+    return _Backend(chosen, resolved, builder)
 
 
 def _pinned_base(all_pins: pins.Pins, target: pins.Target, wanted: Platform) -> str | None:
@@ -170,7 +170,7 @@ def _check_foreign(
 def _engine_for(
     variant: VariantOptions, reference: str | None, *, compiles: bool, plan_only: bool
 ) -> tuple[engine.Engine | None, str]:
-    """Choose what bakes and compiles; a compile that is more than a plan needs an engine."""
+    """Choose the engine, if one is used; a compile that is more than a plan needs an engine."""
     chosen, why = engine.choose(variant.engine, variant.base, reference)
     if compiles and chosen is None and not plan_only:
         msg = f"compiling wheels needs a container, but this would use {why}"
