@@ -19,16 +19,9 @@ from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.run import group_alive
 from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
 from tests.hub import COMMIT, Hub
-from tests.patches.served import READY_S, serving
+from tests.patches.served import READY_S, known, serving
 
-# Nothing is compiled here, so what other tests made vLLM learn about the model's class will do.
-KNOWN = "VLLM_CACHE_ROOT"
 UNHEALTHY_S = 600  # the image's interval, time-out and retries give 45 on a quiet machine
-
-
-def known() -> dict[str, str]:
-    """Return the cache that the tests of a run share."""
-    return {KNOWN: os.environ[KNOWN]}
 
 
 def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_path: Path) -> None:
