@@ -1,1 +1,1 @@
-"""What knows nothing of sparkforge: errors, log, processes, files, git."""
+"""Basics without knowledge of sparkforge: errors, log, processes, files, git."""

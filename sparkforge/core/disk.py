@@ -1,4 +1,4 @@
-"""Files that are the old one or the new one, locked folders, and what the disk refuses."""
+"""Atomic writes, locked folders, and errors of the disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError, StoreError
 from sparkforge.core.log import human_bytes
 
-_FULL = 64 << 10  # a failure with so few bytes free is a failure for want of them
+_FULL = 64 << 10  # bytes free, below which a failed write counts as a full disk
 
 
 @contextmanager
@@ -32,14 +32,14 @@ def disk_errors(where: Path) -> Iterator[None]:
             raise StoreError(msg, "give the user write access, or choose --store DIR") from error
         raise
     except SparkforgeError as error:
-        # programs that we run tell of a full disk in words of their own
+        # programs that we run report a full disk in their own messages
         if isinstance(error, StoreError) or free(where) > _FULL:
             raise
         raise _disk_full(where, f":\n{error.what}") from error
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON file's object; None where it is missing, or no such thing can be read."""
+    """Return a JSON file's object; None where the file is missing or is not such JSON."""
     try:
         value = plain.json_of(path.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file so that it is the old one or the new one, also after a power failure."""
+    """Replace a file atomically, also with respect to a power failure."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -67,7 +67,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def flocked(folder: Path, how: int) -> Iterator[bool]:
-    """Lock a folder itself; False where it is not there, or another process has it (LOCK_NB)."""
+    """Lock a folder; returns False if it is missing, or locked by another process (LOCK_NB)."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):

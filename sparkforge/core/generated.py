@@ -1,4 +1,4 @@
-"""Files of the checkout that commands write: written, or compared with what they would be."""
+"""Generated files of the checkout: write them, or check that they are up to date."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def between(path: Path, text: str) -> str:
     """Return a file's text with what stands between its two markers replaced.
 
     Raises:
-        UsageError: the file is not there, or lacks a marker.
+        UsageError: the file is missing, or lacks a marker.
     """
     try:
         head, found, rest = path.read_text(encoding="utf-8").partition(BEGIN)
@@ -31,11 +31,11 @@ def between(path: Path, text: str) -> str:
 
 
 def settle(wanted: Mapping[Path, str], command: str, *, check: bool) -> list[Path]:
-    """Write what differs; returns the files that did.
+    """Write files that differ; returns them.
 
     Args:
-        wanted: what each file should say.
-        command: the words behind build.py that write these files.
+        wanted: content of each file.
+        command: of build.py, that writes these files.
         check: write nothing.
 
     Raises:

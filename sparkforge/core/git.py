@@ -1,8 +1,8 @@
 """git, as plain functions on bare repositories; each flag with its reason.
 
-Users' settings change what git does (``diff.noprefix``, ``format.signOff``, hooks …), so every
-call but a network fetch runs without user and system configuration. A fetch keeps them: proxies,
-certificates and ``url.insteadOf`` mirrors are configured there.
+Users' settings change git's behaviour (``diff.noprefix``, ``format.signOff``, hooks …), so every
+call except a network fetch runs without user and system configuration. A fetch uses them for
+proxies, certificates and ``url.insteadOf`` mirrors.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ def git(
 def git_bytes(
     repo: Path, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None
 ) -> bytes:
-    """As ``git``, with the output as it is."""
+    """Like ``git``, with the unchanged output."""
     return isolated(repo, *args, stdin=stdin, env=env).stdout
 
 
 def attempt(repo: Path, *args: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """As ``git``, for what may rightly fail: returns (exit code, all that git said)."""
+    """Like ``git``, for commands that may fail: returns (exit code, complete output)."""
     result = isolated(repo, *args, env=env, check=False)
     return result.returncode, (result.stdout + result.stderr).decode(errors="surrogateescape")
 
 
 def git_ok(repo: Path, *args: str) -> bool:
-    """Tell whether a git command succeeds; for questions, not for work."""
+    """Return whether a git command succeeds; for queries only."""
     return isolated(repo, *args, check=False).returncode == 0
 
 
 def init_bare(repo: Path) -> None:
-    """Make a bare repository where there is none."""
+    """Create a bare repository if it is missing."""
     if not (repo / "HEAD").exists():
         repo.parent.mkdir(parents=True, exist_ok=True)
         # no template: it would copy sample hooks into every repository
@@ -74,7 +74,7 @@ def init_bare(repo: Path) -> None:
 
 
 def tidy(repo: Path) -> None:
-    """Remove what a killed git left in a repository; the caller holds its lock.
+    """Remove the lock files of a killed git from a repository; the caller has its lock.
 
     A lock file of a killed fetch would make every later fetch fail.
     """
@@ -85,12 +85,12 @@ def tidy(repo: Path) -> None:
 
 
 def has_commit(repo: Path, commit: str) -> bool:
-    """Tell whether a commit is in the repository, with its tree."""
+    """Return whether a commit is in the repository, with its tree."""
     return (repo / "HEAD").exists() and git_ok(repo, "cat-file", "-e", f"{commit}^{{tree}}")
 
 
 def ref_commit(repo: Path, ref: str) -> str | None:
-    """Return the commit a ref points at, or None."""
+    """Return the commit of a ref, or None."""
     if not (repo / "HEAD").exists():
         return None
     result = isolated(repo, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", check=False)
@@ -98,7 +98,7 @@ def ref_commit(repo: Path, ref: str) -> str | None:
 
 
 def remote_tag(url: str, tag: str) -> str | None:
-    """Return the commit that a tag of a remote names (peeled), or None where it has no such tag.
+    """Return the (peeled) commit of a remote's tag, or None without such a tag.
 
     Raises:
         CommandError: the remote can't be read.
@@ -120,7 +120,7 @@ def remote_tag(url: str, tag: str) -> str | None:
 
 
 def remote_tags(url: str) -> dict[str, str]:
-    """Return every tag of a remote and the commit that it names (peeled).
+    """Return the tags of a remote with their (peeled) commits.
 
     Raises:
         CommandError: the remote can't be read.
@@ -147,11 +147,11 @@ def fetch_commit(repo: Path, url: str, commit: str) -> None:
             "-C",
             repo,
             "-c",
-            "protocol.version=2",  # older ones give advertised commits only
+            "protocol.version=2",  # version 1 serves advertised commits only
             "fetch",
             "--depth=1",
             "--no-tags",  # tags may move, only the commit counts
-            "--no-auto-maintenance",  # it would go on in the background
+            "--no-auto-maintenance",  # it would continue in the background
             "--no-recurse-submodules",
             "--progress",  # long work must be seen
             "--",
@@ -204,12 +204,12 @@ def import_tree(
 
 @contextmanager
 def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) -> Iterator[Path]:
-    """Check out only the named paths of a commit; the index still knows the whole tree.
+    """Check out only the named paths of a commit; the index has the whole tree.
 
-    ``git am`` needs no more than the files that the patches touch: milliseconds instead of
-    seconds for a tree of thousands of files.
+    ``git am`` only needs the patched files: milliseconds instead of seconds for a tree of thousands
+    of files.
     """
-    git(repo, "worktree", "prune")  # entries of killed runs, whose folders were swept
+    git(repo, "worktree", "prune")  # entries of killed runs, whose folders were removed
     git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(where), commit)
     try:
         # --no-cone: patterns are single files
@@ -221,7 +221,7 @@ def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) 
 
 
 def sparse_patterns(paths: Iterable[str]) -> bytes:
-    """Return what a sparse checkout of just these files is told; a slash anchors at the top."""
+    """Return the patterns of a sparse checkout of these files; a slash anchors at the top."""
     patterns = "".join(f"/{_escape_pattern(path)}\n" for path in sorted(set(paths)))
     return patterns.encode(errors="surrogateescape")
 
@@ -243,7 +243,7 @@ class Change:
 
 
 def changes(repo: Path, old: str, new: str) -> list[Change]:
-    """Return what differs between two commits or trees, without rename detection."""
+    """Return the differences of two commits or trees, without rename detection."""
     # --no-renames: an overlay needs "removed" and "added", not git's guess that it is a move
     raw = git(repo, "diff-tree", "-r", "-z", "--no-renames", "--full-index", old, new)
     fields = raw.split("\0")
@@ -255,7 +255,7 @@ def changes(repo: Path, old: str, new: str) -> list[Change]:
 
 
 def unquoted(name: str) -> str:
-    """Return a path as git's diff writes it: in C's way, quotes and all, where it is not plain.
+    """Return a path as git's diff writes it: quoted as in C if it is not plain.
 
     Raises:
         ValueError: it begins with a quote and is not written in that way.
@@ -295,12 +295,12 @@ def unpack(repo: Path, tree: str, paths: Iterable[str], where: Path) -> None:
 
 
 def shown(blob_id: str) -> str:
-    """Return how messages name a blob; ABSENT is no file."""
+    """Return a blob's name for messages; ABSENT is no file."""
     return "no file" if blob_id == ABSENT else f"blob {blob_id[:12]}"
 
 
 def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
-    """Return the blob id of each path in a commit; paths that are not there are left out."""
+    """Return the blob id of each path that exists in a commit."""
     wanted = sorted(set(paths))
     if not wanted:
         return {}
@@ -320,7 +320,7 @@ def submodules(repo: Path, commit: str) -> dict[str, str]:
 
 
 def submodule_url(repo: Path, commit: str, path: str) -> str | None:
-    """Return the address that a commit's .gitmodules has for a submodule, or None."""
+    """Return a submodule's address in a commit's .gitmodules, or None."""
     blob_name = f"--blob={commit}:.gitmodules"
     if not git_ok(repo, "cat-file", "-e", f"{commit}:.gitmodules"):
         return None
@@ -335,13 +335,13 @@ def submodule_url(repo: Path, commit: str, path: str) -> str | None:
 def clone_at(
     repo: Path, where: Path, commit: str, finish: Callable[[Path], None] | None = None
 ) -> None:
-    """Make a working clone with a commit checked out, on a branch of its own.
+    """Create a working clone with a commit checked out on its own branch.
 
     Args:
-        finish: gets the clone before it is moved to its place.
+        finish: called with the clone before it is moved to its place.
 
     Raises:
-        UsageError: no folder can be made there.
+        UsageError: the folder cannot be created.
     """
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
@@ -349,7 +349,7 @@ def clone_at(
     except OSError as error:
         raise _no_folder(where, error) from None
     try:
-        # --no-hardlinks: the user may do what he likes with the clone, the store must not notice
+        # --no-hardlinks: changes of the user in the clone must not reach the store
         call(
             "git",
             "clone",
@@ -361,15 +361,15 @@ def clone_at(
             fresh,
             env=clean_env(),
         )
-        # a clone takes branches and tags only; the series' commit hangs on a ref of our own
+        # a clone copies branches and tags only; the series' commit has a ref of its own
         git(fresh, "fetch", "--quiet", str(repo), commit)
         git(fresh, "checkout", "--quiet", "-B", "sparkforge", commit)
         if finish is not None:
             finish(fresh)
         fresh.chmod(0o755)
         try:
-            fresh.rename(where)  # complete, or not there at all
-        except OSError as error:  # somebody else made it meanwhile
+            fresh.rename(where)  # complete or missing
+        except OSError as error:  # another process was faster
             raise _no_folder(where, error) from None
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -382,6 +382,6 @@ def _no_folder(where: Path, error: OSError) -> UsageError:
 
 
 def patch_id(diff: bytes) -> str:
-    """Return a diff's patch-id: its change, without line numbers and white space; "" of none."""
-    # a folder in no repository: patch-id reads none
+    """Return a diff's patch-id, which ignores line numbers and white space; "" without a change."""
+    # a folder outside of any repository: patch-id reads none
     return git(Path("/"), "patch-id", "--stable", stdin=diff).partition(" ")[0]

@@ -1,11 +1,11 @@
-"""Commits, trees and blobs of a repository, read through one ``git cat-file --batch``.
+"""Read commits, trees and blobs of a repository through one ``git cat-file --batch``.
 
-GitPython starts that process, talks to it, and parses trees. git itself resolves every name and
-finds every object: GitPython's own readers of references, configuration and object files know
-neither git's owner check nor a repository's damage.
+GitPython runs that process and parses trees. git itself resolves names and finds objects:
+GitPython's own readers of references, configuration and object files ignore git's owner check and
+miss damage.
 
-Importing GitPython takes as long as 15 to 20 calls of git (0.1 s), so it is imported here, by who
-has many objects to read.
+Importing GitPython takes as long as 15 to 20 calls of git (0.1 s). So only commands that read many
+objects use this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from git import Git
 
 _TREE = 0o40000
-_UNRESOLVED = "could not be resolved"  # GitPython's words for git's answer "missing"
+_UNRESOLVED = "could not be resolved"  # GitPython's message for git's "missing"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Commit:
 
 
 class NotLinear(Exception):
-    """A history has a merge, or does not reach the commit that it should.
+    """A history has a merge, or does not reach its base.
 
     Attributes:
         commit: the merge, or the last commit.
@@ -78,7 +78,7 @@ def reading(repo: Path, env: Mapping[str, str] | None = None) -> Iterator[Reader
     variables = {**gitsafe.environment(repo), **(env or {})}
     log.detail(f"+ git -C {repo} cat-file --batch")
     process = Git()
-    process.set_persistent_git_options(C=str(repo))  # a folder that is gone is git's error
+    process.set_persistent_git_options(C=str(repo))  # a missing folder is git's error
     process.update_environment(**variables)
     try:
         yield Reader(repo, process)
@@ -87,7 +87,7 @@ def reading(repo: Path, env: Mapping[str, str] | None = None) -> Iterator[Reader
 
 
 class Reader:
-    """Reads objects by any name that ``git rev-parse`` takes; made by ``reading``."""
+    """Reads objects by any name for ``git rev-parse``; ``reading`` creates it."""
 
     def __init__(self, repo: Path, process: Git) -> None:
         self._repo = repo
@@ -95,7 +95,7 @@ class Reader:
         self._trees: dict[str, dict[str, File]] = {}
 
     def find(self, name: str) -> tuple[str, bytes] | None:
-        """Return an object's id and content; None: there is none of that name.
+        """Return an object's id and content; None: no such object.
 
         Raises:
             CommandError: git cannot read it.
@@ -107,9 +107,9 @@ class Reader:
             if _UNRESOLVED in str(error):
                 return None
             raise self._failure(name) from error
-        if len(data) != size:  # git ends within a damaged object; GitPython does not tell
+        if len(data) != size:  # git ends within a damaged object, which GitPython does not report
             raise self._failure(name)
-        return os.fsdecode(id_), data  # GitPython gives bytes
+        return os.fsdecode(id_), data  # GitPython returns bytes
 
     def _failure(self, name: str) -> CommandError:
         """Return the error of a process that ended where an answer was due."""
@@ -132,7 +132,7 @@ class Reader:
         """Return a blob's content.
 
         Raises:
-            CommandError, StoreError: as ``find``; there is none of that name.
+            CommandError, StoreError: as ``find``; no such object.
         """
         return self._found(name)[1]
 
@@ -164,7 +164,7 @@ class Reader:
             base: a full id.
 
         Raises:
-            NotLinear: there is a merge among them, or they do not start there.
+            NotLinear: one is a merge, or the history does not reach ``base``.
             CommandError, StoreError: as ``find``.
         """
         commits: list[Commit] = []
@@ -179,7 +179,7 @@ class Reader:
         return commits[::-1]
 
     def files(self, tree: str, folder: str = "") -> Iterator[File]:
-        """Give every file below a tree or commit, or a folder in it, in git's order.
+        """Yield every file of a tree or commit, or of a folder in it, in git's order.
 
         Raises:
             CommandError, StoreError: as ``blob``.
@@ -193,14 +193,14 @@ class Reader:
                 yield File(f"{file.path}/{inner.path}", inner.mode, inner.id)
 
     def at(self, tree: str, path: str) -> File | None:
-        """Return the file of a path in a tree or commit; None: it is not there, or a folder."""
+        """Return the file of a path in a tree or commit; None: missing, or a folder."""
         folder, _, name = path.rpartition("/")
         inside = self._folder(tree, folder)
         entry = None if inside is None else self._entries(inside).get(name)
         return None if entry is None or int(entry.mode, 8) == _TREE else entry
 
     def _folder(self, tree: str, folder: str) -> str | None:
-        """Return the tree of a folder in a tree or commit; None: it is not there."""
+        """Return the tree of a folder in a tree or commit, or None."""
         for name in filter(None, folder.split("/")):
             entry = self._entries(tree).get(name)
             if entry is None or int(entry.mode, 8) != _TREE:
@@ -209,12 +209,12 @@ class Reader:
         return tree
 
     def content(self, tree: str, path: str) -> bytes | None:
-        """Return the content of a path in a tree or commit; None: no file is there."""
+        """Return the content of a path in a tree or commit; None: no such file."""
         file = self.at(tree, path)
         return None if file is None else self.blob(file.id)
 
     def blobs_at(self, tree: str, paths: Iterable[str]) -> dict[str, str]:
-        """Return the blob of each path in a tree or commit that is there."""
+        """Return the blob of each path that exists in a tree or commit."""
         found = ((path, self.at(tree, path)) for path in sorted(set(paths)))
         return {path: file.id for path, file in found if file is not None}
 

@@ -1,4 +1,4 @@
-"""git, started so that it gives all users the same bytes and no repository's programs run.
+"""Start git so that its output is the same for all users, and no program of a repository runs.
 
 A repository can name programs in its own settings: hooks, filters, a file system monitor, merge
 drivers. git itself refuses another user's repository for that reason; that check stays on here.
@@ -23,13 +23,13 @@ COMMITTER_EMAIL = "sparkforge@localhost"
 _SETTINGS = {
     # read from the home folder even without a global configuration
     "core.attributesFile": os.devnull,
-    # a work tree is the user's, hooks included: they are about the user's commits, not ours
+    # hooks of a user's work tree are for the user's commits, not for ours
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",  # else a program of the repository's choice, at every status
     "log.showSignature": "false",  # the same
 }
-# what a network fetch may need of the user's variables; the rest ties git to another repository
-# (set when run from a hook) or changes what it writes (GIT_DIFF_OPTS, GIT_CONFIG_PARAMETERS …)
+# variables that a network fetch may need; others select another repository (set in a hook) or
+# change git's output (GIT_DIFF_OPTS, GIT_CONFIG_PARAMETERS …)
 _KEPT = (
     "GIT_SSH",
     "GIT_SSL_",
@@ -66,7 +66,7 @@ class DamagedRepository(StoreError):
 
 
 def clean_env(settings: _Settings = (), **extra: str) -> dict[str, str]:
-    """Return the variables under which git gives the same bytes for every user.
+    """Return variables with which git's output is the same for every user.
 
     Args:
         settings: further settings of git.
@@ -77,10 +77,10 @@ def clean_env(settings: _Settings = (), **extra: str) -> dict[str, str]:
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_PARAMETERS": "",  # settings handed in by `git -c` around us
-        "GIT_CONFIG_COUNT": str(len(pairs)),  # these, in place of any that the user hands in so
+        "GIT_CONFIG_COUNT": str(len(pairs)),  # these replace the user's
         **{f"GIT_CONFIG_KEY_{at}": key for at, (key, _) in enumerate(pairs)},
         **{f"GIT_CONFIG_VALUE_{at}": value for at, (_, value) in enumerate(pairs)},
-        "GIT_ALLOW_PROTOCOL": "file",  # what is isolated reaches no network, whatever is configured
+        "GIT_ALLOW_PROTOCOL": "file",  # no network, regardless of settings
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_DIFF_OPTS": "",
         "GIT_DEFAULT_HASH": "sha1",
@@ -94,7 +94,7 @@ def clean_env(settings: _Settings = (), **extra: str) -> dict[str, str]:
 
 
 def unbind() -> None:
-    """Forget the user's GIT_* variables, but for those that a network fetch may need."""
+    """Remove the user's GIT_* variables, except those that a network fetch may need."""
     for name in list(os.environ):
         if name.startswith("GIT_") and not name.startswith(_KEPT):
             del os.environ[name]
@@ -148,7 +148,7 @@ def no_programs(tree: Path) -> list[str]:
 
 @contextmanager
 def explained(repo: Path) -> Iterator[None]:
-    """Turn git's failure in a damaged repository of the store into an error that says so.
+    """Turn git's failure in a damaged repository of the store into its own error.
 
     Raises:
         DamagedRepository: ``git fsck`` finds damage.
@@ -163,7 +163,7 @@ def explained(repo: Path) -> Iterator[None]:
 
 
 def _damage(bare: Path) -> str:
-    """Return what ``git fsck`` has to say against a repository; "" for nothing."""
+    """Return the problems that ``git fsck`` finds in a repository, or ""."""
     if not (bare / "HEAD").is_file():
         return "no HEAD"
     done = call(
@@ -182,7 +182,7 @@ def _damage(bare: Path) -> str:
 
 
 def _bare(repo: Path) -> Path | None:
-    """Return the bare repository that a folder is, or is a work tree of; else None."""
+    """Return the bare repository of a folder: itself, or that of its work tree; else None."""
     if (repo / "objects").is_dir():
         return repo
     link = repo / ".git"
@@ -194,9 +194,9 @@ def _bare(repo: Path) -> Path | None:
 
 @cache
 def _without_drivers(tree: Path, settings: _Settings) -> _Settings:
-    """Return settings that take the programs out which a work tree's own settings name.
+    """Return settings that disable the programs in a work tree's own settings.
 
-    A filter's names are the repository's, so they are asked for; git runs nothing to answer.
+    A repository chooses the names of its filters, so they are read from git, which runs none.
     """
     done = call(
         "git",
@@ -219,7 +219,7 @@ def _without_drivers(tree: Path, settings: _Settings) -> _Settings:
 
 
 def _work_tree(repo: Path) -> Path | None:
-    """Return the user's work tree that a folder is, or is inside of; None for the store's own."""
+    """Return the user's work tree that contains a folder; None for the store's own."""
     if _bare(repo) is not None:
         return None
     repo = repo.resolve()
@@ -227,10 +227,10 @@ def _work_tree(repo: Path) -> Path | None:
 
 
 def _of_owner(repo: Path, tree: Path | None = None) -> _Settings:
-    """Return the settings with which git takes another user's repository that is trusted.
+    """Return the settings with which git accepts another user's trusted repository.
 
     Args:
-        tree: the user's work tree that it is; None for one of the store's.
+        tree: the user's work tree; None for a repository of the store.
 
     Raises:
         StoreError: it is not trusted.
@@ -245,11 +245,11 @@ def _of_owner(repo: Path, tree: Path | None = None) -> _Settings:
     return tuple(("safe.directory", str(place.resolve())) for place in places if foreign)
 
 
-# -- whose it is --------------------------------------------------------------------------
+# -- owners --------------------------------------------------------------------------
 
 
 def check_owner(folder: Path, *, refused: bool = False) -> None:
-    """Refuse a folder of another user, unless the user's git is told to trust it; as git does.
+    """Refuse a folder of another user, unless git's settings trust it; as git does.
 
     Args:
         refused: git itself has refused it.
@@ -260,7 +260,7 @@ def check_owner(folder: Path, *, refused: bool = False) -> None:
     try:
         owner = folder.stat().st_uid
     except (FileNotFoundError, NotADirectoryError):
-        return  # nobody's yet
+        return  # not created yet
     covered = any(one == "*" or folder.is_relative_to(one) for one in trusted())
     if not refused and (owner in us() or covered):
         return
@@ -273,24 +273,24 @@ def check_owner(folder: Path, *, refused: bool = False) -> None:
 
 
 def check_dubious(stderr: bytes) -> None:
-    """Explain what git says where it refuses another user's repository by itself.
+    """Explain git's own refusal of another user's repository.
 
     Raises:
-        StoreError: it does.
+        StoreError: git refused it.
     """
     if match := _DUBIOUS.search(stderr):
         check_owner(Path(os.fsdecode(match[1])), refused=True)
 
 
 def us() -> set[int]:
-    """Return the users whose folders are ours: under sudo the one who called it, too, as in git."""
+    """Return the users whose folders are accepted: under sudo also its caller, as in git."""
     sudo = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
     return {os.geteuid(), *([int(sudo)] if sudo.isdecimal() else [])}
 
 
 @cache
 def trusted() -> tuple[str, ...]:
-    """Return the folders that the user's git is told to trust, whoever owns them."""
+    """Return the folders of any owner that the user's git settings trust."""
     done = call(
         "git", "config", "--null", "--get-all", "safe.directory", cwd=Path("/"), check=False
     )

@@ -1,4 +1,4 @@
-"""What things are known by: the sha256 of inputs, of files, of code."""
+"""The sha256 of inputs, of files and of code."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def sha256_file(path: Path) -> str:
 
 
 def intact(path: Path, sha256: str) -> bool:
-    """Tell whether a file is there with the bytes that were recorded of it.
+    """Return whether a file exists with its recorded bytes.
 
-    Within one run a file is read again only where the operating system says that it was written.
+    Within one run a file is read again only if the operating system reports a change.
     """
     try:
         now = path.stat()
@@ -40,7 +40,7 @@ def _read_once(path: Path, *state: int) -> str:
 
 
 def code_digest(*files: Path) -> str:
-    """Return one digest of files that shape an artefact; of modules: ``codekey.code_of``."""
+    """Return one digest of files that affect an artefact; of modules: ``codekey.code_of``."""
     digest = hashlib.sha256()
     for path in sorted(files, key=lambda p: p.name):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())

@@ -1,8 +1,8 @@
-"""Where a release file is: asks the package index as pip is configured on this machine.
+"""Find the address of a release file, in the package index of pip's configuration.
 
 pip's own settings (index, extra indexes, find-links, certificates, from its files and from
-PIP_* variables) are read with ``pip config``; the pages are read by unearth, which follows
-pip's rules. What is found is only an address: the file counts once its sha256 is the pinned one.
+PIP_* variables) are read with ``pip config``; unearth reads the pages by pip's rules. The
+result is only an address: the sha256 of the file is checked later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PipSettings:
-    """What pip on this machine would use."""
+    """pip's settings on this machine."""
 
     index_url: str | None
     extra_index_urls: tuple[str, ...]
@@ -44,24 +44,24 @@ class PipSettings:
 
 @cache
 def pip_settings() -> PipSettings:
-    """Read pip's configuration; asked once a run, and only when something must be fetched."""
+    """Read pip's configuration; once in a run, and only if a download is needed."""
     return parse_pip_config(pip_config())
 
 
 def pip_config() -> str:
-    """Return the output of ``pip config list``, one setting a line."""
+    """Return the output of ``pip config list``, with one setting on each line."""
     return call(sys.executable, "-m", "pip", "config", "list").stdout.decode()
 
 
 def parse_pip_config(listing: str) -> PipSettings:
-    """Read the output of ``pip config list``: ``SECTION.KEY='VALUE'`` a line."""
+    """Read the output of ``pip config list``: lines of ``SECTION.KEY='VALUE'``."""
     values: dict[str, str] = {}
     # variables (:env:) override files, and within files a command's section overrides global
     rank = {"global": 0, "install": 1, "download": 1, ":env:": 2}
     for line in sorted(listing.splitlines(), key=lambda x: rank.get(x.partition(".")[0], 0)):
         section, _, rest = line.partition(".")
         key, _, value = rest.partition("=")
-        # pip takes an empty variable for one that is not set
+        # pip ignores an empty variable
         if section in rank and (text := str(ast.literal_eval(value))):
             values[key] = text
     return PipSettings(
@@ -76,7 +76,7 @@ def parse_pip_config(listing: str) -> PipSettings:
 
 
 class Index:
-    """Finds files by name and hash. Makes no difference between indexes and find-links."""
+    """Finds files by name and hash, in indexes and find-links alike."""
 
     @cached_property
     def _finder(self) -> PackageFinder:
@@ -95,7 +95,7 @@ class Index:
             index_urls=[] if settings.no_index else indexes,
             find_links=settings.find_links,
             trusted_hosts=settings.trusted_hosts,
-            ignore_compatibility=True,  # an arm64 wheel is wanted on an amd64 machine too
+            ignore_compatibility=True,  # an amd64 machine needs arm64 wheels, too
         )
         if settings.index_url is None and not settings.no_index:
             finder.add_index_url(_default_index())
@@ -105,7 +105,7 @@ class Index:
         """Return all files of a project that the index lists.
 
         Raises:
-            FetchError: the index can't be asked.
+            FetchError: the index cannot be read.
         """
         try:
             packages = self._finder.find_all_packages(project, allow_yanked=True)
@@ -116,10 +116,10 @@ class Index:
             raise FetchError(msg, remedy) from error
 
     def all_links(self, project: str) -> list[Link]:
-        """As ``links``, but an index that refuses to answer is an error, not an empty list.
+        """Like ``links``, but an index without an answer is an error, not an empty list.
 
-        Where one of several indexes is down, files may be found all the same; what is newest can't
-        be said then. 404 is an answer: that index does not have the project.
+        If one of several indexes is down, the others may still have a file, but the newest version
+        is unknown. 404 is an answer: that index does not have the project.
         """
         with _unearth_warnings() as warnings:
             found = self.links(project)
@@ -146,7 +146,7 @@ class Index:
 
 
 def sha256_of(link: Link) -> str | None:
-    """Return the sha256 that the index promises for a file; None where it gives none."""
+    """Return the sha256 of a file in the index, or None."""
     if link.hashes and "sha256" in link.hashes:  # the JSON form of the page
         return str(link.hashes["sha256"])
     return link.hash if link.hash_name == "sha256" else None
@@ -154,7 +154,7 @@ def sha256_of(link: Link) -> str | None:
 
 @contextmanager
 def _unearth_warnings() -> Iterator[list[str]]:
-    """Collect what unearth warns of: an answer that it could not use, for one."""
+    """Collect unearth's warnings, for example about unusable answers."""
     heard: list[str] = []
 
     class Ear(logging.Handler):
@@ -171,7 +171,7 @@ def _unearth_warnings() -> Iterator[list[str]]:
 
 @cache
 def _default_index() -> str:
-    # pip's own default, asked of pip: no index is written down in this project
+    # pip's own default: this project names no index
     from pip._internal.models.index import PyPI
 
     return str(PyPI.simple_url)
@@ -180,7 +180,7 @@ def _default_index() -> str:
 def torch_link(
     requirement: str, python: str, machine: str, backend: str, uv: Path
 ) -> tuple[str, str]:
-    """Ask uv, which knows PyTorch's own indexes by backend name, where a torch build is.
+    """Return the address of a torch build from uv, which has PyTorch's indexes by backend name.
 
     Args:
         requirement: e.g. ``torch==2.13.0+cpu``.
@@ -226,7 +226,7 @@ def first_wheel(pylock: str, requirement: str, python: str, machine: str) -> tup
     """Return (url, sha256) of the wheel for a Python version and machine in a pylock.toml text.
 
     Raises:
-        FetchError: there is none.
+        FetchError: it has none.
     """
     tag = "cp" + python.replace(".", "")
     for package in tomllib.loads(pylock).get("packages", []):

@@ -29,7 +29,7 @@ _COLOUR = re.compile(r"(\033\[[0-9;]*m)")
 
 
 class Log:
-    """Steps, progress and messages. State: where they go and what is open there."""
+    """Steps, progress and messages. State: the stream and its open step."""
 
     def __init__(self) -> None:
         self.verbose = False
@@ -41,7 +41,7 @@ class Log:
         self._group_open = False
 
     def configure(self, *, to_stderr: bool, verbose: bool) -> None:
-        """Choose the stream (stderr where stdout carries JSON) and how much is said."""
+        """Choose the stream (stderr if stdout has JSON) and the verbosity."""
         self._to_stderr = to_stderr
         self.verbose = verbose
         for stream in (sys.stdout, sys.stderr):
@@ -49,7 +49,7 @@ class Log:
                 # a locale without ✓, or a file name that is no text, must not end the build
                 stream.reconfigure(errors="replace")
 
-    # -- what it looks like -------------------------------------------------
+    # -- appearance -------------------------------------------------
 
     @property
     def stream(self) -> IO[str]:
@@ -66,7 +66,7 @@ class Log:
         return f"\033[{code}m{text}\033[0m"
 
     def painted(self, code: str, text: str) -> str:
-        """Return a text in a colour (SGR code) where the words go to a terminal, else as it is."""
+        """Return a text in a colour (SGR code) on a terminal, else unchanged."""
         return self._paint(code, text)
 
     def _line(self, text: str = "") -> None:
@@ -80,7 +80,7 @@ class Log:
         self._line(f"  {text}")
 
     def detail(self, text: str) -> None:
-        """Say what only ``--verbose`` users want: the commands that are run, for one."""
+        """Print a detail for ``--verbose``, such as a command."""
         if self.verbose:
             self._line(self._paint("2", f"  {text}"))
 
@@ -92,7 +92,7 @@ class Log:
             self._line("::warning::" + escaped)
 
     def error(self, text: str) -> None:
-        # errors go to stderr whatever stdout is for
+        # errors always go to stderr
         if self._progress_open:
             self._line()
         self.end_group()
@@ -106,7 +106,7 @@ class Log:
         return error.exit_code
 
     def traceback(self) -> None:
-        """Print the exception that is being handled, with the way to it, where errors go."""
+        """Print the current exception with its traceback to stderr."""
         _write(sys.stderr, _without_secrets(traceback.format_exc()))
 
     def heading(self, text: str) -> None:
@@ -122,20 +122,20 @@ class Log:
             self._line("  " + "  ".join(cells).rstrip())
 
     def json(self, value: Any) -> None:
-        """Write one JSON document to stdout, whatever the human text goes to."""
+        """Write one JSON document to stdout."""
         self.answered = True
         _write(sys.stdout, json.dumps(_clean(value), indent=2, sort_keys=True) + "\n")
 
     def usage(self, text: str) -> None:
-        """Print how the program is used, as it is, where errors go."""
+        """Print usage to stderr, unchanged."""
         _write(sys.stderr, text)
 
     def raw(self, text: str) -> None:
-        """Pass a child's line through as it came."""
+        """Print a child's line unchanged."""
         self._line(self._paint("2", "  | ") + text)
 
     def raw_progress(self, text: str) -> None:
-        """Pass on a line that the child will draw over; now and then, without a terminal."""
+        """Print a line that the child will draw over; without a terminal only now and then."""
         if self._too_early():
             return
         if self.tty:
@@ -147,7 +147,7 @@ class Log:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """A stage: a heading, what it says, and a closing line with the seconds it took."""
+        """A stage: a heading, its messages, and a last line with its seconds."""
         if os.environ.get("GITHUB_ACTIONS"):
             self._line(f"::group::{name}")
             self._group_open = True
@@ -176,9 +176,9 @@ class Log:
 
         Args:
             what: a short name of the work.
-            done, total: amounts in ``unit``; total None where it is not known.
+            done, total: amounts in ``unit``; total None if unknown.
             unit: "B" prints binary sizes, "s" seconds, else a count.
-            note: stands at the end of the line.
+            note: at the end of the line.
         """
         finished = total is not None and done >= total
         if self._too_early() and not (finished and self._progress_open):
@@ -213,8 +213,8 @@ def _write(stream: IO[str], text: str) -> None:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        # whoever read this has gone (head, less), or the file that stderr goes to takes no more:
-        # the build goes on, unheard; the exit code and --json still tell how it ends
+        # the reader has ended (head, less), or the disk of stderr's file is full: the build
+        # continues without a log, and the exit code and --json show its result
         if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
             log.answered = True  # no document can follow
             msg = f"standard output: {error.strerror}"
@@ -225,7 +225,7 @@ def _write(stream: IO[str], text: str) -> None:
 
 
 def _tame(text: str) -> str:
-    """Return a text without what moves a terminal's cursor; colours stay."""
+    """Return a text without control sequences that move the cursor; colours stay."""
     return "".join(
         part if _COLOUR.fullmatch(part) else plain.escaped(part, keep="\n\t")
         for part in _COLOUR.split(text)

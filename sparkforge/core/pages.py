@@ -20,14 +20,14 @@ class Markdown(str):
 
 
 def escape(value: object) -> str:
-    """Return a value as Markdown that shows it as it is, on one line, also in a table's cell.
+    """Return a value escaped for Markdown, on one line, also in a table's cell.
 
     Code between backticks stays code.
     """
     if isinstance(value, Markdown):
         return value
     parts = " ".join(str(value).split()).split("`")
-    # inside of backticks nothing but | means something; the last backtick of an odd number is none
+    # inside of backticks only | is special; the last of an odd number of backticks is plain text
     plain = [
         part if i % 2 and i < len(parts) - 1 else _SPECIAL.sub(r"\\\1", part)
         for i, part in enumerate(parts)
@@ -49,10 +49,10 @@ def table(
 
 
 def render(template: Path, **values: object) -> str:
-    """Return the page that a template gives.
+    """Return a template's page.
 
     Raises:
-        jinja2.UndefinedError: the template uses a name that has no value.
+        jinja2.UndefinedError: a name in the template has no value.
     """
     import jinja2  # most commands write no page
 

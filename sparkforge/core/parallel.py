@@ -16,14 +16,14 @@ _R = TypeVar("_R")
 
 
 def in_parallel(work: Callable[[_T, Event], _R], items: Sequence[_T], width: int) -> Iterator[_R]:
-    """Give the results in order.
+    """Yield the results in order.
 
-    A thread pool would wait for all work under way when one piece fails or the user presses
-    Ctrl-C. These threads are told to stop, and die with the program where they can't.
+    A thread pool would wait for all running work after a failure or Ctrl-C. These threads get a
+    signal to stop, and otherwise end with the program.
 
     Args:
-        work: gets an item, and an event that is set when nobody waits for its result any more.
-        width: how many at once.
+        work: called with an item, and an event that is set when its result is no longer needed.
+        width: number of threads.
     """
     waiting: SimpleQueue[tuple[_T, Future[_R]]] = SimpleQueue()
     futures: list[Future[_R]] = []

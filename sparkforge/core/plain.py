@@ -1,6 +1,6 @@
-"""Text that somebody else wrote: JSON, plain relative paths, and what is shown of it.
+"""Text from outside: JSON, plain relative paths, and its display.
 
-Of pins, patches, wheels and other programs alike.
+From pins, patches, wheels and other programs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 _MOST_OF_A_PART = 255  # bytes; Linux's NAME_MAX
 _MOST = 1024  # bytes; leaves room for the folder in front of it below PATH_MAX
-# what a terminal acts on, and what turns the direction of writing
+# control characters of a terminal, and of the direction of writing
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> bool:
-    """Tell whether a text is one line without control characters."""
+    """Return whether a text is one line without control characters."""
     return _UNPRINTABLE.search(text) is None
 
 
@@ -37,7 +37,7 @@ def json_of(text: str | bytes) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: it is none; also where its values are nested deeper than Python can call itself.
+        ValueError: it is not JSON, or nested too deeply for Python.
     """
     try:
         return json.loads(text)
@@ -47,10 +47,10 @@ def json_of(text: str | bytes) -> Any:
 
 
 def path_problem(path: str) -> str | None:
-    """Return why a path is no plain relative one, as words behind it; None: it is one.
+    """Return why a path is not a plain relative one, as the end of a sentence, or None.
 
     Plain: parts joined by one slash each, none of them empty, ``.`` or ``..``, no backslash,
-    nothing unprintable, and short enough for a file system. It need not be there.
+    nothing unprintable, and short enough for a file system. It may be missing.
     """
     parts = path.split("/")
     lengths = [len(part.encode(errors="surrogatepass")) for part in parts]

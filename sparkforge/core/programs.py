@@ -1,4 +1,4 @@
-"""Find programs, and say how they failed."""
+"""Find programs, and describe their failures."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _INSTALL_HINTS = {
 
 
 def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
-    """Return what a failed command was and the end of what it said."""
+    """Return a failed command and the end of its output."""
     said = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
     tail = "\n".join(f"    {line}" for line in said[-_TAIL_LINES:])
     return f"{shlex.join(result.args)} failed with exit code {result.returncode}\n{tail}"
 
 
 def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
-    """Return the error that a failed command is."""
+    """Return the error of a failed command."""
     text = failure_text(result)
-    # git's fast-import has words of its own for it
+    # git's fast-import reports it differently
     if os.strerror(errno.ENOSPC) in text or "Out of diskspace" in text:
         remedy = "free space, or put the store on a larger disk with --store DIR"
         return StoreError(f"the disk is full:\n{text}", remedy)
@@ -38,7 +38,7 @@ def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
 
 
 def have(program: str) -> bool:
-    """Tell whether a program is on the PATH."""
+    """Return whether a program is on the PATH."""
     return shutil.which(program) is not None
 
 
@@ -52,7 +52,7 @@ def resolve(args: Sequence[str | os.PathLike[str]]) -> list[str]:
     """Return a command line with the full path of its program.
 
     Raises:
-        MachineError: it is not on the PATH.
+        MachineError: it is missing.
     """
     command = [os.fspath(arg) for arg in args]
     program = shutil.which(command[0])

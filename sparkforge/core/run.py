@@ -1,7 +1,7 @@
 """The only module that starts processes.
 
-Everything started here is in its own process group and is ended, by id, when sparkforge ends:
-Ctrl-C or an error leaves no server or compiler behind.
+Every child has its own process group, which is ended by id with sparkforge: Ctrl-C or an error
+leaves no server or compiler running.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sparkforge.core.errors import CommandError
 from sparkforge.core.log import log
 from sparkforge.core.programs import failure, merged, resolve, unusable
 
-_SILENCE_S = 60.0  # a program that says nothing for so long may be taken for one that hangs
+_SILENCE_S = 60.0  # without output; then the program may seem to hang
 
 
 def call(
@@ -44,14 +44,14 @@ def call(
     Args:
         args: program and arguments; echoed with ``--verbose``.
         env: variables added to the present environment; None as a value removes one.
-        stdin: bytes for its standard input; none given: an empty input.
+        stdin: bytes for its standard input; empty by default.
         stream: show its output line by line while it runs (stdout and stderr together); a
-            function gets each line in place of the log.
+            function gets each line instead of the log.
         check: raise when it ends with an error.
-        timeout: seconds; None waits for ever.
+        timeout: seconds; None: no limit.
 
     Raises:
-        MachineError: the program is not on this machine.
+        MachineError: the program is missing.
         CommandError: it ended with an error (only with ``check``) or ran out of time.
     """
     command = resolve(args)
@@ -82,19 +82,19 @@ def call(
 
 
 def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
-    """Show what a child says while it says it; return what it meant to leave standing."""
+    """Show a child's output as it comes; returns its final text, without progress lines."""
     kept = []
     rest = b""
     while piece := _next(stream):
         *lines, rest = re.split(rb"(?<=[\r\n])", rest + piece)
         for line in lines:
             text = line.decode(errors="replace").rstrip()
-            # progress of git and others: ended by \r, so that the next one is drawn over it
+            # progress lines of git and others end with \r, and the next one is drawn over them
             if line.endswith(b"\r"):
                 if text:
                     log.raw_progress(text)
             else:
-                if text:  # empty lines part blocks on a page; between our marks they are noise
+                if text:  # empty lines have no use between our marks
                     show(text)
                 kept.append(line)
     if rest:
@@ -103,7 +103,7 @@ def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
 
 
 def _next(stream: IO[bytes]) -> bytes:
-    """Wait for more of what a child says; while it says nothing, tell that it is still at work."""
+    """Wait for more output of a child; without any, log that it is still running."""
     start = time.monotonic()
     while not select.select([stream], [], [], _SILENCE_S)[0]:
         log.raw_progress(
@@ -114,12 +114,12 @@ def _next(stream: IO[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Glimpse:
-    """What a program that may be broken gave within its bounds.
+    """Output of a program that may be broken, within its limits.
 
     Attributes:
-        code: exit code; None: it was not there, could not be started, or did not end in time.
-        out, err: what it wrote, as text, cut at the limit.
-        problem: why there is no exit code, in words; empty where there is one.
+        code: exit code; None: it is missing, could not start, or did not end in time.
+        out, err: its output as text, cut at the limit.
+        problem: why there is no exit code, or "".
     """
 
     code: int | None
@@ -129,13 +129,13 @@ class Glimpse:
 
 
 def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
-    """Run a program that may hang, flood or not be there, and never wait longer than asked.
+    """Run a program that may hang, flood or be missing, with a strict time limit.
 
-    A process that waits for a dead device can't be killed, not even by SIGKILL; it is left behind
-    then, where ``call`` would wait for it.
+    A process that waits for a dead device ignores even SIGKILL. It is left running, while ``call``
+    would wait for it.
 
     Args:
-        limit: bytes of each stream that are kept; a program that writes more is ended.
+        limit: bytes of each stream; a program that writes more is ended.
     """
     program = shutil.which(args[0])
     if program is None:
@@ -150,13 +150,13 @@ def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-    except OSError as error:  # not a program after all
+    except OSError as error:  # not a program
         return Glimpse(None, problem=f"{args[0]} cannot be started: {error.strerror}")
     kept = [bytearray(), bytearray()]
 
     def read(stream: IO[bytes], sink: bytearray) -> None:
         with stream:
-            sink += stream.read(limit)  # one that writes more meets a closed pipe
+            sink += stream.read(limit)  # more output meets a closed pipe
 
     assert child.stdout is not None and child.stderr is not None
     pairs = zip((child.stdout, child.stderr), kept, strict=True)
@@ -169,7 +169,7 @@ def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
     except subprocess.TimeoutExpired:
         problem = f"{args[0]} did not finish within {timeout_s:.0f} s"
     try:
-        os.killpg(child.pid, signal.SIGKILL)  # also what it may have started
+        os.killpg(child.pid, signal.SIGKILL)  # with its children
         child.wait(1)
     except ProcessLookupError:
         pass
@@ -208,7 +208,7 @@ def piped(
         try:
             yield child
         except BrokenPipeError:
-            pass  # the child has ended early; its own words below say why
+            pass  # the child has ended early; its output below has the reason
         out, _ = child.communicate()
     if child.returncode:
         raise failure(subprocess.CompletedProcess(command, child.returncode, out, b""))
@@ -224,8 +224,8 @@ def background(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server for the length of the block; its output goes to a file.
 
-    At the end it gets SIGTERM and ``grace_s`` seconds, then its whole process group is killed.
-    When this process is killed and can't do that itself, a guardian does.
+    At the end it gets SIGTERM and ``grace_s`` seconds, then its process group is killed. If this
+    process is killed first, a guardian does that.
     """
     command = resolve(args)
     log.detail("+ " + shlex.join(command) + f"  > {output}")
@@ -265,7 +265,7 @@ def _child(
     grace_s: float = 5.0,
     ends_with_us: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    # a group of its own, so that what the child starts can be ended with it
+    # its own group, so that its children can be ended with it
     try:
         child = subprocess.Popen(
             command,
@@ -294,7 +294,7 @@ def _child(
                 try:
                     pipe.close()
                 except BrokenPipeError:
-                    pass  # unsent input; the child that should have read it has gone
+                    pass  # unsent input of a child that has ended
 
 
 _living: set[subprocess.Popen[bytes]] = set()
@@ -302,13 +302,13 @@ _living: set[subprocess.Popen[bytes]] = set()
 
 @atexit.register
 def _end_all() -> None:
-    """End children whose thread was still waiting for them when the program ended."""
+    """End children that a thread still waits for at the end of the program."""
     for child in list(_living):
         stop(child, grace_s=0)
 
 
 def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
-    """End a child and all it started: politely first, then for good."""
+    """End a child and its descendants: SIGTERM first, then SIGKILL."""
     try:
         if child.poll() is None:
             child.terminate()
@@ -325,8 +325,8 @@ def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
         child.wait()
 
 
-# Waits for the other end of its input to close. A byte before that: all was ended properly. None:
-# its maker was killed, and what that had started is ended here.
+# Waits for the end of its input. A byte before that: all children have been ended. None: sparkforge
+# was killed, and the guardian ends its children.
 _GUARDIAN = """
 import os, signal, sys, time
 group = int(sys.argv[1])
@@ -344,7 +344,7 @@ if not sys.stdin.buffer.read(1):
 
 
 def _guard(group: int) -> subprocess.Popen[bytes]:
-    """Have a process group ended even if this process is killed with kill -9.
+    """Have a process group ended even after a kill -9 of this process.
 
     The kernel's own means (prctl) sends one signal to one process, which vLLM ignores while it
     loads, and its workers would stay in any case.
@@ -359,11 +359,11 @@ def _guard(group: int) -> subprocess.Popen[bytes]:
 
 
 def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
-    guardian.communicate(b"x")  # ignores a guardian that is gone
+    guardian.communicate(b"x")  # ignores a guardian that has ended
 
 
 def group_alive(pid: int, wait_s: float = 60.0) -> bool:
-    """Tell whether anything of a child's process group is still there after ``wait_s``."""
+    """Return whether a child's process group still exists after ``wait_s``."""
     deadline = time.monotonic() + wait_s
     while True:
         try:

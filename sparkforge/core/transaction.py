@@ -1,8 +1,8 @@
-"""Several files of the checkout change together, or none does: also when ``kill -9`` comes.
+"""Change several files of the checkout together or not at all, even after ``kill -9``.
 
-The new files are written to ``.sparkforge/change.new``, which one rename makes ``change``: that is
-the moment at which the change is decided. From there on each file is moved to its place; a run
-that is killed among them is finished by the next command that reads the checkout.
+The new files are written to ``.sparkforge/change.new``. Its rename to ``change`` decides the
+change. Then each file is moved to its place. After a kill the next command that reads the checkout
+finishes the moves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FOLDER, _DECIDED, _PLAN = ".sparkforge", "change", "plan.json"
 
 @contextmanager
 def held(root: Path) -> Iterator[None]:
-    """Hold the checkout: what is read inside of the block is what ``change`` will replace.
+    """Lock the checkout: files that are read in the block do not change before ``change``.
 
     Raises:
         StoreError: the checkout can't be written.
@@ -46,7 +46,7 @@ def held(root: Path) -> Iterator[None]:
 
 
 def finish(root: Path) -> None:
-    """Finish a change that was decided and cut short; costs one look where there is none.
+    """Finish a decided change after a kill; usually one check of a path.
 
     Raises:
         StoreError: the checkout can't be written.
@@ -57,12 +57,12 @@ def finish(root: Path) -> None:
 
 
 def change(root: Path, files: Mapping[Path, bytes | None]) -> None:
-    """Give files below ``root`` these contents (None: remove it), all of them or none.
+    """Write files below ``root`` (None: remove it), all of them or none.
 
-    The caller is inside of ``held``.
+    Call it inside of ``held``.
 
     Raises:
-        StoreError: a folder can't be written, or stands where a file should; nothing has
+        StoreError: a folder cannot be written, or has the place of a file; nothing has
             changed then.
     """
     for path in files:
@@ -75,7 +75,7 @@ def change(root: Path, files: Mapping[Path, bytes | None]) -> None:
         if not os.access(path.parent, os.W_OK):  # before it is decided
             raise _refused(OSError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent)))
     fresh = root / _FOLDER / f"{_DECIDED}.new"
-    shutil.rmtree(fresh, ignore_errors=True)  # of a killed run: nobody else holds the lock
+    shutil.rmtree(fresh, ignore_errors=True)  # of a killed run, since this process has the lock
     fresh.mkdir()
     plan = []
     for number, (path, data) in enumerate(files.items()):
@@ -109,7 +109,7 @@ def _finish(root: Path) -> None:
             if not stays:
                 (root / name).unlink(missing_ok=True)
             elif (decided / str(number)).exists():  # else it is in its place already
-                # `git clean` takes a new folder that is still empty
+                # `git clean` removes a new folder that is still empty
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (decided / str(number)).replace(root / name)
         log.detail(f"{root}: {plan} finished")

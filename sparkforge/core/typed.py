@@ -23,7 +23,7 @@ def as_json(value: object) -> dict[str, Any]:
     """Return a dataclass as JSON values.
 
     Raises:
-        ValueError: a field holds a value of another type.
+        ValueError: a field has a value of another type.
     """
     adapter = _adapter(type(value))
     result: dict[str, Any] = adapter.dump_python(
@@ -42,5 +42,5 @@ def load(kind: type[T], value: object) -> T | None:
         result = _adapter(kind).validate_json(json.dumps(value), strict=True)
     except ValueError:
         return None
-    # fields that pydantic passes over or fills in do not come back as they were
+    # fields that pydantic ignores or fills in make a difference here
     return result if as_json(result) == value else None

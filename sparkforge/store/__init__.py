@@ -1,1 +1,1 @@
-"""The cache: what was built, by the hash of what it was built from."""
+"""The cache: results by the hash of their inputs."""

@@ -19,12 +19,12 @@ class Artefact(Generic[T_co]):
     """A finished result in the store.
 
     Attributes:
-        stage: which stage made it.
+        stage: that made it.
         key: sha256 of ``inputs`` in canonical JSON.
         inputs: everything that went in, by name.
         result: for later stages and the receipt.
         path: its folder.
-        seconds: how long making it took.
+        seconds: that it took.
     """
 
     stage: str

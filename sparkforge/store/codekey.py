@@ -1,8 +1,8 @@
-"""The code that makes an item, as a part of its key: a module with all that it imports.
+"""The code that makes an item, as a part of its key: a module with all of its imports.
 
-Found by reading, so that no list of files has to follow a module that moves or is split. Reading
-is by regular expressions: ``ast`` takes 15 ms a module, and a build in which nothing changed asks
-for the closures of all stages. ``tests/unit/test_codekey.py`` compares the two.
+The imports are read from the files, so there is no list to maintain. Regular expressions read them:
+``ast`` takes 15 ms for each module, and a build without changes needs the closures of all stages.
+``tests/unit/test_codekey.py`` compares both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PASSED_OVER = {
     "sources.sizes": "sizes for people; nothing is checked by them",
     "store.codekey": "this module",
 }
-"""Modules that decide no byte of any item, with reasons: a change of them makes nothing anew."""
+"""Modules that affect no byte of any item, with reasons; their changes do not change keys."""
 
 _TYPES_ONLY = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+[^\n]*\n|\n)+", re.MULTILINE)
 _IMPORT = re.compile(
@@ -41,8 +41,8 @@ _IMPORT = re.compile(
     r"|import[ \t]+(sparkforge[\w., \t]*))",
     re.MULTILINE,
 )
-# what a module reads beside itself: Path(__file__).with_name("gate.py"), .parent / "include"; in a
-# folder above: Path(__file__).parents[1] / "serving"
+# files that a module reads beside itself: Path(__file__).with_name("gate.py"), .parent / "include";
+# in a folder above: Path(__file__).parents[1] / "serving"
 _BESIDE = re.compile(r"\bPath\(__file__\)(?:\.parents\[(\d)\])?[^\n\"]*\"([\w./-]+)\"")
 
 
@@ -61,7 +61,7 @@ def code_of(module: str) -> str:
 
 @cache
 def closure(module: str) -> tuple[Path, ...]:
-    """Return the files that decide what a module makes, less ``PASSED_OVER``, in order."""
+    """Return the files that a module's results depend on, without ``PASSED_OVER``, sorted."""
     found: set[Path] = set()
     waiting = list(_files(module))
     while waiting:
@@ -74,7 +74,7 @@ def closure(module: str) -> tuple[Path, ...]:
 
 
 def _files(name: str) -> Iterator[Path]:
-    """Give the file of a module, with those of its packages; a name inside one means that one."""
+    """Yield the files of a module and of its packages; a name in a module counts as the module."""
     folder = _ROOT
     for part in name.split(".")[1:]:
         if (folder / f"{part}.py").is_file():
@@ -94,7 +94,7 @@ def _needs(path: Path) -> tuple[Path, ...]:
     found: list[Path] = []
     for package, names, modules in _IMPORT.findall(text):
         for word in filter(str.strip, (names or modules).strip("()").split(",")):
-            name = word.split()[0]  # less what "as" calls it
+            name = word.split()[0]  # without the name after "as"
             found += _files(f"{package}.{name}" if package else name)
     for beside in (path.parents[int(up or 0)] / name for up, name in _BESIDE.findall(text)):
         found += sorted(beside.glob("*.*")) if beside.is_dir() else [beside] * beside.is_file()

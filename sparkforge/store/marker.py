@@ -1,7 +1,7 @@
-"""Which folder is a store? Only one that was empty, or absent, when sparkforge marked it.
+"""The mark of a store: only a new or empty folder becomes one.
 
-Somebody may name a home or ``/`` as the store, which have a ``tmp`` or a ``git`` of their own; what
-a store has under such names is swept and cleaned away, and no backup holds a folder so marked.
+A user may name a home or ``/`` as the store, with a ``tmp`` or ``git`` of its own. A store's
+folders of these names are cleaned, and backups skip a marked folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BROUGHT = ("downloads", "partial")
 
 
 def marked(root: Path) -> bool:
-    """Tell whether a folder is marked as a store."""
+    """Return whether a folder is marked as a store."""
     try:
         return _OURS in (root / _NAME).read_text(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
@@ -42,12 +42,12 @@ def mark(root: Path) -> None:
 
 
 def refuse_others(root: Path) -> None:
-    """Refuse a folder that is no store and is not empty.
+    """Refuse a folder that is not a store and is not empty.
 
-    What is named by a hash may be there before the store is: downloads, brought from elsewhere.
+    Folders named by a hash are allowed: downloads copied from elsewhere.
 
     Raises:
-        StoreError: there is something else, and no mark.
+        StoreError: it has other contents, and no mark.
     """
     found = next(_foreign(root), None)
     # the mark is looked for last: another build that makes this store sets it before it fills it

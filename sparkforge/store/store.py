@@ -4,10 +4,10 @@ Layout under the root::
 
     CACHEDIR.TAG
     downloads/<sha256>/<file name>     verified release files; read-only once named
-    partial/<sha256>                   a download under way; the next run goes on with it
+    partial/<sha256>                   a partial download; the next run continues it
     git/<upstream>.git                 bare repositories
     artefacts/<stage>/<key>/           finished results, each with its artefact.json
-    last/<target>/<label>.json         what the newest build of a target was made from
+    last/<target>/<label>.json         inputs of a target's newest build
     unpacked/                          uv's cache of wheels, which environments are linked from
     bisect/<key>.json                  what an interrupted ablate --bisect knows
     serve/                             what servers of virtual environments write at run time
@@ -58,7 +58,7 @@ _SHARED = (
     "artefacts/wheelhouse",
     "artefacts/smoke",
 )
-"""What a borrowed store has in common; of ``smoke`` only the unpatched release is asked for."""
+"""Stages that a borrowed store shares; of ``smoke`` only the unpatched release is used."""
 _TEMPORARY = re.compile(r"[\w. -]+-[a-z0-9_]{8}")  # as mkdtemp names them
 
 
@@ -70,7 +70,7 @@ class Store:
         self._prepared = False
 
     def _prepare(self) -> None:
-        """Make the folders; called by whatever writes, so that a dry run leaves no trace."""
+        """Create the folders; called before a write, so that a dry run leaves no trace."""
         if self._prepared:
             return
         with disk_errors(self.root):
@@ -89,7 +89,7 @@ class Store:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold a named lock; says so when another build has it.
+        """Take a named lock; logs that another build has it.
 
         The operating system drops the lock with its holder, also after ``kill -9``.
         """
@@ -110,13 +110,13 @@ class Store:
 
     @contextmanager
     def temporary(self, hint: str) -> Iterator[Path]:
-        """Give a fresh folder in the store (so that renames out of it are atomic)."""
+        """Yield a new folder in the store, so that renames out of it are atomic."""
         self._prepare()
         parent = self.root / "tmp"
         with disk_errors(self.root), flocked(parent, fcntl.LOCK_SH):
             path = Path(tempfile.mkdtemp(prefix=f"{hint}-", dir=parent))
             path.chmod(0o755)
-            # dropped by the operating system with this process, whatever ends it
+            # the operating system drops it with this process
             held = os.open(path, os.O_RDONLY)
             fcntl.flock(held, fcntl.LOCK_EX)
         try:
@@ -126,7 +126,7 @@ class Store:
             os.close(held)
 
     def sweep(self) -> int:
-        """Remove what killed runs left under tmp; returns how many folders went."""
+        """Remove folders of killed runs under tmp; returns their number."""
         parent = self.root / "tmp"
         gone = 0
         if not marker.marked(self.root):
@@ -142,12 +142,12 @@ class Store:
         return gone
 
     def borrowed(self, root: Path, shared: Sequence[str] = _SHARED) -> Store:
-        """Return a store in a new folder that shares what does not depend on a series.
+        """Return a store in a new folder that shares stages which do not depend on a series.
 
         Args:
-            shared: which folders, where it is less than that.
+            shared: the folders, if fewer.
 
-        Its other artefacts, and what it remembers as newest, are its own and go with the folder.
+        Its other artefacts, and its records of the newest ones, are removed with the folder.
         """
         self._prepare()
         with disk_errors(root):
@@ -166,7 +166,7 @@ class Store:
         return self.root / "downloads" / sha256 / name
 
     def partial_path(self, sha256: str) -> Path:
-        """Where a download under way is, which the next run goes on with."""
+        """Return the file of a partial download, which the next run continues."""
         return self.root / "partial" / sha256
 
     def git_path(self, upstream: str) -> Path:
@@ -174,10 +174,10 @@ class Store:
         return self.root / "git" / f"{upstream}.git"
 
     def drop_repository(self, repository: Path) -> None:
-        """Remove a damaged repository; what it holds is fetched or made again.
+        """Remove a damaged repository; its contents are fetched or made again.
 
         Raises:
-            StoreError: it is none of this store's.
+            StoreError: it is not one of this store.
         """
         if repository.resolve().parent != (self.root / "git").resolve():
             raise StoreError(f"{repository}: damaged, and outside this store", "delete it by hand")
@@ -185,7 +185,7 @@ class Store:
             self._discard(repository)
 
     def cache_path(self, name: str) -> Path:
-        """A folder that a tool (uv) uses as its own cache."""
+        """Return the folder of a tool's own cache."""
         self._prepare()
         path = self.root / name
         with disk_errors(path):
@@ -194,15 +194,15 @@ class Store:
 
     @contextmanager
     def unpacked(self) -> Iterator[Path]:
-        """Give the folder of unpacked wheels, to one build at a time.
+        """Yield the folder of unpacked wheels, to one build at a time.
 
-        Its real path, also from a borrowed store: uv goes by names.
+        The real path, also in a borrowed store, since uv compares names.
         """
         with self.lock("unpacked"):
             yield self.cache_path("unpacked").resolve()
 
     def verified(self, sha256: str, name: str) -> bool:
-        """Tell whether a download is there and still what its hash says; a damaged one goes."""
+        """Return whether a download exists and its hash matches; removes a damaged one."""
         path = self.download_path(sha256, name)
         if not path.exists():
             return False
@@ -213,10 +213,10 @@ class Store:
         return False
 
     def accept_download(self, partial: Path, sha256: str, name: str) -> Path:
-        """Check a finished download and give it its name.
+        """Check a complete download and rename it to its place.
 
         Raises:
-            IntegrityError: its hash is not the one pinned; the file is removed.
+            IntegrityError: its hash differs from the pin; the file is removed.
         """
         found = sha256_file(partial)
         if found != sha256:
@@ -231,7 +231,7 @@ class Store:
         with disk_errors(final):
             final.parent.mkdir(parents=True, exist_ok=True)
             partial.rename(final)
-            final.chmod(0o444)  # not before: the next run must be able to go on with a partial file
+            final.chmod(0o444)  # not before: the next run must be able to continue a partial file
         return final
 
     # -- artefacts -----------------------------------------------------------
@@ -262,7 +262,7 @@ class Store:
             make: fills the folder it is given and returns the result.
             again: make it although it is there; the old one stands until the new one does.
 
-        Two builds that want the same artefact at once: the second waits, then finds it.
+        If two builds need the same artefact at once, the second waits, then uses it.
         """
         key = key_of(inputs)
         final = self.root / "artefacts" / stage / key[:32]
@@ -284,7 +284,7 @@ class Store:
         return made
 
     def _discard(self, path: Path) -> None:
-        # renamed first: nobody must find half of it
+        # renamed first, so that no process finds half of it
         with self.temporary("discarded") as work, disk_errors(path):
             try:
                 path.rename(work / "it")
@@ -294,7 +294,7 @@ class Store:
     def _load(self, path: Path, kind: type[T]) -> Artefact[T] | None:
         return load(kind, read_json(path / "artefact.json"), path)
 
-    # -- what the last build was made from ------------------------------------
+    # -- inputs of the last build ------------------------------------
 
     def remember(self, target: str, label: str, artefact: Artefact[Any]) -> None:
         """Note an artefact as the newest of its label for a target (``explain`` reads it)."""
@@ -306,7 +306,7 @@ class Store:
         return read_json(self.root / "last" / target / f"{label}.json")
 
     def write_json(self, path: Path, value: Any) -> None:
-        """Write a small JSON file atomically; untouched where it already says the same."""
+        """Write a small JSON file atomically, if its content differs."""
         text = json.dumps(value, indent=1, sort_keys=True) + "\n"
         if not path.exists() or path.read_text() != text:
             self._prepare()
@@ -326,7 +326,7 @@ class Store:
         self.sweep()
         names = (*_RESULTS, *_REST) if everything else _RESULTS
         freed = sum(self._remove(self.root / name) for name in names)
-        self._prepared = False  # what is written next makes the folders again
+        self._prepared = False  # the next write creates the folders again
         return freed
 
     def clean_superseded(self) -> int:
@@ -344,14 +344,14 @@ class Store:
         records = (read_json(path) for path in (self.root / "last").rglob("*.json"))
         newest = {record["key"][:32] for record in records if record is not None}
         doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
-        # uv forgets no wheel by itself: what the newest environment has is linked there, too
+        # uv removes no wheel by itself: the newest environment is linked to its wheels
         return sum(self._remove(folder) for folder in [*doomed, self.root / "unpacked"])
 
     def _there(self) -> bool:
-        """Tell whether there is a store; cleaning makes none.
+        """Return whether there is a store; cleaning creates none.
 
         Raises:
-            StoreError: the folder holds something else.
+            StoreError: the folder has other contents.
         """
         marker.refuse_others(self.root)
         return marker.marked(self.root)
