@@ -1,7 +1,7 @@
 """Dockerfile → image with ``docker buildx build`` (docker-py has no BuildKit).
 
-Without ``--builder``, buildx uses the builder that the user chose last, for whatever project. One
-in a container sees no local base image. One of another engine leaves the image there.
+Without ``--builder``, buildx uses the user's last builder of any project. One in a container sees
+no local base image. One of another engine stores the image there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Builder:
 
     Attributes:
         driver: ``docker`` is the BuildKit in an engine, which sees that engine's images.
-        platforms: whose programs it runs, by itself or emulated.
+        platforms: of the programs that it runs, natively or emulated.
     """
 
     name: str
@@ -38,10 +38,10 @@ class ImageBuild:
 
     Attributes:
         context: the folder that ``COPY`` without ``--from`` reads.
-        output: options that name the image and where it goes.
+        output: options for the image's name and destination.
         stage: stage of the Dockerfile; None builds the last one.
         platform: e.g. ``linux/arm64``; None builds for the engine's own.
-        contexts: further folders, by the names that the Dockerfile has for them.
+        contexts: further folders, by their names in the Dockerfile.
         options: further options of the command.
         ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
     """
@@ -94,10 +94,10 @@ def build(request: ImageBuild) -> None:
 
 
 def choose(engine: Engine, wish: str | None) -> Builder:
-    """Return the builder that is asked for, else the engine's own.
+    """Return the named builder, else the engine's own.
 
     Raises:
-        EngineError: there is none of that name, it does not start, or it is another engine's.
+        EngineError: it does not exist, does not start, or belongs to another engine.
     """
     name = wish or engine.context
     builder = _inspect(name)
@@ -116,7 +116,7 @@ def _inspect(name: str, *words: str) -> Builder:
 
 
 def parse(name: str, said: str) -> Builder:
-    """Read what ``docker buildx inspect`` prints."""
+    """Read the output of ``docker buildx inspect``."""
 
     def values(key: str) -> list[str]:
         return re.findall(rf"^{key}:[ \t]*(.*)$", said, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Containers that runs of ours started: each says whose it is, so that a later run can end it."""
+"""Containers of sparkforge: a label names their process, so that a later run can remove them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REMOVED_S = 60
 
 
 def mark() -> str:
-    """Return what this process labels its containers with."""
+    """Return the label of this process' containers."""
     return f"{_here()} {os.getpid()}"
 
 
@@ -26,7 +26,7 @@ def sweep(engine: Engine) -> None:
     """Remove the containers of runs that were killed before they could."""
     for container in engine.client.containers.list(all=True, filters={"label": LABEL}):
         where, _, pid = container.labels[LABEL].rpartition(" ")
-        # a process number means something only where it was given
+        # a process number is only valid on its own machine
         if where == _here() and not _alive(int(pid)):
             end(container)
 
@@ -34,8 +34,8 @@ def sweep(engine: Engine) -> None:
 def end(container: Container) -> None:
     """Kill a container and remove it; returns when its name is free.
 
-    One that was started with ``--rm`` the engine removes itself as soon as it is killed: whoever of
-    the two comes second is refused (409), or finds nothing (404).
+    The engine itself removes one that was started with ``--rm`` after its kill. The second of the
+    two removals fails with 409 or 404.
     """
     from docker.errors import APIError, NotFound
 
@@ -59,7 +59,7 @@ def _here() -> str:
 
 
 def _alive(pid: int) -> bool:
-    """Tell whether a process of this number is there."""
+    """Return whether a process with this number exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

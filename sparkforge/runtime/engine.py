@@ -45,8 +45,8 @@ class Engine:
     """A reachable engine that is new enough.
 
     Attributes:
-        containerd_store: images lie in containerd's store, which holds zstd layers.
-        context: what the docker CLI calls the engine, and buildx its builder.
+        containerd_store: images are in containerd's store, which supports zstd layers.
+        context: name of the engine in the docker CLI, and of its builder in buildx.
     """
 
     client: DockerClient
@@ -73,12 +73,12 @@ class Engine:
             raise EngineError(msg, remedy) from None
 
     def platform_of(self, image: str) -> str:
-        """Return the platform of an image that the engine holds, e.g. ``linux/arm64``."""
+        """Return the platform of an image in the engine, e.g. ``linux/arm64``."""
         attrs = self.client.images.get(image).attrs
         return f"{attrs['Os']}/{attrs['Architecture']}"
 
     def has_image(self, image: str) -> bool:
-        """Tell whether the engine still holds an image, by its name or id."""
+        """Return whether the engine has an image, by its name or id."""
         from docker.errors import ImageNotFound
 
         try:
@@ -112,13 +112,13 @@ class Engine:
         except APIError as error:
             if error.status_code == HTTPStatus.CONFLICT:
                 return str(error.explanation)
-            if error.status_code != HTTPStatus.NOT_FOUND:  # else somebody was faster
+            if error.status_code != HTTPStatus.NOT_FOUND:  # else another process was faster
                 msg = f"{image} cannot be removed: {error.explanation or error}"
                 raise EngineError(msg, f"docker image rm {image} says more") from None
         return ""
 
     def layers_bytes(self) -> int:
-        """Return the bytes that the layers of all images take."""
+        """Return the size of all images' layers in bytes."""
         return int(self.client.df().get("LayersSize") or 0)
 
     def read_file(self, image: str, path: str) -> bytes:
@@ -141,13 +141,13 @@ class Engine:
             container.remove(v=True)
 
     def run_python(self, image: str, code: str, folder: str) -> bytes:
-        """Return what Python code writes in an image, with no network and the image's packages.
+        """Return the output of Python code in an image, without network and with its packages.
 
         Args:
             folder: in the image, with further packages.
 
         Raises:
-            EngineError: it ended with an error; its own words are in the message.
+            EngineError: it ended with an error; the message has its output.
         """
         # by the CLI, which is attached: docker-py reads the engine's log, and of some megabytes in
         # one piece that gave lines cut in two
@@ -207,7 +207,7 @@ def connect() -> Engine:
     """Connect to the engine that the docker CLI would use.
 
     Raises:
-        EngineError: there is none, it does not answer, it is too old, or buildx is missing.
+        EngineError: the engine is missing, does not answer or is too old, or buildx is missing.
     """
     if not have("docker"):
         raise EngineError("no container engine: the docker program is not on the PATH", _INSTALL)
@@ -235,13 +235,13 @@ def connect() -> Engine:
 
 
 def _context() -> tuple[str, str | None]:
-    """Return the name of the engine that the docker CLI would use, and where it is.
+    """Return the name and address of the engine that the docker CLI would use.
 
-    docker-py knows the default one's variables (DOCKER_HOST …) and no ``docker context``; without
-    this, the CLI would build in one engine and docker-py look into another.
+    docker-py supports the default variables (DOCKER_HOST …) but no ``docker context``. Without this
+    the CLI would build in one engine, and docker-py search another.
 
     Raises:
-        EngineError: the chosen context is not there.
+        EngineError: the context does not exist.
     """
     if os.environ.get("DOCKER_HOST"):
         return "default", None
@@ -274,14 +274,14 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
 
     Args:
         wish: ``auto``, ``docker`` or ``none``.
-        base: what ``--base`` names, or None.
+        base: of ``--base``, or None.
         image_base: the base image that pins.yaml has for the target, or None.
 
     Returns:
-        The engine or None, and one sentence that says why.
+        The engine or None, and the reason in one sentence.
 
     Raises:
-        EngineError: ``docker`` (or ``--base``) was asked for and can't be had.
+        EngineError: ``docker`` or ``--base`` was given, and there is no usable engine.
     """
     if wish == "none":
         if base is not None:

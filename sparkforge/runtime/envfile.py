@@ -12,10 +12,10 @@ from sparkforge.core.disk import write_file
 
 
 def read(path: Path) -> dict[str, str]:
-    """Return the variables of a .env; {} where there is none.
+    """Return the variables of a .env; {} if it is missing.
 
-    python-dotenv's rules are Compose's, but for three that nobody needs here (tried with Compose
-    2.26): ``$NAME`` without braces, ``${NAME:+word}`` and ``NAME: value`` are not understood.
+    python-dotenv has Compose's rules, except three that are not needed here (tested with Compose
+    2.26): ``$NAME`` without braces, ``${NAME:+word}`` and ``NAME: value`` are not supported.
     """
     if not path.is_file():
         return {}
@@ -26,16 +26,16 @@ def read(path: Path) -> dict[str, str]:
 
 
 def seen(path: Path) -> dict[str, str]:
-    """Return what Compose sees: the environment, and what .env has beside it."""
+    """Return Compose's variables: the environment, and others of .env."""
     return {**read(path), **os.environ}
 
 
 def put(path: Path, ours: Mapping[str, str]) -> None:
-    """Set variables in a .env, which is the old or the new one at any time.
+    """Set variables in a .env, atomically.
 
-    All other lines are kept, to the byte. A variable whose value is empty loses its line.
+    All other lines stay unchanged. An empty value removes the line of its variable.
     """
-    path = path.resolve()  # of a link, what it leads to
+    path = path.resolve()  # the target of a link
     kept, before = [], None
     if path.exists():
         before = path.read_text(errors="surrogateescape")
@@ -51,7 +51,7 @@ def _name(line: str) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return a value as .env has it for Compose, to which ``$``, ``#`` and quotes say something."""
+    """Return a value escaped for .env, where ``$``, ``#`` and quotes are special in Compose."""
     if re.fullmatch(r"[\w@%+=:,./-]+", value):
         return value
     return "'" + value.replace("'", "\\'") + "'"

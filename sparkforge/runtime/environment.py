@@ -1,6 +1,6 @@
 """Wheels → a virtual environment: what is built without a container engine.
 
-The same wheels from the same wheelhouse as the image, in a virtual environment in the store.
+It has the same wheels from the same wheelhouse as the image.
 """
 
 from __future__ import annotations
@@ -31,22 +31,21 @@ def install(
     wheels: Mapping[Path, str],
     folder: Path,
 ) -> Path:
-    """Make a virtual environment in ``folder/venv`` from local files alone.
+    """Create a virtual environment in ``folder/venv`` from local files.
 
     Args:
-        python: the interpreter that it is for.
+        python: the interpreter.
         wheelhouse: folder that satisfies ``lock``.
-        unpacked: folder that uv keeps wheels unpacked in, for the next time; nobody else may use
-            it meanwhile.
-        target: whose environment; under its name uv finds the wheelhouse again.
-        wheels: ours, installed over it: each with the sha256 that was recorded of it.
+        unpacked: uv's cache of unpacked wheels; no other process may use it meanwhile.
+        target: names the wheelhouse for uv.
+        wheels: ours, installed over it, with their recorded sha256.
 
     Raises:
-        ImageError: the wheels do not fit together.
+        ImageError: the wheels conflict.
     """
     uv = uv_program()
     venv = folder / "venv"
-    # uv knows an unpacked wheel again by the folder that the wheel is in: under one name for every
+    # uv identifies an unpacked wheel by the folder of the wheel: one name for every
     # wheelhouse of a target, only the wheels that are new are unpacked (27 s and 2.6 GB otherwise)
     stable = unpacked / f"wheels-{target}"
     fresh = unpacked / f".wheels-{target}.new"
@@ -101,7 +100,7 @@ def install(
 
 
 def _requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
-    """Give a line for each wheel, as an address: a path may hold what means something here."""
+    """Yield a line for each wheel, as an address, since a path may have special characters."""
     for path, sha256 in wheels.items():
         name = path.name.partition("-")[0]
         yield f"{name} @ {path.resolve().as_uri()} --hash=sha256:{sha256}"
@@ -111,7 +110,7 @@ def server_env(cache: Path) -> dict[str, str]:
     """Return the variables that a server from a virtual environment runs with.
 
     Args:
-        cache: folder for everything that vLLM and torch write at run time.
+        cache: folder for the caches of vLLM and torch.
     """
     # without a C++ compiler torch.compile, which vLLM's CPU sampler calls even in eager mode,
     # would end the engine at its first token
@@ -119,7 +118,7 @@ def server_env(cache: Path) -> dict[str, str]:
     return {
         **compiled,
         # the first start writes the byte code of what it imports, later ones are 30 s faster;
-        # compiling all 20,000 modules beforehand costs more than it gives (measured: 80 s)
+        # compiling all 20,000 modules in advance costs more (measured: 80 s)
         "PYTHONDONTWRITEBYTECODE": "",
         "PYTHONPATH": "",  # a user's own modules must not stand in for the installed ones
         "HF_HUB_OFFLINE": "1",
@@ -128,7 +127,7 @@ def server_env(cache: Path) -> dict[str, str]:
         "VLLM_CONFIG_ROOT": str(cache / "vllm-config"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "XDG_CACHE_HOME": str(cache / "xdg"),
-        # the counting of users is for upstream; a build machine is none
+        # a build machine is not a user for upstream's statistics
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }

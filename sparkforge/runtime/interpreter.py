@@ -1,7 +1,7 @@
 """The Python of a virtual environment: the machine's own, else the one that uv pins.
 
-uv, which is locked with the driver, knows a CPython build for each minor version with its sha256,
-and refuses a file with another. What it fetches lies in the store, as all that sparkforge makes.
+uv, which is locked with the driver, has a CPython build with its sha256 for each minor version, and
+refuses a file with another hash. The download is stored in the store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.store.store import INTERPRETERS, Store
 
-_MISMATCH = "Hash mismatch"  # uv's words for a file that is not the pinned one
+_MISMATCH = "Hash mismatch"  # uv's message for a file with another hash
 _REMEDY = "install Python {} (the system's package manager, pyenv), or build an image with --base"
 
 
@@ -27,9 +27,9 @@ def uv_program() -> Path:
 
 
 def find(store: Store, version: str) -> Path | None:
-    """Return an interpreter of this version that is here: the machine's, else the store's, or None.
+    """Return an existing interpreter of this version: the machine's, else the store's, or None.
 
-    Nothing is fetched or made.
+    Nothing is downloaded or created.
 
     Args:
         version: e.g. ``3.11``.
@@ -38,14 +38,14 @@ def find(store: Store, version: str) -> Path | None:
 
 
 def ensure(store: Store, version: str, *, offline: bool) -> Path:
-    """Return an interpreter of this version; where none is here, uv fetches its pinned one.
+    """Return an interpreter of this version; if there is none, uv downloads its pinned one.
 
-    uv's own settings count: ``UV_PYTHON_INSTALL_MIRROR``, or ``python-install-mirror`` in uv.toml.
+    uv's own settings apply: ``UV_PYTHON_INSTALL_MIRROR``, or ``python-install-mirror`` in uv.toml.
 
     Raises:
-        FetchError: none is here, and it can't be had: offline, or no network.
-        IntegrityError: what was fetched is not the pinned one.
-        ImageError: uv fetched it, and it does not run here.
+        FetchError: there is none, and no download: offline, or no network.
+        IntegrityError: the download has another hash.
+        ImageError: the downloaded interpreter does not run here.
     """
     if found := find(store, version):
         return found
@@ -84,7 +84,7 @@ def ensure(store: Store, version: str, *, offline: bool) -> Path:
 
 
 def _found(version: str, folder: Path | None) -> Path | None:
-    """Ask uv for an interpreter: on the machine, or of those that it fetched into a folder."""
+    """Return uv's interpreter: the machine's, or one that it downloaded into a folder."""
     if folder is not None and not folder.is_dir():
         return None
     only = ["--managed-python"] if folder is not None else []
@@ -107,7 +107,7 @@ def _variables(folder: Path | None) -> dict[str, str | None]:
     """Return the variables of uv for a folder of interpreters; None: those of its user."""
     if folder is None:
         return {}
-    # a company's certificates stand in pip's settings; uv reads this variable
+    # certificates of a company are in pip's settings; uv reads this variable
     cert = None if "SSL_CERT_FILE" in os.environ else pip_settings().cert
     return {
         "UV_PYTHON_INSTALL_DIR": str(folder),

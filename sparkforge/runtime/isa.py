@@ -1,4 +1,4 @@
-"""The instruction sets of a CPU as vLLM's CPU backend tells them apart, and how to hide some."""
+"""The instruction sets that vLLM's CPU backend distinguishes, and how to hide some."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLAG: Mapping[InstructionSet, str] = {
     "avx2": "avx2",
 }
 _CPUINFO = Path("/proc/cpuinfo")
-# what oneDNN and ATen call them; both read their variable themselves
+# their names in oneDNN and ATen, which read their own variables
 _ONEDNN: Mapping[InstructionSet, str] = {
     "avx512_bf16": "AVX512_CORE_BF16",
     "avx512": "AVX512_CORE",
@@ -31,14 +31,14 @@ _ONEDNN: Mapping[InstructionSet, str] = {
 
 
 def best(cpuinfo: str) -> InstructionSet | None:
-    """Return the best set of an x86-64 CPU, from the text of /proc/cpuinfo; None: it has none."""
+    """Return the best set of an x86-64 CPU, from the text of /proc/cpuinfo, or None."""
     lines = (line for line in cpuinfo.splitlines() if line.startswith("flags"))
     flags = next(lines, "").partition(":")[2].split()
     return next((one for one in INSTRUCTION_SETS if _FLAG[one] in flags), None)
 
 
 def here() -> InstructionSet | None:
-    """Return the best set of this machine; None where it is no x86-64 CPU that vLLM runs on."""
+    """Return the best set of this machine; None if vLLM does not support its CPU."""
     return best(_CPUINFO.read_text(encoding="utf-8")) if _CPUINFO.exists() else None
 
 

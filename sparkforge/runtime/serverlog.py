@@ -1,4 +1,4 @@
-"""What vLLM printed → why it did not start, in at most ten lines.
+"""vLLM's output → the reason why it did not start, in at most ten lines.
 
 vLLM prefixes each line with its process, ``(EngineCore_DP0 pid=7)``, and most with level, time and
 source. When the engine fails, the API server fails after it, so the log ends with a traceback that
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 LINES = 10
 _CONTEXT = 6  # the last three frames: each is a place and its source line
 _WORDS = 300  # characters of an exception; some print a whole configuration
-_WIDTH = 160  # where there is no terminal
+_WIDTH = 160  # without a terminal
 _LINE = re.compile(
     r"(?:[\w.-]+ +\| )?"  # Compose's, before a container's lines
     r"(?:\((?P<process>[^()]*?) pid=\d+\) ?)?"
@@ -24,7 +24,7 @@ _LINE = re.compile(
 )
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?::|$)")
 _TRACEBACK = "Traceback (most recent call last):"
-_DIED = "died unexpectedly"  # vLLM's words for a worker that a signal ended
+_DIED = "died unexpectedly"  # vLLM's message for a worker that a signal ended
 _OUTER = "APIServer"
 # printed at the end of a killed process, one line for each object
 _NOISE = re.compile(r"nanobind: |\s*- leaked |\s*\^+$|$")
@@ -35,9 +35,9 @@ class Failure:
     """The first exception of a process.
 
     Attributes:
-        process: vLLM's name of it; "" where the line named none.
-        words: the exception, or vLLM's sentence about a process that died, on one line.
-        context: the lines of its traceback before it.
+        process: vLLM's name of it, or "".
+        words: the exception, or vLLM's sentence about a dead process, on one line.
+        context: lines of its traceback before it.
     """
 
     process: str
@@ -65,7 +65,7 @@ def _first(rows: Sequence[tuple[str, str]]) -> Failure | None:
         elif _DIED in text:
             return Failure(process, text.strip()[:_WORDS])
         elif process in frames and _EXCEPTION.match(text):
-            # pydantic's say what is wrong on the lines that follow, indented
+            # pydantic's exceptions have their details on the next lines, indented
             more = [one.strip() for _, one in rows[at + 1 : at + 3] if one.startswith("  ")]
             words = " ".join([text.strip(), *(more if text.endswith(("Config", ":")) else [])])
             return Failure(process, words[:_WORDS], tuple(frames[process][-_CONTEXT:]))
@@ -93,7 +93,7 @@ def explain(text: str, lines: int = LINES) -> str:
 
 
 def ending(code: int) -> str:
-    """Return how a process ended, in words: its exit code, or the signal that ended it.
+    """Describe the end of a process: its exit code, or the signal that ended it.
 
     Args:
         code: as ``subprocess`` has it, minus the signal's number; a container's is 128 more.

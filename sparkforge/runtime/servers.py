@@ -32,7 +32,7 @@ _STOP_GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class Stopped:
-    """How a server ended: its exit code, how long it took, what it left behind."""
+    """The end of a server: exit code, duration, and whether processes are left."""
 
     exit_code: int
     seconds: float
@@ -41,16 +41,16 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Launch:
-    """What to serve.
+    """The model to serve, and its options.
 
     Attributes:
         model: folder of the checkpoint on this machine.
         options: the target's own arguments of ``vllm serve``; an image has them built in.
-        arguments: further ones.
-        variables: environment variables on top of the usual ones.
-        port: on loopback; 0 picks a free one.
-        gpus: a container gets those of the machine.
-        name: of the model, for its users.
+        arguments: further arguments.
+        variables: further environment variables.
+        port: on loopback; 0: a free one.
+        gpus: a container gets the machine's GPUs.
+        name: of the model for clients.
     """
 
     model: Path
@@ -67,23 +67,23 @@ class Server(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it listens, without a slash at the end."""
+        """Its address, without a slash at the end."""
 
     def exited(self) -> int | None:
         """Return the exit code if it has ended, else None."""
 
     def output(self) -> str:
-        """Return all that it has printed."""
+        """Return its complete output."""
 
     def stop(self) -> Stopped:
-        """Ask it to end, wait, and say how it went."""
+        """Stop it and return how it ended."""
 
 
 def free_port(wanted: int) -> int:
     """Return ``wanted`` if it is free on loopback, or a free port for 0.
 
     Raises:
-        PortError: the port is taken.
+        PortError: the port is in use.
     """
     with socket.socket() as probe:
         # as servers do, so that a port in TIME_WAIT counts as free
@@ -134,13 +134,13 @@ def from_environment(
     Args:
         folder: what ``environment.install`` made.
         work: folder for the server's output, ``server.log``.
-        cache: folder for what vLLM and torch write at run time.
-        cwd: the server's present folder; None: ``work``.
+        cache: folder for the caches of vLLM and torch.
+        cwd: the server's current folder; None: ``work``.
     """
     port = free_port(launch.port)
     output = work / "server.log"
     command = [
-        # -P: a module in the present folder must not stand in for an installed one
+        # -P: a module in the current folder must not replace an installed one
         str(python_path(folder)),
         "-P",
         "-m",
@@ -178,7 +178,7 @@ class _ImageServer:
         start = time.monotonic()
         self.container.stop(timeout=int(_STOP_GRACE_S))
         took = time.monotonic() - start
-        # whatever is left in a container dies with its first process
+        # all processes of a container end with its first one
         return Stopped(int(container_state(self.container)["ExitCode"]), took, stragglers=False)
 
 
@@ -200,13 +200,13 @@ def from_image(
     volumes = {str(launch.model.resolve()): {"bind": "/model", "mode": "ro"}}
     for member, file in restored.items():
         volumes[str(file.resolve())] = {"bind": packages + member, "mode": "ro"}
-    # whoever starts it here waits for /health of vLLM, and asks beside no other requests
+    # callers wait for vLLM's /health, and expect no other requests
     variables = {
         "SPARKFORGE_WARM_UP": "off",
         **launch.variables,
         "SPARKFORGE_MODEL_NAME": MODEL_NAME,
     }
-    if restored:  # the image's own options are for what is patched
+    if restored:  # the image's own options need the patches
         variables["SPARKFORGE_SERVE_ARGS"] = shlex.join(launch.options)
         variables["SPARKFORGE_PROFILE"] = ""
     container = engine.client.containers.create(
@@ -233,11 +233,11 @@ def from_image(
 def wait_ready(
     server: Server, timeout_s: float, tell: Callable[[float], None] | None = None
 ) -> float:
-    """Wait until ``/health`` answers 200; returns the seconds it took.
+    """Wait until ``/health`` answers 200; returns the seconds.
 
     Args:
         timeout_s: may be infinite.
-        tell: called now and then with the seconds waited; None shows them.
+        tell: called repeatedly with the seconds so far; None: shows them.
 
     Raises:
         SmokeError: the server ended, or was not ready in time; its first exception is shown.
@@ -262,13 +262,13 @@ def wait_ready(
 
 
 def tail(server: Server, lines: int = serverlog.LINES) -> str:
-    """Return a server's first exception and where it was raised, else its last lines, indented."""
+    """Return a server's first exception with its place, else its last lines, indented."""
     return serverlog.explain(server.output(), lines)
 
 
 @contextmanager
 def kept_log(server: Server, path: Path) -> Iterator[None]:
-    """Keep all that a server printed in a file when the block fails, and name the file.
+    """Store a server's output in a file if the block fails, and name the file in the error.
 
     Raises:
         SmokeError: the block's own.

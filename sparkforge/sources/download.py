@@ -27,11 +27,11 @@ _LONGEST_WAIT_S = 60.0  # whatever Retry-After asks for
 
 @dataclass(frozen=True)
 class Fetches:
-    """What making something would fetch.
+    """Downloads of a build.
 
     Attributes:
-        known: bytes, of files whose size is recorded.
-        unknown: what else, in words.
+        known: bytes of files with a recorded size.
+        unknown: descriptions of others.
     """
 
     known: int = 0
@@ -51,22 +51,22 @@ def fetch(
     offline: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Path:
-    """Return the verified file, downloading it where the store lacks it.
+    """Return the verified file, downloaded if the store lacks it.
 
-    What is in the store is hashed again: it is about to be built on, and disks lie.
+    A file in the store is hashed again before it is used, since disks fail.
 
     Args:
-        name: file name it gets.
+        name: of the file in the store.
         sha256: the pinned hash, 64 hex digits.
-        locate: gives the URL (http, https or file); asked only when it is needed.
-        size: the pinned number of bytes, where one is pinned; no more than these are taken.
-        offline: refuse to ask any network.
-        progress: called with (bytes here, bytes in all or None); None shows a line of its own.
+        locate: returns the URL (http, https or file); called only if needed.
+        size: the pinned number of bytes, or None; a larger download is refused.
+        offline: use no network.
+        progress: called with (bytes so far, total or None); None shows its own line.
 
     Raises:
-        FetchError: offline and not in the store, or the network failed again and again; what
-            has arrived stays, and the next run goes on from there.
-        IntegrityError: the file that arrived is not the pinned one, or is not of its size.
+        FetchError: offline and not in the store, or the network failed repeatedly; the
+            partial file stays, and the next run continues it.
+        IntegrityError: the file has another hash or size than pinned.
     """
     final = store.download_path(sha256, name)
     with store.lock(f"download-{sha256[:32]}"):
@@ -115,7 +115,7 @@ def _accept(store: Store, partial: Path, sha256: str, name: str, size: int | Non
 
 
 def _refuse_longer(wanted: _Wanted, length: int) -> None:
-    """Refuse a file that is longer than the pinned one; what has arrived of it goes."""
+    """Refuse and remove a file that is longer than pinned."""
     if wanted.size is not None and length > wanted.size:
         wanted.partial.unlink(missing_ok=True)
         msg = f"{wanted.name}: at least {length} bytes, but {wanted.size} are pinned"
@@ -127,10 +127,10 @@ def _refuse_longer(wanted: _Wanted, length: int) -> None:
 
 
 def size_of(url: str, name: str) -> int:
-    """Return how many bytes a file has, without fetching it.
+    """Return the size of a file in bytes, without downloading it.
 
     Raises:
-        FetchError: its server does not say, or can't be reached.
+        FetchError: its server gives none, or cannot be reached.
     """
     import requests
 
@@ -174,7 +174,7 @@ def _download(wanted: _Wanted, progress: _Progress) -> None:
             except requests.RequestException as error:
                 status = error.response.status_code if error.response is not None else None
                 final_no = status is not None and 400 <= status < 500 and status not in (408, 429)
-                final_no |= isinstance(error, ValueError)  # requests' way to say: that is no URL
+                final_no |= isinstance(error, ValueError)  # requests' errors for an invalid URL
                 if attempt == _ATTEMPTS or final_no:
                     have = partial.stat().st_size if partial.exists() else 0
                     msg = f"{name}: download failed after {attempt} attempt(s): {error}"
@@ -188,7 +188,7 @@ def _download(wanted: _Wanted, progress: _Progress) -> None:
 
 
 def _wait_s(response: requests.Response | None, attempt: int) -> float:
-    """Return how long to wait after a failed attempt: what the server asks for, within reason."""
+    """Return the pause after a failed attempt: the server's, up to a limit."""
     from urllib3 import Retry
     from urllib3.exceptions import InvalidHeader
 
@@ -203,7 +203,7 @@ def _wait_s(response: requests.Response | None, attempt: int) -> float:
 
 
 def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> None:
-    """One attempt: ask for what is missing and append it.
+    """Request the missing bytes once, and append them.
 
     Raises:
         requests.RequestException: the connection or the server failed, or the body was short.
@@ -219,7 +219,7 @@ def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> 
         headers["Range"] = f"bytes={have}-"
     with session.get(wanted.url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
         if have and reply.status_code == requests.codes.requested_range_not_satisfiable:
-            return  # all of it is here already (or too much: the hash will tell)
+            return  # all bytes are here (or too many: the hash is checked later)
         reply.raise_for_status()
         resumed = reply.status_code == requests.codes.partial_content
         if have and not resumed:
@@ -243,9 +243,9 @@ def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> 
 
 
 def _as_sent(reply: requests.Response) -> Iterator[bytes]:
-    """Give the body's bytes as they came.
+    """Yield the body's bytes unchanged.
 
-    ``iter_content`` would unpack what a server calls gzip-encoded, and some call a .tar.gz that.
+    ``iter_content`` would unpack a gzip encoding, and some servers declare a .tar.gz so.
 
     Raises:
         requests.ConnectionError: the connection failed.

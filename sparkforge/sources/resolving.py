@@ -13,7 +13,7 @@ from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
 
 _SHOWN = 10
-# what a build writes into a source release in place of the repository's
+# files that a source release replaces
 _GENERATED = frozenset({"PKG-INFO", "setup.cfg", "_version.py", "_build_meta.py"})
 
 
@@ -22,8 +22,8 @@ class Resolved:
     """An upstream's commit.
 
     Attributes:
-        commit: what the tag names in the repository, 40 hex digits.
-        files: so many files of the release file were compared with the commit's, and are the same.
+        commit: of the tag in the repository, 40 hex digits.
+        files: number of files in the release file that equal the commit's.
     """
 
     commit: str
@@ -31,10 +31,10 @@ class Resolved:
 
 
 def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Resolved:
-    """Ask an upstream's repository for the commit of the pinned tag, and check that it agrees.
+    """Return the commit of the pinned tag in an upstream's repository, compared with the release.
 
     Raises:
-        FetchError: the repository, or the release file, can't be had.
+        FetchError: the repository or the release file cannot be downloaded.
         IntegrityError: it has no such tag, the tag names another commit than pins.yaml, or a file
             of the release differs from the commit's.
     """

@@ -1,7 +1,7 @@
-"""How many bytes the locked files have: known before they are fetched, for a plan and for an ETA.
+"""Sizes of the locked files, for plans and for the remaining time.
 
 A lock has hashes and no sizes, and not every index gives them. ``requirements/sizes.txt`` records
-them; ``scripts/sizes.py`` makes it of the files themselves. Nothing is checked by a size.
+them; ``scripts/sizes.py`` writes it from the files. Nothing is checked by size.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sparkforge.core.log import human_bytes, log
 
 FILE = "requirements/sizes.txt"
 _LINE = re.compile(r"([0-9a-f]{64})  (\d{1,15})  (\S+)")
-_SETTLED_S = 2.0  # a rate of less than that says nothing
+_SETTLED_S = 2.0  # below that a rate is meaningless
 
 
 @dataclass(frozen=True)
 class Known:
-    """A file whose size is recorded; ``size`` in bytes."""
+    """A file with a recorded size in bytes."""
 
     sha256: str
     size: int
@@ -52,10 +52,10 @@ def read(path: Path) -> Mapping[str, Known]:
 
 @dataclass
 class Progress:
-    """Shows one line for many files at once: bytes, share, and the time that is left.
+    """Shows one line for several downloads: bytes, share, and remaining time.
 
-    State: what has arrived. ``sizes``: of each file by name, as far as they are known; of the
-    others the server says it with the first bytes.
+    State: bytes so far. ``sizes``: known sizes by file name; the server gives the others with the
+    first bytes.
     """
 
     what: str
@@ -63,7 +63,7 @@ class Progress:
     sizes: dict[str, int]
     _here: dict[str, int] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)
-    _fetched: int = 0  # of this run: what the store had says nothing about the network
+    _fetched: int = 0  # of this run only: files of the store say nothing about the network
     _since: float = 0.0
     _lock: Lock = field(default_factory=Lock)
 
@@ -71,7 +71,7 @@ class Progress:
         """Note that so many bytes of a file are here; called from any thread."""
         with self._lock:
             self._since = self._since or time.monotonic()
-            # a download that is resumed begins with what an earlier run had fetched
+            # a continued download starts with the bytes of an earlier run
             self._fetched += here - self._here.get(name, here)
             self._here[name] = here
             if total is not None:
@@ -101,7 +101,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that people would say, e.g. ``40 s``, ``12 min``, ``3.5 h``."""
+    """Return a time in a readable unit, e.g. ``40 s``, ``12 min``, ``3.5 h``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,8 +1,8 @@
-"""Pin → commit in the store's bare repository. Two providers, one result.
+"""Pin → commit in the store's bare repository, from one of two providers.
 
-``git`` fetches the one pinned commit and checks that the pinned tag names it. ``release`` takes
-the release file of the same version and turns it into a commit with a fixed author and date, so
-that a series applies to it and the patched tree has one hash everywhere.
+``git`` fetches the pinned commit and checks that the pinned tag names it. ``release`` turns the
+release file of the same version into a commit with a fixed author and date, so that a series
+applies to it and the patched tree has the same hash everywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
 RELEASE_INSTEAD = "to build from the release file: build.py --target NAME --source release"
-"""The way out of what is wrong with git's tree; never taken without being asked for."""
+"""The hint for a wrong tree from git; never applied automatically."""
 _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
 
 
@@ -39,9 +39,9 @@ class Source:
     """An upstream's pinned tree as a commit in ``repo``.
 
     Attributes:
-        provider: which record of ``patched`` applies.
-        commit, tree: full SHAs. The release provider's commit is made here, not upstream's.
-        origin: for people: where it came from.
+        provider: selects the record in ``patched``.
+        commit, tree: full SHAs. The release provider's commit is our own, not upstream's.
+        origin: for messages.
     """
 
     upstream: str
@@ -54,12 +54,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Access:
-    """How sources may be reached.
+    """Access to sources.
 
     Attributes:
         index: the package index.
-        mirrors: per upstream, a URL or path to use in place of the pinned git URL.
-        offline: use only what the store holds (a mirror given as a path still counts as here).
+        mirrors: by upstream, a URL or path instead of the pinned git URL.
+        offline: use only the store, and mirrors that are paths.
     """
 
     index: Index
@@ -68,14 +68,14 @@ class Access:
 
 
 def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access: Access) -> Source:
-    """Return the upstream's source, fetching it where the store lacks it.
+    """Return the upstream's source, fetched if the store lacks it.
 
     Raises:
-        FetchError: it can't be had.
+        FetchError: it cannot be downloaded.
         IntegrityError: the tag names another commit, or a file has another hash.
-        PinsError: the commit is unknown, and no release file may stand in for it.
+        PinsError: the commit is unknown, and no release file may replace it.
     """
-    # an explicitly named mirror is a wish for git, whatever the target prefers
+    # an explicit mirror implies git
     provider: Provider = "git" if name in access.mirrors else plan.provider
     if provider == "release":
         return release(store, name, upstream, access)
@@ -114,7 +114,7 @@ def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
 def _git(store: Store, name: str, upstream: Upstream, commit: str, access: Access) -> Source:
     repo = store.git_path(name)
     url = access.mirrors.get(name, upstream.git)
-    # the ref is set only after the tag was checked, so it stands for "fetched and checked"
+    # the ref is set after the check of the tag, so it means "fetched and checked"
     ref = f"refs/pins/{upstream.tag}/{commit}"
     if git.ref_commit(repo, ref) != commit:
         with store.lock(f"git-{name}"):
@@ -165,10 +165,10 @@ def _fetch_git(
 
 
 def release(store: Store, name: str, upstream: Upstream, access: Access) -> Source:
-    """Return the source that the release file stands for.
+    """Return the source from the release file.
 
     Raises:
-        PinsError: no release file does.
+        PinsError: there is no release file.
         FetchError, IntegrityError: as ``ensure``.
     """
     if upstream.source_file is None:
@@ -197,11 +197,11 @@ def release(store: Store, name: str, upstream: Upstream, access: Access) -> Sour
 
 def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> str:
     is_wheel = path.suffix == ".whl"
-    # wheels of all platforms have the same Python files: one commit stands for all of them
+    # wheels of all platforms have the same Python files, and one commit
     told = "Python files of its wheel" if is_wheel else f"release file {path.name}"
     message = f"{name} {upstream.version}, {told}\n"
     files = _wheel_files(path, upstream.paths) if is_wheel else _sdist_files(path)
-    # a ref of its own until all is in: a killed import must not look finished
+    # a separate ref until the import is complete, so that a killed one does not seem complete
     pending = ref.replace("refs/release/", "refs/importing/")
     try:
         # 2000-01-01: fixed, and not meant to look like a date of upstream's
@@ -236,7 +236,7 @@ def _safe(path: str, archive: Path) -> str:
 
 
 def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
-    """Give an sdist's files without their top folder, in the archive's order."""
+    """Yield an sdist's files without their top folder, in the archive's order."""
     tops = set()
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
@@ -276,10 +276,10 @@ def _places(upstream: Upstream) -> dict[str, Any]:
 
 
 def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeFile]:
-    """Give a wheel's Python files at their places in the repository.
+    """Yield a wheel's Python files with their paths in the repository.
 
-    What is compiled or copied together for a wheel is no source; what no rule names is none of
-    this upstream's.
+    Compiled or copied files of a wheel are not sources, and files without a rule belong to another
+    upstream.
     """
     found = False
     with zipfile.ZipFile(archive) as wheel:

@@ -57,11 +57,11 @@ class Locked:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a wheelhouse is for.
+    """Inputs of a wheelhouse.
 
     Attributes:
         lock: the requirements file.
-        tools: locked wheels beside it that the image's build itself runs (uv).
+        tools: further locked wheels that the image's build runs (uv).
         python: e.g. ``3.11``.
         platform: e.g. ``linux/amd64``.
         torch_backend: uv's name of the PyTorch build, or None.
@@ -107,7 +107,7 @@ def read_lock(path: Path) -> list[Locked]:
 
 
 def _applies(item: Locked, python: str, platform: str) -> bool:
-    """Tell whether a line is for this Python and platform at all."""
+    """Return whether a line applies to this Python and platform."""
     environment = {
         "python_version": python,
         "python_full_version": f"{python}.0",
@@ -139,7 +139,7 @@ def applying(
     locked: Sequence[Locked], tools: Sequence[Locked], python: str, platform: str
 ) -> list[Locked]:
     """Return the lines of a lock, and the tools beside it, that are for a Python and platform."""
-    every = {item.requirement: item for item in [*tools, *locked]}  # the lock may hold a tool too
+    every = {item.requirement: item for item in [*tools, *locked]}  # the lock may have a tool, too
     return [item for item in every.values() if _applies(item, python, platform)]
 
 
@@ -161,7 +161,7 @@ def recorded(
 
 
 def to_fetch(store: Store, wanted: Wanted, known: Mapping[str, sizes.Known]) -> Fetches:
-    """Return what filling a wheelhouse would fetch."""
+    """Return the downloads of a wheelhouse."""
     total, unknown = 0, 0
     for item in applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform):
         if in_store(store, item, wanted.python, wanted.platform) is not None:
@@ -224,7 +224,7 @@ def fill(
 
 
 def damaged(folder: Path, wanted: Wanted) -> list[str]:
-    """Return the names of files whose bytes are none of those locked under their name."""
+    """Return the names of files that match no locked hash of their name."""
     locked: dict[str, set[str]] = {}
     for item in [*wanted.tools, *read_lock(wanted.lock)]:
         locked.setdefault(item.name, set()).update(item.sha256s)
@@ -240,7 +240,7 @@ def _project(name: str) -> str:
 
 
 class _Stopped(Exception):
-    """Ends a download that nobody waits for: another one failed, or the user had enough."""
+    """Ends a download that is no longer needed: another failed, or Ctrl-C."""
 
 
 def _fetch_one(
@@ -282,7 +282,7 @@ def _fetch_one(
         raise FetchError(msg, remedy)
     url, name, sha256 = found
 
-    # many files at once: one line counts them all, none draws its own
+    # one line for all parallel downloads
     def unseen(done: int, total: int | None) -> None:
         if stopping.is_set():
             raise _Stopped
@@ -349,6 +349,6 @@ def _candidates(
             elif parts.scheme == "file":
                 sha256 = sha256_file(link.file_path)
             else:
-                continue  # an index without hashes can't say which locked file this is
+                continue  # an index without hashes does not identify the locked file
         if sha256 in item.sha256s:
             yield fitness, url.partition("#")[0], link.filename, sha256

@@ -1,8 +1,8 @@
-"""Zip archives written member by member, with untouched members copied as they are.
+"""Write zip archives member by member, and copy the compressed bytes of unchanged members.
 
-The standard library can only copy a member by inflating and deflating it, which costs minutes
-for a wheel of 300 MB and gives other bytes with another zlib. Here compressed bytes are copied.
-Dates, modes and order are fixed, so equal inputs give equal archives.
+The standard library can only copy a member by unpacking and packing it. That takes minutes for a
+wheel of 300 MB, and gives other bytes with another zlib. Dates, modes and order are fixed, so equal
+inputs give equal archives.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
 _UTF8_NAME = 0x800
 _UNIX = 3
-_VERSION_NEEDED = 20  # deflate and folders; what every reader knows
-_LIMIT = 0xFFFFFFFF  # beyond it a zip64 archive would be needed; no wheel of ours comes near
+_VERSION_NEEDED = 20  # deflate and folders, which every reader supports
+_LIMIT = 0xFFFFFFFF  # beyond it the archive needs zip64; our wheels are far smaller
 _PIECE = 1 << 20
 _ENCRYPTED = 0x1
 _DESCRIPTOR = 0x8
@@ -43,8 +43,8 @@ UNREADABLE = (
     ValueError,
     OverflowError,
 )
-"""What the standard library raises on archives that are none, damaged, or packed in ways that it
-does not know."""
+"""The standard library's errors for files that are not archives, damaged, or packed in unknown
+ways."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class _Entry:
 
 
 class Source:
-    """A wheel that members are copied from; holds the file open.
+    """A wheel whose members are copied; keeps the file open.
 
-    What all readers of wheels agree on, and no more, is taken: each name is a plain path and there
-    once, in both of its headers; no member is a folder of another, encrypted, or packed otherwise
-    than by deflate.
+    It accepts only archives that all readers of wheels interpret alike: each name is a plain path,
+    unique and equal in both of its headers; no member is a folder of another, encrypted, or packed
+    other than by deflate.
 
     Raises:
-        WheelError: it is no such archive.
+        WheelError: it is not such an archive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class Source:
             raise self.wrong(f"not a readable wheel: {error}") from error
 
     def wrong(self, what: str) -> WheelError:
-        """Return the error that says what is wrong with this wheel."""
+        """Return the error for a problem of this wheel."""
         remedy = "use the unmodified upstream file; check pins.yaml"
         return WheelError(f"{self.path.name}: {plain.escaped(what)}", remedy)
 
@@ -126,7 +126,7 @@ class Source:
         name = self._file.read(fields[9]).decode(
             "utf-8" if info.flag_bits & _UTF8_NAME else "cp437"
         )
-        behind = flags & _DESCRIPTOR or _ZIP64 in (packed, size)  # the sizes stand elsewhere
+        behind = flags & _DESCRIPTOR or _ZIP64 in (packed, size)  # the sizes are elsewhere
         if (fields[0], name, method) != (b"PK\3\4", info.orig_filename, info.compress_type) or (
             not behind and (crc, packed, size) != (info.CRC, info.compress_size, info.file_size)
         ):
@@ -137,14 +137,14 @@ class Source:
         """Return a member's content.
 
         Raises:
-            WheelError: there is none of that name, or it is damaged.
+            WheelError: it is missing or damaged.
         """
         if name not in self.members:
             raise WheelError(f"{self.path.name}: has no {name}", "fix pins.yaml")
         return b"".join(self.content(name))
 
     def content(self, name: str) -> Iterator[bytes]:
-        """Give a member's content in pieces, its check sum held against the archive's.
+        """Yield a member's content in pieces, and check its check sum.
 
         Raises:
             WheelError: it is damaged.
@@ -157,7 +157,7 @@ class Source:
             raise self.wrong(f"{name}: {error or 'truncated'}") from error
 
     def packed(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
-        """Give a member's bytes as they lie in the archive, compressed or not, in pieces."""
+        """Yield a member's bytes as stored in the archive, compressed or not, in pieces."""
         self._file.seek(self._checked_header(info))
         left = info.compress_size
         while left:
@@ -283,5 +283,5 @@ class Writer:
 
 
 def _mode(mode: int) -> int:
-    """Two modes only: umasks of whoever packed the release wheel must not show."""
+    """Return one of two modes, so that the umask of the release's build has no effect."""
     return 0o755 if mode & stat.S_IXUSR else 0o644

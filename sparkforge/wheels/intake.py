@@ -1,7 +1,7 @@
-"""A wheel that somebody else made → what it says of itself, checked before anything is made of it.
+"""Check a release wheel and read its metadata, before it is used.
 
-What pip, uv and ``wheel`` all take is taken; the rest is refused here, with one error, and not by
-whoever gets our wheel.
+Wheels that pip, uv and ``wheel`` all accept are accepted. Others are refused here with one error,
+not later by the users of our wheel.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Field:
     """A header of METADATA or WHEEL.
 
     Attributes:
-        key: in lower case; readers do not tell the cases apart.
-        value: without the white space around it.
-        text: as it is written, over several lines where it is folded.
+        key: in lower case; readers ignore the case.
+        value: without surrounding white space.
+        text: as written, on several lines if folded.
     """
 
     key: str
@@ -49,16 +49,16 @@ class Field:
 
 @dataclass(frozen=True)
 class Wheel:
-    """What a wheel says of itself.
+    """A wheel's metadata.
 
     Attributes:
-        stem: ``NAME-VERSION`` as its ``.dist-info`` folder is spelt.
-        name, version: METADATA's.
-        released: the version as the file's name has it.
+        stem: ``NAME-VERSION`` in the spelling of its ``.dist-info`` folder.
+        name, version: of METADATA.
+        released: the version in the file's name.
         tags: ``PYTHON-ABI-PLATFORM`` of the file's name.
-        metadata: the headers of METADATA; ``description`` is what follows them.
+        metadata: the headers of METADATA; ``description`` is the text after them.
         wheel: the headers of WHEEL.
-        record: of each member that has one, its digest, as ``sha256=…``.
+        record: digests of the members, as ``sha256=…``.
     """
 
     stem: str
@@ -89,14 +89,14 @@ class IntakeResult:
 
 
 def take(store: Store, path: Path, sha256: str) -> None:
-    """Check every byte of a wheel against its RECORD, once for each store.
+    """Check every byte of a wheel with its RECORD, once for each store.
 
     Args:
         path: a verified download.
         sha256: its hash.
 
     Raises:
-        WheelError: it is no wheel that pip, uv and ``wheel`` all take.
+        WheelError: pip, uv or ``wheel`` would not accept it.
     """
 
     def check(folder: Path) -> IntakeResult:
@@ -107,10 +107,10 @@ def take(store: Store, path: Path, sha256: str) -> None:
 
 
 def verify(source: archive.Source) -> int:
-    """Check every member of a wheel against its RECORD; returns how many there are.
+    """Check every member of a wheel with its RECORD; returns their number.
 
     Raises:
-        WheelError: as ``read``, or a member is not what RECORD promises.
+        WheelError: as ``read``, or a member differs from RECORD.
     """
     wheel = read(source)
     unsigned = {f"{wheel.info}/{name}" for name in _UNSIGNED}
@@ -128,10 +128,10 @@ def verify(source: archive.Source) -> int:
 
 
 def read(source: archive.Source) -> Wheel:
-    """Read what a wheel says of itself.
+    """Read a wheel's metadata.
 
     Raises:
-        WheelError: its file name, METADATA, WHEEL or RECORD are none, or do not go together.
+        WheelError: its file name, METADATA, WHEEL or RECORD are invalid, or disagree.
     """
     parts = source.path.name.removesuffix(".whl").split("-")
     if len(parts) != 5 or plain.path_problem(source.path.name):
@@ -167,7 +167,7 @@ def read(source: archive.Source) -> Wheel:
 
 
 def _stem(source: archive.Source, name: str, version: str) -> str:
-    """Return NAME-VERSION as the wheel's own folders are spelt: one of each kind, ours in name."""
+    """Return NAME-VERSION in the spelling of the wheel's own folders, one of each kind."""
     found: dict[str, set[str]] = {_INFO: set(), _DATA: set()}
     for member in source.members:
         top, *below = member.split("/")
@@ -202,12 +202,12 @@ def _text(source: archive.Source, member: str) -> str:
 
 
 def _parsed(source: archive.Source, member: str) -> tuple[tuple[Field, ...], str]:
-    """Return the headers of a file in mail format, and what follows the first empty line."""
+    """Return the headers of a file in mail format, and the text after the first empty line."""
     head, _, body = _text(source, member).partition("\n\n")
     fields = []
     for text in re.split(r"\n(?![ \t])", head.strip("\n")):
         key, colon, value = text.partition(":")
-        # a line that is no header is left as it is: a licence's text that nobody indented
+        # a line that is not a header stays: a licence's text without indent
         fields.append(Field(key.lower() if colon else "", value.strip(), text))
     return tuple(fields), body
 

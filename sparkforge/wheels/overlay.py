@@ -27,14 +27,14 @@ from sparkforge.wheels.intake import Wheel
 
 @dataclass(frozen=True)
 class Request:
-    """What to make of a release wheel, its files apart.
+    """Changes of a release wheel, other than its files.
 
     Attributes:
         wheel: the verified release wheel.
         name: distribution name of the result; None keeps it.
         local: local version part, e.g. ``cpu.spark.1``.
-        drop_requires: requirements to leave out of METADATA.
-        version_file: the module in the wheel that states the version, or None.
+        drop_requires: requirements to remove from METADATA.
+        version_file: the module in the wheel with the version, or None.
         epoch: date of every member, seconds since 1970.
     """
 
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Layer:
-    """A patched tree, and where its repository's files are found in the wheel."""
+    """A patched tree, and the paths of its files in the wheel."""
 
     patched: Patched
     paths: tuple[PathRule, ...]
@@ -56,11 +56,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Overlaid:
-    """The result: the file, its distribution and version, and which members are ours.
+    """The overlay wheel: file, distribution, version, and patched members.
 
     Attributes:
-        left_out: changed files of the repository that no wheel ships.
-        compile_only: of these, rules of compiling, which the release's native code has not seen.
+        left_out: changed files of the repository that no wheel contains.
+        compile_only: build rules among these, which did not apply to the release's native code.
     """
 
     path: Path
@@ -74,18 +74,18 @@ class Overlaid:
 
 
 def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
-    """Write the overlay wheel into ``folder``; no layer: only its metadata changes.
+    """Write the overlay wheel into ``folder``; without layers only its metadata changes.
 
     Raises:
-        WheelError: a patch changes what no overlay can carry (native sources), or the release
-            wheel's file is not the one that the patch was made on.
+        WheelError: a patch changes native sources, or the release wheel's file is not the patch's
+            original.
     """
     with archive.opened(request.wheel) as source:
         return write(request, source, plan(request, layers, source), folder)
 
 
 def write(request: Request, source: archive.Source, changes: Plan, folder: Path) -> Overlaid:
-    """Write a wheel anew with some members changed, under our name and version.
+    """Write a wheel with some members changed, under our name and version.
 
     Args:
         source: ``request.wheel``, open.
@@ -104,7 +104,7 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
     fresh[f"{wheel.info}/WHEEL"] = _wheel_file(wheel)
     fresh[f"{wheel.info}/RECORD"] = b""  # made last
 
-    # a signature of the release's RECORD is none of ours
+    # a signature of the release's RECORD is not valid for ours
     signatures = {f"{wheel.info}/RECORD{suffix}" for suffix in (".jws", ".p7s")}
     names = (source.members.keys() | fresh.keys()) - set(changes.removed) - signatures
     renamed = {member: _rename(member, wheel.stem, new_stem) for member in names}
@@ -145,11 +145,11 @@ def output_version(release_version: str, local: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which members of a wheel change, and into what."""
+    """Changed members of a wheel, with their content."""
 
     fresh: Mapping[str, bytes] = field(default_factory=dict)
     executable: Mapping[str, bool] = field(default_factory=dict)
-    """Of the members whose mode a patch sets; the others keep theirs."""
+    """Modes of members that a patch sets; others stay."""
     replaced: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ class Plan:
 
 
 def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> Plan:
-    """Find what patched trees change in a release wheel.
+    """Find the changes of patched trees in a release wheel.
 
     Raises:
         WheelError: as ``build``.
@@ -245,7 +245,7 @@ def _check_before(
 
 
 def _blob_id(data: bytes) -> str:
-    # git's own formula; SHA-1 names the content here, the wheel itself is held by sha256
+    # git's own formula; SHA-1 is only a name here, and the wheel itself is checked by sha256
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
@@ -272,7 +272,7 @@ def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
         if drop and one.key == "requires-dist":
             requirement = Requirement(one.value)
             found = canonicalize_name(requirement.name)
-            # requirements of extras stay: they are only installed when asked for
+            # requirements of extras stay: they are only installed on request
             if found in drop and "extra ==" not in str(requirement.marker):
                 dropped.add(found)
                 continue
@@ -285,7 +285,7 @@ def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
 
 
 def _wheel_file(wheel: Wheel) -> bytes:
-    """Return WHEEL with the tags of the file name, which is what installers go by."""
+    """Return WHEEL with the tags of the file name, which installers use."""
     kept = [one.text for one in wheel.wheel if one.key != "tag"]
     pythons, abis, platforms = (part.split(".") for part in wheel.tags.split("-"))
     kept += [f"Tag: {'-'.join(tag)}" for tag in itertools.product(pythons, abis, platforms)]

@@ -1,8 +1,8 @@
-"""Hides the CPU's better instruction sets from torch, and so from all that vLLM selects by them.
+"""Hide the CPU's better instruction sets from torch, and so from vLLM's selection.
 
-Python imports this file at its start where its folder is on PYTHONPATH; the variable
-SPARKFORGE_CPU_ISA names the best set that stays visible. It runs in the interpreter under test,
-so it uses the standard library only. ``sparkforge/runtime/isa.py`` gives the variables.
+Python imports this file at its start if its folder is on PYTHONPATH. The variable
+SPARKFORGE_CPU_ISA names the best set that stays visible. It runs in the interpreter under test, so
+it uses the standard library only. ``sparkforge/runtime/isa.py`` gives the variables.
 """
 
 from __future__ import annotations
