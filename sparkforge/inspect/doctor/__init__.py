@@ -1,1 +1,1 @@
-"""``build.py doctor``: will this machine build and serve a target, and if not, what fixes it?"""
+"""``build.py doctor``: check that this machine can build and serve a target, with hints."""

@@ -1,8 +1,8 @@
-"""Chats for a report: what the server answers, alone and eight at once, and how fast.
+"""Chats for a report: answers and speed of the server, alone and eight at once.
 
 The best known fault on a Spark is an answer with status 200 and without content, first seen with
-requests in parallel (vllm#37030). So ten questions are asked one at a time, then eight at once;
-then one that calls a tool, and one with a long prompt. Temperature 0: two reports can be compared.
+parallel requests (vllm#37030). So there are ten questions one at a time, then eight at once, one
+with a tool, and one with a long prompt. With temperature 0 reports can be compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TOGETHER = 8
 LONG_TOKENS = 100_000
-"""Tokens of the long prompt, where the server takes so many."""
+"""Tokens of the long prompt, if the server accepts so many."""
 _CONNECT_S = 5.0
 _SILENCE_S = 600.0  # the first token of a long prompt, or of a kernel that is compiled
 _MOST_TOKENS = 256
@@ -73,10 +73,10 @@ class Chat:
     Attributes:
         kind: ``alone``, ``eight at once``, ``tool`` or ``long``.
         seconds: until its end.
-        first_s: until the first token; None: none came.
-        prompt_tokens, tokens: as the server counts them.
-        tokens_per_s: after the first token; None: too few to tell.
-        problem: what is wrong, or "".
+        first_s: until the first token, or None.
+        prompt_tokens, tokens: counted by the server.
+        tokens_per_s: after the first token; None: too few.
+        problem: or "".
     """
 
     kind: str
@@ -95,7 +95,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class Model:
-    """What the server serves: its name, and tokens of prompt and answer together."""
+    """The served model: its name, and tokens of prompt and answer together."""
 
     name: str
     max_len: int
@@ -126,13 +126,13 @@ def model_of(place: Place) -> Model:
 
 
 def ask_all(place: Place, model: Model) -> Iterator[Chat]:
-    """Ask everything, in order; what fails is an answer with a problem."""
+    """Send all requests in order; a failure is an answer with a problem."""
     log.info(f"{len(_QUESTIONS)} chats, one at a time")
     for question in _QUESTIONS:
         yield _ask(place, "alone", question, _body(model, question))
     log.info(f"{TOGETHER} chats at once")
     with ThreadPoolExecutor(TOGETHER) as pool:
-        # not sent before all threads are there, or the first would be alone after all
+        # not sent before all threads exist, or the first would be alone
         works = [
             pool.submit(_ask, place, "eight at once", question, _body(model, question))
             for question in _QUESTIONS[:TOGETHER]

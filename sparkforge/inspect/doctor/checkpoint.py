@@ -1,8 +1,8 @@
-"""What lies on the disk of a model: read here, judged in ``storage``.
+"""A model's files on the disk: read here, checked in ``storage``.
 
-A safetensors file says in its first bytes how long it is, so a shard that was cut short is known
-without reading the weights: 8 bytes (little endian) give the length of a JSON header, whose largest
-``data_offsets`` is the length of what follows.
+The first bytes of a safetensors file give its length, so a truncated shard is found without reading
+the weights: 8 bytes (little endian) give the length of a JSON header, whose largest
+``data_offsets`` is the length of the rest.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def folder_of(hub: Path, repository: str) -> Path:
 
 
 def read(hub: Path, repository: str, revision: str) -> dict[str, Any]:
-    """Read what a hub cache has of a model's revision.
+    """Read the files of a model's revision in a hub cache.
 
     Returns:
-        ``hub``, ``snapshot`` (path or None), ``revisions`` (that are there), ``incomplete`` (files
-        whose download is not finished), and what ``read_folder`` returns.
+        ``hub``, ``snapshot`` (path or None), ``revisions`` (in the cache), ``incomplete`` (partly
+        downloaded files), and the result of ``read_folder``.
 
     Raises:
         OSError: a folder cannot be read.
@@ -51,8 +51,8 @@ def read_folder(folder: Path) -> dict[str, Any]:
     """Read a checkpoint's folder.
 
     Returns:
-        ``config`` (whether config.json is there), ``named`` (shards that the index names; without
-        an index: the safetensors that are there), ``index_problem`` ("" or why it can't be used),
+        ``config`` (whether config.json exists), ``named`` (shards in the index; without an index:
+        existing safetensors), ``index_problem`` (or ""),
         ``shards``: by name, {size, expected} in bytes, or {problem}.
     """
     index = folder / "model.safetensors.index.json"
@@ -66,7 +66,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
             problem = f"{type(error).__name__}: {error}"
     else:
         named = [file.name for file in pagecache.weight_files(folder)]
-    # a name out of a file that anybody may have written must stay in the folder
+    # a name in a file from outside must stay in the folder
     strange = [name for name in named if not re.fullmatch(r"[\w.-]+\.safetensors", str(name))]
     if strange:
         named, problem = [], f"it names {strange[0]!r}, which is no shard"

@@ -1,4 +1,4 @@
-"""``build.py doctor``: words → readings → findings → table or JSON, and the exit code."""
+"""``build.py doctor``: arguments → readings → findings → table or JSON, and the exit code."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Options:
 def run(options: Options) -> int:
     """Look, judge, print; returns 18 where something would stop the target.
 
-    A report is the answer in itself: with one the code is 0, whatever is found.
+    With a report the code is 0 for any findings.
     """
     path = recover_checkout(options.pins)
     if options.wait is not None and not options.cluster:
@@ -132,12 +132,12 @@ def _settings(seen: Readings) -> Settings:
 
 
 def judge(seen: Readings, want: Wanted, probes: Iterable[Probe]) -> list[Finding]:
-    """Ask every probe; one that fails takes no other with it."""
+    """Run every probe; a failed one does not affect others."""
     findings: list[Finding] = []
     for probe in probes:
         try:
             findings += probe(seen, want)
-        except Exception as error:  # what a machine may say has no end: the others still count
+        except Exception as error:  # a machine may return anything: the other probes still count
             log.detail(f"{probe.__name__}: {type(error).__name__}: {error}")
             findings.append(
                 Finding(
@@ -161,7 +161,7 @@ def judge(seen: Readings, want: Wanted, probes: Iterable[Probe]) -> list[Finding
 
 
 def relevant(findings: Iterable[Finding]) -> list[Finding]:
-    """Leave out what follows from another platform than the target's: it is one fault, not five."""
+    """Remove findings that only follow from another platform than the target's."""
     found = list(findings)
     if not any(one.name == "architecture" and one.state == "fail" for one in found):
         return found
@@ -169,7 +169,7 @@ def relevant(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def document(target: str, findings: Iterable[Finding]) -> dict[str, object]:
-    """Return what ``--json`` prints; docs/doctor.md describes it."""
+    """Return the document of ``--json``; docs/doctor.md describes it."""
     found = list(findings)
     counts = {state: sum(one.state == state for one in found) for state in STATES}
     return {
@@ -181,7 +181,7 @@ def document(target: str, findings: Iterable[Finding]) -> dict[str, object]:
 
 
 def show(target: str, findings: Iterable[Finding]) -> None:
-    """Print findings by theme, each with what was seen and its hint."""
+    """Print findings by theme, each with its reading and its hint."""
     theme = ""
     for one in findings:
         check = CHECKS[one.name]

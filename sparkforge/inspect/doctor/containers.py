@@ -1,4 +1,4 @@
-"""Probes of the container engine and what gives its containers a GPU: readings → findings."""
+"""Probes of the container engine and its GPU support: readings → findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkforge.inspect.doctor.reading import Readings, first_line
 from sparkforge.inspect.doctor.wanted import Wanted
 from sparkforge.runtime.engine import check_version
 
-# what docker-compose.yml says of health and volumes; 2.26.1 is what was used
+# docker-compose.yml's health check and volumes need this; tested with 2.26.1
 _OLDEST_COMPOSE = (2, 20)
 _INSTALL = "curl -fsSL https://get.docker.com | sudo sh   # or your distribution's packages"
 
@@ -86,7 +86,7 @@ def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
     if ways:
         return Finding("container-toolkit", "ok", f"{version}; the engine has {', '.join(ways)}")
     if said.code == 0:
-        # Docker finds the toolkit's hook by itself, so this may still do
+        # Docker finds the toolkit's hook itself, so this may still work
         return Finding(
             "container-toolkit",
             "warn",

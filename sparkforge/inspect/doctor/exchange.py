@@ -1,9 +1,8 @@
-"""Two doctors, one on each machine, tell each other what they found.
+"""Two doctors, one on each machine, exchange their facts.
 
-The head's listens and the worker's connects, one port above those of the server, so both may run
-while it serves. Each sends one line of JSON; the worker then asks for the head's clock. Facts are
-names and numbers, no secrets, and what comes from the other side is data to compare: nothing of it
-is run, and it is cut at 64 KiB.
+The head's listens and the worker's connects, one port above those of the server, so both can run
+while it serves. Each sends one line of JSON. Then the worker requests the head's clock. Facts are
+names and numbers, no secrets. Data of the other side is only compared, and cut at 64 KiB.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _ASKS = 5
 
 @dataclass(frozen=True)
 class Peer:
-    """What came of it.
+    """Result of the exchange.
 
     Attributes:
         facts: the other side's, or {}.
-        offset_s: its clock minus ours; None where it was not asked (the worker asks).
+        offset_s: its clock minus ours; only on the worker, else None.
         problem: why there are no facts, or "".
     """
 
@@ -75,7 +74,7 @@ def exchange(mine: Settings, facts: Mapping[str, str], wait_s: float) -> Peer:
 
 
 def _asked(stream: BufferedRWPair) -> tuple[float, float]:
-    """Ask for the other clock; returns the seconds that it took, and that clock minus ours."""
+    """Read the other clock; returns the seconds for it, and that clock minus ours."""
     before = time.time()
     stream.write(b"time\n")
     stream.flush()

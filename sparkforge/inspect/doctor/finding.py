@@ -1,4 +1,4 @@
-"""What doctor says: one finding a check, and the list of all checks."""
+"""Findings of doctor, one for each check, and the list of all checks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ has to be done, or nothing could be judged."""
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """Result of one check.
 
     Attributes:
         name: of the check, a key of ``CHECKS``.
-        seen: what the machine said.
-        remedy: a command to paste, or what to do; empty where all is well.
+        seen: the reading.
+        remedy: the hint, often a command; "" if there is no problem.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Finding:
     remedy: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """Return what ``--json`` prints of it."""
+        """Return it as JSON values."""
         check = CHECKS[self.name]
         return {
             "name": self.name,
@@ -42,12 +42,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that doctor looks at.
+    """Description of a check.
 
     Attributes:
-        what: what is read.
-        worse: what makes it more than a note.
-        why: why it matters.
+        what: it reads.
+        worse: conditions of a warning or failure.
+        why: reason of the check.
     """
 
     theme: str

@@ -1,8 +1,7 @@
-"""Probes of GPU and driver: what nvidia-smi says → findings.
+"""Probes of GPU and driver: output of nvidia-smi → findings.
 
-No GB10 was at hand. That nvidia-smi gives its memory as N/A or "Not Supported", and the clocks of a
-machine after a power fault, are public reports; every value may therefore be missing, and a missing
-one is never taken for a fault.
+No GB10 was available. Public reports show nvidia-smi's memory as N/A or "Not Supported", and the
+clocks of a machine after a power fault. So every value may be missing, which is never a fault.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def gpu(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if not want.gpu or _tree(seen.said("nvidia-smi")) is None:
-        return  # the finding about nvidia-smi says what is missing
+        return  # the finding about nvidia-smi reports the missing program
     missing = [path for path in DEVICES if not seen.paths.get(path, {}).get("exists")]
     if missing:
         yield Finding(
@@ -167,7 +166,7 @@ def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
 
 
 def _reasons(one: ET.Element) -> list[str]:
-    """Return the reasons for a slow-down that are active, whatever the driver calls the list."""
+    """Return the active reasons for a slow-down; the list's name depends on the driver."""
     found = []
     for group in ("clocks_event_reasons", "clocks_throttle_reasons"):
         for reason in one.findall(f"{group}/*"):

@@ -32,8 +32,8 @@ def architecture(seen: Readings, want: Wanted) -> Iterator[Finding]:
     )
 
 
-# what vLLM 0.31.0 selects by instruction set: its extension (platforms/cpu.py, import_kernels), and
-# the kernels of experts in BF16 (fused_moe/experts/cpu_moe.py)
+# selected by vLLM 0.31.0 for an instruction set: its extension (platforms/cpu.py, import_kernels),
+# and the kernels of experts in BF16 (fused_moe/experts/cpu_moe.py)
 _EXTENSION: Mapping[str, str] = {
     "amx": "_C",
     "avx512_bf16": "_C",
@@ -146,7 +146,7 @@ def proxies(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if not there:
         yield Finding("proxies", "ok", f"none{bundle}")
         return
-    # a proxy's address may hold a password
+    # a proxy's address may have a password
     shown = ", ".join(f"{name}={_hostless(value)}" for name, value in there.items())
     without = seen.variables.get("no_proxy") or seen.variables.get("NO_PROXY") or ""
     if not {"127.0.0.1", "localhost", "*"}.intersection(re.split(r"[,\s]+", without)):
@@ -174,7 +174,7 @@ def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("memory", "note", "/proc/meminfo has no memory information")
         return
     reading = memory.Reading(have["MemTotal"], have["MemAvailable"])
-    # the entrypoint asks CUDA, too; a driver that is silent here is a finding of its own
+    # the entrypoint uses CUDA, too; a driver without an answer is a separate finding
     cuda_total = int(seen.facts.get("cuda_total") or 0) or None
     said = memory.described(reading, cuda_total)
     if want.memory is None:

@@ -15,7 +15,7 @@ _PATTERNS = (
     (IN_URL, f"{INSTEAD}@"),
     (re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[A-Za-z0-9_-]{16,}"), rf"\1{INSTEAD}"),
     (re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}"), rf"\1 {INSTEAD}"),
-    # NAME=value and "name": "value", of names that tell
+    # NAME=value and "name": "value", for names of secrets
     (
         re.compile(
             rf"(?i)([A-Z0-9_-]*{SECRET_NAME}[A-Z0-9_-]*"
@@ -31,17 +31,17 @@ _PATTERNS = (
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether a variable of that name holds a secret."""
+    """Return whether a variable's name is that of a secret."""
     return re.search(SECRET_NAME, name, re.I) is not None
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What to leave out, beside what looks like a secret.
+    """Texts to mask, besides those that look like a secret.
 
     Attributes:
-        secrets: keys as they are.
-        names: text to put in the place of a name, by name: home folder, user, host.
+        secrets: keys.
+        names: replacements by name: home folder, user, host.
     """
 
     secrets: tuple[str, ...] = ()
@@ -64,8 +64,8 @@ def mask_of(
     """Return the mask of a machine.
 
     Args:
-        variables: of environment and .env; values of those whose names tell are left out.
-        keys: API keys, as read from their files.
+        variables: of environment and .env; values of secrets are masked.
+        keys: API keys from their files.
     """
     values = [value for name, value in variables.items() if is_secret_name(name)]
     found = {one.strip() for one in (*values, *keys)}

@@ -1,4 +1,4 @@
-"""``doctor --cluster``: probes of one machine of two, and of what differs between them."""
+"""``doctor --cluster``: probes of one of two machines, and of their differences."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SAME = (
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface as /sys/class/net and `ip` show it.
+    """An interface, from /sys/class/net and `ip`.
 
     Attributes:
         state: ``up``, ``down``, …; None: no such interface.
-        mtu, mbit: bytes and Mbit/s; None: not told.
-        addresses: that it has.
+        mtu, mbit: bytes and Mbit/s; None: unknown.
+        addresses: of the interface.
     """
 
     state: str | None = None
@@ -54,7 +54,7 @@ class Gid:
 
 @dataclass(frozen=True)
 class Pair:
-    """What was read for a machine of two."""
+    """Readings of one of two machines."""
 
     mine: Settings
     interface: Interface
@@ -62,7 +62,7 @@ class Pair:
     peer: Peer = field(default_factory=Peer)
     facts: Mapping[str, str] = field(default_factory=dict)
     jumbo: str = ""
-    """``ok``; else what `ping` said of packets as large as the MTU; "" where it was not asked."""
+    """``ok``, or `ping`'s output for packets as large as the MTU; "" without a test."""
     memlock: str = ""
     """``unlimited``, or KiB that this user may pin."""
 
@@ -90,7 +90,7 @@ def _interface(pair: Pair, *, rdma: bool) -> Iterator[Finding]:
     if mine.own not in one.addresses:
         mend = f"sudo ip address add {mine.own}/24 dev {name} && sudo ip link set {name} up"
         yield Finding("interface", "fail", f"{said}; .env says {mine.own}", mend)
-    elif one.state not in ("up", "unknown"):  # unknown: what loopback says
+    elif one.state not in ("up", "unknown"):  # unknown: the state of loopback
         yield Finding("interface", "fail", said, f"sudo ip link set {name} up   # the cable?")
     elif rdma and one.mbit and 0 < one.mbit < _FASTEST_MBIT:
         yield Finding("interface", "warn", f"{said}; a Spark's port has 200", f"ethtool {name}")
@@ -146,7 +146,7 @@ def _rdma(pair: Pair) -> Finding:
 
 
 def _ends_with(gid: str, address: str) -> bool:
-    """Tell whether a GID is the one of an IPv4 address (::ffff:a.b.c.d), or of an IPv6 one."""
+    """Return whether a GID is that of an IPv4 address (::ffff:a.b.c.d) or an IPv6 address."""
     try:
         wanted = ipaddress.ip_address(address)
         found = ipaddress.IPv6Address(gid)
@@ -244,7 +244,7 @@ def _peer(pair: Pair) -> Iterator[Finding]:
         else:
             yield Finding(name, "note", "neither side has one")
     if peer.offset_s is None:
-        return  # the worker's doctor asks
+        return  # the worker's doctor measures it
     step = f"{abs(peer.offset_s):.3f} s apart"
     if abs(peer.offset_s) > _IN_STEP_S:
         yield Finding("time", "warn", step, "sudo timedatectl set-ntp true   # on both")

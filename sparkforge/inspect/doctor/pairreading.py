@@ -1,4 +1,4 @@
-"""Reads what ``doctor --cluster`` judges: interface, RDMA devices, and the facts to compare."""
+"""Readings for ``doctor --cluster``: interface, RDMA devices, and facts to compare."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def take(mine: Settings, seen: Readings, want: Wanted, wait_s: float) -> Pair:
 
 
 def interface(name: str, sys: Path = Path("/sys")) -> Interface:
-    """Return an interface's state; an empty one where there is none of that name."""
+    """Return an interface's state; an empty one if it does not exist."""
     folder = sys / "class" / "net" / name
     state = _line(folder / "operstate")
     if not state:

@@ -1,6 +1,6 @@
-"""The parts of a report: what a first run on a machine that nobody here has can tell.
+"""The parts of a report about a first run on a user's machine.
 
-Each part is a text, or the reason why there is none; a part that fails takes no other with it.
+Each part is a text, or the reason for its absence. A failed part does not affect others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparkforge.serving import moments
 
 _ASK_S = 20.0
 _LOG_S = 60.0
-_MOST = 4 << 20  # bytes of a file that is taken whole
+_MOST = 4 << 20  # bytes of a file that is included completely
 _TAIL_LINES = 5000
 _KERNEL = re.compile(r"nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:", re.I)
 _CLOCKS_EVERY_S = 2
@@ -45,9 +45,9 @@ class Part:
 
     Attributes:
         file: its name there.
-        what: what it is, in words.
-        text: what is in it.
-        problem: why there is less than that, or nothing; "" otherwise.
+        what: its description.
+        text: its content.
+        problem: why it is incomplete or missing, or "".
     """
 
     file: str
@@ -67,13 +67,13 @@ class Container:
 
 @dataclass(frozen=True)
 class Run:
-    """What a report is about.
+    """Subject of a report.
 
     Attributes:
         root: the checkout.
         target: its name; also Compose's service.
-        container: None: Compose made none.
-        place: where the server answers.
+        container: of Compose, or None.
+        place: address of the server.
     """
 
     root: Path
@@ -83,7 +83,7 @@ class Run:
 
 
 def find_container(target: str) -> Container | None:
-    """Return the newest container that Compose made of a service; None: there is none."""
+    """Return Compose's newest container of a service, or None."""
     label = f"label=com.docker.compose.service={target}"
     fields = "{{.ID}}\t{{.State}}\t{{.Image}}"
     seen = glimpse(
@@ -102,10 +102,10 @@ def find_container(target: str) -> Container | None:
 
 
 def collect(run: Run, *, ask: bool) -> Iterator[Part]:
-    """Yield the parts, in order; the chats, where they are wanted, come before the log is read.
+    """Yield the parts in order; chats come before the log is read.
 
     Args:
-        ask: whether the server is asked questions.
+        ask: include chats with the server.
     """
     yield _checkout(run.root)
     yield _file(
@@ -150,7 +150,7 @@ def _file(name: str, what: str, path: Path, remedy: str) -> Part:
 
 
 def _text(name: str, what: str, seen: Glimpse) -> Part:
-    """Return a part with what a program printed."""
+    """Return a part with a program's output."""
     if seen.code == 0:
         return Part(name, what, seen.out)
     said = seen.err.strip().partition("\n")[0][:200]
@@ -159,7 +159,7 @@ def _text(name: str, what: str, seen: Glimpse) -> Part:
 
 def _kernel() -> Glimpse:
     seen = glimpse("journalctl", "-k", "-b", "-o", "short-iso", "--no-pager", timeout_s=_ASK_S)
-    # without the right to read it, journalctl ends well and says nothing
+    # without the right to read the log, journalctl succeeds with an empty output
     if not seen.out.strip() or "No journal files" in seen.err:
         seen = glimpse("dmesg", "--ctime", timeout_s=_ASK_S)
     lines = [line for line in seen.out.splitlines() if _KERNEL.search(line)]

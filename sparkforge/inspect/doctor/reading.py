@@ -1,7 +1,7 @@
-"""The one place where doctor looks at the machine; whatever it reads has a bound in time.
+"""Doctor's readings of the machine, each with a time limit.
 
-A reading is text, or the reason why there is none. Probes judge readings and touch nothing, so a
-machine that nobody has here can be judged from a recording of its texts.
+A reading is a text, or the reason for its absence. Probes only use readings, so a recording is
+enough to check a remote machine.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Readings:
-    """What was read.
+    """All readings of a machine.
 
     Attributes:
-        files: text by path; None where there is no such file, or it could not be read.
-        programs: what each of ``PROGRAMS`` said.
-        facts: what Python itself tells: machine, kernel, page size, …; as ``cuda_total`` the bytes
-            of an integrated GPU, "" where there is none.
-        paths: of each path that matters, whether it exists and may be read and written.
-        disks: free and total bytes by purpose (``store``, ``model``), and as ``checkpoint`` what
-            there is of the model.
-        variables: of the environment, and those of .env.
-        late: what did not answer in time, by name.
+        files: text by path; None: missing or unreadable.
+        programs: output of each of ``PROGRAMS``.
+        facts: from Python: machine, kernel, page size, …; ``cuda_total`` has the bytes of an
+            integrated GPU, or "".
+        paths: by path, whether it exists and can be read and written.
+        disks: free and total bytes by purpose (``store``, ``model``); ``checkpoint`` has the files
+            of the model.
+        variables: of the environment, and of .env.
+        late: names of readings without a result in time.
     """
 
     files: Mapping[str, str | None] = field(default_factory=dict)
@@ -87,11 +87,11 @@ class Readings:
     late: tuple[str, ...] = ()
 
     def said(self, name: str) -> Glimpse:
-        """Return what a program said; one that was not asked has no exit code."""
+        """Return a program's output; one that did not run has no exit code."""
         return self.programs.get(name, Glimpse(None, problem=f"{name} was not read"))
 
     def text(self, path: str) -> str:
-        """Return a file's text, "" where there is none."""
+        """Return a file's text, or ""."""
         return (self.files.get(path) or "").strip()
 
     def dumps(self) -> str:
@@ -100,10 +100,10 @@ class Readings:
 
     @classmethod
     def loads(cls, text: str) -> Readings:
-        """Return what ``dumps`` wrote.
+        """Return the readings in a text of ``dumps``.
 
         Raises:
-            ValueError, TypeError, AttributeError: the text is something else.
+            ValueError, TypeError, AttributeError: the text is invalid.
         """
         found = plain.json_of(text)
         if not found or not isinstance(found, dict):
@@ -114,14 +114,14 @@ class Readings:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of what a program said, and not more than a line has room for."""
+    """Return the first line of a program's output, shortened to a line."""
     return (text.strip().splitlines() or [""])[0][:120]
 
 
 def bounded(works: Mapping[str, Callable[[], Any]], timeout_s: float) -> dict[str, Any]:
-    """Do works at the same time; returns the results of those that ended in time.
+    """Run functions in parallel; returns the results of those that ended in time.
 
-    What hangs (a network file system whose server is gone) is left behind. A work that raises
+    A hanging one (a network file system without its server) is left running. One that raises
     OSError has no result either.
     """
     results: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def bounded(works: Mapping[str, Callable[[], Any]], timeout_s: float) -> dict[st
         try:
             results[name] = work()
         except OSError:
-            pass  # no result is what the probes then see
+            pass  # the probes get no result then
 
     threads = [
         threading.Thread(target=do, args=pair, daemon=True, name=pair[0]) for pair in works.items()
@@ -157,12 +157,12 @@ def take(
     """Read this machine.
 
     Args:
-        store: the store's folder, which need not exist.
-        model: folder that the model lies in or will be fetched into.
-        checkpoint: reads what is there of the model; None where the target has none.
-        rights: reads what the container's user may do there; None where Compose mounts no folder.
-        env_file: Compose's .env; what stands in the environment counts before it.
-        timeout_s: for each program; all are asked at once.
+        store: the store's folder, which may be missing.
+        model: folder of the model, existing or not.
+        checkpoint: reads the model's files; None: the target has no model.
+        rights: reads the rights of the container's user there; None: Compose mounts no folder.
+        env_file: Compose's .env; the environment has priority.
+        timeout_s: for each program; all run at once.
     """
     works: dict[str, Callable[[], Any]] = {}
     for name, words in PROGRAMS.items():
@@ -203,7 +203,7 @@ def take(
 
 
 def _hangs(name: str) -> bool:
-    """Tell whether a reading without a result is still being waited for."""
+    """Return whether a reading without a result is still running."""
     return any(thread.name == name for thread in threading.enumerate())
 
 
@@ -227,7 +227,7 @@ def _rights(path: Path) -> Callable[[], dict[str, bool]]:
         return {
             "exists": path.exists(),
             "readable": os.access(path, os.R_OK),
-            # what does not exist yet is made in the nearest folder that does
+            # a missing path is created in the nearest existing folder
             "writable": os.access(nearest, os.W_OK | (os.X_OK if nearest.is_dir() else 0)),
             "folder": path.is_dir() if path.exists() else nearest.is_dir(),
         }
@@ -254,9 +254,9 @@ def _socket(docker_host: str) -> str:
 
 
 def variables(env_file: Path) -> dict[str, str]:
-    """Return what Compose and the tools of the hub would see: .env, and over it the environment.
+    """Return the variables of Compose and the hub's tools: .env, overridden by the environment.
 
-    No token is among them.
+    Without tokens.
     """
     found = all_variables(env_file)
     return {name: value for name, value in found.items() if "TOKEN" not in name}

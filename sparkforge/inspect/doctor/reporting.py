@@ -1,4 +1,4 @@
-"""``doctor --report``: everything that a first run on a Spark can tell, in one archive."""
+"""``doctor --report``: all information about a first run on a Spark, in one archive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sparkforge.inspect.doctor.parts import Part
 from sparkforge.inspect.doctor.reading import Readings
 
 READINGS = "readings.json"
-_MOST = 64 << 20  # bytes of readings that are taken from an archive
+_MOST = 64 << 20  # bytes of readings in an archive
 _LOOPBACK = "127.0.0.1"
 _CONTENTS = "CONTENTS.txt"
 
@@ -33,7 +33,7 @@ def path_of(chosen: str, folder: Path) -> Path:
     """Return where the archive goes: the file that was named, else ("") a new one with the time.
 
     Raises:
-        UsageError: the file already exists, or its folder is not.
+        UsageError: the file already exists, or its folder does not.
     """
     path = (
         Path(chosen) if chosen else folder / time.strftime("sparkforge-report-%Y%m%d-%H%M%S.tar.gz")
@@ -62,13 +62,13 @@ def write(
 
     Args:
         root: the checkout.
-        seen: what doctor read.
-        findings: what it made of that, as ``--json`` prints it.
-        variables: of .env and environment, secrets included: they are masked.
-        ask: whether a server that runs is asked questions.
+        seen: doctor's readings.
+        findings: document of ``--json``.
+        variables: of .env and environment, with secrets, which are masked.
+        ask: include chats with a running server.
 
     Raises:
-        StoreError: the disk takes no more.
+        StoreError: the disk is full.
     """
     keys = _keys(variables)
     bind = variables.get("SPARKFORGE_BIND") or _LOOPBACK
@@ -89,7 +89,7 @@ def write(
 
 
 def show(path: Path, found: Sequence[Part]) -> None:
-    """Print what is in an archive, and what is not, with the reason."""
+    """Print the parts of an archive, and missing ones with the reason."""
     log.heading(f"{path} ({human_bytes(path.stat().st_size)})")
     there = [one for one in found if one.text]
     log.table([(one.file, human_bytes(len(one.text.encode())), one.what) for one in there])
@@ -104,7 +104,7 @@ def show(path: Path, found: Sequence[Part]) -> None:
 
 
 def document(path: Path, found: Iterable[Part]) -> dict[str, object]:
-    """Return what ``--json`` prints of a report."""
+    """Return the document of ``--json`` for a report."""
     return {
         "file": str(path),
         "parts": [
@@ -143,10 +143,10 @@ def packed(found: Iterable[Part]) -> bytes:
 
 
 def readings_in(path: Path) -> str | None:
-    """Return the readings in an archive; None: the file is no archive.
+    """Return the readings in an archive; None: the file is not an archive.
 
     Raises:
-        ValueError: it is one without readings, or a damaged one.
+        ValueError: it has no readings, or is damaged.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
@@ -174,5 +174,5 @@ def _keys(variables: Mapping[str, str]) -> list[str]:
     try:
         key = Path(named).expanduser().read_text(encoding="utf-8").strip() if named else ""
     except (OSError, UnicodeDecodeError, RuntimeError):
-        return []  # the chats then say that the server refuses them
+        return []  # the chats then show the server's refusal
     return [key] if key else []

@@ -1,7 +1,7 @@
-"""What user 10001, as whom the container serves, may do with a folder of this machine.
+"""Rights of user 10001, the container's user, in a folder of this machine.
 
-A folder that Compose mounts is entered by the container where it is mounted, so the folders above
-it do not count. Access control lists (setfacl) are read from where Linux keeps them.
+The container enters a mounted folder directly, so the folders above it do not matter. Access
+control lists (setfacl) are read from their extended attribute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sparkforge.inspect.doctor.checkpoint import folder_of
 USER = 10001
 """User and group of the image (Dockerfile)."""
 _MOST_FILES = 10_000
-# of linux/posix_acl_xattr.h and posix_acl.h: entries about somebody else than the owner
+# of linux/posix_acl_xattr.h and posix_acl.h: entries of other users than the owner
 _ACL, _HEAD, _ENTRY = "system.posix_acl_access", 4, struct.Struct("<HHI")
 _NAMED_USER, _OWNING_GROUP, _NAMED_GROUP, _MASK = 2, 4, 8, 16
 _READ, _WRITE, _ENTER = 4, 2, 1
@@ -27,14 +27,14 @@ def granted(path: Path, user: int = USER) -> int:
     """Return the rights of a user, whose group has the same number: bits 4 (read), 2, 1.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: it cannot be read.
     """
     seen = path.stat()
     if seen.st_uid == user:
         return seen.st_mode >> 6 & 7
     try:
         acl = os.getxattr(path, _ACL)[_HEAD:]
-    except OSError:  # has none, or lies on a file system without
+    except OSError:  # has none, or the file system does not support them
         return (seen.st_mode >> 3 if seen.st_gid == user else seen.st_mode) & 7
     entries = list(_ENTRY.iter_unpack(acl))
     mask = next((bits for tag, bits, _ in entries if tag == _MASK), 7)
@@ -50,7 +50,7 @@ def granted(path: Path, user: int = USER) -> int:
 
 
 def read(home: Path, repository: str) -> dict[str, Any]:
-    """Return what is in the way of user 10001 in a hub's home, as far as a model is concerned.
+    """Return what user 10001 cannot read or write of a model in a hub's home.
 
     Returns:
         ``exists`` (the home itself), ``unreadable`` and ``unwritable``: the first such path, or "".
@@ -66,7 +66,7 @@ def read(home: Path, repository: str) -> dict[str, Any]:
         need = _READ | _ENTER if folder else _READ
         if rights & need != need and not found["unreadable"]:
             found["unreadable"] = str(path)
-        # files are replaced, not written into; what is complete is only read
+        # files are replaced, not written to; complete ones are only read
         if folder and not rights & _WRITE and not found["unwritable"]:
             found["unwritable"] = str(path)
     return found

@@ -52,7 +52,7 @@ def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 
 def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    """Judge ``disks["checkpoint"]``: what ``checkpoint.read`` or ``read_folder`` gave."""
+    """Check ``disks["checkpoint"]``, the result of ``checkpoint.read`` or ``read_folder``."""
     if want.model is None:
         yield Finding("model", "ok", f"target {want.target} builds its own tiny model")
         return
@@ -108,7 +108,7 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
 def folder_for_compose(variables: Mapping[str, str]) -> str:
     """Return the folder of this machine that Compose mounts as the hub's home; "" for its volume.
 
-    Compose takes a value without a slash for the name of a volume.
+    In Compose a value without a slash is the name of a volume.
     """
     chosen = variables.get("SPARKFORGE_HF_CACHE") or ""
     return chosen if chosen.startswith(("/", ".", "~")) else ""
@@ -132,15 +132,15 @@ def _fetch_for_compose(seen: Readings, want: Wanted, fetch: str) -> str:
 
 
 def _shared(folder: str) -> str:
-    """Return the command that gives the container a folder, and leaves it to its owner, too.
+    """Return the command that adds the container's rights in a folder and keeps its owner's.
 
-    The last entry is about files that the container will make there.
+    The last entry is for files that the container will create there.
     """
     return f"setfacl -R -m u:{USER}:rwX,d:u:{USER}:rwX,d:u:$(id -u):rwX {folder}"
 
 
 def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    """Judge ``disks["rights"]``: what ``rights.read`` gave of the folder that Compose mounts."""
+    """Check ``disks["rights"]``, the result of ``rights.read`` for the mounted folder."""
     folder, found = folder_for_compose(seen.variables), seen.disks.get("rights")
     if not folder or found is None or want.model is None:
         return
@@ -180,7 +180,7 @@ def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 
 def _mount(hub: Path, fetch: str, seen: Readings, want: Wanted) -> str:
-    """Return the commands that have Compose use a hub's cache that is there."""
+    """Return the commands that have Compose use an existing hub cache."""
     if hub.name != "hub":  # Compose mounts the folder above it
         return _fetch_for_compose(seen, want, fetch)
     home = shlex.quote(str(hub.parent))
@@ -188,7 +188,7 @@ def _mount(hub: Path, fetch: str, seen: Readings, want: Wanted) -> str:
 
 
 def offline(seen: Readings) -> bool:
-    """Tell whether the hub must not be asked."""
+    """Return whether the hub must not be used."""
     return seen.variables.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON")
 
 
@@ -212,7 +212,7 @@ def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) 
 
 
 def _again(found: Mapping[str, Any], fetch: str, revision: str) -> str:
-    """Return the command that repairs a checkpoint; what is there and damaged is not kept."""
+    """Return the command that repairs a checkpoint; it removes damaged files."""
     if "hub" not in found:  # a folder of the user's own: nothing of it is overwritten
         target = shlex.quote(f"{found['folder']}-anew")
         return f"{fetch} --local-dir {target}   # or copy yours again"
@@ -226,7 +226,7 @@ def _again(found: Mapping[str, Any], fetch: str, revision: str) -> str:
         damaged.append("model.safetensors.index.json")
     if not damaged:
         return fetch
-    # the hub's client takes a file that is there for whole
+    # the hub's client takes an existing file for complete
     names = " ".join(sorted(damaged))
     anew = fetch.replace(" --revision", f" {names} --revision")
     return f"{anew} --force-download && {fetch}"

@@ -1,7 +1,7 @@
-"""Decoding speeds of gpt-oss-120b on one DGX Spark that others published, as data.
+"""Published decoding speeds of gpt-oss-120b on one DGX Spark, as data.
 
-None of them is ours, and we could check none. Each was read on ``READ_ON``; single stream, short
-contexts (512 to 2,048 tokens) where the source says so.
+All are by others, and not checked. Each was read on ``READ_ON``: single stream, with short contexts
+(512 to 2,048 tokens) if the source states them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Figure:
     """One published figure.
 
     Attributes:
-        tok_s: tokens a second, lowest and highest of what is given.
-        published: when, as exactly as the source says; empty where it does not.
-        setup: the weights that it read, in our words, where they can be told from the source.
+        tok_s: tokens per second, lowest and highest.
+        published: date, as exact as in the source, or "".
+        setup: the weights that it read, in our terms, if the source allows that.
     """
 
     engine: str

@@ -1,10 +1,10 @@
 """Does a model still say the same with dense layers quantised? The gate `build.py bench quality`.
 
-The model is served once as it is and once for each choice of --mxfp4-layers. As it is, it writes a
-continuation of every prompt; then each server scores those same tokens, one after another with the
-true ones before it (teacher-forced), and its distribution of each next token is compared with that
-of the model as it is. Each also answers questions that have one checkable answer. The prompts and
-questions are in quality.json, written for this purpose.
+The model is served once unchanged and once for each choice of --mxfp4-layers. The unchanged model
+continues every prompt. Then each server scores those tokens, with the true ones before them
+(teacher-forced), and its next-token distributions are compared with those of the unchanged model.
+Each server also answers questions with one checkable answer. The prompts and questions are in
+quality.json, written for this purpose.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULT_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 MATERIAL = Path(__file__).with_name("quality.json")
 
 _REQUEST_TIMEOUT_S = 600.0
-_LOAD_TIMEOUT_S = 1800.0  # 65 GB from a disk that gives 100 MB/s: 11 minutes
+_LOAD_TIMEOUT_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
 _ANSWER_TOKENS = 24
 _SMALLEST = 1e-6  # probability; below it a remainder is rounding of the others
 
@@ -45,15 +45,14 @@ Start = Callable[[Sequence[str]], AbstractContextManager[Server]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """The measurement.
 
     Attributes:
         layers: values of --mxfp4-layers, one server each.
-        prompts: how many of the prompts; None: all.
-        questions: how many of the questions; None: all.
-        tokens: length of each continuation, in tokens.
-        top: likeliest tokens of each distribution that the server names; the rest of the
-            vocabulary counts as one.
+        prompts: number of prompts; None: all.
+        questions: number of questions; None: all.
+        tokens: of each continuation.
+        top: likeliest tokens of each distribution; the rest of the vocabulary counts as one.
     """
 
     layers: Sequence[str] = DEFAULT_LAYERS
@@ -65,7 +64,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be lost.
+    """Limits of the loss.
 
     Attributes:
         max_kl: mean divergence of the next token's distribution, in nats.
@@ -102,14 +101,14 @@ class Distance:
 
 @dataclass(frozen=True)
 class Material:
-    """Prompts to continue and (question, answer) pairs, as the model wants them put."""
+    """Prompts to continue and (question, answer) pairs, in the model's format."""
 
     prompts: Sequence[str]
     questions: Sequence[tuple[str, str]]
 
     @classmethod
     def load(cls, plan: Plan, path: Path = MATERIAL) -> Material:
-        """Read quality.json, as much of it as the plan asks for."""
+        """Read the plan's part of quality.json."""
         data = plain.json_of(path.read_text(encoding="utf-8"))
 
         def put(text: str) -> str:
@@ -124,9 +123,9 @@ class Material:
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt with what the model as it is wrote after it, as token ids.
+    """A prompt with the unchanged model's continuation, as token ids.
 
-    Only what the model wrote is compared: the words of a user are none that it was taught to say.
+    Only the continuation is compared, since the model was not trained to write a user's text.
     """
 
     prompt: Sequence[int]
@@ -135,7 +134,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one server gave: the distribution of each written token of each text, and answers."""
+    """Results of one server: the distribution of each written token of each text, and answers."""
 
     scored: Sequence[Sequence[Logprobs]]
     answers: Sequence[str]
@@ -147,9 +146,10 @@ class Seen:
 def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
     """Return a lower bound of one position's divergence in nats, and the probability it covers.
 
-    The servers name their likeliest tokens only. Two bounds hold, and the larger one counts: all
-    tokens that not both name taken as one; and each token that only the reference names taken for
-    itself, since the other gives it no more than the least that it does name, or all it has left.
+    The servers only return their likeliest tokens. The result is the larger of two bounds. One
+    takes all tokens that only one of them returns as one. The other takes each token that only the
+    reference returns by itself: the other server's probability of it is at most that of its least
+    likely returned token, and at most the rest.
     """
     shared = reference.keys() & other.keys()
     covered = sum(math.exp(reference[token]) for token in shared)
@@ -198,7 +198,7 @@ def distance(
 
 
 def is_right(said: str, answer: str) -> bool:
-    """Whether the first line with words in it has the answer as a word of its own."""
+    """Return whether the first line with text has the answer as a separate word."""
     plain = re.sub(r"[*`_$\\]|(?<=\d),(?=\d{3})", "", said).strip()
     line = plain.partition("\n")[0].lower()
     return re.search(rf"(?<![\w.:]){re.escape(answer.lower())}(?![\w:]|\.\d)", line) is not None
@@ -244,7 +244,7 @@ def _continue(server: Server, prompt: str, tokens: int) -> Text:
 
 
 def _score(server: Server, text: Text, top: int) -> list[Logprobs]:
-    """Return the distribution of every written token, given those before it."""
+    """Return the distribution of every written token after those before it."""
     whole = [*text.prompt, *text.written]
     entries = _ask(server, prompt=whole, max_tokens=1, prompt_logprobs=top)["prompt_logprobs"]
     if len(entries) != len(whole):
@@ -307,12 +307,11 @@ def starter(
 def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[str, Any]:
     """Serve, score and compare; returns the figures as JSON values.
 
-    A choice of layers that cannot be served takes nothing from the others: ``failed`` says what
-    became of it.
+    A choice of layers that cannot be served is listed in ``failed``; the others still run.
 
     Raises:
-        SmokeError: the server of the model as it is does not start, or does not answer.
-        UsageError: nothing would be measured.
+        SmokeError: the server of the unchanged model does not start or answer.
+        UsageError: there is nothing to measure.
     """
     if not material.prompts or not plan.layers:
         raise UsageError("nothing to compare", "give at least one prompt and one --layers")
@@ -328,7 +327,7 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[st
         "as_it_is": {
             "right": score,
             "questions": len(material.questions),
-            # what the same server's own rounding and batching do
+            # the effect of the server's own rounding and batching
             "noise": asdict(distance(tokens, reference.scored, again)),
         },
         "layers": {},

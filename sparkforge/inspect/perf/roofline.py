@@ -1,11 +1,10 @@
-"""Bytes that one decoding step reads, and the speed that memory allows: arithmetic alone.
+"""Bytes that one decoding step reads, and the resulting limit of speed: arithmetic only.
 
-A ceiling is the memory's bandwidth divided by the bytes. It is no measurement and no promise:
-nothing can be faster, and how near an engine comes is not said here. Counted is what has to be
-read once a step: weights as the backend stores them (padding, scales and biases included), the
-keys and values of the context, norms, sinks and the rows of the embedding. Left out: activations
-and the new keys and values, which are well under 1 MB a token, caches that hold something from
-one step to the next, and everything that is computed.
+A ceiling is the memory's bandwidth divided by the bytes. It is neither a measurement nor a promise:
+no engine can be faster, and its distance is unknown. It counts the bytes that each step has to
+read: weights as the backend stores them (with padding, scales and biases), keys and values of the
+context, norms, sinks and rows of the embedding. It ignores activations and new keys and values,
+which are well under 1 MB per token, caches between steps, and all computation.
 
 1 GB is 10^9 bytes.
 """
@@ -39,22 +38,23 @@ MOE_MULTIPLES: Mapping[Moe, tuple[int, int]] = {
     "flashinfer_cutlass": (128, 128),
     "triton": (1, 64),
 }
-"""What hidden and intermediate size are rounded up to, by MoE backend of vLLM 0.31.0.
+"""Multiples that hidden and intermediate size are padded to, by MoE backend of vLLM 0.31.0.
 
-Source: mxfp4_round_up_hidden_size_and_intermediate_size in fused_moe/oracle/mxfp4.py, which
-tests/patches/test_marlin_moe_padding.py asks. ``marlin-release`` is Marlin in the release,
-``marlin`` what its thread configurations demand (w13: rows 128, columns 64; w2: rows 64,
-columns 128), which our series makes of it.
+Source: mxfp4_round_up_hidden_size_and_intermediate_size in fused_moe/oracle/mxfp4.py, which checked
+    by tests/patches/test_marlin_moe_padding.py. ``marlin-release`` is Marlin in the release,
+    ``marlin`` is Marlin with our series: what its thread configurations need (w13: rows 128,
+    columns 64;
+w2: rows 64, columns 128).
 """
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What decides over the bytes of a model.
+    """Settings that a model's bytes depend on.
 
     Attributes:
         moe: backend of the experts, which are in MXFP4 in the checkpoint.
-        layers: format of each dense layer kind; what is not named is BF16.
+        layers: format of each dense layer kind; others are BF16.
         kv_cache: format of keys and values; ``auto`` is BF16.
     """
 
@@ -65,10 +65,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes that one decoding step reads, by what they are.
+    """Bytes that one decoding step reads, by kind.
 
     Attributes:
-        other: norms, sinks, and one row of the embedding a sequence.
+        other: norms, sinks, and one row of the embedding for each sequence.
     """
 
     experts: float
@@ -93,7 +93,7 @@ def parse_layers(text: str) -> dict[Kind, Format]:
 
     Args:
         text: comma-separated kinds, each optionally with its format: ``qkv,o,lm_head=mxfp8``.
-            ``moe`` stands for what the checkpoint has anyway.
+            ``moe`` has no effect.
 
     Raises:
         UsageError: a kind or format is unknown, or a kind occurs twice.
@@ -133,8 +133,8 @@ def padded_experts(shape: Shape, moe: Moe) -> tuple[int, int]:
 def padded_dense(rows: int, columns: int) -> tuple[int, int]:
     """Return the rows and columns of a dense weight as Marlin stores it.
 
-    Its tiles want rows by 64 and columns by 128, or the other way round; the smaller product
-    counts (vLLM 0.31.0, quantization/utils/marlin_utils.py, marlin_padded_nk).
+    Its tiles need rows by 64 and columns by 128, or vice versa; the smaller product is used (vLLM
+    0.31.0, quantization/utils/marlin_utils.py, marlin_padded_nk).
     """
     candidates = (
         (round_up(rows, 64), round_up(columns, 128)),
@@ -158,10 +158,10 @@ def expert_bytes(shape: Shape, moe: Moe) -> float:
 
 
 def distinct_experts(experts: int, top_k: int, batch: int) -> float:
-    """Return how many experts of a layer a step of ``batch`` tokens reads, on average.
+    """Return the average number of experts of a layer that a step of ``batch`` tokens reads.
 
-    Each token takes its ``top_k`` independently of the others and evenly among all. Real routers
-    have favourites, so that a real step reads fewer.
+    Each token chooses its ``top_k`` independently and evenly. Real routers have preferences, so a
+    real step reads fewer.
     """
     return experts * (1 - (1 - top_k / experts) ** batch)
 
@@ -174,7 +174,7 @@ def step_bytes(shape: Shape, setup: Setup, *, context: int, batch: int = 1) -> B
     """Return the bytes that one decoding step reads.
 
     Args:
-        context: tokens that each sequence attends to, its own included.
+        context: tokens that each sequence attends to, with its own.
         batch: sequences of the step; each gives one token.
     """
     form: Mapping[Kind, Format] = {"qkv": "bf16", "o": "bf16", "lm_head": "bf16", **setup.layers}

@@ -26,7 +26,7 @@ from sparkforge.pins.pins import Target
 
 NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ran this on a Spark"
 CONTEXT = 2048
-"""Tokens, unless another number is asked for; about where the published figures were taken."""
+"""Default number of tokens, about that of the published figures."""
 PUBLISHED_MODEL = "gpt-oss-120b"
 
 
@@ -87,10 +87,10 @@ def case(
     batch: int = 1,
     kv_cache: KvCache = "auto",
 ) -> Case:
-    """Return the case of a target, its own model and bandwidth where no other is given.
+    """Return the case of a target, by default with its own model and bandwidth.
 
     Raises:
-        UsageError: there is no model, no shape of it, or no bandwidth.
+        UsageError: model, shape or bandwidth is unknown.
     """
     wanted = model or target.model
     if wanted is None:
@@ -106,10 +106,10 @@ def case(
 
 
 def rows(case: Case, layers: str | None = None) -> list[Row]:
-    """Return the table: the release, what each patch makes of it, and ``layers`` if given.
+    """Return the table: the release, each patch, and ``layers`` if given.
 
     Raises:
-        UsageError: ``layers`` is not understood.
+        UsageError: ``layers`` is invalid.
     """
     steps = list(_STEPS)
     if layers is not None:
@@ -126,10 +126,9 @@ def rows(case: Case, layers: str | None = None) -> list[Row]:
 
 
 def compared(case: Case) -> list[tuple[Figure, float | None]]:
-    """Return the published figures, each with our ceiling for the weights that it read.
+    """Return the published figures, each with our ceiling for its weights.
 
-    Empty where the figures are about another model. The ceilings are for one sequence of
-    ``CONTEXT`` tokens, whatever the case says.
+    Empty for another model. The ceilings are always for one sequence of ``CONTEXT`` tokens.
     """
     if case.model != PUBLISHED_MODEL:
         return []
@@ -188,7 +187,7 @@ def published_cells(figure: Figure, limit: float | None) -> tuple[str, ...]:
 
 
 def show(case: Case, table: Sequence[Row]) -> None:
-    """Print the table, and what others published beside it."""
+    """Print the table and the published figures."""
     log.heading(
         f"{case.model}, {case.context} tokens of context, batch {case.batch}, at"
         f" {case.bandwidth:g} GB/s"
@@ -219,7 +218,7 @@ def markdown(case: Case) -> str:
 
 
 def as_json(case: Case, table: Sequence[Row]) -> Mapping[str, Any]:
-    """Return everything as JSON values; bytes are bytes a step."""
+    """Return everything as JSON values; bytes are per step."""
     return {
         "note": NOTE,
         "model": case.model,

@@ -1,7 +1,7 @@
-"""Shapes of the models that we count bytes for, as data.
+"""Shapes of models, as data.
 
-Source of every number: ``config.json`` of the model's repository, at the revision that pins.yaml
-names. The totals are compared with what OpenAI published (tests/unit/test_roofline.py).
+Source of every number: ``config.json`` of the model's repository, at the revision in
+pins.yaml. The totals are compared with OpenAI's (tests/unit/test_roofline.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class Shape:
 
     Attributes:
         layers: decoder layers.
-        sliding_layers: those among them whose attention sees only ``sliding_window`` tokens.
+        sliding_layers: layers with attention to ``sliding_window`` tokens only.
         hidden: width of the residual stream.
         intermediate: width of one expert between gate/up and down.
-        experts, top_k: experts of a layer, and how many each token takes.
+        experts, top_k: experts of a layer, and of each token.
         heads, kv_heads, head_dim: attention; every query head has one sink.
-        vocab: rows of the embedding and, apart from it, of the head.
+        vocab: rows of the embedding and of the separate head.
     """
 
     layers: int

@@ -1,1 +1,1 @@
-"""Proofs from machine code: that what we change compiles for SM12x, and to what."""
+"""Proofs from machine code: patched kernels compile for SM12x, and to which instructions."""

@@ -1,4 +1,4 @@
-"""Facts about kernels, held against what a unit promises."""
+"""Compare facts about kernels with a unit's promise."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _FORBIDDEN = re.compile(r"UTC\w*|LDTM|STTM|[HQI]GMMA|WARPGROUP")
 
 @dataclass(frozen=True)
 class Promise:
-    """What every kernel of a unit must be.
+    """Requirements for every kernel of a unit.
 
     Attributes:
-        mma: pattern that each matrix instruction must match, in full; each kernel must have one.
-            None: a unit whose kernels need none.
-        kernels: how many kernels with matrix instructions there must be; None: at least one.
-        stack: bytes a thread that may be spilled; measured, so that more is noticed. None: any,
-            for kernels that the series does not touch.
-        sized: whether kernels must tell their dynamic shared memory.
+        mma: pattern that each matrix instruction must match completely; each kernel must have one.
+            None: kernels need none.
+        kernels: required number of kernels with matrix instructions; None: at least one.
+        stack: allowed spilled bytes per thread, as measured, so that more is noticed. None: any,
+            for unpatched kernels.
+        sized: whether kernels must state their dynamic shared memory.
     """
 
     mma: str | None
@@ -38,7 +38,7 @@ class Promise:
 
 
 def problems(kernels: Sequence[Kernel], promise: Promise, arch: str) -> list[str]:
-    """Return what is wrong; an empty list is a proof."""
+    """Return the problems; an empty list is a proof."""
     if not kernels:
         return ["has no kernel"]
     found = [problem for kernel in kernels for problem in _problems(kernel, promise, arch)]
@@ -49,7 +49,7 @@ def problems(kernels: Sequence[Kernel], promise: Promise, arch: str) -> list[str
 
 def _problems(kernel: Kernel, promise: Promise, arch: str) -> list[str]:
     found = []
-    # the machine code does not say f: 120f is sm_120 there, as plain 120 is
+    # the machine code has no f: 120f is sm_120 there, like plain 120
     if kernel.target != f"sm_{arch.removesuffix('f')}":
         found.append(f"is for {kernel.target}, not sm_{arch}")
     if bad := [word for word in kernel.opcodes if _FORBIDDEN.fullmatch(word)]:

@@ -31,7 +31,7 @@ def run(options: Options) -> int:
     """Run the proofs that the options name; write the report.
 
     Raises:
-        ProofError: something does not hold.
+        ProofError: a proof fails.
     """
     chosen = units.choose(options.names, ci=options.ci)
     if options.list:
@@ -80,7 +80,7 @@ def run(options: Options) -> int:
 
 
 def _no_triton(loaded: Pins) -> str:
-    """Say why Triton can't be run here; empty where it can."""
+    """Return why Triton cannot run here, or ""."""
     target = loaded.target(triton_aot.TARGET)
     here = host_platform()
     if here in target.platforms:

@@ -1,11 +1,10 @@
-"""Runs inside the cpu target's interpreter: builds triton_kernels' scattering matmul for a device.
+"""Program for the cpu target's interpreter: build triton_kernels' scattering matmul for a device.
 
 usage: python probe_scatter.py CAPABILITY OUT_FOLDER
 
 The real triton_kernels and Triton, both found on the path, run on CPU tensors of gpt-oss's shapes
-down to the launch; there the kernel is compiled by Triton and ptxas and not launched. OUT_FOLDER
-gets a cubin a kernel and kernels.json: what was asked for, TMA forms in the PTX, or the error.
-Nothing is computed.
+up to the launch. There Triton and ptxas compile the kernel, which is not launched. OUT_FOLDER gets
+a cubin for each kernel and kernels.json: the request, TMA forms in the PTX, or the error.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def compile_instead_of_launching(
 
     Args:
         capability: of the device, e.g. (12, 1).
-        shared_memory: bytes that one block may have there.
-        note: gets each kernel as Triton compiled it.
+        shared_memory: bytes of a block there.
+        note: called with each compiled kernel.
     """
     import torch
     import triton

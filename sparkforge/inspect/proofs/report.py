@@ -80,7 +80,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _same_code(verdicts: Sequence[Verdict]) -> tuple[list[str], list[str]]:
-    """Return what has equal machine code on all its targets, and what has not."""
+    """Return the units with equal machine code on all targets, and the others."""
     codes: dict[str, list[list[str]]] = {}
     for verdict in verdicts:
         if not verdict.job.unit.control:

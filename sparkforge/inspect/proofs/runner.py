@@ -1,4 +1,4 @@
-"""Units → jobs → machine code → facts → a verdict. What the store holds is not made again."""
+"""Units → jobs → machine code → facts → a verdict. Results in the store are not made again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Tree:
 
     path: Path
     identity: Mapping[str, str]
-    """Git's tree id of each folder: what a unit's key holds."""
+    """Git's tree id of each folder, for a unit's key."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a job.
+    """Result of a job.
 
     Attributes:
-        problems: what the checks found.
-        seconds: how long compiling took when it was done.
+        problems: of the checks.
+        seconds: of the compile.
         fresh: whether it was compiled now.
     """
 
@@ -76,10 +76,10 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether it holds; a control does where the checks refuse it, for the stub that it is."""
+        """Whether it passes; a control passes if the checks refuse it as a stub."""
         if not self.job.unit.control:
             return not self.problems
-        # for the one reason that a control is there for
+        # for the control's one reason
         return bool(self.problems) and all(checks.STUB in problem for problem in self.problems)
 
 
@@ -116,7 +116,7 @@ def patched_tree(store: Store, root: Path, name: str, upstream: Upstream, access
 
 
 def jobs(units: Sequence[Unit], trees: Mapping[str, Tree], store: Store) -> list[Job]:
-    """Return what is to be compiled; FlashInfer's generator is run for units that it writes.
+    """Return the jobs to compile; FlashInfer's generator runs for units that it writes.
 
     Raises:
         ProofError: it writes no file for a unit.
@@ -173,8 +173,8 @@ def _generate(tree: Tree, store: Store) -> dict[str, str]:
 
 
 def width(asked: int | None) -> int:
-    """Return how many compilers run at once: as many as memory holds, and the machine has CPUs."""
-    return jobs_width(asked, NVCC_GIB)  # no gate stands in front of these
+    """Return the number of parallel compilers, limited by memory and CPUs."""
+    return jobs_width(asked, NVCC_GIB)  # these have no gate
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class FactsResult:
 def prove(
     store: Store, todo: Sequence[Job], trees: Mapping[str, Tree], readers: Readers, at_once: int
 ) -> list[Verdict]:
-    """Compile and read what the store lacks, and check all of it."""
+    """Compile and read jobs that the store lacks, and check all of them."""
     nvcc = toolchain.nvcc_identity()
     reading = code_of("sparkforge.inspect.proofs.sass")
     verdicts = []
@@ -217,7 +217,7 @@ def prove(
         def build(folder: Path) -> CubinResult:
             source = folder / "unit.cu"
             if tree is not None and job.unit.file is not None:
-                source = tree.path / job.unit.file  # it includes files that lie beside it
+                source = tree.path / job.unit.file  # it includes files beside it
             else:
                 source.write_text(job.source, encoding="utf-8")
             try:
@@ -250,7 +250,7 @@ def prove(
 
 
 def tell(verdict: Verdict, count: str = "") -> None:
-    """Say what came of a job."""
+    """Log the result of a job."""
     took = f"compiled in {verdict.seconds:.0f} s" if verdict.fresh else "in the store"
     log.info(f"{count}{'ok' if verdict.ok else 'FAILED':6} {verdict.job.label}  ({took})")
     if not verdict.ok:

@@ -1,4 +1,4 @@
-"""cuobjdump's words → typed facts about each kernel."""
+"""cuobjdump's output → typed facts about each kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkforge.core.errors import ProofError
 
 _FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
-# offset, a predicate where there is one, the instruction with its modifiers
+# offset, an optional predicate, the instruction with its modifiers
 _INSTRUCTION = re.compile(
     r"^\s*/\*[0-9a-f]{4,}\*/\s+(?P<all>(?:@!?U?P\S+\s+)?(?P<word>[A-Z][A-Z0-9_.]*)[^;]*);"
 )
@@ -21,30 +21,30 @@ _USAGE = re.compile(
 )
 # the second template argument of sparkforge_device_kernel, include/sparkforge_shared_bytes.h
 _SHARED_BYTES = re.compile(r"sparkforge_device_kernel.*?Li(\d+)EEEv")
-# what the system keeps of each block's shared memory (1 KiB beside the 99 that a block may have);
-# the listing adds it to what kernels of a module have, once one of them uses shared memory
+# the system's part of each block's shared memory (1 KiB beside the 99 of a block); the listing adds
+# it to all kernels of a module if one of them uses shared memory
 _RESERVED_SHARED = 1024
 _MMA = re.compile(r"^(UTC)?[A-Z]{0,2}MMA\b")
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one kernel's machine code is.
+    """Facts about one kernel's machine code.
 
     Attributes:
         name: mangled.
-        target: what it is for, as the code says (``sm_121a``; 120f says ``sm_120``).
-        registers: a thread.
-        stack, local: bytes a thread; local memory that is no stack is what does not fit.
+        target: named in the code (``sm_121a``; for 120f ``sm_120``).
+        registers: per thread.
+        stack, local: bytes per thread; local memory outside of the stack is spilled.
         spill_loads, spill_stores: instructions that read or write local memory.
-        shared: bytes a block, static.
-        shared_dynamic: bytes a block that a CUTLASS kernel asks for at its launch; None where
-            the code does not say.
-        mma: matrix instructions with their modifiers, and how often each stands in the code.
-        opcodes: first words of all instructions, sorted.
-        instructions: how many there are, padding left out.
-        traps: whether it stops on purpose (``BPT.TRAP``): what an empty stub does.
-        code: digest of its instructions with their operands: equal for equal code.
+        shared: static bytes per block.
+        shared_dynamic: bytes per block that a CUTLASS kernel requests at its launch; None: not in
+            the code.
+        mma: number of each matrix instruction with its modifiers.
+        opcodes: of all instructions, sorted.
+        instructions: their number, without padding.
+        traps: whether it stops on purpose (``BPT.TRAP``), like an empty stub.
+        code: digest of the instructions with their operands.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Kernel:
 
 
 def read(sass: str, usage: str) -> list[Kernel]:
-    """Read what ``cuobjdump -sass`` and ``cuobjdump --dump-resource-usage`` say of one cubin.
+    """Read the output of ``cuobjdump -sass`` and ``cuobjdump --dump-resource-usage`` for one cubin.
 
     Raises:
-        ProofError: they name different kernels, or say what this does not understand.
+        ProofError: they name different kernels, or the output is not understood.
     """
     target = _TARGET.search(sass)
     pieces = _FUNCTION.split(sass)[1:]

@@ -23,7 +23,7 @@ _HERE = Path(__file__).parent
 _TOOLS = ("cuobjdump", "nvdisasm")
 
 # As FlashInfer 0.7.0.post1 compiles its fused MoE for SM12x (jit/cpp_ext.py, jit/fused_moe.py).
-# Only what belongs to an object of the host is left out: what is made is a cubin.
+# Without flags of a host object, since the result is a cubin.
 _FLAGS = (
     "--expt-relaxed-constexpr",
     "-static-global-template-stub=false",
@@ -67,7 +67,7 @@ class Readers:
 
     folder: Path
     identity: str
-    """sha256 of the lock that they come from."""
+    """sha256 of their lock."""
 
     def read(self, cubin: Path) -> list[Kernel]:
         """Read a cubin.
@@ -99,7 +99,7 @@ def keep(
 ) -> Artefact[T]:
     """Return a result as ``store.build`` does, noted as the newest of its label.
 
-    Without the note, ``clean --superseded`` would take it for one that nothing uses.
+    Without the record, ``clean --superseded`` would remove it as unused.
     """
     made = store.build(stage, inputs, kind, make)
     store.remember("proofs", label, made)
@@ -153,7 +153,7 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
 
 
 def nvcc_identity() -> str:
-    """Return what nvcc says of itself: release and build.
+    """Return nvcc's release and build.
 
     Raises:
         MachineError: it is not on the PATH.
@@ -163,14 +163,14 @@ def nvcc_identity() -> str:
 
 
 def compile_cubin(source: Path, arch: str, tree: Path | None, out: Path) -> None:
-    """Compile a source to the machine code of one architecture; host code is left out.
+    """Compile a source to the machine code of one architecture, without host code.
 
     Args:
         arch: e.g. ``121a``.
-        tree: FlashInfer's patched tree, on whose headers it is built; None: on none.
+        tree: FlashInfer's patched tree, for its headers, or None.
 
     Raises:
-        MachineError, CommandError: nvcc is not there, or refuses.
+        MachineError, CommandError: nvcc is missing or fails.
     """
     words: list[str | Path] = [*_flags(tree is not None)]
     if tree is not None:
@@ -184,6 +184,6 @@ def _flags(on_tree: bool) -> tuple[str, ...]:
 
 
 def recipe(on_tree: bool) -> dict[str, Any]:
-    """Return what shapes the machine code beside source, tree and nvcc: part of its key."""
+    """Return the other inputs of the machine code than source, tree and nvcc, for its key."""
     headers = code_digest(*(_HERE / "include").glob("*.h")) if on_tree else None
     return {"flags": _flags(on_tree), "includes": INCLUDES if on_tree else (), "headers": headers}

@@ -36,10 +36,10 @@ from sparkforge.store.codekey import code_of
 from sparkforge.wheels import overlay
 
 TARGET = "cpu"
-"""The target whose interpreter runs Triton: it has PyTorch, and no GPU is needed."""
+"""The target whose interpreter runs Triton: it has PyTorch, and needs no GPU."""
 _WHEEL = "cp311-amd64"
 _PROBE = Path(__file__).parent / "probe_scatter.py"
-# what compiling needs of Triton's wheel: no profiler, no debugger's plugins
+# files of Triton's wheel for compiling: no profiler, no debugger's plugins
 _PARTS = ("triton/", "triton-")
 _LEFT_OUT = (
     "triton/backends/nvidia/lib/cupti/",
@@ -53,12 +53,12 @@ _PACKAGE = "python/triton_kernels"
 
 @dataclass(frozen=True)
 class Built:
-    """What the probe made for one tile height.
+    """The probe's result for one tile height.
 
     Attributes:
-        error: what compiling ended with; empty where it did not.
+        error: of the compile, or "".
         scatter4, gather4: TMA scatters and gathers in the PTX.
-        shared: bytes a block, dynamic, as Triton asks for it.
+        shared: dynamic bytes per block that Triton requests.
     """
 
     block_m: int
@@ -82,7 +82,7 @@ class CasesResult:
 
 
 def _layer(context: Context, upstream: str, patched: bool) -> tuple[overlay.Layer, str]:
-    """Return an upstream's tree with its series or without, and what names it in a key."""
+    """Return an upstream's tree with its series or without, and its name in a key."""
     pinned = context.pins.upstream(upstream)
     source = sources.ensure(context.store, upstream, pinned, RELEASE_PLAN, context.access)
     tree = Patched(source, source.commit, source.tree)
@@ -165,7 +165,7 @@ def prove(context: Context, unit: Unit, readers: Readers) -> list[Verdict]:
 
 
 def _release(context: Context, wheel: Path) -> Path:
-    """Return Triton's release unpacked, half a gigabyte; what is made of it is linked to it."""
+    """Return Triton's unpacked release, half a gigabyte; packages are linked to it."""
 
     def make(folder: Path) -> PackagesResult:
         with zipfile.ZipFile(wheel) as archive:
@@ -192,14 +192,14 @@ def interpreter(context: Context) -> Path:
 def build(
     context: Context, python: Path, folder: Path, capability: str, readers: Readers
 ) -> tuple[Sequence[Built], bool]:
-    """Have the scattering matmul built, and read its machine code.
+    """Build the scattering matmul and read its machine code.
 
     Args:
         folder: of ``packages``.
         capability: e.g. ``121``.
 
     Returns:
-        What was built, a tile height each, and whether it was built now.
+        The kernels, one for each tile height, and whether they were built now.
 
     Raises:
         ProofError: the probe itself fails.

@@ -1,7 +1,7 @@
 """The list of proofs, as data.
 
-A unit is one translation unit's worth of source and what its machine code must be. `--ci` takes
-the architectures under ``ci``; all are proved without it.
+A unit is the source of one translation unit, and requirements for its machine code. `--ci` uses the
+architectures in ``ci``, otherwise all are used.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Unit:
     """One proof.
 
     Attributes:
-        name: unique; what the command line takes.
-        summary: what it proves.
+        name: unique, for the command line.
+        summary: of the proof.
         archs: nvcc's targets, without ``sm_``.
-        ci: those of them that `--ci` takes.
-        promise: what the machine code must be.
-        text: the source itself, or
-        file: its path in the upstream's tree (a ``.cu`` of our own where ``upstream`` is None), or
-        generated: FlashInfer's generator writes it: the operand types, as it writes them.
-        upstream: whose patched tree it is compiled against; None: it needs none.
-        triton: it is no nvcc's: ``triton_aot`` builds it.
-        control: a failure is what is expected: it shows that the checks would see one.
+        ci: architectures for `--ci`.
+        promise: requirements for the machine code.
+        text: the source, or
+        file: its path in the upstream's tree (without ``upstream``: our own ``.cu``), or
+        generated: operand types of a file by FlashInfer's generator, in its spelling.
+        upstream: of the patched tree with its headers, or None.
+        triton: built by ``triton_aot``, not by nvcc.
+        control: has to fail, which shows that the checks find failures.
     """
 
     name: str
@@ -76,7 +76,8 @@ def _moe(act: str, weight: str, fusion: str, m: int, n: int, swap_ab: bool) -> s
 
 
 _E4M3, _E2M1 = "__nv_fp8_e4m3", "SafeFP4"
-# the smallest tile, both ways round, and the largest with the other epilogue: what differs most
+# the smallest tile in both orientations, and the largest with the other epilogue: the most
+# different
 _CORNERS = (("NONE", 128, 32, True), ("NONE", 128, 32, False), ("FINALIZE", 128, 128, False))
 
 
@@ -177,10 +178,10 @@ def generated_kernels(source: str) -> list[tuple[str, str]]:
 
 
 def choose(names: Sequence[str], *, ci: bool) -> list[Unit]:
-    """Return the units that are meant, each with the architectures that are.
+    """Return the chosen units, each with its architectures.
 
     Raises:
-        UsageError: there is none of a name.
+        UsageError: a name is unknown.
     """
     known = {unit.name: unit for unit in UNITS}
     if missing := [name for name in names if name not in known]:

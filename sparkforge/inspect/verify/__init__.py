@@ -1,1 +1,1 @@
-"""Whether wheels and images are what the pins say."""
+"""Check wheels and images: against a second build, or against this checkout."""

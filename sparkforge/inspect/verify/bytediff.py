@@ -41,7 +41,7 @@ class Bytes:
 
 
 def streams(first: IO[bytes], second: IO[bytes]) -> Bytes | None:
-    """Read two streams to their first difference; None where there is none."""
+    """Read two streams to their first difference, or return None."""
     offset = 0
     while True:
         one, two = _read(first, _CHUNK), _read(second, _CHUNK)
@@ -60,7 +60,7 @@ def streams(first: IO[bytes], second: IO[bytes]) -> Bytes | None:
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:
-    """Read exactly so many bytes, or to the end: a stream may give less at a time."""
+    """Read a number of bytes, or to the end; a stream may return less at a time."""
     pieces = []
     while size and (piece := stream.read(size)):
         pieces.append(piece)
@@ -79,7 +79,7 @@ def files(first: Path, second: Path) -> Bytes | None:
 
 
 def wheels(first: Path, second: Path) -> list[Difference]:
-    """Return what differs between two wheels; an empty list: the same to the byte."""
+    """Return the differences of two wheels; an empty list: byte-identical."""
     where = second.name
     raw = files(first, second)
     named = []
@@ -92,13 +92,13 @@ def wheels(first: Path, second: Path) -> list[Difference]:
         with ZipFile(first) as one, ZipFile(second) as two:
             result = _members(where, one, two)
     except BadZipFile:
-        pass  # what can't be opened is still compared as bytes, below
+        pass  # files that cannot be opened are compared as bytes below
     # the archive's own bytes where no member's entry shows the difference: a damaged file
     return [*named, *(result or [Difference(_at(second, raw.offset), str(raw))])]
 
 
 def _at(wheel: Path, offset: int) -> str:
-    """Name the member that holds a byte of the archive, where it can be told."""
+    """Return the name of the member at a byte of the archive, if possible."""
     try:
         with ZipFile(wheel) as archive:
             before = [info for info in archive.infolist() if info.header_offset <= offset]
@@ -106,7 +106,7 @@ def _at(wheel: Path, offset: int) -> str:
                 last = max(before, key=lambda info: info.header_offset)
                 return f"{wheel.name}: {last.filename} (packed)"
     except BadZipFile:
-        pass  # the archive as a whole is all there is to name
+        pass  # only the archive can be named
     return wheel.name
 
 
@@ -135,7 +135,7 @@ def _members(where: str, one: ZipFile, two: ZipFile) -> list[Difference]:
 
 
 def _attributes(old: ZipInfo, new: ZipInfo) -> list[str]:
-    """Return what differs of two members beside their content."""
+    """Return the differences of two members other than their content."""
     pairs = {
         "date": (_date(old), _date(new)),
         "mode": (_mode(old), _mode(new)),

@@ -1,6 +1,6 @@
-"""`build.py verify`: a second, cold build is the same to the byte, or what differs is named.
+"""`build.py verify`: compare with a second, cold build byte by byte, and name the differences.
 
-With an image's name: what is in it, and whether this checkout makes it.
+With an image's name: its contents, and whether this checkout gives the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparkforge.inspect.verify.bytediff import Difference
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES, Platform
 
-# what a build reads of the checkout
+# files of the checkout that a build reads
 INPUTS = (
     "pins.yaml",
     "patches",
@@ -83,7 +83,7 @@ def _signatures(options: Options) -> bool:
     """Check the signatures that belong to what is named; returns whether that was all to check.
 
     Raises:
-        UsageError: none can belong to it.
+        UsageError: it cannot have signatures.
     """
     named = Path(options.image) if options.image is not None else None
     if named is None and options.target is None:
@@ -117,7 +117,7 @@ def _build_again(options: Options, name: str, project: Project) -> int:
     until = options.until if here else "wheels"  # what follows needs a machine of its own kind
     context = setup.context_of(project, name, variant, until, tools=options.tools)
     if context.engine is None:
-        until = "wheels"  # an environment names its own folder: it never repeats to the byte
+        until = "wheels"  # an environment has its own path in its files, so its bytes never repeat
     elif until != "wheels" and not context.engine.containerd_store:
         until = "wheels"
         log.warning(
@@ -172,7 +172,7 @@ def _shortened(found: Sequence[str]) -> str:
 
 @contextmanager
 def _cold(context: Context) -> Iterator[Context]:
-    """Give the same build in another folder, with a store that has nothing but the downloads."""
+    """Yield the same build in another folder, with a store that only has the downloads."""
     with context.store.temporary("verify") as work:
         root = work / "checkout"
         root.mkdir()
@@ -196,7 +196,7 @@ def _cold(context: Context) -> Iterator[Context]:
 def _compare(
     context: Context, first: Build, second: Build
 ) -> tuple[list[dict[str, str]], list[Difference]]:
-    """Return each result with both hashes, and what differs."""
+    """Return each result with both hashes, and the differences."""
     document = []
     found: list[Difference] = []
     for name, item in first.graph.wheels.items():
@@ -230,7 +230,7 @@ def _image_differences(context: Context, image_id: str, second: Path) -> list[Di
 
 
 def _diffoscope(one: Path, two: Path) -> None:
-    """Show what diffoscope makes of a difference, where it is installed."""
+    """Show diffoscope's report of a difference, if it is installed."""
     if not have("diffoscope"):
         return
     said = call("diffoscope", "--text", "-", one, two, check=False).stdout.decode(errors="replace")
@@ -238,7 +238,7 @@ def _diffoscope(one: Path, two: Path) -> None:
         log.info(line)
 
 
-# -- an image by itself ---------------------------------------------------------------------
+# -- a single image ---------------------------------------------------------------------
 
 
 def _image(options: Options, named: str, project: Project) -> int:

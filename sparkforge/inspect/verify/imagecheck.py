@@ -1,7 +1,7 @@
-"""`build.py verify IMAGE`: what is in an image, and is it what this checkout makes?
+"""`build.py verify IMAGE`: compare an image's contents with this checkout.
 
-All is read from the image's own bytes; nothing of it is run, and no registry is asked. The store
-helps where it has the wheels.
+It reads the image's bytes, runs nothing of it, and uses no registry. It also compares our wheels if
+the store has them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PROFILE = "profile.json"
 
 @dataclass
 class Report:
-    """What was found in an image.
+    """Result of the checks of an image.
 
     Attributes:
-        contents: per upstream, what its labels say.
-        checked: how much was compared, by what it is.
-        problems: one line for everything that is not as it should be.
+        contents: labels, by upstream.
+        checked: number of comparisons, by kind.
+        problems: one line for each.
     """
 
     digest: str
@@ -58,7 +58,7 @@ def check(reading: Reading, context: Context, promised: str | None = None) -> Re
     """Compare an image with itself and with the checkout.
 
     Args:
-        promised: digest that a receipt gives for it.
+        promised: digest in a receipt.
     """
     labels = reading.labels
     base = labels.get("org.opencontainers.image.base.digest", "")
@@ -122,7 +122,7 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
         msg = f"{image.INPUTS}: the wheels were built in an unknown way"
         report.problems.append(f"{msg}: {error.what}")
         return
-    # the parts by what went into them; the image names them by key, which would say it twice
+    # parts by their inputs; the image names them by key, which would be a duplicate
     for label in sorted(theirs.keys() | ours.keys()):
         one, two = (dict(items.get(label, {})) for items in (theirs, ours))
         for items in (one, two):
@@ -135,10 +135,10 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
 
 
 def _items(note: bytes) -> dict[str, dict[str, Any]]:
-    """Return what an image says that it was made of, by label.
+    """Return an image's own list of inputs, by label.
 
     Raises:
-        VerifyError: it says something else than we write.
+        VerifyError: it has another format.
     """
     with installed.as_we_write(image.INPUTS):
         found = {label: dict(inputs) for label, inputs in plain.json_of(note)["items"].items()}
@@ -158,7 +158,7 @@ def _as_made(context: Context, items: Mapping[str, Mapping[str, Any]]) -> Contex
 
 
 def _base(context: Context, stated: str) -> BaseImage:
-    """Return the base that this checkout pins; where it pins none, any is as good."""
+    """Return the base that this checkout pins; without a pin, any base."""
     if context.target.base is None:
         return BaseImage(stated, stated)
     pinned = context.pins.images[context.target.base]
@@ -167,7 +167,7 @@ def _base(context: Context, stated: str) -> BaseImage:
 
 
 def _check_own(report: Report, reading: Reading, context: Context) -> None:
-    """Hold the files of ours that the image runs against the checkout's, and its profile."""
+    """Compare our programs and the profile in the image with the checkout's."""
     wanted = {}
     for name in image.RECIPE[1:]:
         path = f"{image.PROGRAMS}/{name.removeprefix('scripts/')}"
@@ -195,8 +195,8 @@ def _check_own(report: Report, reading: Reading, context: Context) -> None:
 _PROCESSORS = {3: "x86", 40: "arm", 62: "amd64", 183: "arm64"}
 
 
-# What GNU's triplets call them. A package may bring libraries of another machine to link against,
-# in a folder that says so: nvidia-cutlass-dsl's for amd64 has stubs/aarch64-unknown-linux-gnu/.
+# Names in GNU's triplets. A package may have libraries of another platform to link against, in a
+# folder with that name: nvidia-cutlass-dsl's for amd64 has stubs/aarch64-unknown-linux-gnu/.
 _IN_TRIPLETS = {"x86": "i686", "arm": "arm", "amd64": "x86_64", "arm64": "aarch64"}
 
 
@@ -221,7 +221,7 @@ def _check_machine(report: Report, reading: Reading) -> None:
 
 
 def _check_patched(report: Report, reading: Reading, context: Context) -> None:
-    """Hold each patched file against the blob that the checkout's last patch of it promises."""
+    """Compare each patched file with the blob of the checkout's last patch of it."""
     site = site_of(reading.labels)
     wanted: dict[str, tuple[str, str]] = {}
     for wheel in context.target.wheels:
@@ -259,7 +259,7 @@ def _parts(bill: bytes) -> list[_Part]:
     """Return the components of a bill.
 
     Raises:
-        VerifyError: it is none that we write.
+        VerifyError: it has another format.
     """
     with installed.as_we_write(SBOM):
         return [
@@ -292,7 +292,7 @@ def _check_bill(report: Report, reading: Reading, context: Context) -> None:
 
 
 def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
-    """Hold what is installed of our wheels against the wheels, where the store has them."""
+    """Compare installed files of our wheels with the wheels, if the store has them."""
     bill = reading.share(SBOM)
     note = reading.share(image.INPUTS)
     if bill is None or note is None:
@@ -330,7 +330,7 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
             for path, sha256 in members.items()
             if sha256 and there.get(path) != sha256
         ]
-        # what installing adds: notes of the installer, byte code, programs outside of the packages
+        # files that the installation adds: notes of the installer, byte code, programs
         report.problems += [
             f"{path}: not in the wheel in the store"
             for path in sorted(there.keys() - members.keys())

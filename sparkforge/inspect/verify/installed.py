@@ -18,17 +18,17 @@ from sparkforge.inspect.verify.ociarchive import Entry
 from sparkforge.sources.wheelhouse import Locked
 from sparkforge.store.store import Store
 
-# what `uv venv` itself puts beside the packages
+# files of `uv venv` itself beside the packages
 _OF_THE_VENV = ("_virtualenv.py", "_virtualenv.pth")
 
 
 @dataclass
 class Found:
-    """What a look at the installed files gave.
+    """Result of the checks of installed files.
 
     Attributes:
-        checked: how many were compared, by what they are.
-        problems: one line for everything that is not as it should be.
+        checked: number of comparisons, by kind.
+        problems: one line for each.
     """
 
     checked: dict[str, int] = field(default_factory=dict)
@@ -37,10 +37,10 @@ class Found:
 
 @contextmanager
 def as_we_write(what: str) -> Iterator[None]:
-    """Read what anybody may have written into an image.
+    """Turn errors about unexpected contents of an image into one error.
 
     Raises:
-        VerifyError: the block did not find what it looked for.
+        VerifyError: the block found other contents.
     """
     try:
         yield
@@ -54,14 +54,14 @@ def records(files: Mapping[str, Entry], site: str) -> Iterator[tuple[str, list[t
 
     Args:
         files: an image's files by their path without a leading slash.
-        site: the folder of packages in it, with a slash at its end.
+        site: its folder of packages, with a slash at the end.
 
     Raises:
-        VerifyError: a RECORD is none.
+        VerifyError: a RECORD is invalid.
     """
     for name, entry in files.items():
         below = name.removeprefix(site)
-        # one level below: what packages vendor (setuptools does) is their files, not installed
+        # one level below: vendored packages (in setuptools) are files, not installed
         if entry.data is not None and name != below and re.fullmatch(r"[^/]+/RECORD", below):
             with as_we_write(name):
                 lines = csv.reader(io.StringIO(entry.data.decode()))
@@ -81,7 +81,7 @@ def joined(site: str, path: str) -> str:
 
 
 def hex_of(stated: str) -> str:
-    """Return a RECORD's hash in hex; '' where it states none of SHA-256."""
+    """Return a RECORD's SHA-256 in hex, or ''."""
     kind, _, value = stated.partition("=")
     if kind != "sha256":
         return ""
@@ -97,12 +97,12 @@ def name_of(folder: str) -> str:
 def check(
     files: Mapping[str, Entry], site: str, locked: Sequence[Locked], store: Store, fetch: str
 ) -> Found:
-    """Hold every installed file against the RECORDs, and where they are wrong against the wheel.
+    """Compare every installed file with the RECORDs, and if they differ with the wheel.
 
     Args:
         files, site: as for ``records``.
-        locked: the lock that the wheels came from; the store may have them.
-        fetch: the command that brings them there, for the message.
+        locked: the lock of the wheels, which the store may have.
+        fetch: the command that downloads them, for the message.
     """
     found = Found()
     stated: dict[str, dict[str, str]] = {}
@@ -111,8 +111,8 @@ def check(
             stated.setdefault(path, {})[folder] = sha256
     count = astray = 0
     for path, said in stated.items():
-        # byte code that a wheel ships is compiled anew, against the hash of its source; a RECORD
-        # has no hash of itself, and need have none of what else describes the distribution
+        # byte code of a wheel is compiled again, with the hash of its source; a RECORD
+        # has no hash of itself, and may lack others of its own folder
         if path.endswith(".pyc") or (not all(said.values()) and ".dist-info/" in path):
             continue
         count += 1
@@ -143,10 +143,10 @@ def check(
 
 
 def _in_the_wheel(locked: Sequence[Locked], store: Store, folder: str, member: str) -> str | None:
-    """Return the sha256 of a file in the wheel that the lock names; None: it is not in the store.
+    """Return the sha256 of a file in the locked wheel; None: it is not in the store.
 
-    Some wheels have a RECORD that is not theirs (PyNvVideoCodec 2.0.4's for arm64 has). What was
-    installed of them is right all the same, as the wheel's own hash in the lock proves.
+    Some wheels have another wheel's RECORD (PyNvVideoCodec 2.0.4 for arm64). Their installed files
+    are correct anyway, as the wheel's hash in the lock proves.
     """
     hashes = (sha256 for item in locked if item.name == name_of(folder) for sha256 in item.sha256s)
     for sha256 in hashes:

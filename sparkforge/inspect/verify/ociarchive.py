@@ -28,7 +28,7 @@ from sparkforge.inspect.verify.bytediff import Difference
 
 _PIECE = 1 << 20
 _LOCATED = 5
-"""Files of a layer whose first differing byte is looked for; each costs reading up to it."""
+"""Files of a layer whose first differing byte is searched; each is read up to it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Image:
     """An opened archive.
 
     Attributes:
-        digest: of the platform's manifest; what a registry would call the image.
+        digest: of the platform's manifest, as in a registry.
         config: the image's configuration, with labels and the digests of unpacked layers.
     """
 
@@ -64,10 +64,10 @@ class Image:
 
     @contextmanager
     def opened(self, layer: Layer) -> Iterator[tarfile.TarFile]:
-        """Give a layer as a stream of members; checked when the block ends without an error.
+        """Yield a layer as a stream of members; checked when the block ends without an error.
 
         Raises:
-            ImageError: its bytes are not what its digest says.
+            ImageError: its bytes do not match its digest.
         """
         source: Any = _Hashed(_blob(self.archive, self.path, layer.digest))
         if "zstd" in layer.media_type:
@@ -81,14 +81,14 @@ class Image:
             msg = f"{self.path.name}: layer {layer.digest[:19]} cannot be read: {error}"
             raise ImageError(msg, "the file is damaged: save or build it again") from None
         while source.read(_PIECE):
-            pass  # what stands behind the last member belongs to the digest
+            pass  # bytes after the last member are part of the digest
         if source.hexdigest() != layer.digest.removeprefix("sha256:"):
             msg = f"{self.path.name}: layer {layer.digest[:19]} does not match its digest"
             raise ImageError(msg, "the file is damaged: save or build it again")
 
 
 class _Hashed(io.RawIOBase):
-    """A stream that takes the sha256 of what is read of it."""
+    """A stream that computes the sha256 of its bytes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -126,10 +126,10 @@ def _document(archive: tarfile.TarFile, path: Path, digest: str) -> dict[str, An
 
 @contextmanager
 def opened(path: Path) -> Iterator[Image]:
-    """Open an archive that holds one image (attestations beside it are left aside).
+    """Open an archive with one image; attestations beside it are ignored.
 
     Raises:
-        ImageError: it is none, or holds several images.
+        ImageError: it is not one, or has several images.
     """
     try:
         archive = tarfile.open(path, "r:")  # noqa: SIM115 - closed below, after what may fail
@@ -149,7 +149,7 @@ def opened(path: Path) -> Iterator[Image]:
 
 
 def _described(archive: tarfile.TarFile, path: Path) -> Image:
-    """Read index, manifest and configuration, which anybody may have written."""
+    """Read index, manifest and configuration, all from outside."""
     try:
         index = archive.extractfile("index.json")
     except KeyError:
@@ -194,11 +194,11 @@ def _manifests(
 
 @dataclass(frozen=True)
 class Entry:
-    """A regular file of an image: its hashes, and its bytes where they were asked for."""
+    """A regular file of an image: its hashes, and its bytes if requested."""
 
     sha256: str
     git_blob: str
-    """The id that git gives this content; patches name their results by it."""
+    """git's id of this content, as in patches."""
     size: int
     data: bytes | None = field(default=None, repr=False)
     machine: int | None = None
@@ -208,10 +208,10 @@ class Entry:
 def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
     """Return the image's files as its layers leave them, by path without leading slash.
 
-    What is no regular file (a link, a device) has hashes that no file has.
+    Links and devices have hashes that no file has.
 
     Args:
-        keep: whether to hold a file's bytes in memory.
+        keep: whether to keep a file's bytes.
 
     Raises:
         ImageError: a layer can't be read or does not match its digest.
@@ -237,7 +237,7 @@ def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
                         here[name] = here.get(target) or result[target]
                 elif not member.isdir():
                     here[name] = Entry(f"link to {member.linkname}", "", 0)
-                    _remove(result, f"{name}/")  # in a folder's place: what was in it is hidden
+                    _remove(result, f"{name}/")  # replaces a folder, and hides its files
         result |= here
     return result
 
@@ -256,7 +256,7 @@ def _entry(members: tarfile.TarFile, member: tarfile.TarInfo, keep: bool) -> Ent
     stream = members.extractfile(member)
     assert stream is not None
     digest = hashlib.sha256()
-    # git's own formula; SHA-1 names the content here, files are held by sha256
+    # git's own formula; SHA-1 is only a name here, and files are compared by sha256
     blob = hashlib.sha1(b"blob %d\0" % member.size, usedforsecurity=False)
     kept = []
     machine = None
@@ -272,7 +272,7 @@ def _entry(members: tarfile.TarFile, member: tarfile.TarInfo, keep: bool) -> Ent
 
 
 def _elf_machine(head: bytes) -> int | None:
-    """Return e_machine of an ELF header: two bytes at 18, in the order that byte 5 tells."""
+    """Return e_machine of an ELF header: two bytes at 18, in the byte order of byte 5."""
     if head[:4] != b"\x7fELF" or len(head) < 20:
         return None
     return int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
@@ -282,7 +282,7 @@ def _elf_machine(head: bytes) -> int | None:
 
 
 def compare(first: Path, second: Path) -> list[Difference]:
-    """Return what differs between two images; an empty list: the same manifest.
+    """Return the differences of two images; an empty list: the same manifest.
 
     Raises:
         ImageError: one of them can't be read.
@@ -301,7 +301,7 @@ def compare(first: Path, second: Path) -> list[Difference]:
                 result += [Difference(f"layer {number}: {a}", b) for a, b in found] or [
                     Difference(f"layer {number}", text)
                 ]
-        # what is derived from layers comes last, and only where nothing else says it
+        # differences that follow from layers come last, and only without others
         return result or [Difference("manifest", f"{one.digest} → {two.digest}")]
 
 
@@ -312,7 +312,7 @@ def _configuration(one: Image, two: Image) -> list[str]:
 
 
 _Member = tuple[str, str, str]
-"""sha256, what else tar holds of it, and its number in the layer."""
+"""sha256, other fields of tar, and the number in the layer."""
 
 
 def _members(image: Image, layer: Layer) -> dict[str, _Member]:

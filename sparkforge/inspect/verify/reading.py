@@ -35,10 +35,10 @@ class Reading:
 
 @contextmanager
 def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
-    """Give the archive of an image, and the digest that a receipt promises for it.
+    """Yield the archive of an image, and its digest in a receipt.
 
     Args:
-        named: an archive, a receipt.json, or a reference of an image that the engine holds.
+        named: an archive, a receipt.json, or a reference of an image in the engine.
 
     Raises:
         ImageError: the engine has no such image. UsageError: the receipt names none.

@@ -1,7 +1,7 @@
-"""`build.py sign`: cosign signs what dist/TARGET holds; `verify --key` checks that.
+"""`build.py sign`: cosign signs the files in dist/TARGET; `verify --key` checks them.
 
-cosign does all the cryptography. Keys go to it by reference (a file, or the name of one in a key
-service) and passwords through its own variable: neither is read here, so neither can be shown.
+cosign does all the cryptography. It gets keys by reference (a file, or a name in a key service) and
+passwords through its own variable. Neither is read here, so neither can be shown.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sparkforge.pins import pins
 
 RECEIPT = "receipt.json"
 SIGNED = (RECEIPT, SUMS, SBOM, PROVENANCE)
-"""The files that are signed; SHA256SUMS stands for the wheels."""
+"""The signed files; SHA256SUMS covers the wheels."""
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
-# what a key alone needs of cosign's root of trust: nothing; without this it would fetch one
+# a key needs no root of trust; without this cosign would download one
 _NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
 _MENDS = (
     ("decryption failed", "COSIGN_PASSWORD is wrong for this key"),
@@ -40,7 +40,7 @@ _MENDS = (
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose signature counts: a public key's, or an identity's that an issuer vouches for.
+    """The accepted signer: a public key, or an identity with its issuer.
 
     Attributes:
         key: file of a public key, or its name in a key service.
@@ -195,7 +195,7 @@ def check_folder(folder: Path, trust: Trust) -> list[str]:
             problems.append(f"{name}: not signed: there is no {bundle.name}")
         elif why := _refused("verify-blob", trust, "--bundle", bundle, folder / name):
             problems.append(f"{name}: {why}")
-    problems = problems or sums(folder)  # what lists the files counts once it is signed itself
+    problems = problems or sums(folder)  # the list of files is valid if it is signed itself
     if problems:
         msg = f"{folder}: does not match its signatures:\n" + "\n".join(f"  {p}" for p in problems)
         raise VerifyError(msg, "get the files from a trusted source, or build them: build.py")
@@ -206,7 +206,7 @@ def check_image(image: str, trust: Trust) -> None:
     """Check an image's signature in its registry.
 
     Raises:
-        VerifyError: it has none that counts.
+        VerifyError: it has no valid signature.
     """
     _need_cosign()
     if why := _refused("verify", trust, image):
@@ -215,7 +215,7 @@ def check_image(image: str, trust: Trust) -> None:
 
 
 def sums(folder: Path) -> list[str]:
-    """Hold the files of a folder against SHA256SUMS and the receipt; one line for each fault."""
+    """Compare the files of a folder with SHA256SUMS and the receipt; one line for each problem."""
     listed, problems = _sums(folder), []
     if listed != _receipt(folder).get("files"):
         problems.append(f"{SUMS} and {RECEIPT} do not list the same files and hashes")
@@ -235,7 +235,7 @@ def sums(folder: Path) -> list[str]:
 
 
 def _sums(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file that SHA256SUMS names; none of another folder's."""
+    """Return the sha256 of each file in SHA256SUMS, without those of other folders."""
     path = folder / SUMS
     found = {}
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
@@ -257,7 +257,7 @@ def _receipt(folder: Path) -> dict[str, Any]:
 
 
 def _refused(command: str, trust: Trust, *words: str | Path) -> str:
-    """Return why cosign does not take a signature; empty where it does."""
+    """Return why cosign does not accept a signature, or ""."""
     with _whose(trust) as whose:
         try:
             _cosign(command, *whose, *(_bundle_format() if "-blob" in command else ()), *words)
@@ -268,10 +268,10 @@ def _refused(command: str, trust: Trust, *words: str | Path) -> str:
 
 @contextmanager
 def _whose(trust: Trust) -> Iterator[list[str]]:
-    """Give cosign's words for whom to trust.
+    """Return cosign's options for the accepted signer.
 
-    A key's signature stands by itself, in no log or in one. An identity's certificate is valid
-    for minutes: only the log proves that the signature was made in them, so there it is asked for.
+    A key's signature is valid with or without a log. An identity's certificate is valid for
+    minutes, and only the log proves that the signature is from that time, so the log is required.
     """
     if trust.key is None:
         yield [
@@ -297,12 +297,12 @@ def _need_cosign() -> None:
 
 
 def _help() -> str:
-    """Return what this cosign can do: Debian's builds do not tell their version."""
+    """Return the features of this cosign: Debian's builds do not report their version."""
     return call("cosign", "sign-blob", "--help", check=False).stdout.decode(errors="replace")
 
 
 def _bundle_format() -> list[str]:
-    """Return what cosign 2 needs to write and read the one format of cosign 3."""
+    """Return the options with which cosign 2 uses cosign 3's format."""
     return [] if "--use-signing-config" in _help() else ["--new-bundle-format"]
 
 
@@ -313,7 +313,7 @@ def _cosign(*words: str | Path) -> None:
         SignError: it refuses.
     """
     try:
-        # without a key cosign asks a person to open a page, and waits
+        # without a key cosign prompts the user to open a page, and waits
         call("cosign", *words, stream=words[0] in ("sign", "sign-blob") and "--key" not in words)
     except CommandError as error:
         said = error.what
