@@ -12,8 +12,8 @@ class SparkforgeError(Exception):
     """Base of all expected failures.
 
     Args:
-        what: one sentence, what is wrong and where.
-        remedy: what the user does next; empty where nothing can be done.
+        what: one sentence: the problem and its place.
+        remedy: the hint: the user's next step, or "".
 
     Attributes:
         meaning: of the exit code, for ``--exit-codes``.

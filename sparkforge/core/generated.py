@@ -14,7 +14,7 @@ END = "<!-- end of what is generated -->"
 
 
 def between(path: Path, text: str) -> str:
-    """Return a file's text with what stands between its two markers replaced.
+    """Return a file's text with the part between its two markers replaced.
 
     Raises:
         UsageError: the file is missing, or lacks a marker.

@@ -253,7 +253,7 @@ class Store:
         *,
         again: bool = False,
     ) -> Artefact[T]:
-        """Return the artefact for these inputs, making it where the store lacks it.
+        """Return the artefact for these inputs, built if the store lacks it.
 
         Args:
             stage: name of the stage.

@@ -110,11 +110,11 @@ def _signatures(options: Options) -> bool:
 
 
 def _build_again(options: Options, name: str, project: Project) -> int:
-    """Build a target a second time, cold, and compare it with what the store holds."""
+    """Build a target a second time, cold, and compare it with the store."""
     target = project.pins.target(name)
     variant = setup.last_variant(project, name, options.variant)
     here = MACHINES.get(platform.machine()) == platform_of(target)
-    until = options.until if here else "wheels"  # what follows needs a machine of its own kind
+    until = options.until if here else "wheels"  # the rest needs a machine of the target's platform
     context = setup.context_of(project, name, variant, until, tools=options.tools)
     if context.engine is None:
         until = "wheels"  # an environment has its own path in its files, so its bytes never repeat
@@ -202,7 +202,7 @@ def _compare(
     for name, item in first.graph.wheels.items():
         one = wheel_path(first.results.artefact(item))
         two = wheel_path(second.results.artefact(second.graph.wheels[name]))
-        # read again: what the store says of its files is not what is asked
+        # read again: the record in the store is not enough here
         hashes = f"sha256:{sha256_file(one)}", f"sha256:{sha256_file(two)}"
         document.append({"name": two.name, "first": hashes[0], "second": hashes[1]})
         if hashes[0] != hashes[1] or one.name != two.name:
@@ -242,7 +242,7 @@ def _diffoscope(one: Path, two: Path) -> None:
 
 
 def _image(options: Options, named: str, project: Project) -> int:
-    """Say what is in an image, and compare it with what this checkout would make."""
+    """Print an image's contents, and compare it with this checkout."""
     from sparkforge.build import image
     from sparkforge.inspect.verify import imagecheck, reading
 

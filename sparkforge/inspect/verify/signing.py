@@ -67,7 +67,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Sign what a target's newest build published, and the image if it was pushed."""
+    """Sign the files of a target's newest build, and the image if it was pushed."""
     path = recover_checkout(options.pins)
     target = pins.load(path).target(options.target)
     folder = path.parent / "dist" / options.target
