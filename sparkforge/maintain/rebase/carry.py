@@ -9,9 +9,9 @@ from typing import Any
 
 from sparkforge.core import pages
 from sparkforge.core.log import log
-from sparkforge.maintain.rebase import onto
-from sparkforge.maintain.rebase.move import verdicts
-from sparkforge.maintain.rebase.verdicts import Move
+from sparkforge.maintain.rebase import release_spec
+from sparkforge.maintain.rebase.patch_rebase import verdicts
+from sparkforge.maintain.rebase.verdicts import PatchResult
 from sparkforge.pins.pins import Pins
 from sparkforge.series.series import Series
 from sparkforge.sources.sources import Access
@@ -25,7 +25,7 @@ class Column:
     """One release, and what would become of each patch on it; None: the pinned one itself."""
 
     version: str
-    moves: tuple[Move, ...] | None
+    results: tuple[PatchResult, ...] | None
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Carried:
             "pinned": self.version,
             "releases": {
                 column.version: None
-                if column.moves is None
-                else [move.as_json() for move in column.moves]
+                if column.results is None
+                else [result.as_json() for result in column.results]
                 for column in self.columns
             },
         }
@@ -57,46 +57,48 @@ def carried(
     Args:
         count: so many releases, the pinned one included where it is among them.
     """
-    found = []
-    for one in series:
-        upstream = pins.upstream(one.upstream)
-        if not one.patches or upstream.source_file is None:
+    tables = []
+    for one_series in series:
+        upstream = pins.upstream(one_series.upstream)
+        if not one_series.patches or upstream.source_file is None:
             continue
-        lender = upstream if upstream.source_in is None else pins.upstream(upstream.source_in)
-        # the lender's own stand-in says which releases there are; it is the smaller file
-        versions = onto.newest(access, lender, count)
+        owner = upstream if upstream.source_in is None else pins.upstream(upstream.source_in)
+        # its own stand-in says which releases there are; it is the smaller file
+        versions = release_spec.newest(access, owner, count)
         columns = []
         for version in reversed(versions):
-            if version == lender.version:
+            if version == owner.version:
                 columns.append(Column(version, None))
                 continue
-            with log.step(f"{one.upstream} on {version}"):
-                goal = onto.resolve(store, pins, one.upstream, f"release:{version}", access)
-                old = onto.old_source(store, one.upstream, upstream, goal, access)
+            with log.step(f"{one_series.upstream} on {version}"):
+                release = release_spec.resolve(
+                    store, pins, one_series.upstream, f"release:{version}", access
+                )
+                old = release_spec.old_source(store, one_series.upstream, upstream, release, access)
                 columns.append(
                     Column(
                         version,
                         tuple(
                             verdicts(
                                 store,
-                                one,
+                                one_series,
                                 old,
-                                goal.source,
+                                release.source,
                                 rules=upstream.paths,
                             )
                         ),
                     )
                 )
-        found.append(Carried(one, lender.version, tuple(columns)))
-    return found
+        tables.append(Carried(one_series, owner.version, tuple(columns)))
+    return tables
 
 
-def cell(move: Move) -> str:
+def cell(result: PatchResult) -> str:
     """Return a verdict as the table shows it."""
-    if move.stops:
-        mark = " (follows)" if move.after else ""
-        return pages.Markdown(f"**{move.verdict.value}**{mark}")
-    return f"{move.verdict.value}{' (remembered)' if move.remembered else ''}"
+    if result.stops:
+        mark = " (follows)" if result.after else ""
+        return pages.Markdown(f"**{result.verdict.value}**{mark}")
+    return f"{result.verdict.value}{' (remembered)' if result.remembered else ''}"
 
 
 def rows(one: Carried) -> list[tuple[str, ...]]:
@@ -104,7 +106,7 @@ def rows(one: Carried) -> list[tuple[str, ...]]:
     head = (
         "patch",
         *(
-            f"{column.version}{' (pinned)' if column.moves is None else ''}"
+            f"{column.version}{' (pinned)' if column.results is None else ''}"
             for column in one.columns
         ),
     )
@@ -114,7 +116,7 @@ def rows(one: Carried) -> list[tuple[str, ...]]:
             (
                 patch.name.removesuffix(".patch"),
                 *(
-                    "applies" if column.moves is None else cell(column.moves[at])
+                    "applies" if column.results is None else cell(column.results[at])
                     for column in one.columns
                 ),
             )

@@ -17,13 +17,13 @@ from sparkforge.build.options import (
 from sparkforge.core import generated
 from sparkforge.core.errors import RebaseStopped, UsageError
 from sparkforge.core.log import log
-from sparkforge.maintain.rebase import carry, companions, onto, report, state, testing
-from sparkforge.maintain.rebase.companions import Companion
+from sparkforge.maintain.rebase import carry, drift, release_spec, report, state, testing
+from sparkforge.maintain.rebase.drift import DependencyDrift
 from sparkforge.maintain.rebase.drive import Rebase, stopped
 from sparkforge.maintain.rebase.land import land
-from sparkforge.maintain.rebase.move import verdicts
+from sparkforge.maintain.rebase.patch_rebase import verdicts
 from sparkforge.maintain.rebase.state import Job, State
-from sparkforge.maintain.rebase.verdicts import Move
+from sparkforge.maintain.rebase.verdicts import PatchResult
 
 _MANY = re.compile(r"latest:([1-9][0-9]?)")
 
@@ -138,8 +138,8 @@ def _one(options: Options, project: Project, upstream: str) -> int:
     rebase = _rebase(project, upstream)
     now = job.load()
     if options.onto is not None:
-        if now is not None and now.word != options.onto:
-            msg = f"{upstream}: a rebase onto {now.word} is in progress"
+        if now is not None and now.spec != options.onto:
+            msg = f"{upstream}: a rebase onto {now.spec} is in progress"
             raise UsageError(msg, "build.py rebase UPSTREAM --continue, or --abort")
         if now is not None and options.commit is not None:
             _commit(rebase, now, options.commit)
@@ -182,20 +182,20 @@ def _answer(options: Options, rebase: Rebase, now: State | None) -> State:
     rebase.check_same(now)
     if options.commit is not None:
         _commit(rebase, now, options.commit)
-    leg = now.stopped
+    part = now.stopped
     if options.skip is not None:
-        if leg is None:
+        if part is None:
             raise UsageError(f"{rebase.upstream}: no patch is stopped", "use --continue")
-        rebase.skip(now, leg, " ".join(options.skip.split()))  # one line of the changelog
-    elif leg is not None:
-        rebase.resolve(now, leg)
+        rebase.skip(now, part, " ".join(options.skip.split()))  # one line of the changelog
+    elif part is not None:
+        rebase.resolve(now, part)
     return now
 
 
 def _commit(rebase: Rebase, now: State, commit: str) -> None:
-    own = now.legs[0]
-    onto.check_commit(own.goal, commit, now.stated)
-    own.goal = own.goal.model_copy(update={"commit": commit})
+    own = now.parts[0]
+    release_spec.check_commit(own.target, commit, now.declared_commit)
+    own.target = own.target.model_copy(update={"commit": commit})
     rebase.job.save(now)
 
 
@@ -210,79 +210,81 @@ def _status(upstream: str, job: Job, now: State | None, *, as_json: bool) -> int
         log.json(_document(now, ()) | {"under_way": True})
     if now.stopped is not None:
         return log.failure(stopped(job, now.stopped))
-    log.info(f"{upstream}: onto {now.word} was interrupted; use --continue")
+    log.info(f"{upstream}: onto {now.spec} was interrupted; use --continue")
     return 0
 
 
 def _every_status(project: Project, *, as_json: bool) -> int:
     jobs = {name: Job(project.root, name).load() for name in project.pins.upstreams}
-    found = {name: now for name, now in jobs.items() if now is not None}
-    for name, now in found.items():
-        leg = now.stopped
-        where = f"stopped at {leg.stopped.patch}" if leg and leg.stopped else "interrupted"
-        log.info(f"{name}: onto {now.word}: {where}")
-    if not found:
+    states = {name: now for name, now in jobs.items() if now is not None}
+    for name, now in states.items():
+        part = now.stopped
+        where = f"stopped at {part.stopped.patch}" if part and part.stopped else "interrupted"
+        log.info(f"{name}: onto {now.spec}: {where}")
+    if not states:
         log.info("no rebase is in progress")
     if as_json:
-        log.json({name: _document(now, ()) for name, now in found.items()})
+        log.json({name: _document(now, ()) for name, now in states.items()})
     return 0
 
 
 # -- what would become of it -----------------------------------------------------------------
 
 
-def _dry_run(project: Project, upstream: str, word: str, *, as_json: bool) -> int:
+def _dry_run(project: Project, upstream: str, spec: str, *, as_json: bool) -> int:
     rebase, loaded = _rebase(project, upstream), project.pins
     pinned = loaded.upstream(upstream)
-    goal = onto.resolve(rebase.store, loaded, upstream, word, rebase.access, complete=True)
-    old = onto.old_source(rebase.store, upstream, pinned, goal, rebase.access)
-    one = rebase.series_of(upstream)
-    moves = verdicts(
-        rebase.store, one, old, goal.source, history=rebase.history, rules=pinned.paths
+    release = release_spec.resolve(
+        rebase.store, loaded, upstream, spec, rebase.access, complete=True
     )
-    place = companions.Place(loaded, rebase.root, rebase.store, rebase.access)
-    found = companions.disagreements(place, goal.upstream, goal.source, old)
-    found += companions.unknown(upstream, goal.upstream, goal.stated, goal.lacking)
-    _table(moves)
-    _say(found)
+    old = release_spec.old_source(rebase.store, upstream, pinned, release, rebase.access)
+    series = rebase.series_of(upstream)
+    results = verdicts(
+        rebase.store, series, old, release.source, history=rebase.history, rules=pinned.paths
+    )
+    place = drift.Place(loaded, rebase.root, rebase.store, rebase.access)
+    drifts = drift.find(place, release.upstream, release.source, old)
+    drifts += drift.unknown(upstream, release.upstream, release.declared_commit, release.lacking)
+    _table(results)
+    _say(drifts)
     document = {
         "upstream": upstream,
         "from": pinned.tag,
-        "onto": goal.upstream.tag,
-        "patches": [move.as_json() for move in moves],
-        "companions": [one.as_json() for one in found],
+        "onto": release.upstream.tag,
+        "patches": [result.as_json() for result in results],
+        "companions": [item.as_json() for item in drifts],
     }
     if as_json:
         log.json(document)
-    return _verdict_code(moves)
+    return _verdict_code(results)
 
 
-def _all(options: Options, project: Project, word: str) -> int:
-    many = _MANY.fullmatch(word)
-    if many is None and word != "latest":
-        raise UsageError(f"--all --onto {word}", "give --onto latest, or latest:N")
+def _all(options: Options, project: Project, spec: str) -> int:
+    many = _MANY.fullmatch(spec)
+    if many is None and spec != "latest":
+        raise UsageError(f"--all --onto {spec}", "give --onto latest, or latest:N")
     chosen = chosen_series(None, project.root, project.pins)
     count = int(many[1]) if many else 1
-    found = carry.carried(project.store, project.pins, chosen, project.access, count)
-    for one in found:
-        log.heading(one.series.upstream)
-        log.table(carry.rows(one))
+    tables = carry.carried(project.store, project.pins, chosen, project.access, count)
+    for table in tables:
+        log.heading(table.series.upstream)
+        log.table(carry.rows(table))
     if options.output.json:
-        log.json({one.series.upstream: one.as_json() for one in found})
+        log.json({table.series.upstream: table.as_json() for table in tables})
     if options.table:
-        wanted = {project.root / "docs" / "carry.md": carry.page(found)}
-        for page in generated.settle(wanted, carry.COMMAND, check=False):
+        files = {project.root / "docs" / "carry.md": carry.page(tables)}
+        for page in generated.settle(files, carry.COMMAND, check=False):
             log.info(f"{page}: written")
         return 0
-    newest = [one.columns[-1].moves or () for one in found]
-    return max((_verdict_code(list(moves)) for moves in newest), default=0)
+    newest = [table.columns[-1].results or () for table in tables]
+    return max((_verdict_code(list(results)) for results in newest), default=0)
 
 
-def _verdict_code(moves: list[Move]) -> int:
-    if not any(move.stops for move in moves):
+def _verdict_code(results: list[PatchResult]) -> int:
+    if not any(result.stops for result in results):
         return 0
-    count = sum(move.stops for move in moves)
-    log.error(f"{count} of {len(moves)} patches need work")
+    count = sum(result.stops for result in results)
+    log.error(f"{count} of {len(results)} patches need work")
     return RebaseStopped.exit_code
 
 
@@ -290,35 +292,35 @@ def _verdict_code(moves: list[Move]) -> int:
 
 
 def _print(now: State) -> None:
-    for leg in now.legs:
-        moves = [*leg.moves, *([leg.stopped] if leg.stopped else [])]
-        if moves:
-            log.heading(f"{leg.upstream}: {leg.pinned['tag']} → {now.word}")
-            _table(moves)
+    for part in now.parts:
+        results = [*part.results, *([part.stopped] if part.stopped else [])]
+        if results:
+            log.heading(f"{part.upstream}: {part.pinned['tag']} → {now.spec}")
+            _table(results)
 
 
-def _table(moves: list[Move]) -> None:
-    log.table([report.HEAD, *(report.row(move) for move in moves)] if moves else [])
-    for move in moves:
-        for text in (*move.detail, *move.culprits):
-            log.info(f"{move.patch.removesuffix('.patch')}: {text}")
+def _table(results: list[PatchResult]) -> None:
+    log.table([report.HEAD, *(report.row(result) for result in results)] if results else [])
+    for result in results:
+        for text in (*result.detail, *result.causes):
+            log.info(f"{result.patch.removesuffix('.patch')}: {text}")
 
 
-def _say(found: list[Companion] | tuple[Companion, ...]) -> None:
-    for one in found:
-        log.warning(f"{one.what}\n    hint: {one.mend}")
+def _say(drifts: list[DependencyDrift] | tuple[DependencyDrift, ...]) -> None:
+    for difference in drifts:
+        log.warning(f"{difference.what}\n    hint: {difference.mend}")
 
 
-def _document(now: State, found: tuple[Companion, ...]) -> dict[str, Any]:
+def _document(now: State, drifts: tuple[DependencyDrift, ...]) -> dict[str, Any]:
     return {
         "upstream": now.upstream,
-        "onto": now.word,
+        "onto": now.spec,
         "series": {
-            leg.upstream: {
-                "patches": [move.as_json() for move in leg.moves],
-                "stopped": leg.stopped.as_json() if leg.stopped else None,
+            part.upstream: {
+                "patches": [result.as_json() for result in part.results],
+                "stopped": part.stopped.as_json() if part.stopped else None,
             }
-            for leg in now.legs
+            for part in now.parts
         },
-        "companions": [one.as_json() for one in found],
+        "companions": [item.as_json() for item in drifts],
     }

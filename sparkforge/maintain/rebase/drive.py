@@ -11,11 +11,11 @@ from sparkforge.core import git, gitread
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import RebaseStopped, SeriesError, UsageError
 from sparkforge.core.log import log
-from sparkforge.maintain.rebase import onto
-from sparkforge.maintain.rebase.move import Mover
+from sparkforge.maintain.rebase import release_spec
+from sparkforge.maintain.rebase.patch_rebase import PatchRebaser
 from sparkforge.maintain.rebase.resolutions import Memory
-from sparkforge.maintain.rebase.state import Job, Leg, State
-from sparkforge.maintain.rebase.verdicts import Move
+from sparkforge.maintain.rebase.state import Job, SeriesRebase, State
+from sparkforge.maintain.rebase.verdicts import PatchResult
 from sparkforge.maintain.rebase.workspace import Workspace
 from sparkforge.pins import pins
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -54,7 +54,7 @@ class Rebase:
 
     # -- beginning ---------------------------------------------------------------------
 
-    def begin(self, word: str, commit: str | None) -> State:
+    def begin(self, spec: str, commit: str | None) -> State:
         """Find the release and write down where to go from where.
 
         Raises:
@@ -67,51 +67,58 @@ class Rebase:
         if pinned.source_in is not None:
             msg = f"{self.upstream}: its sources are part of {pinned.source_in}'s wheels"
             raise UsageError(msg, f"rebase {pinned.source_in}: this series moves with it")
-        goal = onto.resolve(self.store, loaded, self.upstream, word, self.access, complete=True)
+        release = release_spec.resolve(
+            self.store, loaded, self.upstream, spec, self.access, complete=True
+        )
         if commit is not None:
-            onto.check_commit(goal.upstream, commit, goal.stated)
-            goal = replace(goal, upstream=goal.upstream.model_copy(update={"commit": commit}))
-        old = onto.old_source(self.store, self.upstream, pinned, goal, self.access)
-        legs = [
-            Leg(
+            release_spec.check_commit(release.upstream, commit, release.declared_commit)
+            release = replace(
+                release, upstream=release.upstream.model_copy(update={"commit": commit})
+            )
+        old = release_spec.old_source(self.store, self.upstream, pinned, release, self.access)
+        parts = [
+            SeriesRebase(
                 self.upstream,
                 self._applied(self.upstream, loaded, old).sha256,
                 pinned.model_dump(mode="json"),
-                goal.upstream,
+                release.upstream,
                 old,
-                goal.source,
+                release.source,
             )
         ]
-        for rider, upstream in loaded.upstreams.items():
-            if upstream.source_in == self.upstream and upstream.source_file in goal.upstream.files:
-                legs.append(self._rider(rider, loaded, goal))
-        state = State(self.upstream, word, goal.lacking, goal.stated, legs)
+        for name, upstream in loaded.upstreams.items():
+            if (
+                upstream.source_in == self.upstream
+                and upstream.source_file in release.upstream.files
+            ):
+                parts.append(self._bundled(name, loaded, release))
+        state = State(self.upstream, spec, release.lacking, release.declared_commit, parts)
         shutil.rmtree(self.job.folder, ignore_errors=True)  # of one that was killed before this
         self.job.save(state)
         return state
 
-    def _rider(self, rider: str, loaded: pins.Pins, goal: onto.Onto) -> Leg:
-        """Return the leg of a series whose sources are a file of the release to move to."""
-        upstream = loaded.upstreams[rider]
+    def _bundled(self, name: str, loaded: pins.Pins, release: release_spec.Release) -> SeriesRebase:
+        """Return the rebase of a series whose sources are a file of the release to move to."""
+        upstream = loaded.upstreams[name]
         assert upstream.source_file is not None
-        file = goal.upstream.files[upstream.source_file]
+        file = release.upstream.files[upstream.source_file]
         fresh = upstream.model_copy(
             update={"files": {**upstream.files, upstream.source_file: file}, "patched": {}}
         )
         here = replace(self.access, mirrors={})
-        old = sources.ensure(self.store, rider, upstream, RELEASE_PLAN, here)
-        new = sources.ensure(self.store, rider, fresh, RELEASE_PLAN, here)
-        one = self._applied(rider, loaded, old)
-        return Leg(rider, one.sha256, upstream.model_dump(mode="json"), fresh, old, new)
+        old = sources.ensure(self.store, name, upstream, RELEASE_PLAN, here)
+        new = sources.ensure(self.store, name, fresh, RELEASE_PLAN, here)
+        applied = self._applied(name, loaded, old)
+        return SeriesRebase(name, applied.sha256, upstream.model_dump(mode="json"), fresh, old, new)
 
     def _applied(self, name: str, loaded: pins.Pins, old: sources.Source) -> Series:
         """Return a series that is what pins.yaml records."""
-        one = self.series_of(name)
+        patches = self.series_of(name)
         upstream = loaded.upstreams[name]
-        if problems := lint.lint(one, self.root, upstream.paths):
+        if problems := lint.lint(patches, self.root, upstream.paths):
             raise SeriesError("\n".join(problems), "fix the series, then rebase it")
-        series.apply_recorded(self.store, one, old, upstream)
-        return one
+        series.apply_recorded(self.store, patches, old, upstream)
+        return patches
 
     def check_unchanged(self) -> None:
         """Refuse a checkout with changes in what a rebase writes.
@@ -121,8 +128,8 @@ class Rebase:
         """
         if not git.git_ok(self.root, "rev-parse", "--is-inside-work-tree"):
             return  # not under git: nothing to compare with
-        ours = ["pins.yaml", "patches", "CHANGELOG.md", "docs/patches.md"]
-        changed = git.git(self.root, "status", "--porcelain", "--", *ours)
+        written = ["pins.yaml", "patches", "CHANGELOG.md", "docs/patches.md"]
+        changed = git.git(self.root, "status", "--porcelain", "--", *written)
         if changed:
             msg = f"{self.root}: uncommitted changes:\n{changed}"
             raise UsageError(msg, "commit or stash them: a rebase replaces these files")
@@ -136,12 +143,12 @@ class Rebase:
             UsageError: somebody changed it meanwhile.
         """
         loaded = pins.load(self.pins_path)
-        for leg in state.legs:
+        for part in state.parts:
             if (
-                self.series_of(leg.upstream).sha256 != leg.series
-                or loaded.upstream(leg.upstream).model_dump(mode="json") != leg.pinned
+                self.series_of(part.upstream).sha256 != part.series
+                or loaded.upstream(part.upstream).model_dump(mode="json") != part.pinned
             ):
-                msg = f"{leg.upstream}: the series or its pin changed after the rebase started"
+                msg = f"{part.upstream}: the series or its pin changed after the rebase started"
                 raise UsageError(
                     msg, f"undo that change, or run build.py rebase {self.upstream} --abort"
                 )
@@ -152,48 +159,52 @@ class Rebase:
         Raises:
             RebaseStopped: one needs a person.
         """
-        for leg in state.legs:
-            mover = self._mover(leg)
-            work = self._workspace(leg)
-            while leg.stopped is None and len(leg.moves) < len(mover.series.patches):
-                self._one(state, leg, mover, work)
-            if leg.stopped is not None:
-                raise stopped(self.job, leg)
+        for part in state.parts:
+            rebaser = self._rebaser(part)
+            work = self._workspace(part)
+            while part.stopped is None and len(part.results) < len(rebaser.series.patches):
+                self._one(state, part, rebaser, work)
+            if part.stopped is not None:
+                raise stopped(self.job, part)
         return state
 
-    def _one(self, state: State, leg: Leg, mover: Mover, work: Workspace) -> None:
-        at = len(leg.moves)
-        move = mover.move(work, at, leg.head, leg.moves)
-        if move.stops:
-            leg.conflict = mover.met
+    def _one(
+        self, state: State, part: SeriesRebase, rebaser: PatchRebaser, work: Workspace
+    ) -> None:
+        at = len(part.results)
+        result = rebaser.rebase(work, at, part.head, part.results)
+        if result.stops:
+            part.conflict = rebaser.met
             self._lay_out(work)
-            leg.stopped = move
+            part.stopped = result
         else:
-            leg.moves.append(move)
-            log.info(f"{move.patch.removesuffix('.patch')}: {move.verdict.value}")
+            part.results.append(result)
+            log.info(f"{result.patch.removesuffix('.patch')}: {result.verdict.value}")
         self.job.save(state)
 
-    def _mover(self, leg: Leg) -> Mover:
-        one = self.series_of(leg.upstream)
-        patched = series.apply(self.store, one, leg.old)
-        kept = one.folder / Memory.FOLDER
-        return Mover(self.store, one, patched, leg.new, kept, self.history, leg.goal.paths)
+    def _rebaser(self, part: SeriesRebase) -> PatchRebaser:
+        old = self.series_of(part.upstream)
+        patched = series.apply(self.store, old, part.old)
+        kept = old.folder / Memory.FOLDER
+        return PatchRebaser(
+            self.store, old, patched, part.new, kept, self.history, part.target.paths
+        )
 
-    def _workspace(self, leg: Leg) -> Workspace:
-        """Return a leg's workspace, standing where the state says; a stop is left as it is."""
-        path = self.job.tree(leg)
+    def _workspace(self, part: SeriesRebase) -> Workspace:
+        """Return a part's workspace, standing where the state says; a stop is left as it is."""
+        path = self.job.tree(part)
         if not path.exists():
-            if leg.stopped is not None:
+            if part.stopped is not None:
                 msg = f"{path}: is missing, with the resolutions in it"
                 raise UsageError(msg, f"start again: build.py rebase {self.upstream} --abort")
             pending = path.with_name(f"{path.name}.new")
             shutil.rmtree(pending, ignore_errors=True)
-            Workspace.make(pending, leg.new.repo, leg.head, None)
+            Workspace.make(pending, part.new.repo, part.head, None)
             pending.rename(path)
         work = Workspace(path)
         git.tidy(path / ".git")
-        if leg.stopped is None:
-            work.reset(leg.head)
+        if part.stopped is None:
+            work.reset(part.head)
         return work
 
     def _lay_out(self, work: Workspace) -> None:
@@ -208,19 +219,19 @@ class Rebase:
 
     # -- a person's answers --------------------------------------------------------------
 
-    def resolve(self, state: State, leg: Leg) -> None:
+    def resolve(self, state: State, part: SeriesRebase) -> None:
         """Take what stands in the workspace as the patch's new form.
 
         Raises:
             UsageError: something is still in conflict, or nothing is left of the patch.
         """
-        assert leg.stopped is not None
-        assert leg.conflict is not None
-        mover, work = self._mover(leg), self._workspace(leg)
-        at, head = len(leg.moves), leg.head
-        told_by = None
+        assert part.stopped is not None
+        assert part.conflict is not None
+        rebaser, work = self._rebaser(part), self._workspace(part)
+        at, head = len(part.results), part.head
+        message_of = None
         if work.head != head:
-            told_by = work.head  # committed by hand: its message counts
+            message_of = work.head  # committed by hand: its message counts
             if (
                 git.attempt(work.path, "rev-parse", "--verify", "--quiet", "HEAD^")[1].strip()
                 != head
@@ -231,30 +242,32 @@ class Rebase:
                 )
                 raise UsageError(msg, f"git -C {work.path} reset --soft {head}")
             work.git("reset", "--soft", head)
-        self._check_resolved(work, leg.conflict.files)
+        self._check_resolved(work, part.conflict.files)
         work.git("rerere")
         work.git("--literal-pathspecs", "add", "--update", ".")
         tree = work.write_tree()
         if tree == work.git("rev-parse", f"{head}^{{tree}}"):
-            msg = f"{leg.stopped.patch}: the workspace has no change of it"
+            msg = f"{part.stopped.patch}: the workspace has no change of it"
             raise UsageError(msg, "drop it: --skip REASON")
-        commit = work.commit_like(mover.commits[at], tree, head, told_by)
-        for name, data in mover.memory.learned(work, leg.conflict, head, commit).items():
-            write_file(self.job.memory / leg.upstream / name, data)
-        detail = (*leg.stopped.detail, "resolved by hand")
-        self._answered(state, leg, replace(leg.stopped, stops=False, detail=detail, commit=commit))
+        commit = work.commit_like(rebaser.commits[at], tree, head, message_of)
+        for name, data in rebaser.memory.learned(work, part.conflict, head, commit).items():
+            write_file(self.job.memory / part.upstream / name, data)
+        detail = (*part.stopped.detail, "resolved by hand")
+        self._answered(
+            state, part, replace(part.stopped, stops=False, detail=detail, commit=commit)
+        )
         work.reset(commit)
 
     def _check_resolved(self, work: Workspace, files: tuple[str, ...]) -> None:
         problems = []
-        for one in work.unmerged():
-            path = work.path / one.path
-            sides = {2, 3} <= one.blobs.keys()
+        for file in work.unmerged():
+            path = work.path / file.path
+            sides = {2, 3} <= file.blobs.keys()
             if not sides:
                 # such a file has no markers, so nothing shows that a person has looked at it
-                problems.append(f"{one.path}: exists on one side only: git add or git rm it")
+                problems.append(f"{file.path}: exists on one side only: git add or git rm it")
             elif not path.exists():
-                problems.append(f"{one.path}: is deleted: if that is right, git rm it")
+                problems.append(f"{file.path}: is deleted: if that is right, git rm it")
         for name in files:
             path = work.path / name
             if path.is_file() and _MARKER.search(path.read_bytes()):
@@ -272,29 +285,29 @@ class Rebase:
             msg = f"{work.path}: not resolved:\n  " + "\n  ".join(problems)
             raise UsageError(msg, f"fix these, then build.py rebase {self.upstream} --continue")
 
-    def skip(self, state: State, leg: Leg, reason: str) -> None:
+    def skip(self, state: State, part: SeriesRebase, reason: str) -> None:
         """Leave the stopped patch out of the series."""
-        assert leg.stopped is not None
-        work = self._workspace(leg)
-        self._answered(state, leg, replace(leg.stopped, stops=False, reason=reason))
-        work.reset(leg.head)
+        assert part.stopped is not None
+        work = self._workspace(part)
+        self._answered(state, part, replace(part.stopped, stops=False, reason=reason))
+        work.reset(part.head)
 
-    def _answered(self, state: State, leg: Leg, move: Move) -> None:
-        leg.moves.append(move)
-        leg.stopped = leg.conflict = None
+    def _answered(self, state: State, part: SeriesRebase, result: PatchResult) -> None:
+        part.results.append(result)
+        part.stopped = part.conflict = None
         self.job.save(state)
         shutil.rmtree(self.job.conflict, ignore_errors=True)
 
 
-def stopped(job: Job, leg: Leg) -> RebaseStopped:
+def stopped(job: Job, part: SeriesRebase) -> RebaseStopped:
     """Return the error that says why a rebase waits, and for what."""
-    move = leg.stopped
-    assert move is not None
-    lines = [f"{leg.upstream}: {move.patch}: {move.verdict.value}"]
-    lines += [f"  {text}" for text in (*move.detail, *move.culprits)]
-    lines += [f"  in conflict: {job.tree(leg) / name}" for name in move.files]
+    result = part.stopped
+    assert result is not None
+    lines = [f"{part.upstream}: {result.patch}: {result.verdict.value}"]
+    lines += [f"  {text}" for text in (*result.detail, *result.causes)]
+    lines += [f"  in conflict: {job.tree(part) / name}" for name in result.files]
     if job.conflict.is_dir():
         lines.append(f"  the three versions: {job.conflict}/… .base, .ours (new), .theirs (patch)")
     own = job.folder.name
-    remedy = f"{move.next}; then build.py rebase {own} --continue, --skip REASON or --abort"
+    remedy = f"{result.next}; then build.py rebase {own} --continue, --skip REASON or --abort"
     return RebaseStopped("\n".join(lines), remedy)

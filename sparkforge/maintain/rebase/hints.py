@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparkforge.core import git, gitread
-from sparkforge.maintain.rebase import verdicts
+from sparkforge.maintain.rebase import diffs
 from sparkforge.maintain.rebase.workspace import Unmerged
 from sparkforge.series.patchfile import Patch
 from sparkforge.sources.sources import Source
@@ -16,7 +16,7 @@ _LINES = 5  # so many of the longest lines are looked for …
 _TELLING = 20  # … which have at least so many characters
 
 
-def about(
+def for_conflict(
     patch: Patch,
     diff: bytes,
     missing: Mapping[str, str | None],
@@ -28,11 +28,11 @@ def about(
 
     Args:
         diff: the patch's, on the old release.
-        missing: files that the new release lacks, with their new names (``Mover.missing``).
+        missing: files that the new release lacks, with their new names (``PatchRebaser.missing``).
         old, new: trees of one upstream, in one repository.
         unmerged: the files in conflict.
     """
-    parts = verdicts.hunks(diff)
+    parts = diffs.hunks(diff)
     by_path = {entry.path: part for entry, part in zip(patch.entries, parts, strict=False)}
     back = {to: path for path, to in missing.items() if to is not None}
     lines = []
@@ -48,14 +48,14 @@ def about(
             if b"\r\n" in now and b"\r\n" not in (before or b""):
                 hint: str | None = "its lines now end in CR LF"
             else:
-                hint = verdicts.reworded(part, now, before or b"") or verdicts.reindented(part, now)
+                hint = diffs.reworded(part, now, before or b"") or diffs.reindented(part, now)
             lines.append(f"{path}: {hint or _moved(old, new, path, part, now)}")
     return lines
 
 
-def _moved(old: Source, new: Source, path: str, part: list[verdicts.Hunk], now: bytes) -> str:
+def _moved(old: Source, new: Source, path: str, part: list[diffs.Hunk], now: bytes) -> str:
     """Say where a line that the patch stands on is now, in other files."""
-    lines = [line.decode(errors="replace") for line in verdicts.distinctive(part, now)]
+    lines = [line.decode(errors="replace") for line in diffs.distinctive(part, now)]
     lines = [line for line in lines if len(line) >= _TELLING][:_LINES]
     # one look, and only at files of its kind in its part of the tree: each file is unpacked
     top, suffix = path.partition("/")[0] if "/" in path else "", Path(path).suffix
@@ -92,9 +92,9 @@ def _places(source: Source, lines: Sequence[str], where: str) -> dict[str, dict[
         "--",
         where,
     )
-    found: dict[str, dict[str, str]] = {}
+    places: dict[str, dict[str, str]] = {}
     for hit in listing.splitlines() if code == 0 else ():
         name, number, text = hit.split("\0", 2) if hit.count("\0") >= 2 else ("", "", "")
         if text.strip() in lines:
-            found.setdefault(text.strip(), {})[name.partition(":")[2]] = number
-    return found
+            places.setdefault(text.strip(), {})[name.partition(":")[2]] = number
+    return places

@@ -46,7 +46,7 @@ class History:
             return None
         return cls(repo, old.commit, new.commit)
 
-    def culprit(self, path: str) -> str | None:
+    def cause(self, path: str) -> str | None:
         """Return the last commit that touched a file which is gone: what it is and did."""
         text = git.git(
             self.repo,
@@ -142,8 +142,8 @@ class History:
             "--format=%H%n%B",
             f"{self.old}..{self.new}",
         )
-        found = []
+        reverts = []
         for text in filter(None, log.split("\0")):
             commit, _, message = text.strip("\n").partition("\n")
-            found += [(reverted, commit) for reverted in _REVERTS.findall(message)]
-        return found
+            reverts += [(reverted, commit) for reverted in _REVERTS.findall(message)]
+        return reverts

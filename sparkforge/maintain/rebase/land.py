@@ -10,11 +10,11 @@ from pathlib import Path
 
 from sparkforge.core import git, transaction
 from sparkforge.core.errors import PinsError
-from sparkforge.maintain.rebase import companions, report
-from sparkforge.maintain.rebase.companions import Companion
+from sparkforge.maintain.rebase import drift, report
+from sparkforge.maintain.rebase.drift import DependencyDrift
 from sparkforge.maintain.rebase.drive import Rebase
 from sparkforge.maintain.rebase.resolutions import Memory
-from sparkforge.maintain.rebase.state import Leg, State
+from sparkforge.maintain.rebase.state import SeriesRebase, State
 from sparkforge.maintain.rebase.verdicts import Verdict
 from sparkforge.maintain.rebase.workspace import Workspace
 from sparkforge.pins import edit, pins, yamlfile
@@ -37,7 +37,7 @@ class Landed:
 
     report: Path
     changed: tuple[Path, ...]
-    companions: tuple[Companion, ...]
+    companions: tuple[DependencyDrift, ...]
 
 
 def land(rebase: Rebase, state: State) -> Landed:
@@ -52,41 +52,43 @@ def land(rebase: Rebase, state: State) -> Landed:
 
 
 def _landed(rebase: Rebase, state: State) -> Landed:
-    own = state.legs[0]
+    own = state.parts[0]
     rebase.check_unchanged()
     rebase.check_same(state)
     root = rebase.root
     files: dict[Path, bytes | None] = {}
     staged: dict[str, Staged] = {}
-    chapters = []
-    for leg in state.legs:
-        folder = root / "patches" / leg.upstream
-        old = rebase.series_of(leg.upstream)
-        staged[leg.upstream] = _staged(rebase, leg)
-        files |= staged[leg.upstream].files(folder, old)
-        chapters.append(report.Chapter(leg, _range_diff(rebase, leg, old)))
-        memory = rebase.job.memory / leg.upstream
+    sections = []
+    for part in state.parts:
+        folder = root / "patches" / part.upstream
+        old = rebase.series_of(part.upstream)
+        staged[part.upstream] = _staged(rebase, part)
+        files |= staged[part.upstream].files(folder, old)
+        sections.append(report.ReportSection(part, _range_diff(rebase, part, old)))
+        memory = rebase.job.memory / part.upstream
         for path in sorted(memory.glob("*")) if memory.is_dir() else ():
             files[folder / Memory.FOLDER / path.name] = path.read_bytes()
     loaded = pins.load(rebase.pins_path)
-    place = companions.Place(loaded, root, rebase.store, rebase.access)
-    found = companions.disagreements(place, own.goal, own.new, own.old)
-    found += companions.unknown(own.upstream, own.goal, state.stated, state.lacking)
-    text = _pins_text(rebase.pins_path, loaded, state, staged, found)
+    place = drift.Place(loaded, root, rebase.store, rebase.access)
+    drifts = drift.find(place, own.target, own.new, own.old)
+    drifts += drift.unknown(own.upstream, own.target, state.declared_commit, state.lacking)
+    text = _pins_text(rebase.pins_path, loaded, state, staged, drifts)
     files[rebase.pins_path] = text.encode()
     after = pins.parse(rebase.pins_path, text)
     log_page = root / "CHANGELOG.md"
     log_text = log_page.read_text(encoding="utf-8") if log_page.exists() else "# Changelog\n"
     files[log_page] = changelog(log_text, state).encode()
-    files |= staging.page(root, after, {name: one.series for name, one in staged.items()})
+    files |= staging.page(
+        root, after, {name: difference.series for name, difference in staged.items()}
+    )
     page = root / "dist" / "rebase" / report.file_name(own)
-    files[page] = report.page(state, chapters, found).encode()
+    files[page] = report.page(state, sections, drifts).encode()
     changed = {path: data for path, data in files.items() if _differs(path, data)}
     # the state goes with the change: who is killed behind it has nothing left to go on with
     transaction.change(root, {**changed, rebase.job.file: None})
     rebase.job.remove()
-    kept = tuple(one for one in found if not one.values)
-    return Landed(page, tuple(path for path in changed if path != page), kept)
+    remaining = tuple(difference for difference in drifts if not difference.values)
+    return Landed(page, tuple(path for path in changed if path != page), remaining)
 
 
 def _differs(path: Path, data: bytes | None) -> bool:
@@ -96,27 +98,27 @@ def _differs(path: Path, data: bytes | None) -> bool:
 # -- the series ----------------------------------------------------------------------------
 
 
-def _staged(rebase: Rebase, leg: Leg) -> Staged:
-    """Write a leg's new patches aside and apply them: they must give what the rebase gave."""
-    repo = rebase.job.tree(leg)
-    exported = series.export(repo, leg.new.commit, leg.head)
-    tree = git.git(repo, "rev-parse", f"{leg.head}^{{tree}}")
-    rules = Rules(rebase.root, leg.goal.paths, "fix the message of that patch")
-    aside = rebase.job.folder / "landing" / leg.upstream
-    return staging.stage(rebase.store, aside, exported, leg.new, tree, rules=rules)
+def _staged(rebase: Rebase, part: SeriesRebase) -> Staged:
+    """Write a part's new patches aside and apply them: they must give what the rebase gave."""
+    repo = rebase.job.tree(part)
+    exported = series.export(repo, part.new.commit, part.head)
+    tree = git.git(repo, "rev-parse", f"{part.head}^{{tree}}")
+    rules = Rules(rebase.root, part.target.paths, "fix the message of that patch")
+    aside = rebase.job.folder / "landing" / part.upstream
+    return staging.stage(rebase.store, aside, exported, part.new, tree, rules=rules)
 
 
-def _range_diff(rebase: Rebase, leg: Leg, old: Series) -> str:
-    if not leg.moves or leg.head == leg.new.commit:
+def _range_diff(rebase: Rebase, part: SeriesRebase, old: Series) -> str:
+    if not part.results or part.head == part.new.commit:
         return "nothing is left of the series"  # git takes no empty range
-    patched = series.apply(rebase.store, old, leg.old)
-    work = Workspace(rebase.job.tree(leg))
+    patched = series.apply(rebase.store, old, part.old)
+    work = Workspace(rebase.job.tree(part))
     return work.git(
         "range-diff",
         "--no-color",
         "--no-dual-color",
-        f"{leg.old.commit}..{patched.commit}",
-        f"{leg.new.commit}..{leg.head}",
+        f"{part.old.commit}..{patched.commit}",
+        f"{part.new.commit}..{part.head}",
     )
 
 
@@ -128,45 +130,45 @@ def _pins_text(
     loaded: Pins,
     state: State,
     staged: Mapping[str, Staged],
-    found: list[Companion],
+    drifts: list[DependencyDrift],
 ) -> str:
     """Return pins.yaml with the new release in it; every other character stays."""
     text = path.read_bytes().decode()
-    own = state.legs[0]
+    own = state.parts[0]
     values: dict[Where, str] = {("release", "counter"): str(loaded.release.counter + 1)}
     here: Where = ("upstreams", own.upstream)
     for key in ("tag", "version"):
-        values[*here, key] = str(getattr(own.goal, key))
-    for name, file in own.goal.files.items():
+        values[*here, key] = str(getattr(own.target, key))
+    for name, file in own.target.files.items():
         for key in ("file", "sha256", "size"):
             values[*here, "files", name, key] = str(getattr(file, key))
-    for one in found:
-        values.update(one.values)
+    for difference in drifts:
+        values.update(difference.values)
     try:
         text = yamlfile.replace_scalars(text, values)
     except KeyError as error:
         msg = f"{path.name}: {error.args[0]}: is written on more than one line"
         raise PinsError(msg, "write it KEY: VALUE on one line") from None
-    text = edit.with_commit(path, text, own.upstream, own.goal.commit)
-    for leg in state.legs:
-        recorded = staged[leg.upstream].recorded
-        if recorded is not None or loaded.upstream(leg.upstream).patched:
-            fresh = {} if recorded is None else {leg.new.provider: recorded}
-            text = edit.with_record(path, text, leg.upstream, fresh)
+    text = edit.with_commit(path, text, own.upstream, own.target.commit)
+    for part in state.parts:
+        recorded = staged[part.upstream].recorded
+        if recorded is not None or loaded.upstream(part.upstream).patched:
+            fresh = {} if recorded is None else {part.new.provider: recorded}
+            text = edit.with_record(path, text, part.upstream, fresh)
     return text
 
 
 def changelog(text: str, state: State) -> str:
     """Return the changelog with a line about a rebase at the end of its newest section."""
-    own = state.legs[0]
-    lines = [f"* {own.upstream} {own.pinned['tag']} → {own.goal.tag}: {_counts(state)}."]
-    for leg in state.legs:
-        for move in leg.moves:
-            if move.commit is None:
-                why = move.reason or "; ".join(move.detail)
+    own = state.parts[0]
+    lines = [f"* {own.upstream} {own.pinned['tag']} → {own.target.tag}: {_counts(state)}."]
+    for part in state.parts:
+        for result in part.results:
+            if result.commit is None:
+                why = result.reason or "; ".join(result.detail)
                 lines.append(
-                    f"  * {leg.upstream}: dropped {move.patch.removesuffix('.patch')}"
-                    f" ({move.verdict.value}): {why}"
+                    f"  * {part.upstream}: dropped {result.patch.removesuffix('.patch')}"
+                    f" ({result.verdict.value}): {why}"
                 )
     sections = [match.start() for match in re.finditer(r"^## ", text, re.MULTILINE)]
     end = sections[1] if len(sections) > 1 else len(text)
@@ -182,12 +184,12 @@ _RESOLVED = (Verdict.CONFLICT, Verdict.TARGET_DELETED)
 def _counts(state: State) -> str:
     counts = Counter(
         "dropped by hand"
-        if move.reason is not None
+        if result.reason is not None
         else "resolved by hand"
-        if move.commit and move.verdict in _RESOLVED
-        else move.verdict.value
-        for leg in state.legs
-        for move in leg.moves
+        if result.commit and result.verdict in _RESOLVED
+        else result.verdict.value
+        for part in state.parts
+        for result in part.results
     )
     shown = [f"{count} {kind}" for kind, count in counts.items()]
     return f"{sum(counts.values())} patches ({', '.join(shown)})" if counts else "no patches"

@@ -7,52 +7,52 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core import pages
-from sparkforge.maintain.rebase.companions import Companion
-from sparkforge.maintain.rebase.state import Leg, State
-from sparkforge.maintain.rebase.verdicts import Move
+from sparkforge.maintain.rebase.drift import DependencyDrift
+from sparkforge.maintain.rebase.state import SeriesRebase, State
+from sparkforge.maintain.rebase.verdicts import PatchResult
 
 HEAD = ("patch", "verdict", "what next")
 
 
 @dataclass(frozen=True)
-class Chapter:
+class ReportSection:
     """One series: where it went, and git's range-diff of before and after."""
 
-    leg: Leg
+    part: SeriesRebase
     range_diff: str
 
 
-def file_name(leg: Leg) -> str:
-    """Return the name of the page about a leg."""
-    return f"{leg.upstream}-{leg.pinned['version']}-{leg.goal.version}.md"
+def file_name(part: SeriesRebase) -> str:
+    """Return the name of the page about a part."""
+    return f"{part.upstream}-{part.pinned['version']}-{part.target.version}.md"
 
 
-def row(move: Move) -> tuple[str, str, str]:
-    """Return a move as a row of the table."""
-    remembered = " (remembered)" if move.remembered else ""
-    mark = "! " if move.stops else ""
+def row(result: PatchResult) -> tuple[str, str, str]:
+    """Return a result as a row of the table."""
+    remembered = " (remembered)" if result.remembered else ""
+    mark = "! " if result.stops else ""
     return (
-        move.patch.removesuffix(".patch"),
-        f"{mark}{move.verdict.value}{remembered}",
-        move.next,
+        result.patch.removesuffix(".patch"),
+        f"{mark}{result.verdict.value}{remembered}",
+        result.next,
     )
 
 
-def page(state: State, chapters: Sequence[Chapter], found: Sequence[Companion]) -> str:
+def page(state: State, sections: Sequence[ReportSection], drifts: Sequence[DependencyDrift]) -> str:
     """Return the page as Markdown."""
     return pages.render(
         Path(__file__).with_name("report.md.j2"),
-        own=state.legs[0],
-        chapters=chapters,
-        found=found,
-        rows=lambda leg: [_found(move) for move in leg.moves],
+        own=state.parts[0],
+        sections=sections,
+        drifts=drifts,
+        rows=lambda part: [_found(result) for result in part.results],
         raw=pages.Markdown,
     )
 
 
-def _found(move: Move) -> tuple[str, ...]:
-    name, verdict, _ = row(move)
-    said = [*move.detail, *move.culprits]
-    if move.reason is not None:
-        said.append(f"left out: {move.reason}")
-    return (name, verdict, pages.Markdown("<br>".join(map(pages.escape, said))))
+def _found(result: PatchResult) -> tuple[str, ...]:
+    name, verdict, _ = row(result)
+    lines = [*result.detail, *result.causes]
+    if result.reason is not None:
+        lines.append(f"left out: {result.reason}")
+    return (name, verdict, pages.Markdown("<br>".join(map(pages.escape, lines))))

@@ -113,12 +113,12 @@ class Memory:
 def conflict(work: Workspace, patch: Patch) -> Conflict:
     """Describe the conflict that the workspace holds."""
     unmerged = work.unmerged()
-    files = tuple(one.path for one in unmerged)
+    files = tuple(file.path for file in unmerged)
     at_hand = _at_hand(work)
     # the lines in conflict, where that is all; they are the same in the next release, too
     sides = sorted(f"{path} {identity}" for identity, path in at_hand.items())
     if len(at_hand) != len(files):
-        sides = [f"{one.path} {sorted(one.blobs.items())}" for one in unmerged]
+        sides = [f"{file.path} {sorted(file.blobs.items())}" for file in unmerged]
     text = "\n".join([patch.sha256, *sides])
     key = hashlib.sha256(text.encode(errors="surrogateescape"))
     listing = work.git("ls-files", "-s", "-z").split("\0")

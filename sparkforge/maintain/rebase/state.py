@@ -4,12 +4,12 @@
 
     state.json      this module's; replaced as a whole, so that it is old or new, never half
     tree/           the workspace of the upstream's own series
-    tree-RIDER/     of another series that rides on its release files
+    tree-NAME/      of another series, whose sources are among its release files
     conflict/       while a patch is stopped: NAME.base, NAME.ours (the new release's), NAME.theirs
                     (the patch's)
     memory/         what was resolved here; goes beside the series when the rebase lands
 
-The state names the commit that a patch became before the workspace moves to it, and a stop only
+The state names the commit that a patch became before the workspace results to it, and a stop only
 once the conflict stands there. So whatever kill -9 interrupts is done again from the state, and a
 person's work is never thrown away.
 """
@@ -29,7 +29,7 @@ from sparkforge.core import plain
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import StoreError, UsageError
 from sparkforge.maintain.rebase.resolutions import Conflict
-from sparkforge.maintain.rebase.verdicts import Move
+from sparkforge.maintain.rebase.verdicts import PatchResult
 from sparkforge.pins.pins import Upstream
 from sparkforge.sources.sources import Source
 
@@ -37,16 +37,16 @@ _VERSION = 2
 
 
 @dataclass
-class Leg:
+class SeriesRebase:
     """One series on its way.
 
     Attributes:
         upstream: whose series.
         series: its digest when the rebase began.
         pinned: the upstream's pin when the rebase began, as JSON.
-        goal: the upstream as pins.yaml will have it.
+        target: the upstream as pins.yaml will have it.
         old, new: the sources.
-        moves: of the patches that are done, in order.
+        results: of the patches that are done, in order.
         stopped: the patch that waits for a person.
         conflict: what it met, as it was before anybody touched it.
     """
@@ -54,17 +54,17 @@ class Leg:
     upstream: str
     series: str
     pinned: Mapping[str, Any]
-    goal: Upstream
+    target: Upstream
     old: Source
     new: Source
-    moves: list[Move] = field(default_factory=list)
-    stopped: Move | None = None
+    results: list[PatchResult] = field(default_factory=list)
+    stopped: PatchResult | None = None
     conflict: Conflict | None = None
 
     @property
     def head(self) -> str:
         """The commit that the moved patches have given so far."""
-        commits = [move.commit for move in self.moves if move.commit is not None]
+        commits = [result.commit for result in self.results if result.commit is not None]
         return commits[-1] if commits else self.new.commit
 
 
@@ -73,22 +73,22 @@ class State:
     """A rebase under way.
 
     Attributes:
-        word: what it was told to move onto.
+        spec: what it was told to move onto.
         lacking: names of files that the index has none of for the new release.
-        stated: what the release says its commit is.
-        legs: the upstream's own series first.
+        declared_commit: what the release says its commit is.
+        parts: the upstream's own series first.
     """
 
     upstream: str
-    word: str
+    spec: str
     lacking: tuple[str, ...]
-    stated: str | None
-    legs: list[Leg]
+    declared_commit: str | None
+    parts: list[SeriesRebase]
 
     @property
-    def stopped(self) -> Leg | None:
-        """The leg that waits for a person."""
-        return next((leg for leg in self.legs if leg.stopped is not None), None)
+    def stopped(self) -> SeriesRebase | None:
+        """The part that waits for a person."""
+        return next((part for part in self.parts if part.stopped is not None), None)
 
 
 class Job:
@@ -99,9 +99,9 @@ class Job:
         self.folder = root / "dist" / "rebase" / upstream
         self.file = self.folder / "state.json"
 
-    def tree(self, leg: Leg) -> Path:
-        own = leg.upstream == self.folder.name
-        return self.folder / ("tree" if own else f"tree-{leg.upstream}")
+    def tree(self, part: SeriesRebase) -> Path:
+        own = part.upstream == self.folder.name
+        return self.folder / ("tree" if own else f"tree-{part.upstream}")
 
     @property
     def conflict(self) -> Path:
@@ -128,13 +128,14 @@ class Job:
 
     def save(self, state: State) -> None:
         """Replace the state file as a whole."""
-        value = asdict(state)
-        value["version"] = _VERSION
-        for leg, shown in zip(state.legs, value["legs"], strict=True):
-            # what is not given may be what may not be given: an empty folder, for one
-            shown["goal"] = leg.goal.model_dump(mode="json", exclude_defaults=True)
-            shown["moves"] = [move.as_json() for move in leg.moves]
-            shown["stopped"] = leg.stopped and leg.stopped.as_json()
+        value = {
+            "version": _VERSION,
+            "upstream": state.upstream,
+            "word": state.spec,
+            "lacking": state.lacking,
+            "stated": state.declared_commit,
+            "legs": [_as_json(part) for part in state.parts],
+        }
         write_file(self.file, json.dumps(value, indent=1, sort_keys=True, default=str).encode())
 
     def remove(self) -> None:
@@ -147,29 +148,45 @@ class Job:
             shutil.rmtree(gone)
 
 
+def _as_json(part: SeriesRebase) -> dict[str, Any]:
+    return {
+        "upstream": part.upstream,
+        "series": part.series,
+        "pinned": part.pinned,
+        # what is not given may be what may not be given: an empty folder, for one
+        "goal": part.target.model_dump(mode="json", exclude_defaults=True),
+        "old": asdict(part.old),
+        "new": asdict(part.new),
+        "moves": [result.as_json() for result in part.results],
+        "stopped": part.stopped and part.stopped.as_json(),
+        "conflict": part.conflict and asdict(part.conflict),
+    }
+
+
 def _state(value: dict[str, Any]) -> State:
     if value["version"] != _VERSION:
         msg = f"version {value['version']}"
         raise ValueError(msg)
-    legs = []
-    for leg in value["legs"]:
-        sources = {
-            side: Source(**{**leg[side], "repo": Path(leg[side]["repo"])})
-            for side in ("old", "new")
-        }
-        legs.append(
-            Leg(
-                leg["upstream"],
-                leg["series"],
-                leg["pinned"],
-                Upstream.model_validate(leg["goal"]),
-                **sources,
-                moves=[Move.from_json(move) for move in leg["moves"]],
-                stopped=Move.from_json(leg["stopped"]) if leg["stopped"] else None,
-                conflict=_conflict(leg["conflict"]),
-            )
+    parts = [
+        SeriesRebase(
+            part["upstream"],
+            part["series"],
+            part["pinned"],
+            Upstream.model_validate(part["goal"]),
+            _source(part["old"]),
+            _source(part["new"]),
+            [PatchResult.from_json(result) for result in part["moves"]],
+            PatchResult.from_json(part["stopped"]) if part["stopped"] else None,
+            _conflict(part["conflict"]),
         )
-    return State(value["upstream"], value["word"], tuple(value["lacking"]), value["stated"], legs)
+        for part in value["legs"]
+    ]
+    lacking = tuple(value["lacking"])
+    return State(value["upstream"], value["word"], lacking, value["stated"], parts)
+
+
+def _source(value: dict[str, Any]) -> Source:
+    return Source(**{**value, "repo": Path(value["repo"])})
 
 
 def _conflict(value: dict[str, Any] | None) -> Conflict | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sparkforge.core import git, gitread
 from sparkforge.core.gitread import Reader
-from sparkforge.maintain.rebase import verdicts
+from sparkforge.maintain.rebase import diffs
 from sparkforge.maintain.rebase.history import History, Made
 from sparkforge.maintain.rebase.workspace import Workspace
 from sparkforge.series.series import Series
@@ -58,18 +58,18 @@ def taken(place: Looked) -> dict[str, Taken]:
     """Return, for each patch that anything speaks for, what is known: by its file name."""
     if not place.series.patches:
         return {}
-    found: dict[str, Taken] = {}
+    known: dict[str, Taken] = {}
     with place.store.temporary("taken") as folder:
         work = Workspace.make(folder / "tree", place.new.repo, place.new.commit, place.paths)
         if place.history is not None:
             work.borrow(place.history.repo)
         tip = place.new.commit
-        # last first, each taken away in turn: a later patch may stand on an earlier one
+        # last first, each taken away in turn: a later patch may stand on an earlier evidence
         for patch, commit in reversed(list(zip(place.series.patches, place.commits, strict=True))):
-            one, tip = _look(place, work, tip, patch.path, commit)
-            if one is not None:
-                found[patch.name] = one
-    return found
+            evidence, tip = _look(place, work, tip, patch.path, commit)
+            if evidence is not None:
+                known[patch.name] = evidence
+    return known
 
 
 def _look(
@@ -118,16 +118,16 @@ def _unless_undone(
     work: Workspace, tip: str, commit: str, made: Made, left: str | None
 ) -> Taken | None:
     """Judge a change that upstream made and that is not as it was made: changed on, or undone?"""
-    said = f"upstream's commit {made.commit} makes the same change"
+    made_by = f"upstream's commit {made.commit} makes the same change"
     if made.undone is not None:
-        return Taken(False, f"{said}, and {made.undone} reverts it")
+        return Taken(False, f"{made_by}, and {made.undone} reverts it")
     if left is not None:
-        return Taken(False, f"{said}, but it is no longer there")
+        return Taken(False, f"{made_by}, but it is no longer there")
     if work.merged(made.commit, commit) != work.tree_of(made.commit):
-        return Taken(False, f"{said}, but at another place")
+        return Taken(False, f"{made_by}, but at another place")
     if not _evolved(work, tip, commit, made.commit):
-        return Taken(False, f"{said}, but little of it is left: changed again, or reverted?")
-    return Taken(True, f"{said}; it was changed again later", exact=False)
+        return Taken(False, f"{made_by}, but little of it is left: changed again, or reverted?")
+    return Taken(True, f"{made_by}; it was changed again later", exact=False)
 
 
 def _evolved(work: Workspace, tip: str, commit: str, made: str) -> bool:
@@ -151,14 +151,14 @@ def _evolved(work: Workspace, tip: str, commit: str, made: str) -> bool:
             "--",
             path,
         )
-        for hunk in (hunk for part in verdicts.hunks(diff) for hunk in part):
-            lines = verdicts.plain(hunk.added)
+        for hunk in (hunk for part in diffs.hunks(diff) for hunk in part):
+            lines = diffs.plain(hunk.added)
             added += len(lines)
             there += sum(line in now for line in lines)
-            removed = verdicts.plain(hunk.removed)
+            removed = diffs.plain(hunk.removed)
             back += sum(line in now and line not in then for line in removed)
     return back == 0 and added > 0 and 2 * there >= added
 
 
 def _lines(reader: Reader, commit: str, path: str) -> set[bytes]:
-    return set(verdicts.plain((reader.content(commit, path) or b"").splitlines()))
+    return set(diffs.plain((reader.content(commit, path) or b"").splitlines()))

@@ -52,9 +52,9 @@ def run(root: Path, store: Store, state: State) -> list[Tested]:
         SeriesError: pytest finds no such test, or can't run at all.
     """
     named = [
-        (leg.upstream, patch.name, patch.trailers["Test"])
-        for leg in state.legs
-        for patch in series.read(root / "patches" / leg.upstream).patches
+        (part.upstream, patch.name, patch.trailers["Test"])
+        for part in state.parts
+        for patch in series.read(root / "patches" / part.upstream).patches
     ]
     if not named:
         return []
@@ -62,22 +62,25 @@ def run(root: Path, store: Store, state: State) -> list[Tested]:
     with log.step("the patches' own tests"), store.temporary("report") as work:
         tests = [test for _, _, test in named]
         ended = run_tests(dev_python(root), root, tests, env, work)
-    found = [Tested(upstream, patch, test, ended[test]) for upstream, patch, test in named]
+    outcomes = [Tested(upstream, patch, test, ended[test]) for upstream, patch, test in named]
     log.table(
         [
             ("patch", "its test"),
             *(
-                (one.patch.removesuffix(".patch"), f"{one.said} {one.outcome.message}".rstrip())
-                for one in found
+                (
+                    tested.patch.removesuffix(".patch"),
+                    f"{tested.said} {tested.outcome.message}".rstrip(),
+                )
+                for tested in outcomes
             ),
         ]
     )
-    return found
+    return outcomes
 
 
-def verdict(found: Sequence[Tested]) -> int:
+def verdict(outcomes: Sequence[Tested]) -> int:
     """Return the exit code: 0, or that of a patch whose test says otherwise."""
-    failed = [one for one in found if one.outcome.failed]
-    for one in failed:
-        log.error(f"{one.upstream}: {one.patch}: {one.test} fails on the new release")
+    failed = [tested for tested in outcomes if tested.outcome.failed]
+    for tested in failed:
+        log.error(f"{tested.upstream}: {tested.patch}: {tested.test} fails on the new release")
     return AblationError.exit_code if failed else 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from sparkforge.core import git, gitread
 from sparkforge.core.gitread import Reader
-from sparkforge.maintain.rebase import verdicts
+from sparkforge.maintain.rebase import diffs
 from sparkforge.pins.pathmap import PathRule, rule_of
 from sparkforge.sources.sources import Source
 
@@ -33,7 +33,7 @@ def words(diff: bytes, paths: Iterable[str]) -> set[bytes]:
     """
     used: set[bytes] = set()
     made: set[bytes] = set()
-    for path, part in zip(paths, verdicts.hunks(diff), strict=False):
+    for path, part in zip(paths, diffs.hunks(diff), strict=False):
         if not path:
             continue
         for line in (line for hunk in part for line in hunk.added):
@@ -101,9 +101,9 @@ def vanished(wanted: set[bytes], rules: Iterable[PathRule], old: Source, new: So
 
 def _among(words: set[bytes], reader: Reader, blobs: Iterable[str]) -> set[bytes]:
     """Return those words that any of some blobs has."""
-    found: set[bytes] = set()
+    present: set[bytes] = set()
     for blob in blobs:
         data = b"" if blob == git.ABSENT else reader.blob(blob)
         if b"\0" not in data:
-            found |= words.intersection(_WORD.findall(data))
-    return found
+            present |= words.intersection(_WORD.findall(data))
+    return present

@@ -1,12 +1,16 @@
-"""What becomes of a patch on another tree: one verdict each, and what it is read from."""
+"""What becomes of a patch on another tree: one verdict each."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from sparkforge.maintain.rebase.diffs import own_lines
+
+_INDEX = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+", re.MULTILINE)
 
 
 class Verdict(Enum):
@@ -33,7 +37,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Move:
+class PatchResult:
     """What became of one patch.
 
     Attributes:
@@ -41,7 +45,7 @@ class Move:
         stops: a person must resolve it (or skip it).
         detail: what was found, for people; lines.
         files: the files in conflict, or those renamed or deleted.
-        culprits: upstream's commits that did it, ``SHA subject``, where history is at hand.
+        causes: upstream's commits that did it, ``SHA subject``, where history is at hand.
         after: earlier patches, left out here, that touch the same files; it may be their doing.
         remembered: resolved the way a person did before.
         commit: the moved commit; None where there is none (stopped, dropped, skipped).
@@ -55,7 +59,7 @@ class Move:
     stops: bool = False
     detail: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    culprits: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     remembered: bool = False
     commit: str | None = None
@@ -100,7 +104,7 @@ class Move:
             "stops": self.stops,
             "detail": list(self.detail),
             "files": list(self.files),
-            "culprits": list(self.culprits),
+            "culprits": list(self.causes),
             "after": list(self.after),
             "remembered": self.remembered,
             "commit": self.commit,
@@ -111,7 +115,7 @@ class Move:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Move:
+    def from_json(cls, value: Mapping[str, Any]) -> PatchResult:
         """Read what ``as_json`` wrote."""
         return cls(
             value["patch"],
@@ -129,47 +133,6 @@ class Move:
         )
 
 
-# -- diffs ---------------------------------------------------------------------------
-
-_FILE = re.compile(rb"^diff --git ", re.MULTILINE)
-_INDEX = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Hunk:
-    """One hunk: the lines it takes away, adds and stands between, each without its mark."""
-
-    before: tuple[bytes, ...]
-    """Context and removed lines, in order: what must be there."""
-    own: tuple[bytes, ...]
-    """Added and removed lines with their marks, in order."""
-
-    @property
-    def added(self) -> tuple[bytes, ...]:
-        return tuple(line[1:] for line in self.own if line.startswith(b"+"))
-
-    @property
-    def removed(self) -> tuple[bytes, ...]:
-        return tuple(line[1:] for line in self.own if line.startswith(b"-"))
-
-
-def hunks(diff: bytes) -> list[list[Hunk]]:
-    """Return the hunks of each file of a diff, in order; binary files count as one."""
-    return [_hunks(part) for part in _FILE.split(diff)[1:]]
-
-
-def _hunks(part: bytes) -> list[Hunk]:
-    head, *rest = re.split(rb"^@@ [^\n]*\n", part, flags=re.MULTILINE)
-    if not rest:  # binary, or a mode: no lines, so all of it counts
-        return [Hunk((), tuple(b"+" + line for line in head.splitlines()[1:]))]
-    found = []
-    for text in rest:
-        lines = [line for line in text.split(b"\n") if line[:1] in (b" ", b"+", b"-")]
-        before = tuple(line[1:] for line in lines if not line.startswith(b"+"))
-        found.append(Hunk(before, tuple(line for line in lines if not line.startswith(b" "))))
-    return found
-
-
 def compare(old: bytes, new: bytes) -> Verdict:
     """Tell how two diffs of one patch differ: CLEAN, CONTEXT_ONLY or CHANGED."""
     if _INDEX.sub(b"", old) == _INDEX.sub(b"", new):
@@ -177,58 +140,3 @@ def compare(old: bytes, new: bytes) -> Verdict:
     if own_lines(old) == own_lines(new):
         return Verdict.CONTEXT_ONLY
     return Verdict.CHANGED
-
-
-def own_lines(diff: bytes) -> list[list[bytes]]:
-    """Return the added and removed lines of each file, in order, the files' names left out."""
-    return [[line for hunk in file for line in hunk.own] for file in hunks(diff)]
-
-
-# -- hints about a conflict --------------------------------------------------------------
-
-
-def plain(lines: Sequence[bytes]) -> list[bytes]:
-    """Return the lines without indentation, those left out that say nothing (braces, blanks)."""
-    bare = (line.strip() for line in lines)
-    return [line for line in bare if len(re.findall(rb"\w", line)) > 3]
-
-
-def reworded(diff_of_file: Sequence[Hunk], now: bytes, before: bytes) -> str | None:
-    """Say whether most of what a patch adds came into the new file with the new release."""
-    have = set(plain(now.splitlines())) - set(plain(before.splitlines()))
-    added = plain([line for hunk in diff_of_file for line in hunk.added])
-    there = [line for line in added if line in have]
-    if len(added) and 2 * len(there) >= len(added):
-        return (
-            f"{len(there)} of the {len(added)} lines it adds already exist: upstream may have"
-            " the same fix in another form"
-        )
-    return None
-
-
-def reindented(diff_of_file: Sequence[Hunk], now: bytes) -> str | None:
-    """Say whether the lines that a patch stands on are there with other white space."""
-    lines = now.splitlines()
-    bare = [line.strip() for line in lines]
-    for hunk in diff_of_file:
-        want = [line.strip() for line in hunk.before]
-        if len(plain(want)) < 2:
-            continue
-        for at in range(len(bare) - len(want) + 1):
-            if bare[at : at + len(want)] == want and lines[at : at + len(want)] != list(
-                hunk.before
-            ):
-                return f"only white space of its context differs, at line {at + 1}"
-    return None
-
-
-def distinctive(diff_of_file: Sequence[Hunk], now: bytes) -> list[bytes]:
-    """Return lines that a patch stands on and the new file lacks, the longest first."""
-    have = set(plain(now.splitlines()))
-    gone = {
-        line
-        for hunk in diff_of_file
-        for line in plain(hunk.before)
-        if line not in have and not line.startswith((b"from ", b"import ", b"#"))
-    }
-    return sorted(gone, key=lambda line: (-len(line), line))

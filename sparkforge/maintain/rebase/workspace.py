@@ -44,19 +44,19 @@ class Workspace:
         self.path = path
 
     @classmethod
-    def make(cls, path: Path, lender: Path, commit: str, only: Iterable[str] | None) -> Workspace:
+    def make(cls, path: Path, repo: Path, commit: str, only: Iterable[str] | None) -> Workspace:
         """Make one, with a commit checked out.
 
         Args:
             path: the folder; must not exist.
-            lender: a bare repository that has the commit.
+            repo: a bare repository that has the commit.
             only: check out no more than these files; None: all.
         """
         path.mkdir(parents=True)
         git.git(path, "init", "--quiet", "--template=", "--initial-branch=main", ".")
         info = path / ".git" / "objects" / "info"
         info.mkdir(parents=True, exist_ok=True)
-        (info / "alternates").write_text(f"{lender.resolve() / 'objects'}\n")
+        (info / "alternates").write_text(f"{repo.resolve() / 'objects'}\n")
         config = path / ".git" / "config"
         with config.open("a") as file:
             for key, value in _CONFIG.items():
@@ -94,17 +94,17 @@ class Workspace:
         self.git("clean", "-ffdxq")
 
     def pick(self, commit: str, *, revert: bool = False) -> tuple[bool, str]:
-        """Merge a commit's change into index and files; returns (no conflict, what git said).
+        """Merge a commit's change into index and files; returns (no conflict, git's output).
 
         Args:
             revert: merge the change backwards, in place of the change.
         """
         command = "revert" if revert else "cherry-pick"
-        code, said = git.attempt(self.path, command, "--no-commit", commit)
+        code, output = git.attempt(self.path, command, "--no-commit", commit)
         if code not in (0, 1):
             # anything but a conflict: let git say it again, as an error
             self.git(command, "--no-commit", commit)
-        return code == 0, said
+        return code == 0, output
 
     def merged(self, tip: str, commit: str, *, revert: bool = False) -> str | None:
         """Return the tree of a commit with another's change merged; None where they conflict.
@@ -129,22 +129,24 @@ class Workspace:
 
     def unmerged(self) -> list[Unmerged]:
         """Return the files in conflict."""
-        found: dict[str, Unmerged] = {}
+        files: dict[str, Unmerged] = {}
         for line in filter(None, self.git("ls-files", "-u", "-z").split("\0")):
             meta, path = line.split("\t", 1)
             _, blob, stage = meta.split(" ")
-            found.setdefault(path, Unmerged(path, {})).blobs[int(stage)] = blob
-        return list(found.values())
+            files.setdefault(path, Unmerged(path, {})).blobs[int(stage)] = blob
+        return list(files.values())
 
     def write_tree(self) -> str:
         """Write the index as a tree."""
         return self.git("write-tree")
 
-    def commit_like(self, original: str, tree: str, parent: str, told_by: str | None = None) -> str:
+    def commit_like(
+        self, original: str, tree: str, parent: str, message_of: str | None = None
+    ) -> str:
         """Commit a tree with another commit's author and date; nothing is moved.
 
         Args:
-            told_by: the commit whose message it gets; None: the same one's.
+            message_of: the commit whose message it gets; None: the same one's.
         """
         fields = self.git("show", "-s", "--format=%an%x00%ae%x00%ad", "--date=raw", original)
         name, email, date = fields.split("\0")
@@ -154,7 +156,7 @@ class Workspace:
             "GIT_AUTHOR_DATE": date,
             "GIT_COMMITTER_DATE": date,
         }
-        message = git.git_bytes(self.path, "show", "-s", "--format=%B", told_by or original)
+        message = git.git_bytes(self.path, "show", "-s", "--format=%B", message_of or original)
         return git.git(
             self.path, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message, env=env
         )

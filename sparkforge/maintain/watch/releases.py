@@ -18,8 +18,8 @@ from packaging.version import InvalidVersion, Version
 from sparkforge.core import pages
 from sparkforge.core.errors import FetchError, UsageError, WatchConflict, WatchNews
 from sparkforge.core.log import log
-from sparkforge.maintain.rebase import move, onto
-from sparkforge.maintain.rebase.verdicts import Move
+from sparkforge.maintain.rebase import patch_rebase, release_spec
+from sparkforge.maintain.rebase.verdicts import PatchResult
 from sparkforge.pins.pins import Pins, Upstream
 from sparkforge.series.series import Series
 from sparkforge.sources.sources import Access
@@ -63,11 +63,11 @@ class Found:
 
     listed: Listed
     patches: int
-    moves: tuple[Move, ...] = ()
+    moves: tuple[PatchResult, ...] = ()
     lacking: str | None = None
 
     @property
-    def by_hand(self) -> list[Move]:
+    def by_hand(self) -> list[PatchResult]:
         """The patches that a person must carry over."""
         return [one for one in self.moves if one.stops]
 
@@ -158,7 +158,7 @@ def _listed(pins: Pins, access: Access, name: str, known: Known, pre: bool) -> L
     project = _project(upstream)
     versions: dict[Version, str | None] = {}
     for link in access.index.all_links(project):
-        version = onto.version_of(link.filename)
+        version = release_spec.version_of(link.filename)
         if version is not None:
             # a release is withdrawn when all of its files are
             reason = (
@@ -209,12 +209,12 @@ def look(store: Store, pins: Pins, access: Access, one: Series, found: Listed) -
     if not found.news or not one.patches:
         return Found(found, len(one.patches))
     try:
-        new = onto.resolve(store, pins, found.upstream, f"release:{found.newest}", access)
+        new = release_spec.resolve(store, pins, found.upstream, f"release:{found.newest}", access)
     except UsageError as error:  # wheels come before sdists, and not all at once
         return Found(found, len(one.patches), lacking=error.what)
     upstream = pins.upstream(found.upstream)
-    old = onto.old_source(store, found.upstream, upstream, new, access)
-    moves = move.verdicts(store, one, old, new.source, rules=upstream.paths)
+    old = release_spec.old_source(store, found.upstream, upstream, new, access)
+    moves = patch_rebase.verdicts(store, one, old, new.source, rules=upstream.paths)
     return Found(found, len(one.patches), tuple(moves))
 
 

@@ -28,7 +28,7 @@ _SHA = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
-class Companion:
+class DependencyDrift:
     """One thing that no longer agrees.
 
     Attributes:
@@ -60,54 +60,55 @@ class Place:
     access: Access
 
 
-def disagreements(place: Place, goal: Upstream, source: Source, old: Source) -> list[Companion]:
+def find(place: Place, release: Upstream, source: Source, old: Source) -> list[DependencyDrift]:
     """Return what an upstream's new release wants otherwise than pins.yaml and the locks have it.
 
     Args:
-        goal: the upstream as it will be pinned.
+        release: the upstream as it will be pinned.
         source: its new tree.
         old: its pinned tree; what that does not pin either is no news.
     """
     name = source.upstream
-    found = list(_externals(place.pins, name, source, old))
-    found += _asked_for(place.pins, place.root, name, goal)
-    found += _required(place, goal, name)
-    found += _images(place.pins, name, source)
-    return found
+    drifts = list(_externals(place.pins, name, source, old))
+    drifts += _asked_for(place.pins, place.root, name, release)
+    drifts += _required(place, release, name)
+    drifts += _images(place.pins, name, source)
+    return drifts
 
 
 def unknown(
-    name: str, goal: Upstream, stated: str | None, lacking: Iterable[str]
-) -> list[Companion]:
+    name: str, release: Upstream, declared_commit: str | None, lacking: Iterable[str]
+) -> list[DependencyDrift]:
     """Return what nobody knows of a release: its commit, and files that the index lacks.
 
     Args:
-        stated: what the release says its commit is, maybe abbreviated.
-        lacking: names among the goal's files of which the old release's stay.
+        declared_commit: what the release says its commit is, maybe abbreviated.
+        lacking: names among the release's files of which the old release's stay.
     """
-    found = []
-    if goal.commit is None:
-        says = f"; the release says {stated}" if stated else ""
-        found.append(
-            Companion(
+    drifts = []
+    if release.commit is None:
+        says = f"; the release says {declared_commit}" if declared_commit else ""
+        drifts.append(
+            DependencyDrift(
                 f"upstreams.{name}: commit: unknown: no repository is reachable for"
-                f" {goal.tag}{says}",
+                f" {release.tag}{says}",
                 f"with git access: build.py pins resolve {name}; or --commit SHA; until then"
                 " sources come from the release file",
                 {},
             )
         )
     for key in lacking:
-        file = goal.files[key]
-        found.append(
-            Companion(
-                f"files.{key}: the index has no {file.project} {goal.version}; {file.file} stays",
+        file = release.files[key]
+        drifts.append(
+            DependencyDrift(
+                f"files.{key}: the index has no {file.project} {release.version};"
+                f" {file.file} stays",
                 f"add it to upstreams.{name}.files.{key} when it is published; until then targets"
                 " that need it cannot be built",
                 {},
             )
         )
-    return found
+    return drifts
 
 
 # -- requirements ----------------------------------------------------------------------
@@ -115,74 +116,81 @@ def unknown(
 
 def exact(text: str) -> dict[str, str]:
     """Return the versions that a requirements text pins with ==, by distribution."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for line in text.splitlines():
         try:
             requirement = Requirement(re.split(r"\s#|\s--hash|\\$", line.strip())[0].strip())
         except InvalidRequirement:
             continue  # a comment, an option, an empty line
-        specifiers = [one for one in requirement.specifier if one.operator == "=="]
+        specifiers = [
+            specifier for specifier in requirement.specifier if specifier.operator == "=="
+        ]
         if specifiers and not specifiers[0].version.endswith("*"):
-            found[canonicalize_name(requirement.name)] = specifiers[0].version
-    return found
+            versions[canonicalize_name(requirement.name)] = specifiers[0].version
+    return versions
 
 
-def _asked_for(pins: Pins, root: Path, name: str, goal: Upstream) -> Iterator[Companion]:
+def _asked_for(pins: Pins, root: Path, name: str, release: Upstream) -> Iterator[DependencyDrift]:
     """Find our own lists of requirements that still ask for the old release."""
     projects = {file.project for file in pins.upstreams[name].files.values()}
     for path in sorted((root / "requirements").glob("*.in")):
         asked = exact(path.read_text(encoding="utf-8"))
         for project in sorted(projects & asked.keys()):
-            if asked[project] != goal.version:
-                yield Companion(
+            if asked[project] != release.version:
+                yield DependencyDrift(
                     f"requirements/{path.name} requires {project} {asked[project]}",
-                    f"write {project}=={goal.version} there and run scripts/lock.sh; the wheel that"
-                    " declares the old one: rebase its upstream, or list it in drop_requires",
+                    f"write {project}=={release.version} there and run scripts/lock.sh; the wheel"
+                    " that declares the old one: rebase its upstream, or list it in drop_requires",
                     {},
                 )
 
 
-def _required(place: Place, goal: Upstream, name: str) -> Iterator[Companion]:
+def _required(place: Place, release: Upstream, name: str) -> Iterator[DependencyDrift]:
     """Hold what the new release's wheels declare against each target's locks and our wheels."""
     pins, outdated = place.pins, set()
     for target, plan in pins.targets.items():
         if name not in plan.wheels:
             continue
         wheel = plan.wheels[name]
-        ours = {
-            canonicalize_name(pins.upstreams[up].files[one.files[platform]].project): (
+        own_wheels = {
+            canonicalize_name(pins.upstreams[up].files[requirement.files[platform]].project): (
                 up,
                 pins.upstreams[up].version,
             )
-            for up, one in plan.wheels.items()
+            for up, requirement in plan.wheels.items()
             if up != name
             for platform in plan.platforms
         }
         for platform in plan.platforms:
-            file = goal.files[wheel.files[platform]]
+            file = release.files[wheel.files[platform]]
             if file == pins.upstreams[name].files[wheel.files[platform]]:
                 continue  # the index lacks the new release's: said elsewhere
             declared = requirements.declared(place.store, file, place.access)
             if declared is None:
-                yield Companion(
+                yield DependencyDrift(
                     f"target {target}: cannot read the requirements of {file.file} from here",
                     "compare its METADATA with the lock before a build",
                     {},
                 )
                 continue
-            wanted = requirements.applying(declared, requirements.Installed(plan.python, platform))
-            for one in wanted:
-                up, version = ours.get(canonicalize_name(one.name), (None, ""))
+            required = requirements.applying(
+                declared, requirements.Installed(plan.python, platform)
+            )
+            for requirement in required:
+                up, version = own_wheels.get(canonicalize_name(requirement.name), (None, ""))
                 if (
                     up is None
-                    or one.specifier.contains(version, prereleases=True)
+                    or requirement.specifier.contains(version, prereleases=True)
                     or up in outdated
                 ):
                     continue
                 outdated.add(up)
-                to = next((s.version for s in one.specifier if s.operator == "=="), "VERSION")
-                yield Companion(
-                    f"{one.name}: {name} wants {one.specifier}, upstreams.{up} is {version}",
+                to = next(
+                    (s.version for s in requirement.specifier if s.operator == "=="), "VERSION"
+                )
+                yield DependencyDrift(
+                    f"{requirement.name}: {name} wants {requirement.specifier},"
+                    f" upstreams.{up} is {version}",
                     f"build.py rebase {up} --onto release:{to}",
                     {},
                 )
@@ -190,10 +198,10 @@ def _required(place: Place, goal: Upstream, name: str) -> Iterator[Companion]:
                 place,
                 target,
                 platform,
-                wanted,
+                required,
                 frozenset(
                     {
-                        *ours,
+                        *own_wheels,
                         *map(canonicalize_name, wheel.drop_requires),
                     }
                 ),
@@ -204,36 +212,36 @@ def _stale(
     place: Place,
     target: str,
     platform: Platform,
-    wanted: list[Requirement],
+    required: list[Requirement],
     without: frozenset[str],
-) -> Iterator[Companion]:
+) -> Iterator[DependencyDrift]:
     """Hold requirements against a target's lock."""
     plan = place.pins.targets[target]
     lock = plan.requirements[platform]
     path = place.root / lock
     locked = exact(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    stale = requirements.disagreeing(wanted, locked, without)
+    stale = requirements.disagreeing(required, locked, without)
     if not stale:
         return
-    if "triton" in plan.wheels and any(one.startswith("torch ") for one in stale):
-        yield Companion(
+    if "triton" in plan.wheels and any(entry.startswith("torch ") for entry in stale):
+        yield DependencyDrift(
             f"target {target}: another torch may require another Triton than"
             f" {place.pins.upstreams['triton'].version}",
             "check what it declares; if it differs: build.py rebase triton --onto release:VERSION",
             {},
         )
-    yield Companion(
+    yield DependencyDrift(
         f"target {target}: {lock} has {', '.join(stale)}",
         f"change them in the .in file in requirements/ and run scripts/lock.sh {Path(lock).name}",
         {},
     )
 
 
-def _images(pins: Pins, name: str, source: Source) -> Iterator[Companion]:
+def _images(pins: Pins, name: str, source: Source) -> Iterator[DependencyDrift]:
     old = pins.upstreams[name].tag
     for key, image in pins.images.items():
         if image.tag == old and name in image.repository:
-            yield Companion(
+            yield DependencyDrift(
                 f"images.{key} is tag {old}",
                 f"pin the new release's image by digest, or remove images.{key}",
                 {},
@@ -262,7 +270,7 @@ def fetched(source: Source) -> list[Fetched]:
             for path in paths
             if path.endswith((".cmake", "CMakeLists.txt"))
         }
-    found = []
+    sources = []
     for path, content in contents.items():
         text = re.sub(r"^\s*#.*$", "", content, flags=re.MULTILINE)
         settings: dict[str, list[str]] = {}
@@ -271,8 +279,8 @@ def fetched(source: Source) -> list[Fetched]:
         for call in _DECLARE.findall(text):
             words = dict(re.findall(r"(GIT_REPOSITORY|GIT_TAG)\s+\"?([^\s\"]+)", call))
             if len(words) == 2:
-                found += _expanded(words["GIT_REPOSITORY"], words["GIT_TAG"], settings, path)
-    return found
+                sources += _expanded(words["GIT_REPOSITORY"], words["GIT_TAG"], settings, path)
+    return sources
 
 
 def _expanded(
@@ -288,67 +296,68 @@ def _expanded(
     if len(repositories) != len(tags):
         repositories = repositories[:1] * len(tags)
     return [
-        Fetched(one, two, path)
-        for one, two in zip(repositories, tags, strict=False)
-        if "$" not in one + two
+        Fetched(url, revision, path)
+        for url, revision in zip(repositories, tags, strict=False)
+        if "$" not in url + revision
     ]
 
 
-def _same(one: str, two: str) -> bool:
+def _same(left: str, right: str) -> bool:
     def plain(url: str) -> str:
         return url.lower().removesuffix("/").removesuffix(".git")
 
-    return plain(one) == plain(two)
+    return plain(left) == plain(right)
 
 
-def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterator[Companion]:
-    wanted = fetched(source)
+def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterator[DependencyDrift]:
+    fetches = fetched(source)
     for key, external in pins.upstreams[name].externals.items():
-        here = [one for one in wanted if _same(one.repository, external.git)]
-        if not here and wanted:
-            yield Companion(
+        matches = [fetch for fetch in fetches if _same(fetch.repository, external.git)]
+        if not matches and fetches:
+            yield DependencyDrift(
                 f"externals.{key}: the new tree no longer fetches {external.git}",
                 f"remove upstreams.{name}.externals.{key} from pins.yaml",
                 {},
             )
-        for one in here[:1]:
+        for fetch in matches[:1]:
             at = ("upstreams", name, "externals", key)
-            if one.tag in (external.commit, external.tag):
+            if fetch.tag in (external.commit, external.tag):
                 continue
-            if _SHA.fullmatch(one.tag) and external.tag is None:
-                yield Companion(
-                    f"externals.{key}: {external.commit[:12]} → {one.tag[:12]} ({one.file})",
+            if _SHA.fullmatch(fetch.tag) and external.tag is None:
+                yield DependencyDrift(
+                    f"externals.{key}: {external.commit[:12]} → {fetch.tag[:12]} ({fetch.file})",
                     "nothing: rewritten at the end of the rebase",
-                    {(*at, "commit"): one.tag},
+                    {(*at, "commit"): fetch.tag},
                 )
             else:
-                yield Companion(
-                    f"externals.{key}: {external.tag or external.commit[:12]} → {one.tag}"
-                    f" ({one.file})",
-                    f"write tag {one.tag} and its commit (git ls-remote {external.git} {one.tag})"
+                yield DependencyDrift(
+                    f"externals.{key}: {external.tag or external.commit[:12]} → {fetch.tag}"
+                    f" ({fetch.file})",
+                    f"write tag {fetch.tag} and its commit"
+                    f" (git ls-remote {external.git} {fetch.tag})"
                     f" into upstreams.{name}.externals.{key}",
                     {},
                 )
-    for rider, upstream in pins.upstreams.items():
+    for bundled, upstream in pins.upstreams.items():
         if upstream.source_in != name:
             continue
-        here = [one for one in wanted if _same(one.repository, upstream.git)]
-        for one in here:
-            if one.tag not in (upstream.tag, upstream.commit):
-                yield Companion(
-                    f"{rider}: the new tree contains {one.tag}, but {upstream.tag} is pinned"
-                    f" ({one.file})",
-                    f"write tag, version and commit of {one.tag} into upstreams.{rider}",
+        matches = [fetch for fetch in fetches if _same(fetch.repository, upstream.git)]
+        for fetch in matches:
+            if fetch.tag not in (upstream.tag, upstream.commit):
+                yield DependencyDrift(
+                    f"{bundled}: the new tree contains {fetch.tag}, but {upstream.tag} is pinned"
+                    f" ({fetch.file})",
+                    f"write tag, version and commit of {fetch.tag} into upstreams.{bundled}",
                     {},
                 )
     known = [external.git for external in pins.upstreams[name].externals.values()]
     known += [upstream.git for upstream in pins.upstreams.values()]
-    known += [one.repository for one in fetched(before)]
-    for one in wanted:
-        if not any(_same(one.repository, url) for url in known):
-            yield Companion(
-                f"{one.repository}: the new tree fetches it ({one.tag[:12]}, {one.file}); the old"
-                " one did not",
+    known += [fetch.repository for fetch in fetched(before)]
+    for fetch in fetches:
+        if not any(_same(fetch.repository, url) for url in known):
+            yield DependencyDrift(
+                f"{fetch.repository}: the new tree fetches it ({fetch.tag[:12]}, {fetch.file});"
+                " the old one did not",
                 f"add it to upstreams.{name}.externals, if our compile needs it",
                 {},
             )

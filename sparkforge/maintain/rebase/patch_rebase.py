@@ -13,10 +13,11 @@ from pathlib import Path
 
 from sparkforge.core import git
 from sparkforge.maintain.rebase import hints, taken, vanished
+from sparkforge.maintain.rebase.diffs import own_lines
 from sparkforge.maintain.rebase.history import History
 from sparkforge.maintain.rebase.resolutions import Conflict, Memory, conflict
 from sparkforge.maintain.rebase.taken import Taken
-from sparkforge.maintain.rebase.verdicts import Move, Verdict, compare, own_lines
+from sparkforge.maintain.rebase.verdicts import PatchResult, Verdict, compare
 from sparkforge.maintain.rebase.workspace import Unmerged, Workspace
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.series import series
@@ -39,10 +40,11 @@ def verdicts(
     history: Path | None = None,
     memory: Path | None = None,
     rules: Sequence[PathRule] = (),
-) -> list[Move]:
+) -> list[PatchResult]:
     """Say what would become of each patch of a series on another release; changes nothing.
 
-    A patch that stops is left out, and those behind it are tried without it (``Move.after``).
+    A patch that stops is left out, and those behind it are tried without it
+    (``PatchResult.after``).
 
     Args:
         old: what the series applies to, exactly.
@@ -56,22 +58,22 @@ def verdicts(
     """
     patched = series.apply(store, one, old)
     with store.temporary("rebase") as folder:
-        mover = Mover(
+        rebaser = PatchRebaser(
             store, one, patched, new, memory or one.folder / Memory.FOLDER, history, rules
         )
-        work = Workspace.make(folder / "tree", new.repo, new.commit, mover.paths)
-        moves: list[Move] = []
+        work = Workspace.make(folder / "tree", new.repo, new.commit, rebaser.paths)
+        results: list[PatchResult] = []
         head = new.commit
         for at in range(len(one.patches)):
-            move = mover.move(work, at, head, moves)
-            if move.stops:
+            result = rebaser.rebase(work, at, head, results)
+            if result.stops:
                 work.reset(head)
-            moves.append(move)
-            head = move.commit or head
-    return moves
+            results.append(result)
+            head = result.commit or head
+    return results
 
 
-class Mover:
+class PatchRebaser:
     """Knows a series on the old release and moves its patches, one at a time."""
 
     def __init__(
@@ -120,9 +122,9 @@ class Mover:
     def retyped(self) -> dict[str, tuple[str, str]]:
         """Files that became something else in the new release: what they were, and are."""
         return {
-            one.path: (_kind(one.old_mode), _kind(one.new_mode))
-            for one in git.changes(self.new.repo, self.old.commit, self.new.commit)
-            if one.status == "T"
+            change.path: (_kind(change.old_mode), _kind(change.new_mode))
+            for change in git.changes(self.new.repo, self.old.commit, self.new.commit)
+            if change.status == "T"
         }
 
     @property
@@ -148,8 +150,8 @@ class Mover:
     @cached_property
     def vanished(self) -> set[bytes]:
         """Names that the series uses and that the new release has nowhere."""
-        wanted = [self._words(patch, self.diff(at)) for at, patch in enumerate(self.series.patches)]
-        return vanished.vanished(set().union(*wanted), self.rules, self.old, self.new)
+        words = [self._words(patch, self.diff(at)) for at, patch in enumerate(self.series.patches)]
+        return vanished.vanished(set().union(*words), self.rules, self.old, self.new)
 
     def _words(self, patch: Patch, diff: bytes) -> set[bytes]:
         paths = [
@@ -170,7 +172,9 @@ class Mover:
             self.commits[at],
         )
 
-    def move(self, work: Workspace, at: int, head: str, earlier: Iterable[Move]) -> Move:
+    def rebase(
+        self, work: Workspace, at: int, head: str, earlier: Iterable[PatchResult]
+    ) -> PatchResult:
         """Move one patch onto ``head``; where it stops, the workspace holds the conflict.
 
         The workspace must stand on ``head``, with nothing under way. The moved commit exists
@@ -179,20 +183,22 @@ class Mover:
         patch = self.series.patches[at]
         known = self.taken.get(patch.name)
         if known is not None and known.confirmed:
-            return Move(patch.name, Verdict.UPSTREAMED, detail=(known.detail,), exact=known.exact)
-        merged, said = work.pick(self.commits[at])
+            return PatchResult(
+                patch.name, Verdict.UPSTREAMED, detail=(known.detail,), exact=known.exact
+            )
+        merged, output = work.pick(self.commits[at])
         remembered = False
         if not merged:
             # before anything is resolved: this is what a resolution is kept and found by
             self.met = conflict(work, patch)
             remembered = self.memory.recall(work, self.met, head)
             if not remembered:
-                return self._stopped(work, at, said, earlier)
+                return self._stopped(work, at, output, earlier)
         tree = work.write_tree()
         if tree == work.git("rev-parse", f"{head}^{{tree}}"):
             work.reset(head)
             what = "resolved as before" if remembered else "merged"
-            return Move(
+            return PatchResult(
                 patch.name,
                 Verdict.EMPTY,
                 remembered=remembered,
@@ -200,7 +206,9 @@ class Mover:
             )
         return self.settled(work, at, tree, head, remembered=remembered)
 
-    def settled(self, work: Workspace, at: int, tree: str, head: str, *, remembered: bool) -> Move:
+    def settled(
+        self, work: Workspace, at: int, tree: str, head: str, *, remembered: bool
+    ) -> PatchResult:
         """Commit what a patch became, and say how it differs from what it was."""
         commit = work.commit_like(self.commits[at], tree, head)
         work.reset(commit)
@@ -223,23 +231,25 @@ class Mover:
         detail += [f"{path}: new, where its folder is now" for path in sorted(changed - known)]
         lost = tuple(sorted(word.decode() for word in self._words(patch, now) & self.vanished))
         detail += [f"uses {name}, which the new release no longer has" for name in lost]
-        culprits = self._culprits(path for path, _ in followed)
+        causes = self._causes(path for path, _ in followed)
         files = tuple(path for path, _ in followed)
-        return Move(
+        return PatchResult(
             patch.name,
             verdict,
             detail=tuple(detail),
             files=files,
-            culprits=culprits,
+            causes=causes,
             remembered=remembered,
             commit=commit,
             vanished=lost,
         )
 
-    def _stopped(self, work: Workspace, at: int, said: str, earlier: Iterable[Move]) -> Move:
+    def _stopped(
+        self, work: Workspace, at: int, output: str, earlier: Iterable[PatchResult]
+    ) -> PatchResult:
         patch = self.series.patches[at]
         unmerged = work.unmerged()
-        files = tuple(one.path for one in unmerged)
+        files = tuple(file.path for file in unmerged)
         gone = [e.path for e in patch.entries if e.path in self.missing]
         detail = self._doubts(patch)
         verdict = Verdict.CONFLICT
@@ -253,9 +263,9 @@ class Mover:
         for entry in patch.entries:
             if (kinds := self.retyped.get(entry.path)) is not None:
                 detail.append(f"{entry.path} is {kinds[1]} now, and was {kinds[0]}")
-        told = [one for one in unmerged if one.path not in deleted]
-        detail += hints.about(patch, self.diff(at), self.missing, self.old, self.new, told)
-        left_out = {move.patch for move in earlier if move.stops or move.reason is not None}
+        shown = [file for file in unmerged if file.path not in deleted]
+        detail += hints.for_conflict(patch, self.diff(at), self.missing, self.old, self.new, shown)
+        left_out = {result.patch for result in earlier if result.stops or result.reason is not None}
         touched = {entry.path for entry in patch.entries}
         after = tuple(
             p.name
@@ -263,14 +273,14 @@ class Mover:
             if p.name in left_out and touched & {entry.path for entry in p.entries}
         )
         if not unmerged:  # a kind of conflict that leaves no file with two sides
-            detail += [line for line in said.splitlines() if line.startswith("CONFLICT")]
-        return Move(
+            detail += [line for line in output.splitlines() if line.startswith("CONFLICT")]
+        return PatchResult(
             patch.name,
             verdict,
             stops=True,
             detail=tuple(detail),
             files=files,
-            culprits=self._culprits([*renamed, *deleted], told),
+            causes=self._causes([*renamed, *deleted], shown),
             after=after,
         )
 
@@ -279,13 +289,13 @@ class Mover:
         known = self.taken.get(patch.name)
         return [known.detail] if known is not None and not known.confirmed else []
 
-    def _culprits(self, gone: Iterable[str], changed: Iterable[Unmerged] = ()) -> tuple[str, ...]:
+    def _causes(self, gone: Iterable[str], changed: Iterable[Unmerged] = ()) -> tuple[str, ...]:
         """Name upstream's commits: that renamed or deleted files, and that changed others last."""
         if self.history is None:
             return ()
-        found = [self.history.culprit(path) for path in gone]
-        found += [text for one in changed for text in self.history.touching(one.path)]
-        return tuple(dict.fromkeys(text for text in found if text is not None))
+        causes = [self.history.cause(path) for path in gone]
+        causes += [text for file in changed for text in self.history.touching(file.path)]
+        return tuple(dict.fromkeys(text for text in causes if text is not None))
 
 
 def renames(repo: Path, old: str, new: str, gone: list[str]) -> dict[str, str]:

@@ -43,29 +43,29 @@ _STATED = re.compile(
 
 
 @dataclass(frozen=True)
-class Onto:
+class Release:
     """A release to move to.
 
     Attributes:
         upstream: as pins.yaml would have it; its commit is None where nobody knows it.
         source: its tree.
         lacking: names among ``files`` that the index has no file of this release for.
-        stated: what the release itself says its commit is, maybe abbreviated.
+        declared_commit: what the release itself says its commit is, maybe abbreviated.
     """
 
     upstream: Upstream
     source: Source
     lacking: tuple[str, ...] = ()
-    stated: str | None = None
+    declared_commit: str | None = None
 
 
 def resolve(
-    store: Store, pins: Pins, name: str, word: str, access: Access, *, complete: bool = False
-) -> Onto:
+    store: Store, pins: Pins, name: str, spec: str, access: Access, *, complete: bool = False
+) -> Release:
     """Find a release and have its source in the store.
 
     Args:
-        word: ``release:VERSION``, ``release:FILE``, ``latest``, a tag, or a full commit SHA.
+        spec: ``release:VERSION``, ``release:FILE``, ``latest``, a tag, or a full commit SHA.
         complete: find all of the upstream's files and the commit, too: what pins.yaml needs.
 
     Raises:
@@ -74,16 +74,18 @@ def resolve(
         IntegrityError: a file is not what the index promises.
     """
     upstream = pins.upstream(name)
-    if word == "latest":
-        word = f"release:{newest(access, upstream)[0]}"
-    if word.startswith("release:"):
-        return _release(store, name, upstream, word.removeprefix("release:"), access, complete)
-    return _tag_or_sha(store, name, upstream, word, access, complete)
+    if spec == "latest":
+        spec = f"release:{newest(access, upstream)[0]}"
+    if spec.startswith("release:"):
+        return _release(store, name, upstream, spec.removeprefix("release:"), access, complete)
+    return _tag_or_sha(store, name, upstream, spec, access, complete)
 
 
-def old_source(store: Store, name: str, upstream: Upstream, onto: Onto, access: Access) -> Source:
+def old_source(
+    store: Store, name: str, upstream: Upstream, release: Release, access: Access
+) -> Source:
     """Return the pinned source, of the same kind as the one to move to where that can be had."""
-    if onto.source.provider == "release":
+    if release.source.provider == "release":
         return sources.ensure(store, name, upstream, RELEASE_PLAN, replace(access, mirrors={}))
     return sources.ensure(store, name, upstream, _GIT_OR_RELEASE, access)
 
@@ -104,11 +106,11 @@ def newest(access: Access, upstream: Upstream, count: int = 1) -> list[str]:
             continue
         if version.release not in finals or finals[version.release] < version:
             finals[version.release] = version
-    found = [str(version) for version in sorted(finals.values(), reverse=True)[:count]]
-    if not found:
+    versions = [str(version) for version in sorted(finals.values(), reverse=True)[:count]]
+    if not versions:
         msg = f"{file.project}: the package index has no release of it"
         raise FetchError(msg, "check pip's configuration (pip config list)")
-    return found
+    return versions
 
 
 def _stand_in(upstream: Upstream) -> ReleaseFile:
@@ -122,11 +124,11 @@ def _listed(access: Access, project: str) -> dict[Version, list[Link]]:
     if access.offline:
         msg = f"{project}: --offline is set, so the package index cannot be read"
         raise FetchError(msg, "run without --offline, or give a file: release:FILE")
-    found: dict[Version, list[Link]] = {}
+    releases: dict[Version, list[Link]] = {}
     for link in access.index.links(project):
         if link.yank_reason is None and (version := version_of(link.filename)) is not None:
-            found.setdefault(version, []).append(link)
-    return found
+            releases.setdefault(version, []).append(link)
+    return releases
 
 
 def version_of(file: str) -> Version | None:
@@ -152,9 +154,9 @@ def _pick(like: ReleaseFile, old: str, version: Version, links: list[Link]) -> L
         return next((link for name, link in by_name.items() if name.endswith(".tar.gz")), None)
     tags = parse_wheel_filename(like.file)[3]
     machine = re.compile(r"(x86_64|aarch64|any)$")
-    wanted = {(tag.interpreter, *machine.findall(tag.platform)) for tag in tags}
+    platforms = {(tag.interpreter, *machine.findall(tag.platform)) for tag in tags}
     for name, link in sorted(by_name.items()):
-        if name.endswith(".whl") and wanted & {
+        if name.endswith(".whl") and platforms & {
             (tag.interpreter, *machine.findall(tag.platform))
             for tag in parse_wheel_filename(name)[3]
             if not tag.abi.endswith("t")
@@ -164,24 +166,24 @@ def _pick(like: ReleaseFile, old: str, version: Version, links: list[Link]) -> L
 
 
 def _release(
-    store: Store, name: str, upstream: Upstream, word: str, access: Access, complete: bool
-) -> Onto:
-    at_hand = Path(word).expanduser()
-    if word.endswith((".tar.gz", ".whl")):
+    store: Store, name: str, upstream: Upstream, spec: str, access: Access, complete: bool
+) -> Release:
+    at_hand = Path(spec).expanduser()
+    if spec.endswith((".tar.gz", ".whl")):
         if not at_hand.is_file():
             raise UsageError(f"{at_hand}: no such file", "give a release file or a version")
         version = version_of(at_hand.name)
     else:
         try:
-            version = Version(word)
+            version = Version(spec)
         except InvalidVersion:
             version = None
     if version is None:
-        msg = f"release:{word}: neither a version nor the name of a release file"
+        msg = f"release:{spec}: neither a version nor the name of a release file"
         raise UsageError(msg, "for example release:0.32.0")
     like = _stand_in(upstream)
     assert upstream.source_file is not None
-    if word.endswith((".tar.gz", ".whl")):
+    if spec.endswith((".tar.gz", ".whl")):
         file = _file_at_hand(store, like, at_hand)
     else:
         file = _file_listed(like, upstream, version, access)
@@ -198,8 +200,8 @@ def _release(
     )
     # a mirror is one of git: the release is taken from where releases are
     source = sources.ensure(store, name, fresh, RELEASE_PLAN, replace(access, mirrors={}))
-    onto = Onto(fresh, source, stated=stated_commit(source))
-    return _completed(name, upstream, onto, version, access) if complete else onto
+    release = Release(fresh, source, declared_commit=read_declared_commit(source))
+    return _completed(name, upstream, release, version, access) if complete else release
 
 
 def _file_at_hand(store: Store, like: ReleaseFile, path: Path) -> ReleaseFile:
@@ -235,13 +237,15 @@ def _entry(like: ReleaseFile, link: Link) -> ReleaseFile:
     return like.model_copy(update={"file": link.filename, "sha256": digest, "size": size})
 
 
-def _completed(name: str, upstream: Upstream, onto: Onto, version: Version, access: Access) -> Onto:
+def _completed(
+    name: str, upstream: Upstream, release: Release, version: Version, access: Access
+) -> Release:
     """Add what pins.yaml says beside the source: the other files, and the commit."""
-    fresh = onto.upstream
+    fresh = release.upstream
     files, lacking = _other_files(upstream, version, access, but=upstream.source_file)
-    commit = fresh.commit or _commit_of(name, fresh, onto.stated, access)
+    commit = fresh.commit or _commit_of(name, fresh, release.declared_commit, access)
     fresh = fresh.model_copy(update={"files": {**fresh.files, **files}, "commit": commit})
-    return replace(onto, upstream=fresh, lacking=lacking)
+    return replace(release, upstream=fresh, lacking=lacking)
 
 
 def _other_files(
@@ -263,7 +267,7 @@ def _other_files(
     return files, lacking
 
 
-def stated_commit(source: Source) -> str | None:
+def read_declared_commit(source: Source) -> str | None:
     """Return the commit that a release says it was made from, maybe abbreviated."""
     listing = git.git(source.repo, "ls-tree", "-r", "--name-only", "-z", source.commit)
     for path in listing.split("\0"):
@@ -274,7 +278,7 @@ def stated_commit(source: Source) -> str | None:
     return None
 
 
-def check_commit(upstream: Upstream, commit: str, stated: str | None) -> None:
+def check_commit(upstream: Upstream, commit: str, declared_commit: str | None) -> None:
     """Hold a commit against what the release says of itself.
 
     Raises:
@@ -284,15 +288,17 @@ def check_commit(upstream: Upstream, commit: str, stated: str | None) -> None:
     if padded(commit):
         msg = f"--commit {commit}: an abbreviated SHA padded with zeros"
         raise UsageError(msg, "omit --commit: the pin then has no commit")
-    if stated is not None and not commit.startswith(stated):
-        msg = f"{upstream.tag}: commit {commit}, but the release states {stated}"
+    if declared_commit is not None and not commit.startswith(declared_commit):
+        msg = f"{upstream.tag}: commit {commit}, but the release states {declared_commit}"
         raise IntegrityError(msg, "give the commit that the release was built from: --commit SHA")
 
 
-def _commit_of(name: str, fresh: Upstream, stated: str | None, access: Access) -> str | None:
+def _commit_of(
+    name: str, fresh: Upstream, declared_commit: str | None, access: Access
+) -> str | None:
     """Return the release's commit: from the release itself, or from the tag in its repository."""
-    if stated is not None and len(stated) == 40:
-        return stated
+    if declared_commit is not None and len(declared_commit) == 40:
+        return declared_commit
     url = access.mirrors.get(name, fresh.git)
     if access.offline and "://" in url:
         return None
@@ -302,7 +308,7 @@ def _commit_of(name: str, fresh: Upstream, stated: str | None, access: Access) -
         log.warning(f"{name}: {url} cannot be read for {fresh.tag}: {error.what.splitlines()[-1]}")
         return None
     if commit is not None:
-        check_commit(fresh, commit, stated)
+        check_commit(fresh, commit, declared_commit)
     return commit
 
 
@@ -310,23 +316,23 @@ def _commit_of(name: str, fresh: Upstream, stated: str | None, access: Access) -
 
 
 def _tag_or_sha(
-    store: Store, name: str, upstream: Upstream, word: str, access: Access, complete: bool
-) -> Onto:
+    store: Store, name: str, upstream: Upstream, spec: str, access: Access, complete: bool
+) -> Release:
     url = access.mirrors.get(name, upstream.git)
     local = "://" not in url and Path(url).exists()
     if access.offline and not local:
-        msg = f"{name}: --offline is set, so {url} cannot be read for {word}"
+        msg = f"{name}: --offline is set, so {url} cannot be read for {spec}"
         raise FetchError(msg, f"give --mirror {name}=PATH of a clone")
     try:
         tags = git.remote_tags(str(Path(url).resolve()) if local else url)
     except CommandError as error:
         msg = f"{name}: git could not read {url}:\n{error}"
         raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
-    tag = word if word in tags else _tag_of(tags, word)
+    tag = spec if spec in tags else _tag_of(tags, spec)
     if tag is None:
-        msg = f"{name}: {url} has no tag {word}"
-        if re.fullmatch(r"[0-9a-f]{40}", word):
-            msg = f"{name}: no tag of {url} points to {word}; pins.yaml pins releases"
+        msg = f"{name}: {url} has no tag {spec}"
+        if re.fullmatch(r"[0-9a-f]{40}", spec):
+            msg = f"{name}: no tag of {url} points to {spec}; pins.yaml pins releases"
         raise UsageError(msg, f"its newest tags: {', '.join(_newest_tags(tags)) or 'none'}")
     version = tag.removeprefix("v")
     try:
@@ -337,12 +343,12 @@ def _tag_or_sha(
     fresh = upstream.model_copy(
         update={"tag": tag, "commit": tags[tag], "version": version, "patched": {}}
     )
-    onto = Onto(fresh, sources.ensure(store, name, fresh, _GIT, access))
+    release = Release(fresh, sources.ensure(store, name, fresh, _GIT, access))
     if not complete:
-        return onto
+        return release
     files, lacking = _other_files(upstream, parsed, access, but=None)
     fresh = fresh.model_copy(update={"files": {**fresh.files, **files}})
-    return replace(onto, upstream=fresh, lacking=lacking)
+    return replace(release, upstream=fresh, lacking=lacking)
 
 
 def _tag_of(tags: Mapping[str, str], commit: str) -> str | None:
