@@ -83,6 +83,9 @@ SHAPES: dict[str, Any] = {
 # a parameter belongs to the first kind whose word is in its name
 KINDS = ("experts", "router", "qkv_proj", "o_proj", "lm_head", "embed_tokens", "embedding")
 
+# by vLLM's mode of compilation: none (what runs is the kernels under test), and its default
+GRAPHS = {0: "FULL_DECODE_ONLY", 3: "FULL_AND_PIECEWISE"}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -154,6 +157,10 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
     from vllm import LLM, SamplingParams
 
+    if arguments.kernels is not None:
+        import decode_in_vllm
+
+        decode_in_vllm.install(arguments.kernels)
     with tempfile.TemporaryDirectory() as name:
         write_checkpoint(Path(name), arguments.layers)
         start = time.perf_counter()
@@ -167,8 +174,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             gpu_memory_utilization=arguments.memory,
             moe_backend=case.backend,
             attention_backend="TRITON_ATTN",
-            # graphs for decode, no torch.compile: what runs is the kernels under test
-            compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+            compilation_config={"mode": arguments.mode, "cudagraph_mode": GRAPHS[arguments.mode]},
             **extra,
         )
         load_seconds = time.perf_counter() - start
@@ -252,9 +258,13 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             str(arguments.repeat),
             "--memory",
             str(arguments.memory),
+            "--mode",
+            str(arguments.mode),
             "--batch",
             *(str(batch) for batch in arguments.batch),
         ]
+        if case.name in arguments.kernels_in:
+            command += ["--kernels", str(arguments.kernels)]
         if arguments.profile:
             command.append("--profile")
         loaded: dict[str, Any] = measured(case, command, result, variables)
@@ -343,13 +353,28 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--memory", type=float, default=0.85, help="gpu_memory_utilization")
+    parser.add_argument(
+        "--mode", type=int, choices=GRAPHS, default=3, help="vLLM's compilation mode (default: 3)"
+    )
     parser.add_argument("--profile", action="store_true", help="and the kernels at batch 1")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--kernels-in",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a case that decodes with the kernels of decode_kernels/ (needs nvcc)",
+    )
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--kernels", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         arguments.measure.write_text(json.dumps(measure(arguments.case[0], arguments)))
         return
+    if arguments.kernels_in:
+        import decode_in_vllm
+
+        arguments.kernels = decode_in_vllm.build(Path(tempfile.mkdtemp()))
     rounds: dict[str, list[dict[str, Any]]] = {case.name: [] for case in arguments.case}
     for _ in range(arguments.rounds):
         for case in arguments.case:

@@ -35,7 +35,7 @@ struct Operands {
   const uint4* weights;         // [experts][k / 16][n / 64] tiles
   const unsigned char* scales;  // [experts][k / 32][n]
   const bf16* bias;             // [experts][n]
-  const int* ids;               // [slots], the experts that the router chose
+  const int* ids;               // [slots], the experts that the router chose; -1: a row that pads
   const float* shares;          // [slots], the router's weights
   void* out;                    // gate_up: BF16 [slots][n / 2]; down: float [slots][n]
   int k, n;
@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(WARPS * 32, ROWS == 1 ? 2 : 3) product(Operand
   const int groups = o.k / 32, tile = blockIdx.x * TILES + column_tile;
   take_turn();
   const int expert = o.ids[slot];
+  if (expert < 0) return;
   const size_t pitch_w = o.n / 2;  // 16-byte words from one 16 k to the next
   const uint4* w = o.weights + (size_t)expert * (o.k / 16) * pitch_w + tile * 32 + lane;
   const unsigned char* s = o.scales + (size_t)expert * groups * o.n + tile * 64 + g * 8;
