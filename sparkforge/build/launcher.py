@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkforge.build.context import Context
@@ -13,6 +13,7 @@ from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core import gitread
 from sparkforge.pins.pathmap import path_of
 from sparkforge.runtime import isa, servers
+from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import Server
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.sources import Source
@@ -39,6 +40,28 @@ def mask_files(work: Path) -> dict[str, Path]:
     line = work / "mask.pth"
     line.write_text("import sparkforge_isa_mask\n")
     return {"sparkforge_isa_mask.py": isa.MASK, "sparkforge_isa_mask.pth": line}
+
+
+def start_server(
+    engine: Engine | None,
+    product: Artefact[Product],
+    launch: servers.Launch,
+    work: Path,
+    cache: Path,
+    restored: Mapping[str, Path] | None = None,
+) -> AbstractContextManager[Server]:
+    """Start a server of an image or an environment.
+
+    Args:
+        work: folder for the server's output.
+        cache: folder for the caches of vLLM and torch, outside of an image.
+        restored: files to mount over the image's own, by their path below site-packages.
+    """
+    image = product.result
+    if not isinstance(image, ImageResult):
+        return servers.from_environment(product.path, launch, work, cache)
+    assert engine is not None  # it built the image
+    return servers.from_image(engine, image.image_id, launch, restored or {})
 
 
 @dataclass(frozen=True)
@@ -107,14 +130,12 @@ class Launcher:
         launch = servers.Launch(
             model, options, arguments, {**SMOKE_VARIABLES, **variables}, self.context.port
         )
-        image, engine = self.product.result, self.context.engine
-        if folder is not None and not isinstance(image, ImageResult):
-            return servers.from_environment(folder, launch, work, self.work / "cache")
-        assert isinstance(image, ImageResult) and engine is not None  # an image came of one
         restored = self._originals(work) if folder is None else {}
-        if isa.VARIABLE in variables:
+        if isa.VARIABLE in variables and isinstance(self.product.result, ImageResult):
             restored |= mask_files(work)
-        return servers.from_image(engine, image.image_id, launch, restored)
+        product = self.product if folder is None else replace(self.product, path=folder)
+        engine, cache = self.context.engine, self.work / "cache"
+        return start_server(engine, product, launch, work, cache, restored)
 
     def _originals(self, work: Path) -> dict[str, Path]:
         """Write the files that our series replaces as they were, by their path in the wheel.

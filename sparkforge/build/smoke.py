@@ -15,7 +15,7 @@ from sparkforge.build.results import Answer, ReleaseProof, SmokeResult
 from sparkforge.core import plain
 from sparkforge.core.errors import SmokeError
 from sparkforge.core.log import log
-from sparkforge.runtime.servers import MODEL_NAME, Server, tail, wait_ready
+from sparkforge.runtime.servers import MODEL_NAME, Server, complete, tail, wait_ready
 
 READY_TIMEOUT_S = 300.0
 _REQUEST_TIMEOUT_S = 120.0
@@ -198,12 +198,7 @@ def _get(server: Server, path: str) -> Any:
 
 
 def _post(server: Server, body: Mapping[str, Any], *, stream: bool = False) -> requests.Response:
-    try:
-        return requests.post(
-            server.url + "/v1/completions", json=body, timeout=_REQUEST_TIMEOUT_S, stream=stream
-        )
-    except requests.RequestException as error:
-        raise SmokeError(f"POST /v1/completions: {error}\n{tail(server)}") from error
+    return complete(server, body, _REQUEST_TIMEOUT_S, stream=stream)
 
 
 def _complete(server: Server) -> tuple[Any, float]:

@@ -261,6 +261,21 @@ def wait_ready(
     raise SmokeError(msg, "allow more time with --ready-timeout SECONDS")
 
 
+def complete(
+    server: Server, body: Mapping[str, Any], timeout_s: float, *, stream: bool = False
+) -> requests.Response:
+    """Send a request to ``/v1/completions``; returns the answer, whatever its status.
+
+    Raises:
+        SmokeError: no answer in time; the server's first exception is shown.
+    """
+    url = f"{server.url}/v1/completions"
+    try:
+        return requests.post(url, json=body, timeout=timeout_s, stream=stream)
+    except requests.RequestException as error:
+        raise SmokeError(f"POST /v1/completions: {error}\n{tail(server)}") from error
+
+
 def tail(server: Server, lines: int = serverlog.LINES) -> str:
     """Return a server's first exception with its place, else its last lines, indented."""
     return serverlog.explain(server.output(), lines)

@@ -1,4 +1,4 @@
-"""Does a model still say the same with dense layers quantised? The gate `build.py bench quality`.
+"""`build.py bench quality`: the effect of quantised dense layers on a model's answers.
 
 The model is served once unchanged and once for each choice of --mxfp4-layers. The unchanged model
 continues every prompt. Then each server scores those tokens, with the true ones before them
@@ -17,11 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import requests
-
 from sparkforge.build.context import Context
-from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES
-from sparkforge.build.results import ImageResult, Product
+from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES, start_server
+from sparkforge.build.results import Product
 from sparkforge.core import plain
 from sparkforge.core.errors import SmokeError, UsageError
 from sparkforge.core.log import log
@@ -228,10 +226,7 @@ def beyond(name: str, result: Mapping[str, Any], base_score: int, limits: Limits
 
 def _ask(server: Server, **body: Any) -> Any:
     body = {"model": MODEL_NAME, "temperature": 0, "return_token_ids": True, **body}
-    try:
-        reply = requests.post(server.url + "/v1/completions", json=body, timeout=_REQUEST_TIMEOUT_S)
-    except requests.RequestException as error:
-        raise SmokeError(f"POST /v1/completions: {error}\n{tail(server)}") from error
+    reply = servers.complete(server, body, _REQUEST_TIMEOUT_S)
     if not reply.ok:
         msg = f"/v1/completions: {reply.status_code} {reply.text[:300]}\n{tail(server, 8)}"
         raise SmokeError(msg, "see the server's output")
@@ -286,14 +281,9 @@ def starter(
             context.port,
             gpus=context.target.cuda_arch is not None,
         )
-        image = product.result
-        if context.engine is None or not isinstance(image, ImageResult):
-            cache = context.store.cache_path("serve")
-            started: AbstractContextManager[Server] = servers.from_environment(
-                product.path, launch, folder, cache
-            )
-        else:
-            started = servers.from_image(context.engine, image.image_id, launch, {})
+        started = start_server(
+            context.engine, product, launch, folder, context.store.cache_path("serve")
+        )
         with started as server, kept_log(server, context.server_log):
             wait_ready(server, max(context.ready_timeout_s, _LOAD_TIMEOUT_S))
             yield server
