@@ -33,7 +33,7 @@ MEDIAN, MOST = 0.1, 0.3
 median, and of 19 in 20. Random changes of the weights by a step of BF16 give 0.02 and 0.06. Every
 wrong model that was tried (no sinks, no window, no YaRN, nibbles or gate and up swapped, one expert
 of 16 missing, one of four skipped, no bias) gives more than 0.4 for the second:
-tests/unit/test_preflight.py. Marlin's and Triton's experts on an H200: 0.02 and 0.06
+tests/unit/serving/test_preflight.py. Marlin's and Triton's experts on an H200: 0.02 and 0.06
 (docs/serving.md, Preflight)."""
 LEAD = 1.0
 """Nats. A token with a larger lead has to be the next one."""

@@ -2,7 +2,7 @@
 
 The imports are read from the files, so there is no list to maintain. Regular expressions read them:
 ``ast`` takes 15 ms for each module, and a build without changes needs the closures of all stages.
-``tests/unit/test_codekey.py`` compares both.
+``tests/unit/store/test_codekey.py`` compares both.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
 from sparkforge.wheels import overlay
 from tests.support import BODY, EPOCH, PATIENCE_S, Repo, make_wheel, python, sha256
-from tests.unit.test_archive import packed
+from tests.unit.wheels.test_archive import packed
 
 VERSION_FILE = b"__version__ = version = '1.0'\n__version_tuple__ = version_tuple = (1, 0)\n"
 PACKAGE: Mapping[str, bytes] = {

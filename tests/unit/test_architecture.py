@@ -106,3 +106,9 @@ def test_the_monopolies_hold() -> None:
                 prints.add(path.relative_to(PACKAGE).as_posix())
     assert starts == STARTS_PROCESSES
     assert prints == PRINTS
+
+
+def test_unit_tests_lie_in_the_folders_of_packages() -> None:
+    folders = {path.parent.name for path in Path(__file__).parent.glob("*/test_*.py")}
+    assert folders
+    assert folders <= set(ALLOWED)

@@ -1,7 +1,7 @@
 """Shapes of models, as data.
 
 Source of every number: ``config.json`` of the model's repository, at the revision in
-pins.yaml. The totals are compared with OpenAI's (tests/unit/test_roofline.py).
+pins.yaml. The totals are compared with OpenAI's (tests/unit/inspect/test_roofline.py).
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_what_a_wheel_carries_is_listed_in_it_with_its_own_patches() -> None:
 
 def test_the_bill_is_the_same_whatever_the_order_of_hashes() -> None:
     code = (
-        "import sys; from tests.unit.test_supply_chain import *;"
+        "import sys; from tests.unit.build.test_supply_chain import *;"
         "sys.stdout.buffer.write(sbom.document(context(), SPARK_WHEELS, base=BASE, system=SYSTEM))"
     )
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # not the one of this process

@@ -16,7 +16,7 @@ from sparkforge.inspect.proofs.runner import Job, Verdict
 from sparkforge.inspect.proofs.sass import Kernel
 from sparkforge.inspect.proofs.units import UNITS
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "proofs"
+DATA = Path(__file__).resolve().parents[2] / "data" / "proofs"
 QMMA = "QMMA.SF.16832.F32.E4M3.E4M3.E8"
 PROMISE = Promise(units.MXFP8_MXFP8, kernels=1)
 
