@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,11 +212,6 @@ class Reader:
         """Return the content of a path in a tree or commit; None: no such file."""
         file = self.at(tree, path)
         return None if file is None else self.blob(file.id)
-
-    def blobs_at(self, tree: str, paths: Iterable[str]) -> dict[str, str]:
-        """Return the blob of each path that exists in a tree or commit."""
-        found = ((path, self.at(tree, path)) for path in sorted(set(paths)))
-        return {path: file.id for path, file in found if file is not None}
 
     def _entries(self, tree: str) -> dict[str, File]:
         if tree not in self._trees:
