@@ -1,4 +1,4 @@
-"""The patches told as a page (from their messages and trailers) and as numbers."""
+"""The page about the patches, from their messages and trailers, and their numbers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Size:
 def size(patch: Patch) -> Size:
     """Return the size of a patch, as git counts it."""
     folder = patch.path.parent.resolve()
-    # inside of a repository git would only count what lies below the folder
+    # inside of a repository git would only count files below the folder
     env = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     listing = git.git(folder, "apply", "--numstat", str(patch.path.resolve()), env=env)
     lines = [line.split("\t")[:2] for line in listing.splitlines()]

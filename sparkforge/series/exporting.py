@@ -22,7 +22,7 @@ from sparkforge.store.store import Store
 
 # where git's mail format ends a message, and the diff begins
 _BREAKS = re.compile(r"^(---(\s*$| \S)|diff -|Index: )")
-# what it takes for headers of the mail at the beginning of a message
+# lines that git reads as mail headers at the beginning of a message
 _HEADERS = re.compile(r"^(From|Date|Subject): ")
 
 _SUBMODULE = re.compile(rb"^(new file mode|index [0-9a-f.]+) 160000$", re.MULTILINE)
@@ -33,8 +33,8 @@ class Checkout:
     """The project whose series is written.
 
     Attributes:
-        root: pins.yaml and patches/ lie in it.
-        pins: what pins.yaml said when the checkout was locked.
+        root: has pins.yaml and patches/.
+        pins: read after the checkout was locked.
     """
 
     root: Path
@@ -69,13 +69,13 @@ class Chain:
 
 @dataclass(frozen=True)
 class Report:
-    """What an export does to a series, each as names of patches.
+    """Changes of a series by an export, as names of patches.
 
     Attributes:
         refreshed: same change and message; blob ids or line numbers follow an earlier patch.
         reworded: same change, other message, author or date.
         renamed, squashed: [name before, name now].
-        moved: the patches that stay are in another order.
+        moved: the remaining patches have another order.
     """
 
     added: list[str]
@@ -89,7 +89,7 @@ class Report:
     unchanged: int
 
     def lines(self) -> list[str]:
-        """Return it in words, a line a patch."""
+        """Return a description, with a line for each patch."""
         kinds = [
             ("added", self.added),
             ("changed", self.changed),
@@ -107,20 +107,20 @@ class Report:
 def export(
     checkout: Checkout, chain: Chain, *, drop: Sequence[str], check: bool
 ) -> tuple[Series, Report, list[Path]]:
-    """Make the series of an upstream what a chain of commits says.
+    """Replace the series of an upstream by a chain of commits.
 
-    The caller holds the checkout (``transaction.held``).
+    The caller has locked the checkout (``transaction.held``).
 
     Args:
-        drop: patches that may go; one that goes and is not named here is an error.
+        drop: patches that may be removed; removing another is an error.
         check: write nothing.
 
     Returns:
-        The new series, what became of the old one, and the files that were written.
+        The new series, its changes, and the written files.
 
     Raises:
-        SeriesError: a commit can't be a patch, or a patch is malformed; nothing was written.
-        UsageError: a patch that may go is not there.
+        SeriesError: a commit cannot be a patch, or a patch is malformed; nothing was written.
+        UsageError: a patch in ``drop`` does not exist.
         StaleError: with ``check``, files would be written.
     """
     source = chain.source
@@ -169,7 +169,7 @@ def export(
 
 
 def document(report: Report, written: Sequence[Path]) -> dict[str, Any]:
-    """Print what an export did; returns it as JSON values."""
+    """Print the changes of an export; returns them as JSON values."""
     for line in report.lines():
         log.info(line)
     if report.unchanged:
@@ -208,7 +208,7 @@ def _files(chain: Chain) -> list[tuple[str, bytes]]:
 
 
 def _check_message(commit: str, message: str) -> None:
-    """Refuse what git's mail format would read as something else than a message."""
+    """Refuse a message that git's mail format would misread."""
     subject, _, body = message.partition("\n")
     if not re.search("[A-Za-z0-9]", subject):
         msg = f"commit {commit}: its subject has no letter or digit for a file name"
@@ -238,12 +238,12 @@ def _check_message(commit: str, message: str) -> None:
 def _expected(
     checkout: Checkout, provider: Provider, old: Series, staged: Staged
 ) -> dict[Path, bytes | None]:
-    """Return what the files of the checkout should be; None: gone."""
+    """Return the new contents of the checkout's files; None: removed."""
     fresh = staged.series
     expected = staged.files(checkout.folder(fresh.upstream), old)
     before = dict(checkout.pins.upstream(fresh.upstream).patched)
     after: dict[Provider, Recorded] = {} if staged.recorded is None else {provider: staged.recorded}
-    if fresh.sha256 == old.sha256:  # what another kind of source gives stands, too
+    if fresh.sha256 == old.sha256:  # records of another kind of source stay
         after = before | after
     elif gone := sorted(set(before) - {provider}):
         how = "; ".join(f"build.py {series.RECORD[name]}" for name in gone)
@@ -261,7 +261,7 @@ def _expected(
     return expected
 
 
-# -- what became of each patch ---------------------------------------------------------
+# -- changes of each patch ---------------------------------------------------------
 
 
 def _report(
@@ -272,7 +272,7 @@ def _report(
     names = [name for name, _ in files]
     came: dict[str, str] = {}  # name before → name now, in the order of now
     for (name, data), noted in zip(files, origins, strict=True):
-        # a patch that kept its name is itself, whatever else was squashed into its commit
+        # a patch with its old name stays itself, even with others squashed into its commit
         known = [origin for origin in noted if origin in before and origin not in came]
         mine = [origin for origin in known if origin not in names or origin == name]
         if name in before and name not in came and name not in mine:

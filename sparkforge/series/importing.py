@@ -32,13 +32,13 @@ _DIFF = re.compile(rb"\A\s*(diff --git |--- |Index: )")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is said of patches from outside.
+    """Additions to patches from outside.
 
     Attributes:
-        trailers: those that are given; a patch's own stand where none is.
-        subject: in place of the patch's own; needed for a diff, which has none.
-        why: goes before the patch's own message.
-        before: the patch of the series that they go in front of; None: behind all.
+        trailers: that replace the patch's own.
+        subject: replaces the patch's own; required for a diff, which has none.
+        why: inserted before the patch's own message.
+        before: the patch of the series to insert them before; None: at the end.
     """
 
     trailers: Mapping[str, str]
@@ -48,7 +48,7 @@ class Wanted:
 
 
 def template(subject: str, trailers: Mapping[str, str], body: str = "") -> str:
-    """Return a message to be filled in; ``body``: what is known already."""
+    """Return a template of a message; ``body`` is its known part."""
     values = {key: trailers.get(key) or f"{FILL_IN} {_TEMPLATE[key]}" for key in TRAILERS}
     if native := trailers.get(NATIVE):
         values[NATIVE] = native
@@ -59,15 +59,15 @@ def template(subject: str, trailers: Mapping[str, str], body: str = "") -> str:
 def chain(
     store: Store, series: Series, patched: Patched, files: Sequence[Path], wanted: Wanted
 ) -> Chain:
-    """Return the series' commits with those of the files among them.
+    """Return the series' commits with those of the files inserted.
 
     Args:
         patched: the series, applied.
         files: mails with one or more patches (``git format-patch``, a forge's .patch), or diffs.
 
     Raises:
-        UsageError: something that a patch needs is not given.
-        SeriesError: a file is no patch, or does not apply there.
+        UsageError: a required value of a patch is missing.
+        SeriesError: a file is not a patch, or does not apply there.
     """
     source = patched.source
     commits = git.git(
@@ -167,7 +167,7 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
 
 
 def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
-    """Make the commit anew on a parent, with its message in our form."""
+    """Repeat the commit on a parent, with its message in our form."""
     name, address, date, message = git.git(
         tree, "show", "-s", "--date=raw", "--format=%an%x00%ae%x00%ad%x00%B", commit
     ).split("\0", 3)

@@ -1,4 +1,4 @@
-"""What the form of a patch has to be: subject, reason, trailers, the test that it names."""
+"""Check the form of a patch: subject, reason, trailers, and its test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate")
 RISKS = ("build", "dispatch", "numerics")
 TRAILERS = ("Upstream-Status", "Drop-when", "Risk", "Test")
 FILL_IN = "FILL IN:"
-"""Begins what the template of a message leaves to be written."""
+"""Marks the parts of a message's template to fill in."""
 _NEEDS_REF = ("Submitted", "Backport", "Inappropriate")
 
 
@@ -23,8 +23,8 @@ def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str
     """Return every problem of form; an empty list is a clean series.
 
     Args:
-        root: the checkout, where the tests that patches name are looked for.
-        rules: the upstream's; they tell which patches change rules of compiling.
+        root: the checkout with the patches' tests.
+        rules: the upstream's, which show the patches that change build rules.
     """
     return [
         f"{patch.path}: {plain.escaped(problem)}"
@@ -38,7 +38,7 @@ def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str
 
 
 def _lint_links(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
-    """Return the links among what ships in a wheel, which can hold none."""
+    """Return links among files of a wheel, which cannot have any."""
     links = [entry.path for entry in patch.entries if entry.link]
     return [
         f"{path} becomes a link, which a wheel cannot contain: copy the file"
@@ -48,7 +48,7 @@ def _lint_links(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
 
 
 def _lint_native(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
-    """Hold the trailer ``Native`` against the files that the patch changes."""
+    """Compare the trailer ``Native`` with the changed files of the patch."""
     fitting = [(entry.path, rule_of(rules, entry.path)) for entry in patch.entries]
     build = [path for path, rule in fitting if rule is not None and rule.build]
     named = patch.trailers.get(NATIVE)

@@ -16,10 +16,10 @@ from sparkforge.core.errors import SeriesError
 
 @dataclass(frozen=True)
 class Entry:
-    """One file that a patch changes; blobs are git.ABSENT where it is not there.
+    """A file that a patch changes; blobs are git.ABSENT where the file is missing.
 
-    Both are None where only the mode changes: such a patch names no blobs. ``mode`` is git's, after
-    the patch; that of a file which goes, before it.
+    Both are None if only the mode changes, since such a patch has no blobs. ``mode`` is git's mode
+    after the patch, or before it for a removed file.
     """
 
     path: str
@@ -63,9 +63,9 @@ class Patch:
 
     @property
     def natives(self) -> tuple[str, ...]:
-        """Targets of the upstream's CMake that are compiled otherwise by its rules of compiling.
+        """CMake targets of the upstream that its build rules change, from the trailer ``Native``.
 
-        What its other changes touch, the paths tell; no trailer ``Native``, or none: empty.
+        Those of its other changes follow from the paths. Without the trailer, or with none: empty.
         """
         named = self.trailers.get(NATIVE, "none")
         return () if named == "none" else tuple(name.strip() for name in named.split(","))
@@ -87,7 +87,7 @@ _MODE = re.compile(
 )
 _LINK = "120000"
 _MODES = ("100644", "100755", _LINK)
-# they change what git makes of other files
+# they change git's handling of other files
 _GITS_OWN = (".git", ".gitattributes", ".gitmodules")
 
 
@@ -95,8 +95,8 @@ def read_patch(path: Path) -> Patch:
     """Read one patch file.
 
     Raises:
-        SeriesError: it is not a mail-format patch with full blob ids, or it changes what no series
-            may: a file outside of the repository, a submodule, git's own files.
+        SeriesError: it is not a mail-format patch with full blob ids, or it changes a forbidden
+            file: outside of the repository, a submodule, git's own files.
     """
     try:
         data = path.read_bytes()
@@ -107,7 +107,7 @@ def read_patch(path: Path) -> Patch:
         msg = f"{path}: not UTF-8 text: {error}"
         raise SeriesError(msg, "export it again") from None
     head, _, rest = text.partition("\n\n")
-    # with --no-stat nothing but an empty line stands between message and diff
+    # with --no-stat only an empty line separates message and diff
     message, separator, diff = rest.partition("\ndiff --git ")
     message, diff = message.removesuffix("\n---\n"), f"diff --git {diff}"
     if len(_FIRST.findall(text)) > 1:
@@ -149,11 +149,11 @@ def read_patch(path: Path) -> Patch:
 def _file_name(path: Path, part: str) -> str | None:
     """Return the path of a file's diff; None where it has two (a rename or copy).
 
-    The two names on the line are the same but for a/ and b/, so its middle parts them, whatever
-    spaces they hold.
+    The two names on the line only differ in a/ and b/, so its middle separates them, even with
+    spaces.
 
     Raises:
-        SeriesError: it is no plain path below the repository.
+        SeriesError: it is not a plain path below the repository.
     """
     names = part.partition("\n")[0].removeprefix("diff --git ")
     middle = len(names) // 2
@@ -188,11 +188,11 @@ def _checked_mode(path: Path, part: str, name: str) -> str:
 
 
 def _decoded(header: str) -> str:
-    """Return a mail header's text: unfolded, and without the encoding of what is not ASCII."""
+    """Return a mail header's text, unfolded and decoded."""
     unfolded = re.sub(r"\n[ \t]", " ", header)
     try:
         return str(make_header(decode_header(unfolded)))
-    except (LookupError, UnicodeDecodeError):  # an encoding that nobody knows: as it stands
+    except (LookupError, UnicodeDecodeError):  # an unknown encoding: unchanged
         return unfolded
 
 

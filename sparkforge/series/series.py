@@ -21,7 +21,7 @@ from sparkforge.sources.sources import RELEASE_INSTEAD, Source
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
-# What makes `git format-patch` give the same bytes on every machine, with clean_env():
+# With clean_env(), `git format-patch` gives the same bytes on every machine:
 EXPORT_FLAGS = (
     "--zero-commit",  # no commit SHA in the first line: it changes with every rebase
     "--no-signature",  # no git version at the end
@@ -32,7 +32,7 @@ EXPORT_FLAGS = (
     "--binary",  # binary files as data, not as "files differ"
 )
 RECORD: Mapping[Provider, str] = {"release": "pins record", "git": "pins record --source git"}
-"""The command that records what a series gives on each kind of source."""
+"""The command that records the result of a series for each kind of source."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Series:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def without(self, names: Sequence[str]) -> Series:
-        """Return the series with some patches left out (the unpatched release: all of them)."""
+        """Return the series without some patches (the unpatched release: without all)."""
         kept = tuple(patch for patch in self.patches if patch.name not in names)
         return Series(self.upstream, self.folder, kept)
 
@@ -105,10 +105,9 @@ def read(folder: Path) -> Series:
 
 
 def listing(folder: Path, names: Sequence[str]) -> bytes:
-    """Return what ``folder/series`` becomes with these patches: each with the comments before it.
+    """Return the new ``folder/series`` with these patches, each with the comments before it.
 
-    Comments before a patch that goes stay, in front of the next: the head of the file is among
-    them, whichever patch comes first.
+    Comments before a removed patch stay, before the next one. So the head of the file stays, too.
     """
     path = folder / "series"
     comments: dict[str, list[str]] = {}
@@ -126,10 +125,10 @@ def listing(folder: Path, names: Sequence[str]) -> bytes:
 
 
 def _check_exact(series: Series, source: Source) -> None:
-    """Hold every patch's "before" blobs against the tree that it meets.
+    """Compare every patch's original blobs with its tree.
 
     Raises:
-        SeriesError: a patch was made on another content.
+        SeriesError: a patch has another original.
     """
     paths = [entry.path for patch in series.patches for entry in patch.entries]
     now = git.blobs_at(source.repo, source.commit, paths)
@@ -214,7 +213,7 @@ def _applied(store: Store, series: Series, source: Source) -> str:
 
 
 def forget(series: Series, source: Source) -> None:
-    """Let git collect the commits of a series that nobody will ask for again."""
+    """Let git remove the commits of a series that are no longer needed."""
     git.git(source.repo, "update-ref", "-d", _ref(series, source))
 
 
@@ -229,7 +228,7 @@ def export(
     """Return (file name, bytes) of each commit's patch in canonical form, oldest first.
 
     Args:
-        repo: its own configuration counts, so a bare repository of the store.
+        repo: a bare repository of the store, since its own configuration applies.
         env: further variables of git.
     """
     with tempfile.TemporaryDirectory(prefix="sparkforge-export-") as folder:
@@ -264,7 +263,7 @@ def _check_canonical(series: Series, source: Source, commit: str) -> None:
 
 
 def apply_recorded(store: Store, series: Series, source: Source, upstream: Upstream) -> Patched:
-    """Apply a series that must give what pins.yaml records of it, as far as it records anything.
+    """Apply a series and compare the result with its record in pins.yaml, if there is one.
 
     Raises:
         SeriesError: as ``apply``.
@@ -280,7 +279,7 @@ def apply_recorded(store: Store, series: Series, source: Source, upstream: Upstr
 def check_record(
     upstream: str, source: Source, commit: str | None, tree: str, recorded: Recorded | None
 ) -> None:
-    """Hold a patched tree (and commit, where one was made) against the record in pins.yaml.
+    """Compare a patched tree, and the commit if there is one, with the record in pins.yaml.
 
     Raises:
         IntegrityError: they differ.

@@ -19,12 +19,12 @@ from sparkforge.store.store import Store
 
 @dataclass(frozen=True)
 class Rules:
-    """What the messages and paths of a series are checked against.
+    """Rules for the messages and paths of a series.
 
     Attributes:
-        root: the checkout; trailers name tests in it.
-        paths: the upstream's, in pins.yaml.
-        hint: what to do about a problem.
+        root: the checkout with the tests in trailers.
+        paths: of the upstream in pins.yaml.
+        hint: for a problem.
     """
 
     root: Path
@@ -34,17 +34,17 @@ class Rules:
 
 @dataclass(frozen=True)
 class Staged:
-    """A series that is sound, in a folder of its own.
+    """A valid series in its own folder.
 
     Attributes:
-        recorded: what pins.yaml records of it; None of an empty one.
+        recorded: its record for pins.yaml; None: it is empty.
     """
 
     series: Series
     recorded: Recorded | None
 
     def files(self, folder: Path, old: Series) -> dict[Path, bytes | None]:
-        """Return what the files of a folder become where this replaces a series; None: gone."""
+        """Return the files of a folder if this replaces its series; None: removed."""
         files: dict[Path, bytes | None] = dict.fromkeys(folder / one.name for one in old.patches)
         files |= {folder / one.name: one.path.read_bytes() for one in self.series.patches}
         names = [one.name for one in self.series.patches]
@@ -61,16 +61,16 @@ def stage(
     shown: Path | None = None,
     rules: Rules | None = None,
 ) -> Staged:
-    """Write a series aside, read it, check it, and apply it: it must give a tree.
+    """Write a series to a folder, read, check and apply it.
 
     Args:
         folder: replaced; named as the upstream.
         files: names and contents of the patches, in order.
-        shown: the folder that errors name in its place.
+        shown: the folder that errors name instead.
         rules: None: not checked.
 
     Raises:
-        SeriesError: a patch is malformed or does not apply, or the tree is another one.
+        SeriesError: a patch is malformed or does not apply, or the tree differs.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -94,7 +94,7 @@ def stage(
 
 @contextmanager
 def _naming(shown: Path, folder: Path) -> Iterator[None]:
-    """Name one folder in place of another in errors."""
+    """Name one folder instead of another in errors."""
     try:
         yield
     except SeriesError as error:

@@ -1,9 +1,9 @@
-"""Work trees: clones in which each patch of a series is a commit, to be changed with plain git.
+"""Work trees: clones with each patch of a series as a commit, which are edited with plain git.
 
-A work tree remembers by itself what it was made from: the upstream and its pinned commit
-(``refs/sparkforge/base``), the series (``sparkforge.series``), its last commit
-(``refs/sparkforge/tip``: what stands on it is the developer's own), and of each commit the name of
-the patch that it came from, as a note, which git carries along when it is amended or rebased.
+A work tree stores its origin: the upstream and its pinned commit (``refs/sparkforge/base``), the
+series (``sparkforge.series``), its last commit (``refs/sparkforge/tip``; commits on top of it are
+the developer's own), and for each commit the name of its patch in a note, which git keeps when a
+commit is amended or rebased.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AUTHOR = {
     "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
     "GIT_NO_REPLACE_OBJECTS": "1",
 }
-# what git leaves while one of its commands waits for the user
+# files of git while one of its commands waits for the user
 _UNDER_WAY = {
     "rebase-merge": "rebase",
     "rebase-apply": "rebase",
@@ -39,11 +39,11 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class WorkTree:
-    """What a work tree remembers.
+    """The origin of a work tree.
 
     Attributes:
-        base: the pinned commit that the series stands on.
-        series: sha256 of the series that it was made from, and of those it was exported to.
+        base: the pinned commit below the series.
+        series: sha256 of the original series, and of those that were exported.
     """
 
     folder: Path
@@ -73,8 +73,8 @@ class SeriesCommit:
     """A commit that becomes a patch.
 
     Attributes:
-        origins: names of the patches that it came from. Two or more where commits were squashed,
-            or a patch was renamed by an earlier export, which the checkout may have undone since.
+        origins: names of its patches. Two or more if commits were squashed, or if an earlier export
+            renamed a patch, which the checkout may have undone since.
     """
 
     commit: Commit
@@ -113,10 +113,10 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
 
 
 def read(folder: Path) -> WorkTree:
-    """Return what a work tree remembers; a folder inside of it will do.
+    """Return the origin of a work tree, or of a folder inside of it.
 
     Raises:
-        UsageError: it is none that ``make`` made.
+        UsageError: ``make`` did not create it.
     """
     remedy = "create one: build.py patches apply UPSTREAM DIR"
     if not folder.is_dir():
@@ -134,16 +134,16 @@ def read(folder: Path) -> WorkTree:
 
 
 def untracked(tree: WorkTree) -> list[str]:
-    """Return the files that git does not know and does not ignore; they belong to no commit."""
+    """Return the untracked files that git does not ignore."""
     listing = tree.git("ls-files", "-z", "--others", "--exclude-standard")
     return [name for name in listing.split("\0") if name]
 
 
 def settled(tree: WorkTree) -> list[SeriesCommit]:
-    """Return its commits, oldest first; all there is to export is among them.
+    """Return its commits, oldest first, if they can be exported.
 
     Raises:
-        SeriesError: changes are not committed, a rebase is under way, or there is a merge.
+        SeriesError: uncommitted changes, a running rebase, or a merge.
     """
     folder = Path(tree.git("rev-parse", "--absolute-git-dir"))
     for name, what in _UNDER_WAY.items():
