@@ -82,7 +82,7 @@ def _forced(context: Context, item: Item[Any]) -> bool:
 
 
 def _stands(context: Context, item: Item[Any], items: Sequence[Item[Any]]) -> bool:
-    """Tell whether an item's result in the store is used as it is."""
+    """Return whether an item's result in the store is used as it is."""
     artefact = None if _forced(context, item) else item.find(context.store)
     return artefact is not None and _valid(context, artefact, item, items)
 
@@ -99,7 +99,7 @@ def _valid(
 
 
 def _why(context: Context, item: Item[Any]) -> list[str]:
-    """Say in what an item differs from the newest one of its name in the store."""
+    """Return the inputs that differ from those of the newest item of this name in the store."""
     last = context.store.last(context.target_name, item.label)
     if last is None:
         return list(_NEW)

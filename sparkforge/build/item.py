@@ -108,7 +108,7 @@ def source_of(store: Store, name: str, result: SourceResult) -> Source:
 
 
 def holds_wheel(artefact: Artefact[WheelResult]) -> bool:
-    """Tell whether the wheel that an artefact holds is still the one that was made."""
+    """Return whether the wheel that an artefact holds is still the one that was made."""
     return intact(artefact.path / artefact.result.file, artefact.result.sha256)
 
 

@@ -80,7 +80,7 @@ def publish(
 
 
 def _complete(folder: Path, before: Mapping[str, Any], wheels: Sequence[Path]) -> bool:
-    """Tell whether a folder has what its receipt names, with the recorded bytes."""
+    """Return whether a folder has what its receipt names, with the recorded bytes."""
     if not wheels:
         return True
     files: Mapping[str, str] = before.get("files", {})
@@ -198,7 +198,7 @@ def _link(source: Path, target: Path) -> None:
 def for_compose(context: Context, image: ImageResult, folder: Path) -> None:
     """Have `docker compose up` serve an image: by .env, and the volume of the models.
 
-    Lines that the user added to .env under other names are kept, to the byte.
+    Lines that the user added to .env under other names stay as they are.
     """
     tag = image.tag
     env_file = context.root / ".env"

@@ -61,7 +61,7 @@ def receipt(
 
 
 def is_receipt(document: Any) -> bool:
-    """Tell whether a document has a receipt's shape; anybody may have written the file."""
+    """Return whether a document has a receipt's shape; anybody may have written the file."""
     items = document.get("items") if isinstance(document, dict) else None
     return isinstance(items, list) and all(
         isinstance(item, dict)

@@ -194,7 +194,7 @@ def _own(context: Context, name: str, wheel: WheelResult) -> Component:
 
 
 def _how_made(wheel: WheelResult) -> list[Property]:
-    """Say of a compiled wheel that it is one, and where each native file in it is from."""
+    """Return the properties of a compiled wheel: the origin of each native file."""
     if not isinstance(wheel, CompiledWheelResult):
         return []
     return [

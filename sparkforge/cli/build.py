@@ -205,7 +205,7 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
 
 
 def mention_fallback(build: executor.Build) -> None:
-    """Say which sources, fetched by an earlier build, are release files in place of commits."""
+    """Name the sources that an earlier build took from release files instead of commits."""
     names = []
     for name, item in build.graph.sources.items():
         step = build.results.step(item)
@@ -221,7 +221,7 @@ def mention_fallback(build: executor.Build) -> None:
 
 
 def _explain(options: ExplainOptions) -> int:
-    """Say for each item whether it stands, and if not, which input changed."""
+    """Print for each item whether it would be built again, and which input changed."""
     project = Project.open(options.project)
     variant = last_variant(project, options.target, options.variant)
     target = project.pins.target(options.target)

@@ -132,7 +132,7 @@ def _trailer_options() -> Parser:
 
 @contextmanager
 def _locked(options: ProjectOptions) -> Iterator[tuple[Checkout, Project]]:
-    """Give the checkout, which no other command changes meanwhile."""
+    """Lock the checkout against other commands."""
     with Project.open(options).locked() as project:
         yield Checkout(project.root, project.pins_path, project.pins, project.store), project
 

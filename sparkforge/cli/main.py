@@ -178,7 +178,7 @@ def _fail(error: SparkforgeError, *, as_json: bool) -> int:
 
 
 def _answer(error: SparkforgeError, code: int, *, as_json: bool) -> None:
-    """Give who reads stdout a document in any case, and never a second one."""
+    """Print the document of a failure, unless one was printed already."""
     if as_json and not log.answered:
         log.json({"error": {**error.as_json(), "exit_code": code}})
 

@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def commands(self) -> Iterator[Parser]:
-        """Give the parser of every command below this one; of one without any, itself."""
+        """Yield the parsers of all commands below this one; itself if it has none."""
         below = [one for one in self._actions if isinstance(one, argparse._SubParsersAction)]
         if not below:
             yield self
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
                 yield from parser.commands()
 
     def options(self) -> Iterator[str]:
-        """Give the options that the help lists."""
+        """Yield the options that the help lists."""
         for action in self._actions:
             if action.help != argparse.SUPPRESS:
                 yield from action.option_strings

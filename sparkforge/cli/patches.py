@@ -160,7 +160,7 @@ def _check(options: CheckOptions) -> int:
 
 
 def _apply(options: ApplyOptions) -> int:
-    """Give a work tree: the patched tree in a clone, with one commit a patch."""
+    """Make a work tree: a clone with one commit for each patch."""
     project = Project.open(options.project)
     store, upstream = project.store, project.pins.upstream(options.upstream)
     if options.folder.exists():

@@ -31,7 +31,7 @@ class Native(Model):
     """Why it can't be compiled from what pins.yaml pins."""
 
     def made_from(self, path: str) -> bool:
-        """Tell whether a file of the repository goes into it."""
+        """Return whether a file of the repository goes into it."""
         return below(path, self.sources) and not below(path, self.besides)
 
 
@@ -60,5 +60,5 @@ class Compile(Model):
 
 
 def below(path: str, places: tuple[str, ...]) -> bool:
-    """Tell whether a path is one of some files, or lies in one of some folders (``NAME/``)."""
+    """Return whether a path is one of some files, or lies in one of some folders (``NAME/``)."""
     return any(path == p or (p.endswith("/") and path.startswith(p)) for p in places)

@@ -324,7 +324,7 @@ def parse(path: Path, text: str) -> Pins:
 
 
 def _lend(pins: Pins) -> Pins:
-    """Give upstreams without files of their own the one that they are found in."""
+    """Fill in the file of upstreams that are part of another upstream's wheel."""
 
     def with_file(upstream: Upstream) -> Upstream:
         if upstream.source_in is None or upstream.source_file is None:

@@ -50,7 +50,7 @@ def _truth(value: Any) -> Any:
 
 
 def padded(commit: str) -> bool:
-    """Tell whether a commit is an abbreviation that was filled up with zeros."""
+    """Return whether a commit is an abbreviation that was filled up with zeros."""
     # twelve are chance once in 2.8e14 commits
     return commit.endswith("0" * 12)
 

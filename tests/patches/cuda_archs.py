@@ -155,7 +155,7 @@ def make(folder: Path, torch: Path, *, patched: bool) -> Tree:
 
 
 def loads_on(code: str, device: str) -> bool:
-    """Tell whether machine code loads on a device of the same major version, e.g. ``121``.
+    """Return whether machine code loads on a device of the same major version, e.g. ``121``.
 
     NVIDIA's rule: plain code on its own and later minor versions, ``f`` on those of its family
     (here: the major version), ``a`` on exactly its own; PTX is no machine code.

@@ -112,7 +112,7 @@ def _payload(source: archive.Source) -> set[str]:
 def _different(
     release: archive.Source, ours: archive.Source, members: set[str]
 ) -> dict[str, bytes]:
-    """Return our members that are not the release's to the byte; the others are copied from it."""
+    """Return our members that differ from the release's; the others are copied from it."""
     result = {}
     for member in members:
         info, known = ours.members[member], release.members.get(member)

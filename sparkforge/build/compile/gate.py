@@ -100,25 +100,25 @@ class Gate:
         return held
 
     def must_wait(self) -> bool:
-        """Tell whether this one, running, is to be stopped for now."""
+        """Return whether this one, running, is to be stopped for now."""
         if self.available_mib() >= self._reserve_mib:
             return False
         return not self._oldest()
 
     def may_go_on(self) -> bool:
-        """Tell whether this one, stopped, may run again."""
+        """Return whether this one, stopped, may run again."""
         # some room above the reserve, or it would be stopped again at once
         return self._oldest() or self.available_mib() >= self._reserve_mib + self._job_mib // 4
 
     def must_give_way(self) -> bool:
-        """Tell whether this one, stopped, is to give its memory back."""
+        """Return whether this one, stopped, is to give its memory back."""
         if self.available_mib() >= self._reserve_mib // 2:
             return False
         mine, order = self._order()
         return order[0] != mine and order[-1] == mine
 
     def leave(self) -> None:
-        """Give the slot back."""
+        """Release the slot."""
         assert self._mine is not None
         self._mine.close()
         self._mine = None
@@ -179,7 +179,7 @@ def guard(group: int) -> int:
 
 
 def dismiss(word: int) -> None:
-    """Tell the guard that there is nothing to kill."""
+    """Report to the guard that there is nothing to kill."""
     try:
         os.write(word, b"x")
     except BrokenPipeError:

@@ -95,7 +95,7 @@ def _refuse_blocked(native: Native, why: str) -> None:
 
 
 def _known(path: str, upstream: Upstream) -> bool:
-    """Tell whether a file is no native source, or one of natives for other devices."""
+    """Return whether a file is no native source, or one of natives for other devices."""
     elsewhere = any(native.made_from(path) for native in upstream.compile.natives)
     return elsewhere or rule_of(upstream.paths, path) is not None
 

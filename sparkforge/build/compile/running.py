@@ -149,7 +149,7 @@ def _prepare(sources: Sources, place: Place) -> None:
 
 
 def _own(folders: Iterable[Path]) -> None:
-    """Give folders to the user that compiles; only root has to."""
+    """Make the compiling user the owner of folders; only root has to."""
     if os.getuid() != 0:
         return
     uid, gid = user()

@@ -43,9 +43,9 @@ def engine(seen: Readings, want: Wanted) -> Iterator[Finding]:
             )
     version = str(info.get("ServerVersion") or "") if info else ""
     if not version:
-        mend = _INSTALL if "PATH" in said.problem else "sudo systemctl start docker"
-        mend = mend if want.needs_engine else ""
-        yield Finding("engine", bad, _silence(said, info) + instead, mend)
+        hint = _INSTALL if "PATH" in said.problem else "sudo systemctl start docker"
+        hint = hint if want.needs_engine else ""
+        yield Finding("engine", bad, _silence(said, info) + instead, hint)
         return
     try:
         check_version(version)

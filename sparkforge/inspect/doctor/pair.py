@@ -88,8 +88,8 @@ def _interface(pair: Pair, *, rdma: bool) -> Iterator[Finding]:
     speed = f"{one.mbit / 1000:.0f} Gbit/s" if one.mbit and one.mbit > 0 else "speed unknown"
     said = f"{name} {one.state}, {speed}, {', '.join(one.addresses) or 'no address'}"
     if mine.own not in one.addresses:
-        mend = f"sudo ip address add {mine.own}/24 dev {name} && sudo ip link set {name} up"
-        yield Finding("interface", "fail", f"{said}; .env says {mine.own}", mend)
+        hint = f"sudo ip address add {mine.own}/24 dev {name} && sudo ip link set {name} up"
+        yield Finding("interface", "fail", f"{said}; .env says {mine.own}", hint)
     elif one.state not in ("up", "unknown"):  # unknown: the state of loopback
         yield Finding("interface", "fail", said, f"sudo ip link set {name} up   # the cable?")
     elif rdma and one.mbit and 0 < one.mbit < _FASTEST_MBIT:
@@ -227,7 +227,7 @@ def _peer(pair: Pair) -> Iterator[Finding]:
         problems = told.setdefault(name, [])
         if here != there:
             problems.append(f"{what}: here {here or 'none'}, there {there or 'none'}")
-    mend = {
+    hint = {
         "same-image": "docker save IMAGE | ssh OTHER docker load   # one build for both",
         "same-model": "grep -n REVISION .env docker-compose.yml; git rev-parse HEAD   # on both",
         "same-driver": "sudo apt-get update && sudo apt-get full-upgrade   # on both",
@@ -235,7 +235,7 @@ def _peer(pair: Pair) -> Iterator[Finding]:
     for name, problems in told.items():
         if problems:
             yield Finding(
-                name, "warn" if name == "same-driver" else "fail", "; ".join(problems), mend[name]
+                name, "warn" if name == "same-driver" else "fail", "; ".join(problems), hint[name]
             )
             continue
         values = {pair.facts.get(fact, "") for fact, owner, _ in _SAME if owner == name} - {""}

@@ -25,7 +25,7 @@ BLOCKS = (16, 32)
 def compile_instead_of_launching(
     capability: tuple[int, int], shared_memory: int, note: Callable[[Any], None]
 ) -> None:
-    """Give Triton a driver for a device, and have it compile each kernel instead of running it.
+    """Replace Triton's driver by one for a device that compiles each kernel and runs none.
 
     Args:
         capability: of the device, e.g. (12, 1).

@@ -31,7 +31,7 @@ SIGNED = (RECEIPT, SUMS, SBOM, PROVENANCE)
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 # a key needs no root of trust; without this cosign would download one
 _NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
-_MENDS = (
+_HINTS = (
     ("decryption failed", "COSIGN_PASSWORD is wrong for this key"),
     ("inappropriate ioctl", "set COSIGN_PASSWORD to the key's password"),
     ("device flow", "without --key cosign needs an identity: set SIGSTORE_ID_TOKEN, or use --key"),
@@ -158,7 +158,7 @@ def _how(options: Options) -> list[str]:
 
 
 def required(trust: Trust) -> bool:
-    """Tell whether signatures are required.
+    """Return whether signatures are required.
 
     Raises:
         UsageError: the options conflict.
@@ -317,5 +317,5 @@ def _cosign(*words: str | Path) -> None:
         call("cosign", *words, stream=words[0] in ("sign", "sign-blob") and "--key" not in words)
     except CommandError as error:
         said = error.what
-        remedy = next((mend for sign, mend in _MENDS if sign in said), "see cosign's output above")
+        remedy = next((hint for sign, hint in _HINTS if sign in said), "see cosign's output above")
         raise SignError(f"cosign {words[0]} failed:\n{said}", remedy) from None

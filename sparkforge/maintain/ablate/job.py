@@ -96,7 +96,7 @@ def run(job: Job, *, as_json: bool) -> int:
 
 
 def merge(job: Job, *, as_json: bool) -> int:
-    """Say only whether what is left still merges; returns the exit code.
+    """Report whether the remaining patches merge, and no more; returns the exit code.
 
     Raises:
         UsageError: there is no patch of such a name.

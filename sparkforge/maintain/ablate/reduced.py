@@ -133,7 +133,7 @@ class Place:
 
 @contextmanager
 def checkout(store: Store, root: Path, reduced: Sequence[Reduced]) -> Iterator[Place]:
-    """Give a checkout that has reduced series in place of the whole ones.
+    """Make a checkout that has reduced series instead of the whole ones.
 
     Raises:
         SeriesError: a reduced series does not apply as it should.

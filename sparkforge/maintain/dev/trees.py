@@ -78,7 +78,7 @@ def _moved(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
 
 @contextmanager
 def kept_dates(tree: WorkTree) -> Iterator[None]:
-    """Give files whose content is the same behind the block the dates that they had before it."""
+    """Restore the dates of files that the block leaves with the same content."""
     before = _dates(tree)
     yield
     after = _dates(tree)

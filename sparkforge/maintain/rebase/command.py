@@ -68,13 +68,13 @@ def run(options: Options) -> int:
 
 def _check_words(options: Options) -> None:
     answers = options.go_on or options.abort or options.skip is not None
-    mend = "see build.py rebase --help"
+    hint = "see build.py rebase --help"
     if options.upstream and options.all:
         raise UsageError("an upstream and --all conflict", "give only one")
     if options.all and (options.onto is None or answers):
         raise UsageError("--all needs --onto", "give --onto latest")
     if options.table and not options.all:
-        raise UsageError("--table needs --all", mend)
+        raise UsageError("--table needs --all", hint)
     if options.onto is not None and answers:
         raise UsageError("--onto starts a rebase; the others continue or end one", "give only one")
     if (
@@ -308,7 +308,7 @@ def _table(results: list[PatchResult]) -> None:
 
 def _say(drifts: list[DependencyDrift] | tuple[DependencyDrift, ...]) -> None:
     for difference in drifts:
-        log.warning(f"{difference.what}\n    hint: {difference.mend}")
+        log.warning(f"{difference.what}\n    hint: {difference.hint}")
 
 
 def _document(now: State, drifts: tuple[DependencyDrift, ...]) -> dict[str, Any]:

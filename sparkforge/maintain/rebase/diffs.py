@@ -59,7 +59,7 @@ def plain(lines: Sequence[bytes]) -> list[bytes]:
 
 
 def reworded(diff_of_file: Sequence[Hunk], now: bytes, before: bytes) -> str | None:
-    """Say whether most of what a patch adds came into the new file with the new release."""
+    """Return whether the new release added most of the lines that a patch adds."""
     have = set(plain(now.splitlines())) - set(plain(before.splitlines()))
     added = plain([line for hunk in diff_of_file for line in hunk.added])
     there = [line for line in added if line in have]
@@ -72,7 +72,7 @@ def reworded(diff_of_file: Sequence[Hunk], now: bytes, before: bytes) -> str | N
 
 
 def reindented(diff_of_file: Sequence[Hunk], now: bytes) -> str | None:
-    """Say whether the lines that a patch stands on are there with other white space."""
+    """Return whether a patch's context exists with other white space."""
     lines = now.splitlines()
     bare = [line.strip() for line in lines]
     for hunk in diff_of_file:

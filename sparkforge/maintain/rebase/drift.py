@@ -33,17 +33,17 @@ class DependencyDrift:
 
     Attributes:
         what: what, and how it is pinned and wanted.
-        mend: the edit that makes it agree.
+        hint: the edit that makes it agree.
         values: what the rebase itself writes into pins.yaml when it lands, by path.
     """
 
     what: str
-    mend: str
+    hint: str
     values: Mapping[Where, str]
 
     def as_json(self) -> dict[str, object]:
         """Return what ``--json`` prints of it."""
-        return {"what": self.what, "mend": self.mend, "rewritten": bool(self.values)}
+        return {"what": self.what, "mend": self.hint, "rewritten": bool(self.values)}
 
 
 @dataclass(frozen=True)

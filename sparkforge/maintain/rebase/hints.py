@@ -54,7 +54,7 @@ def for_conflict(
 
 
 def _moved(old: Source, new: Source, path: str, part: list[diffs.Hunk], now: bytes) -> str:
-    """Say where a line that the patch stands on is now, in other files."""
+    """Return the other files in which a line of the patch's context is now."""
     lines = [line.decode(errors="replace") for line in diffs.distinctive(part, now)]
     lines = [line for line in lines if len(line) >= _TELLING][:_LINES]
     # one look, and only at files of its kind in its part of the tree: each file is unpacked

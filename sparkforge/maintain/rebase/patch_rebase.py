@@ -41,7 +41,7 @@ def verdicts(
     memory: Path | None = None,
     rules: Sequence[PathRule] = (),
 ) -> list[PatchResult]:
-    """Say what would become of each patch of a series on another release; changes nothing.
+    """Return the result of each patch on another release; changes nothing.
 
     A patch that stops is left out, and those behind it are tried without it
     (``PatchResult.after``).
@@ -285,7 +285,7 @@ class PatchRebaser:
         )
 
     def _doubts(self, patch: Patch) -> list[str]:
-        """Say what spoke for a patch being in the new release, where it is not."""
+        """Return the evidence for a patch being in the new release that proved wrong."""
         known = self.taken.get(patch.name)
         return [known.detail] if known is not None and not known.confirmed else []
 

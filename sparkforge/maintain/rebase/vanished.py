@@ -49,12 +49,12 @@ def words(diff: bytes, paths: Iterable[str]) -> set[bytes]:
 
 
 def _like_code(word: bytes) -> bool:
-    """Tell whether a word is written as no word of a sentence is."""
+    """Return whether a word is written as no word of a sentence is."""
     return b"_" in word or word[1:] != word[1:].lower()
 
 
 def ships(rules: Iterable[PathRule], path: str) -> bool:
-    """Tell whether a file is of the program itself: tests and docs keep old names for long."""
+    """Return whether a file is of the program itself: tests and docs keep old names for long."""
     rule = rule_of(rules, path)
     return rule is None or rule.wheel is not None or rule.build
 

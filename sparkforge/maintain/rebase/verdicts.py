@@ -134,7 +134,7 @@ class PatchResult:
 
 
 def compare(old: bytes, new: bytes) -> Verdict:
-    """Tell how two diffs of one patch differ: CLEAN, CONTEXT_ONLY or CHANGED."""
+    """Return how two diffs of one patch differ: CLEAN, CONTEXT_ONLY or CHANGED."""
     if _INDEX.sub(b"", old) == _INDEX.sub(b"", new):
         return Verdict.CLEAN
     if own_lines(old) == own_lines(new):

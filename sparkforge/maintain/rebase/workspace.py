@@ -169,6 +169,6 @@ class Workspace:
 
     @contextmanager
     def beside(self, hint: str) -> Iterator[Path]:
-        """Give a fresh folder that no repository lies in, for git to work in as in none."""
+        """Make a fresh folder outside of any repository."""
         with tempfile.TemporaryDirectory(prefix=f"{hint}-", dir=self.path.resolve().parent) as made:
             yield Path(made)

@@ -257,6 +257,6 @@ def test_every_exit_code_stands_for_one_thing() -> None:
     assert all(meaning.endswith(".") and len(meaning) < 100 for _, meaning in errors.exit_codes())
 
 
-def test_an_error_says_what_and_how_to_mend() -> None:
+def test_an_error_says_what_and_gives_a_hint() -> None:
     assert str(errors.FetchError("gone", "look")) == "gone\n  hint: look"
     assert str(errors.FetchError("gone")) == "gone"

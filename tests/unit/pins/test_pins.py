@@ -119,7 +119,7 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "key", "what", "mend"),
+    ("old", "new", "key", "what", "hint"),
     [
         ("    tag: v1.2.3", "    tagg: v1.2.3", "upstreams.demo.tagg", "unknown key", "spelling"),
         (f"commit: {COMMIT}", "commit: abc1234", "upstreams.demo.commit", "'abc1234'", "40-digit"),
@@ -254,14 +254,14 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_value_is_refused_with_line_key_and_remedy(
-    tmp_path: Path, old: str, new: str, key: str, what: str, mend: str
+    tmp_path: Path, old: str, new: str, key: str, what: str, hint: str
 ) -> None:
     text = changed(old, new)
     messages = refusal(tmp_path, text)
     at = [m for m in messages if f": {key}: " in m]
     assert len(at) == 1, messages
     assert what in at[0]
-    assert mend in at[0]
+    assert hint in at[0]
     line = int(at[0].split(":")[1])
     said = text.splitlines()[line - 1]
     leaf = key.rpartition(".")[2].partition("[")[0]

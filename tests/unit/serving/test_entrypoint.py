@@ -414,7 +414,7 @@ def test_the_key_reaches_the_server_and_no_log(
 
 
 @pytest.mark.parametrize(
-    ("words", "mend"),
+    ("words", "hint"),
     [
         (["--api-key", "my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--seed", "1", "--api_key=my-secret"], "SPARKFORGE_API_KEY_FILE"),
@@ -431,12 +431,12 @@ def test_options_that_hide_the_server_from_its_health_check_are_refused(
     entrypoint: Any,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
-    mend: str,
+    hint: str,
 ) -> None:
     monkeypatch.setenv("SPARKFORGE_BIND", "0.0.0.0")
     assert entrypoint.main(words) == EX_CONFIG
     said = capsys.readouterr().err
-    assert mend in said
+    assert hint in said
     assert "my-secret" not in said
 
 
