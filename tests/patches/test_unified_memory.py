@@ -50,7 +50,7 @@ STATES: dict[str, dict[str, Any]] = {
         "file": 60.8,
         "graphs": {**GRAPHS, "during": 1.9},
     },
-    "8 GB of others are swapped out meanwhile": {
+    "8 GB of other programs are swapped out meanwhile": {
         "machine": {**BOOT, "held": 5.2 + 18.6, "cache": 20},
         "meanwhile": {"swap_out": 7.5},
     },
@@ -185,7 +185,7 @@ def test_the_kv_cache_is_what_is_left_of_the_share(
 def test_what_others_do_meanwhile_moves_the_kv_cache(patched: dict[str, Any]) -> None:
     """Neither release nor series knows whose memory it was: told in docs/serving.md."""
     for name, change in (
-        ("8 GB of others are swapped out meanwhile", 7.5),
+        ("8 GB of other programs are swapped out meanwhile", 7.5),
         ("another process takes 5 GB meanwhile", -4.7),
     ):
         found = patched[f"{name}, v2"]
