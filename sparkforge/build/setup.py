@@ -186,7 +186,7 @@ def last_variant(project: Project, name: str, variant: VariantOptions) -> Varian
     """Return a variant with what it leaves open as it was in a target's last build."""
     last = lastbuild.read(project.root, name)
     if variant.engine == "auto" and variant.base is None:
-        variant = replace(variant, engine=last.engine or "auto", base=last.base)
+        variant = replace(variant, engine=last.engine, base=last.base)
     if variant.wheels is None:
         variant = replace(variant, wheels=last.wheels, native=variant.native or last.native)
     if variant.source is None and not project.access.mirrors:

@@ -9,7 +9,7 @@ import pytest
 
 from sparkforge.build import lastbuild
 from sparkforge.build.context import Context
-from sparkforge.build.lastbuild import LastBuild
+from sparkforge.build.options import VariantOptions
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.pins import SourcePlan
@@ -36,14 +36,14 @@ def context(tmp_path: Path) -> Context:
 
 
 def test_what_is_written_is_read(context: Context) -> None:
-    assert lastbuild.read(context.root, "spark") == LastBuild()
+    assert lastbuild.read(context.root, "spark") == VariantOptions()
     lastbuild.write(context, image=True, engine="auto")
-    assert lastbuild.read(context.root, "spark") == LastBuild(base="here:1", source="release")
-    assert lastbuild.read(context.root, "cpu") == LastBuild()
+    assert lastbuild.read(context.root, "spark") == VariantOptions(base="here:1", source="release")
+    assert lastbuild.read(context.root, "cpu") == VariantOptions()
     git = context.target.model_copy(update={"source": SourcePlan(provider="git")})
     compiled = replace(context, wheels="compile", native="all", target=git)
     lastbuild.write(compiled, image=False, engine="none")
-    assert lastbuild.read(context.root, "spark") == LastBuild(
+    assert lastbuild.read(context.root, "spark") == VariantOptions(
         engine="none", wheels="compile", native="all", source="git"
     )
 
@@ -70,9 +70,10 @@ def test_a_file_that_says_the_same_is_not_written_again(context: Context) -> Non
         "[]",
         '{"base": "here:1"}',  # other fields, as of another version
         '{"engine": null, "base": 3, "wheels": null, "native": null, "source": null}',
+        '{"engine": "auto", "base": 3, "wheels": null, "native": null, "source": null}',
     ],
 )
 def test_a_damaged_or_older_file_counts_as_none(context: Context, text: str) -> None:
     lastbuild.write(context, image=True, engine="auto")
     lastbuild.path_of(context.root, "spark").write_text(text)
-    assert lastbuild.read(context.root, "spark") == LastBuild()
+    assert lastbuild.read(context.root, "spark") == VariantOptions()
