@@ -14,10 +14,10 @@ import os
 import sys
 from pathlib import Path
 
-from sparkforge.build.options import ROOT, store_of
 from sparkforge.pins import pins
 from sparkforge.pins.types import Platform
 from sparkforge.sources import sizes
+from sparkforge.sources.project import ROOT, store_of
 from sparkforge.sources.wheelhouse import Locked, applying, in_store, read_lock
 
 _HEAD = "# Bytes of the locked files; made by scripts/sizes.py. Do not edit.\n"

@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sparkforge.build import image
-from sparkforge.build.options import OutputOptions, platform_of, recover_checkout
+from sparkforge.build.options import OutputOptions, platform_of
 from sparkforge.core.errors import ImageError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
 from sparkforge.runtime.engine import Engine, connect
+from sparkforge.sources.project import recover_checkout
 
 MODELS_VOLUME = "sparkforge-models"
 """Of the models; docker-compose.yml names it. It is none of the Compose project's own, so that

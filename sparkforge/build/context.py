@@ -17,6 +17,7 @@ from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
     from sparkforge.runtime.engine import BaseImage, Engine
+    from sparkforge.sources.project import Project
 
 WHEELS = "wheels"  # the folder of a wheelhouse that they are in
 STAGES = ("sources", "series", "builder", "wheels", "wheelhouse", "image", "smoke")
@@ -61,6 +62,24 @@ class Context:
     wheels: str = "overlay"
     native: str = "patched"
     jobs: int | None = None
+
+    @classmethod
+    def of(cls, project: Project, target_name: str, platform: Platform) -> Context:
+        """Return the build of a target without options.
+
+        Raises:
+            PinsError: pins.yaml has no such target.
+        """
+        return cls(
+            root=project.root,
+            pins=project.pins,
+            pins_path=project.pins_path,
+            store=project.store,
+            target_name=target_name,
+            target=project.pins.target(target_name),
+            platform=platform,
+            access=project.access,
+        )
 
     @property
     def epoch(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sparkforge.build import composing
-from sparkforge.build.options import OutputOptions, recover_checkout
+from sparkforge.build.options import OutputOptions
 from sparkforge.core.errors import (
     EngineError,
     FetchError,
@@ -30,6 +30,7 @@ from sparkforge.runtime import envfile
 from sparkforge.runtime.engine import Engine, connect
 from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
 from sparkforge.serving.hub import Progress
+from sparkforge.sources.project import recover_checkout
 
 _CACHE = "/var/cache/sparkforge/huggingface"
 _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/fetching.py"

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from sparkforge.build import lastbuild
 from sparkforge.build.context import STAGES, Context
 from sparkforge.build.options import (
-    Project,
     ServerOptions,
     ToolOptions,
     VariantOptions,
@@ -22,6 +21,7 @@ from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.runtime import buildx, engine
 from sparkforge.runtime.engine import BaseImage
+from sparkforge.sources.project import Project
 
 _TOOLS, _SERVER = ToolOptions(), ServerOptions()
 
@@ -57,15 +57,9 @@ def context_of(
         msg = "--native and --jobs need --wheels compile"
         raise UsageError(msg, "add --wheels compile, or omit them")
     backend = _backend(project.pins, name, variant, tools, until, plan_only=plan_only)
-    context = Context(
-        root=project.root,
-        pins=project.pins,
-        pins_path=project.pins_path,
-        store=project.store,
-        target_name=name,
+    context = replace(
+        Context.of(project, name, wanted),
         target=target,
-        platform=wanted,
-        access=project.access,
         engine=backend.engine,
         base=backend.base,
         builder=backend.builder,

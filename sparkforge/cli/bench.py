@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.build import executor, publish
-from sparkforge.build.options import (
-    OutputOptions,
-    Project,
-    ProjectOptions,
-    ServerOptions,
-    VariantOptions,
-)
+from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.setup import context_of, last_variant
 from sparkforge.cli.parser import Parents, Parser, Subparsers, count, here, share
 from sparkforge.core.errors import QualityError, SmokeError, UsageError
 from sparkforge.core.log import log
+from sparkforge.sources.project import Project, ProjectOptions
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from sparkforge.build.context import STAGES, Context
 from sparkforge.build.graph import graph_of
 from sparkforge.build.options import (
     OutputOptions,
-    Project,
-    ProjectOptions,
     ServerOptions,
     ToolOptions,
     VariantOptions,
@@ -26,6 +24,7 @@ from sparkforge.core.errors import EngineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import interpreter
+from sparkforge.sources.project import Project, ProjectOptions
 
 
 @dataclass(frozen=True)

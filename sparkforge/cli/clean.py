@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.build.options import OutputOptions, store_of
+from sparkforge.build.options import OutputOptions
 from sparkforge.cli.parser import Parents, Subparsers, here
 from sparkforge.core.log import human_bytes, log
+from sparkforge.sources.project import store_of
 
 
 @dataclass(frozen=True)

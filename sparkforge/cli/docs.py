@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.build.options import OutputOptions, chosen_series, recover_checkout
+from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.cli.parser import Parents, Subparsers, here
 from sparkforge.core import generated
 from sparkforge.core.log import log
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins
+from sparkforge.sources.project import recover_checkout
 
 _ROOFLINE_TARGET = "spark"
 

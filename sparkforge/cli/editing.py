@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sparkforge.build.options import OutputOptions, Project, ProjectOptions
+from sparkforge.build.options import OutputOptions
 from sparkforge.cli.parser import Parents, Parser, Subparsers, here
 from sparkforge.core.errors import SeriesError, StaleError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import exporting, importing, series, worktree
-from sparkforge.series.exporting import Chain, Checkout
+from sparkforge.series.exporting import Chain
 from sparkforge.series.lint import TRAILERS
 from sparkforge.series.patchfile import NATIVE
 from sparkforge.series.worktree import WorkTree
 from sparkforge.sources import sources
+from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.sources.sources import Source
 
 
@@ -130,13 +130,6 @@ def _trailer_options() -> Parser:
     return parser
 
 
-@contextmanager
-def _locked(options: ProjectOptions) -> Iterator[tuple[Checkout, Project]]:
-    """Lock the checkout against other commands."""
-    with Project.open(options).locked() as project:
-        yield Checkout(project.root, project.pins_path, project.pins, project.store), project
-
-
 def _source(project: Project, upstream: str) -> Source:
     pinned = project.pins.upstream(upstream)
     return sources.ensure(project.store, upstream, pinned, RELEASE_PLAN, project.access)
@@ -151,7 +144,7 @@ def _export(options: ExportOptions) -> int:
             f"{tree.folder}: not committed: {', '.join(left[:5])}"
             + (f" and {len(left) - 5} more" if len(left) > 5 else "")
         )
-    with _locked(options.project) as (checkout, project):
+    with Project.open(options.project).locked() as project:
         source = _source(project, tree.upstream)
         if source.commit != tree.base:
             msg = f"{tree.folder}: is based on {tree.base[:12]}, but {source.commit[:12]} is pinned"
@@ -159,12 +152,12 @@ def _export(options: ExportOptions) -> int:
                 msg, "create a new work tree (build.py patches apply) and cherry-pick your commits"
             )
         chain = Chain(source, commits, tree.objects)
-        now = series.read(checkout.folder(tree.upstream))
+        now = series.read(project.series_folder(tree.upstream))
         # what others did to the series since must not be undone: only a no-op may pass
         behind = now.sha256 not in tree.series
         try:
             fresh, report, written = exporting.export(
-                checkout, chain, drop=_names(options.drop), check=options.check or behind
+                project, chain, drop=_names(options.drop), check=options.check or behind
             )
         except StaleError as error:
             if options.check or not behind:
@@ -197,18 +190,18 @@ def _import(options: ImportOptions) -> int:
     for file in options.file:
         if not file.is_file():
             raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
-    with _locked(options.project) as (checkout, project):
+    with Project.open(options.project).locked() as project:
         source = _source(project, options.upstream)
-        one = series.read(checkout.folder(options.upstream))
+        one = series.read(project.series_folder(options.upstream))
         wanted = importing.Wanted(
             options.trailers.given(),
             options.subject,
             options.why,
             _names([options.before])[0] if options.before else None,
         )
-        patched = series.apply(checkout.store, one, source)
-        chain = importing.chain(checkout.store, one, patched, options.file, wanted)
-        fresh, report, written = exporting.export(checkout, chain, drop=(), check=False)
+        patched = series.apply(project.store, one, source)
+        chain = importing.chain(project.store, one, patched, options.file, wanted)
+        fresh, report, written = exporting.export(project, chain, drop=(), check=False)
     document = exporting.document(report, written)
     log.info(f"{options.upstream}: {len(fresh.patches)} patch(es)")
     if options.output.json:

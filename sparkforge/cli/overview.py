@@ -11,13 +11,14 @@ from typing import Any
 
 from sparkforge import __version__
 from sparkforge.build.context import release_name
-from sparkforge.build.options import OutputOptions, recover_checkout
+from sparkforge.build.options import OutputOptions
 from sparkforge.cli.parser import Parents, Parser, Subparsers, Unrecognized, here
 from sparkforge.core import errors
 from sparkforge.core.errors import UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.pins import pins
+from sparkforge.sources.project import recover_checkout
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "use": ("doctor", "build", "model", "serve", "smoke", "images", "rollback", "verify", "clean"),

@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build.options import (
-    OutputOptions,
-    Project,
-    ProjectOptions,
-    chosen_series,
-    recover_checkout,
-    source_plan,
-)
+from sparkforge.build.options import OutputOptions, chosen_series, source_plan
 from sparkforge.cli import editing
 from sparkforge.cli.parser import Parents, Parser, Subparsers, here, source_option
 from sparkforge.core.errors import SeriesError, UsageError
@@ -22,6 +15,7 @@ from sparkforge.pins import pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import lint, series, worktree
 from sparkforge.sources import sources
+from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
 
 
 @dataclass(frozen=True)

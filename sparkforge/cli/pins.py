@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build.options import (
-    OutputOptions,
-    Project,
-    ProjectOptions,
-    recover_checkout,
-    source_plan,
-)
+from sparkforge.build.options import OutputOptions, source_plan
 from sparkforge.cli.parser import Parents, Parser, Subparsers, here, source_option
 from sparkforge.core import transaction
 from sparkforge.core.log import log
@@ -20,6 +14,7 @@ from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.sources import sources
+from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparkforge.build.options import OutputOptions, recover_checkout
+from sparkforge.build.options import OutputOptions
 from sparkforge.cli.parser import Parents, Subparsers, count, here, positive
 from sparkforge.core.log import log
 from sparkforge.pins import pins
+from sparkforge.sources.project import recover_checkout
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build import executor
-from sparkforge.build.options import (
-    OutputOptions,
-    Project,
-    ProjectOptions,
-    ServerOptions,
-    VariantOptions,
-)
+from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.setup import context_of, last_variant
 from sparkforge.cli.parser import Parents, Subparsers, here, server_options
 from sparkforge.core.errors import UsageError
+from sparkforge.sources.project import Project, ProjectOptions
 
 
 @dataclass(frozen=True)

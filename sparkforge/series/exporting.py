@@ -12,13 +12,13 @@ from sparkforge.core import git, transaction
 from sparkforge.core.errors import SeriesError, StaleError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins import edit
-from sparkforge.pins.pins import Pins, Provider, Recorded
+from sparkforge.pins.pins import Provider, Recorded
 from sparkforge.series import series, staging
 from sparkforge.series.series import Series
 from sparkforge.series.staging import Rules, Staged
 from sparkforge.series.worktree import SeriesCommit
+from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Source
-from sparkforge.store.store import Store
 
 # where git's mail format ends a message, and the diff begins
 _BREAKS = re.compile(r"^(---(\s*$| \S)|diff -|Index: )")
@@ -26,24 +26,6 @@ _BREAKS = re.compile(r"^(---(\s*$| \S)|diff -|Index: )")
 _HEADERS = re.compile(r"^(From|Date|Subject): ")
 
 _SUBMODULE = re.compile(rb"^(new file mode|index [0-9a-f.]+) 160000$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Checkout:
-    """The project whose series is written.
-
-    Attributes:
-        root: has pins.yaml and patches/.
-        pins: read after the checkout was locked.
-    """
-
-    root: Path
-    pins_path: Path
-    pins: Pins
-    store: Store
-
-    def folder(self, upstream: str) -> Path:
-        return self.root / "patches" / upstream
 
 
 @dataclass(frozen=True)
@@ -105,7 +87,7 @@ class Report:
 
 
 def export(
-    checkout: Checkout, chain: Chain, *, drop: Sequence[str], check: bool
+    project: Project, chain: Chain, *, drop: Sequence[str], check: bool
 ) -> tuple[Series, Report, list[Path]]:
     """Replace the series of an upstream by a chain of commits.
 
@@ -124,20 +106,20 @@ def export(
         StaleError: with ``check``, files would be written.
     """
     source = chain.source
-    folder = checkout.folder(source.upstream)
+    folder = project.series_folder(source.upstream)
     old = series.read(folder)
     if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
         msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
         raise UsageError(msg, "see build.py patches list")
     files = _files(chain)
     rules = Rules(
-        checkout.root,
-        checkout.pins.upstream(source.upstream).paths,
+        project.root,
+        project.pins.upstream(source.upstream).paths,
         "nothing was written; fix the commits, then export again",
     )
-    with checkout.store.temporary("export") as work:
+    with project.store.temporary("export") as work:
         staged = staging.stage(
-            checkout.store,
+            project.store,
             work / source.upstream,
             files,
             source,
@@ -145,7 +127,7 @@ def export(
             shown=folder,
             rules=rules,
         )
-        expected = _expected(checkout, source.provider, old, staged)
+        expected = _expected(project, source.provider, old, staged)
         report = _report(old, files, [commit.origins for commit in chain.commits])
     stale = {
         path: data
@@ -164,7 +146,7 @@ def export(
         msg = f"no commit is left for {', '.join(unnamed)}"
         how = " ".join(f"--drop {name}" for name in unnamed)
         raise SeriesError(msg, f"nothing was written; to remove it: {how}")
-    transaction.change(checkout.root, stale)
+    transaction.change(project.root, stale)
     return result, report, list(stale)
 
 
@@ -236,12 +218,12 @@ def _check_message(commit: str, message: str) -> None:
 
 
 def _expected(
-    checkout: Checkout, provider: Provider, old: Series, staged: Staged
+    project: Project, provider: Provider, old: Series, staged: Staged
 ) -> dict[Path, bytes | None]:
     """Return the new contents of the checkout's files; None: removed."""
     fresh = staged.series
-    expected = staged.files(checkout.folder(fresh.upstream), old)
-    before = dict(checkout.pins.upstream(fresh.upstream).patched)
+    expected = staged.files(project.series_folder(fresh.upstream), old)
+    before = dict(project.pins.upstream(fresh.upstream).patched)
     after: dict[Provider, Recorded] = {} if staged.recorded is None else {provider: staged.recorded}
     if fresh.sha256 == old.sha256:  # records of another kind of source stay
         after = before | after
@@ -252,12 +234,12 @@ def _expected(
             f" ({how})"
         )
     if after != before:
-        text = checkout.pins_path.read_bytes().decode()  # read_text() would change the line ends
-        expected[checkout.pins_path] = edit.with_record(
-            checkout.pins_path, text, fresh.upstream, after
+        text = project.pins_path.read_bytes().decode()  # read_text() would change the line ends
+        expected[project.pins_path] = edit.with_record(
+            project.pins_path, text, fresh.upstream, after
         ).encode()
     if fresh.sha256 != old.sha256:
-        expected |= staging.page(checkout.root, checkout.pins, {fresh.upstream: fresh})
+        expected |= staging.page(project.root, project.pins, {fresh.upstream: fresh})
     return expected
 
 

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from sparkforge.build.options import OutputOptions, recover_checkout, store_of
+from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
 from sparkforge.core.errors import DoctorError, UsageError
 from sparkforge.core.log import log
@@ -30,6 +30,7 @@ from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.serving import pagecache
 from sparkforge.serving.cluster import ClusterError, Settings, settings
+from sparkforge.sources.project import recover_checkout, store_of
 
 Probe = Callable[[Readings, Wanted], Iterator[Finding]]
 PROBES: tuple[Probe, ...] = (

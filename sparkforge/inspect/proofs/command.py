@@ -7,12 +7,13 @@ import time
 from dataclasses import dataclass
 
 from sparkforge.build.context import Context
-from sparkforge.build.options import OutputOptions, Project, ProjectOptions, host_platform
+from sparkforge.build.options import OutputOptions, host_platform
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import ProofError
 from sparkforge.core.log import log
 from sparkforge.inspect.proofs import report, runner, toolchain, triton_aot, units
 from sparkforge.pins.pins import Pins
+from sparkforge.sources.project import Project, ProjectOptions
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def run(options: Options) -> int:
             log.warning(f"{unit.name}: skipped: {why}")
             left_out.append({"unit": unit.name, "why": why})
         elif unit.triton:
-            for verdict in triton_aot.prove(_context(project), unit, readers):
+            context = Context.of(project, triton_aot.TARGET, host_platform())
+            for verdict in triton_aot.prove(context, unit, readers):
                 verdicts.append(verdict)
                 runner.tell(verdict)
     document = report.document(verdicts, nvcc) | {"left_out": left_out}
@@ -86,19 +88,6 @@ def _no_triton(loaded: Pins) -> str:
     if here in target.platforms:
         return ""
     return f"the {triton_aot.TARGET} target, whose Python runs Triton, is not for {here}"
-
-
-def _context(project: Project) -> Context:
-    return Context(
-        root=project.root,
-        pins=project.pins,
-        pins_path=project.pins_path,
-        store=project.store,
-        target_name=triton_aot.TARGET,
-        target=project.pins.target(triton_aot.TARGET),
-        platform=host_platform(),
-        access=project.access,
-    )
 
 
 def _list(chosen: list[units.Unit], *, as_json: bool) -> int:

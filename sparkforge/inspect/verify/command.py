@@ -17,15 +17,7 @@ from sparkforge.build import executor, setup
 from sparkforge.build.context import Context
 from sparkforge.build.executor import Build
 from sparkforge.build.item import wheel_path
-from sparkforge.build.options import (
-    OutputOptions,
-    Project,
-    ProjectOptions,
-    ToolOptions,
-    VariantOptions,
-    platform_of,
-    recover_checkout,
-)
+from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, platform_of
 from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
@@ -36,6 +28,7 @@ from sparkforge.inspect.verify import bytediff, signing
 from sparkforge.inspect.verify.bytediff import Difference
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES, Platform
+from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
 
 # files of the checkout that a build reads
 INPUTS = (
@@ -254,16 +247,7 @@ def _image(options: Options, named: str, project: Project) -> int:
     if options.target not in (None, name):
         raise UsageError(f"{named}: is of target {name}", f"omit --target {options.target}")
     target = project.pins.target(name)
-    context = Context(
-        root=project.root,
-        pins=project.pins,
-        pins_path=project.pins_path,
-        store=store,
-        target_name=name,
-        target=target,
-        platform=_platform(found.platform, target),
-        access=project.access,
-    )
+    context = Context.of(project, name, _platform(found.platform, target))
     report = imagecheck.check(found, context, promised)
     if options.output.json:
         log.json({**asdict(report), "matches": not report.problems})

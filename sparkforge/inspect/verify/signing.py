@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sparkforge.build.options import OutputOptions, recover_checkout
+from sparkforge.build.options import OutputOptions
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, image_of, is_receipt
 from sparkforge.core import plain
 from sparkforge.core.errors import CommandError, SignError, UsageError, VerifyError
@@ -24,6 +24,7 @@ from sparkforge.core.log import log
 from sparkforge.core.programs import have
 from sparkforge.core.run import call
 from sparkforge.pins import pins
+from sparkforge.sources.project import recover_checkout
 
 RECEIPT = "receipt.json"
 SIGNED = (RECEIPT, SUMS, SBOM, PROVENANCE)

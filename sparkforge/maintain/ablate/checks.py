@@ -28,6 +28,7 @@ from sparkforge.maintain.ablate.outcome import Outcome, Result, missing
 from sparkforge.maintain.ablate.reduced import Place
 from sparkforge.pins import pins
 from sparkforge.runtime.environment import python_path
+from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Access
 
 Provided = Literal["trees", "wheels", "environment"]
@@ -77,16 +78,8 @@ class Builder:
             raise UsageError(
                 msg, "build its wheels here (--provide wheels), or choose another target"
             )
-        context = Context(
-            root=place.root,
-            pins=loaded,
-            pins_path=path,
-            store=place.store,
-            target_name=self.named(until),
-            target=target,
-            platform=platform_of(target),
-            access=self.access,
-        )
+        project = Project(path, loaded, place.store, self.access)
+        context = Context.of(project, self.named(until), platform_of(target))
         if until == "smoke" and target.smoke is None:
             msg = f"target {self.target} has no smoke test"
             raise UsageError(msg, "give a command after --, or choose another target")

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparkforge.build.options import OutputOptions, Project, ProjectOptions, chosen_series
+from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.core.errors import UsageError
 from sparkforge.maintain.ablate import job
 from sparkforge.maintain.ablate.checks import Builder, Check, Command, Shared, Smoke, Trees
 from sparkforge.maintain.ablate.job import Job
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.sources import sources
+from sparkforge.sources.project import Project, ProjectOptions
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,7 @@ from typing import Any
 
 from sparkforge.build import executor, graph, publish, setup
 from sparkforge.build.context import Context
-from sparkforge.build.options import (
-    OutputOptions,
-    Project,
-    ProjectOptions,
-    ToolOptions,
-    VariantOptions,
-)
+from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions
 from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
@@ -30,6 +24,7 @@ from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.series import series
 from sparkforge.series.worktree import WorkTree
 from sparkforge.sources import sources
+from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.wheels import archive
 
 RECIPE = "Dockerfile.dev"

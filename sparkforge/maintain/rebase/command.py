@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build.options import (
-    OutputOptions,
-    Project,
-    ProjectOptions,
-    chosen_series,
-    recover_checkout,
-)
+from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.core import generated
 from sparkforge.core.errors import RebaseStopped, UsageError
 from sparkforge.core.log import log
@@ -24,6 +18,7 @@ from sparkforge.maintain.rebase.land import land
 from sparkforge.maintain.rebase.patch_rebase import verdicts
 from sparkforge.maintain.rebase.state import Job, State
 from sparkforge.maintain.rebase.verdicts import PatchResult
+from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
 
 _MANY = re.compile(r"latest:([1-9][0-9]?)")
 

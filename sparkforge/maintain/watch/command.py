@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.build.options import OutputOptions, Project, ProjectOptions
+from sparkforge.build.options import OutputOptions
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.maintain.watch import releases
 from sparkforge.series import series
+from sparkforge.sources.project import Project, ProjectOptions
 
 
 @dataclass(frozen=True)

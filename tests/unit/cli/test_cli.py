@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from sparkforge import __version__
-from sparkforge.build.options import store_of
 from sparkforge.cli import overview
 from sparkforge.cli.main import _parser, main
 from sparkforge.core import errors
 from sparkforge.core.errors import StoreError
 from sparkforge.core.log import Log, human_bytes, log
+from sparkforge.sources.project import store_of
 from tests.support import ROOT
 
 
