@@ -1,14 +1,36 @@
-"""Items with a result, without making anything."""
+"""A build, and items with a result, without making anything."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sparkforge.build.context import Context
 from sparkforge.build.item import Item, Results, StepResult
+from sparkforge.core.index import Index
+from sparkforge.pins import pins
+from sparkforge.sources.project import Project
+from sparkforge.sources.sources import Access
 from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Store
+
+from .support import ROOT
 
 T = TypeVar("T")
+
+
+def context_of(target: str, checkout: Path = ROOT, **fields: Any) -> Context:
+    """Return the build of a target of a checkout's pins.yaml, offline, on its first platform.
+
+    Args:
+        fields: other values of the context's fields; the store is one that does not exist.
+    """
+    path = checkout / "pins.yaml"
+    loaded = pins.load(path)
+    project = Project(path, loaded, Store(checkout / "no-store"), Access(Index(), {}, offline=True))
+    context = Context.of(project, target, loaded.target(target).platforms[0])
+    return replace(context, **fields)
 
 
 def artefact(

@@ -17,15 +17,10 @@ import pytest
 import requests
 
 from sparkforge.build import serve
-from sparkforge.build.context import Context
 from sparkforge.build.results import EnvironmentResult, ImageResult
 from sparkforge.core.errors import PortError, SmokeError
-from sparkforge.core.index import Index
-from sparkforge.pins.pins import load
 from sparkforge.runtime.servers import free_port
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
-from tests.results import artefact
+from tests.results import artefact, context_of
 from tests.support import ROOT
 
 _WAIT_S = 120.0
@@ -41,21 +36,6 @@ echo '(EngineCore pid=1) ERROR 11-22 07:36:15 [core.py:1] Traceback (most recent
 echo '(EngineCore pid=1) ERROR 11-22 07:36:15 [core.py:1] ValueError: no room for the KV cache'
 exit 1
 """
-
-
-def context_of(root: Path, port: int) -> Context:
-    pins = load(ROOT / "pins.yaml")
-    return Context(
-        root=root,
-        pins=pins,
-        pins_path=ROOT / "pins.yaml",
-        store=Store(root / "store"),
-        target_name="cpu",
-        target=pins.target("cpu"),
-        platform="linux/amd64",
-        access=Access(Index(), {}, True),
-        port=port,
-    )
 
 
 def bake(root: Path, *, before: str = "", seconds: float = 0) -> None:
@@ -74,7 +54,7 @@ def bake(root: Path, *, before: str = "", seconds: float = 0) -> None:
 def run_it(root: Path, port: int, *, as_json: bool = False) -> int:
     """Serve what ``bake`` made; in a process of its own, that Ctrl-C ends."""
     found = artefact(EnvironmentResult(), root / "environment")
-    return serve.serve(context_of(root, port), found, as_json=as_json)
+    return serve.serve(context_of("cpu", root=root, port=port), found, as_json=as_json)
 
 
 def test_it_loads_then_says_what_to_use_and_ends_at_ctrl_c(tmp_path: Path) -> None:
@@ -177,7 +157,7 @@ def test_an_image_is_served_by_compose_until_its_end(
     monkeypatch.setattr(serve, "_until_it_ends", until_it_ends)
     image = artefact(ImageResult("x/cpu:1", "sha256:1", None, "base", ()), tmp_path)
     with pytest.raises(SmokeError, match="the server exited with code 7"):
-        serve.serve(context_of(tmp_path, port), image)
+        serve.serve(context_of("cpu", root=tmp_path, port=port), image)
     words = (tmp_path / "words").read_text().split()
     assert words[0] == "compose"
     # somebody looks on, so a failure is neither repeated nor waited for

@@ -16,20 +16,17 @@ from typing import Any
 import pytest
 
 from sparkforge.build import graph, image, sbom
-from sparkforge.build.context import Context
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import WheelResult
 from sparkforge.core import typed
 from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import key_of
-from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
 from tests.images import layer, link, make_image
 from tests.project import PATCH, PATCHED, PLATFORM, Project
+from tests.results import context_of
 from tests.support import record_line, sha256
 
 VERIFY = ("verify", "--target", "tiny", "--engine", "none")
@@ -153,17 +150,7 @@ def baked(project: Project) -> Baked:
     outputs = next(item["outputs"] for item in receipt["items"] if item["label"] == "wheel demo")
     made = typed.load(WheelResult, outputs)
     assert made is not None
-    loaded = pins.load(project.root / "pins.yaml")
-    context = Context(
-        root=project.root,
-        pins=loaded,
-        pins_path=project.root / "pins.yaml",
-        store=Store(project.store),
-        target_name="tiny",
-        target=loaded.target("tiny"),
-        platform=loaded.target("tiny").platforms[0],
-        access=Access(Index(), {}, offline=True),
-    )
+    context = context_of("tiny", project.root)
     for name in image.RECIPE:
         (project.root / name).parent.mkdir(exist_ok=True)
         (project.root / name).write_text("recipe\n")

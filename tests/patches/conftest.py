@@ -17,13 +17,13 @@ from sparkforge.build.results import SmokeResult
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint, make_tiny_gpt_oss
 from sparkforge.core.index import Index
-from sparkforge.pins import pins
 from sparkforge.runtime.environment import python_path
 from sparkforge.sources.sources import Access
 from tests.patches import dequant_probe, flashinfer_code
 from tests.patches.checkout import CHECKOUT, store
 from tests.patches.probing import PROMPT
 from tests.patches.trees import tree
+from tests.results import context_of
 
 # the probes import thousands of modules of vLLM and torch: the byte code that the first one
 # leaves in the environment makes the others 30 s faster
@@ -76,17 +76,8 @@ def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def cpu_context() -> Context:
     """The cpu target's build, with the store that the user has."""
-    loaded = pins.load(CHECKOUT / "pins.yaml")
-    return Context(
-        root=CHECKOUT,
-        pins=loaded,
-        pins_path=CHECKOUT / "pins.yaml",
-        store=store(),
-        target_name="cpu",
-        target=loaded.target("cpu"),
-        platform="linux/amd64",
-        access=Access(Index(), {}, offline=False),
-    )
+    access = Access(Index(), {}, offline=False)
+    return context_of("cpu", CHECKOUT, store=store(), access=access)
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,8 @@ from sparkforge.build.context import STAGES, Context
 from sparkforge.build.graph import graph_of, ordered
 from sparkforge.build.item import Item, Results
 from sparkforge.build.results import EnvironmentResult, WheelResult
-from sparkforge.core.index import Index
-from sparkforge.pins import pins
 from sparkforge.runtime.engine import BaseImage
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
-from tests.results import artefact, step
-from tests.support import ROOT
+from tests.results import artefact, context_of, step
 
 
 @dataclass(frozen=True)
@@ -35,20 +30,7 @@ def item(stage: str, label: str, *needs: Item[Any]) -> Item[Made]:
 
 
 def context(target: str, **more: Any) -> Context:
-    loaded = pins.load(ROOT / "pins.yaml")
-    chosen = loaded.target(target)
-    plain = Context(
-        root=ROOT,
-        pins=loaded,
-        pins_path=ROOT / "pins.yaml",
-        store=Store(ROOT / "no store"),
-        target_name=target,
-        target=chosen,
-        platform=chosen.platforms[0],
-        access=Access(Index(), {}, True),
-        base=BaseImage("base", "sha256:" + "b" * 64),
-    )
-    return replace(plain, **more)
+    return context_of(target, base=BaseImage("base", "sha256:" + "b" * 64), **more)
 
 
 # an engine is only asked when something is made

@@ -10,29 +10,14 @@ import pytest
 from sparkforge.build import lastbuild
 from sparkforge.build.context import Context
 from sparkforge.build.options import VariantOptions
-from sparkforge.core.index import Index
-from sparkforge.pins import pins
 from sparkforge.pins.pins import SourcePlan
 from sparkforge.runtime.engine import BaseImage
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
-from tests.support import ROOT
+from tests.results import context_of
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    loaded = pins.load(ROOT / "pins.yaml")
-    return Context(
-        root=tmp_path,
-        pins=loaded,
-        pins_path=ROOT / "pins.yaml",
-        store=Store(tmp_path / "store"),
-        target_name="spark",
-        target=loaded.target("spark"),
-        platform="linux/arm64",
-        access=Access(Index(), {}, True),
-        base=BaseImage("here:1", "sha256:1"),
-    )
+    return context_of("spark", base=BaseImage("here:1", "sha256:1"), root=tmp_path)
 
 
 def test_what_is_written_is_read(context: Context) -> None:

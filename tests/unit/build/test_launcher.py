@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sparkforge.build.context import Context
 from sparkforge.build.launcher import Launcher
 from sparkforge.build.results import ImageResult, WheelResult
 from sparkforge.core import git
-from sparkforge.core.index import Index
-from sparkforge.pins import pins
-from sparkforge.sources.sources import Access, Source
+from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
-from tests.results import artefact
-from tests.support import ROOT
+from tests.results import artefact, context_of
 
 
 def test_files_of_a_folder_in_a_folder_come_from_their_own_place(
@@ -32,17 +28,7 @@ def test_files_of_a_folder_in_a_folder_come_from_their_own_place(
         author="A <a@example.invalid>",
         epoch=0,
     )
-    loaded = pins.load(ROOT / "pins.yaml")
-    context = Context(
-        root=ROOT,
-        pins=loaded,
-        pins_path=ROOT / "pins.yaml",
-        store=store,
-        target_name="spark",
-        target=loaded.target("spark"),
-        platform="linux/arm64",
-        access=Access(Index(), {}, True),
-    )
+    context = context_of("spark", store=store)
     members = ["flashinfer/a.py", "flashinfer/data/csrc/b.cu"]
     wheels = {name: WheelResult("x.whl", "0" * 64, "1") for name in context.target.wheels}
     wheels["flashinfer"] = replace(wheels["flashinfer"], replaced=tuple(members))

@@ -25,14 +25,10 @@ from sparkforge.build.item import Results
 from sparkforge.build.results import ImageResult, SeriesResult, SourceResult, WheelResult
 from sparkforge.build.sbom import SystemPackage
 from sparkforge.core.errors import WheelError
-from sparkforge.core.index import Index
 from sparkforge.inspect.verify import command
-from sparkforge.pins import pins
 from sparkforge.pins.pins import Provider
 from sparkforge.runtime.engine import BaseImage
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
-from tests.results import step
+from tests.results import context_of, step
 from tests.support import ROOT, make_wheel, sha256
 
 BASE = BaseImage("base", f"sha256:{'5' * 64}")
@@ -43,20 +39,8 @@ SPARK_WHEELS = {
 SYSTEM = (SystemPackage("debian", "libc6", "2.36-9+deb12u10", "amd64"),)
 
 
-def context(target: str = "spark", root: Path = ROOT) -> Context:
-    loaded = pins.load(ROOT / "pins.yaml")
-    chosen = loaded.target(target)
-    return Context(
-        root=root,
-        pins=loaded,
-        pins_path=ROOT / "pins.yaml",
-        store=Store(root / "no-store"),
-        target_name=target,
-        target=chosen,
-        platform=chosen.platforms[0],
-        access=Access(Index(), {}, offline=True),
-        base=BASE,
-    )
+def context(target: str = "spark") -> Context:
+    return context_of(target, base=BASE)
 
 
 @pytest.mark.parametrize("target", ["spark", "rtx", "cpu"])

@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.build.context import Context
 from sparkforge.core.errors import EngineError
-from sparkforge.core.index import Index
 from sparkforge.maintain.dev import command as dev
-from sparkforge.pins import pins
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import Engine
-from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
-from tests.support import ROOT
+from tests.results import context_of
 
 OWN = """\
 Name:   default
@@ -86,19 +82,8 @@ def test_the_dev_image_is_baked_in_the_engine_that_holds_its_base(
     (tmp_path / "docker").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" >'{said}'\n")
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    loaded = pins.load(ROOT / "pins.yaml")
-    context = Context(
-        root=ROOT,
-        pins=loaded,
-        pins_path=ROOT / "pins.yaml",
-        store=store,
-        target_name="cpu",
-        target=loaded.target("cpu"),
-        platform="linux/amd64",
-        access=Access(Index(), {}, True),
-    )
     engine = Engine(None, "26.1.5", True, "rootless")  # type: ignore[arg-type]
-    dev._image(context, engine, "sparkforge/cpu:1")
+    dev._image(context_of("cpu", store=store), engine, "sparkforge/cpu:1")
     words = said.read_text().splitlines()
     assert words[words.index("--builder") + 1] == "rootless"
 

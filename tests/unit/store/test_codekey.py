@@ -16,13 +16,10 @@ from sparkforge.build.graph import graph_of
 from sparkforge.build.item import Item
 from sparkforge.build.stages import image
 from sparkforge.build.stages.trial import trial_item
-from sparkforge.core.index import Index
-from sparkforge.pins import pins
 from sparkforge.runtime.engine import BaseImage
-from sparkforge.sources.sources import Access
 from sparkforge.store import codekey
 from sparkforge.store.codekey import PASSED_OVER, closure, code_of
-from sparkforge.store.store import Store
+from tests.results import context_of
 from tests.support import ROOT
 from tests.unit.test_architecture import MODULES, imports
 
@@ -31,19 +28,7 @@ BASE = BaseImage("base", "sha256:" + "b" * 64)
 
 @pytest.fixture(scope="module")
 def context() -> Context:
-    path = ROOT / "pins.yaml"
-    loaded = pins.load(path)
-    return Context(
-        root=ROOT,
-        pins=loaded,
-        pins_path=path,
-        store=Store(ROOT / "no store"),
-        target_name="cpu",
-        target=loaded.target("cpu"),
-        platform="linux/amd64",
-        access=Access(Index(), {}, True),
-        base=BASE,
-    )
+    return context_of("cpu", base=BASE)
 
 
 def makers(context: Context) -> dict[str, str]:
