@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from sparkforge.build.context import Context
 from sparkforge.build.results import ImageArchiveResult, ImageResult
@@ -42,44 +41,6 @@ RECIPE = (
     ),
 )
 """What of the checkout goes into the image."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """An image to be built.
-
-    Attributes:
-        root: the checkout.
-        python: version whose wheels are installed, e.g. ``3.11``.
-        epoch: date of all files, seconds since 1970.
-        system_packages: distribution packages installed into the image.
-        profile: how the model is served; the entrypoint makes arguments of it.
-        needs: what the image has to have at last.
-        serve: default arguments of ``vllm serve``.
-        ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
-        release: version of the result; the image's tag begins with it.
-        lock: hash-locked requirements that the wheelhouse satisfies.
-        builder: buildx's name of its builder.
-    """
-
-    root: Path
-    target: str
-    base: BaseImage
-    python: str
-    platform: str
-    epoch: int
-    system_packages: tuple[str, ...]
-    serve: tuple[str, ...]
-    profile: Mapping[str, Any]
-    ca_bundle: Path | None
-    release: str
-    lock: Path
-    needs: tuple[Mapping[str, str], ...] = ()
-    builder: str = "default"
-
-    def tag(self, image_id: str) -> str:
-        """Return the tag of the result: no other image ever gets it."""
-        return f"{repository(self.target)}:{self.release}-{image_id.removeprefix('sha256:')[:12]}"
 
 
 def repository(target: str) -> str:
@@ -125,6 +86,11 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
     return result
 
 
+def needs(context: Context) -> list[dict[str, str]]:
+    """Return what the image has to have at last, as ``serving/needs.py`` reads it."""
+    return [one.model_dump(exclude_none=True) for one in context.target.needs]
+
+
 def _output(engine: Engine, name: str, archive: Path) -> tuple[str, ...]:
     """Return the options that name the place and the compression of the image.
 
@@ -161,8 +127,12 @@ class Contents:
     labels: Mapping[str, str]
 
 
-def build(engine: Engine, request: Request, contents: Contents, folder: Path) -> ImageResult:
+def build(
+    engine: Engine, context: Context, base: BaseImage, contents: Contents, folder: Path
+) -> ImageResult:
     """Build an image and load it into the engine.
+
+    Its tag begins with the release and ends with the image's id: no other image ever gets it.
 
     Args:
         folder: for the files of the build.
@@ -175,83 +145,81 @@ def build(engine: Engine, request: Request, contents: Contents, folder: Path) ->
     # until its id is known; of its own, so that builds at the same time take nothing from each
     # other
     key = contents.labels.get(KEY_LABEL, "alone")[:12]
-    passing = f"{repository(request.target)}:building-{key}"
-    digest = _build(engine, request, contents, folder, passing, cold=False)
+    name = repository(context.target_name)
+    passing = f"{name}:building-{key}"
+    digest = _build(engine, context, base, contents, folder, passing)
     if engine.containerd_store:
         engine.load(folder / ARCHIVE)
         (folder / ARCHIVE).unlink()
     image = engine.client.images.get(passing)
     image_id = str(image.id)
-    tag = request.tag(image_id)
+    tag = f"{name}:{context.release}-{image_id.removeprefix('sha256:')[:12]}"
     image.tag(*tag.split(":"))
     engine.client.images.remove(passing)  # the name; the image has another now
     log.info(f"image {tag}")
     system = tuple(sbom.system(engine, image_id))
-    return ImageResult(tag, image_id, digest, request.base.reference, system)
+    return ImageResult(tag, image_id, digest, base.reference, system)
 
 
 def archive(
-    engine: Engine, request: Request, contents: Contents, folder: Path
+    engine: Engine, context: Context, base: BaseImage, contents: Contents, folder: Path
 ) -> ImageArchiveResult:
     """Build an image without the engine's cache, into a file of a folder.
 
     Raises:
         ImageError: the build failed.
     """
-    name = f"{repository(request.target)}:cold"
-    return ImageArchiveResult(_build(engine, request, contents, folder, name, cold=True), ARCHIVE)
+    name = f"{repository(context.target_name)}:cold"
+    return ImageArchiveResult(_build(engine, context, base, contents, folder, name), ARCHIVE)
 
 
 def _build(
-    engine: Engine, request: Request, contents: Contents, folder: Path, name: str, *, cold: bool
+    engine: Engine, context: Context, base: BaseImage, contents: Contents, folder: Path, name: str
 ) -> str | None:
     """Run the build; returns the digest of the manifest, where the engine's store has one."""
-    wheels, share = contents.wheels, contents.share
+    wheels, target = contents.wheels, context.target
     ours = folder / "wheels"
     ours.mkdir()
     for wheel in wheels:
         (ours / wheel.name).hardlink_to(wheel)
-    (ours / "requirements.txt").write_bytes(request.lock.read_bytes())
+    (ours / "requirements.txt").write_bytes(context.lock.read_bytes())
     (ours / "ours.txt").write_text("".join(f"{line}\n" for line in requirements(wheels)))
-    if request.profile:
-        text = json.dumps(request.profile, indent=2, sort_keys=True) + "\n"
-        share = {**share, "profile.json": text.encode()}
     (ours / "share").mkdir()
-    for path, data in share.items():
+    for path, data in contents.share.items():
         (ours / "share" / path).parent.mkdir(exist_ok=True)
         (ours / "share" / path).write_bytes(data)
-    (ours / "needs.json").write_text(json.dumps(request.needs))
-    if MACHINES.get(platform.machine()) != request.platform:
+    (ours / "needs.json").write_text(json.dumps(needs(context)))
+    if MACHINES.get(platform.machine()) != context.platform:
         (ours / "emulated").touch()
     metadata = folder / "build.json"
     try:
         buildx.build(
             buildx.ImageBuild(
-                request.root / "Dockerfile",
-                request.root,
-                request.builder,
+                context.root / "Dockerfile",
+                context.root,
+                context.builder,
                 _output(engine, name, folder / ARCHIVE),
                 stage="serve",
-                platform=request.platform,
+                platform=context.platform,
                 arguments={
-                    "BASE": request.base.reference,
-                    "PYTHON_VERSION": request.python,
-                    "SOURCE_DATE_EPOCH": str(request.epoch),
-                    "RELEASE": request.release,
-                    "SYSTEM_PACKAGES": " ".join(request.system_packages),
-                    "SERVE_ARGS": shlex.join(request.serve),
+                    "BASE": base.reference,
+                    "PYTHON_VERSION": target.python,
+                    "SOURCE_DATE_EPOCH": str(context.epoch),
+                    "RELEASE": context.release,
+                    "SYSTEM_PACKAGES": " ".join(target.system_packages),
+                    "SERVE_ARGS": shlex.join(target.serve),
                 },
                 labels=dict(sorted(contents.labels.items())),
                 contexts={"wheels": ours, "wheelhouse": contents.wheelhouse},
-                options=(f"--metadata-file={metadata}", *(["--no-cache"] if cold else [])),
-                ca_bundle=request.ca_bundle,
+                options=(f"--metadata-file={metadata}", *(["--no-cache"] if context.cold else [])),
+                ca_bundle=context.ca_bundle,
             )
         )
     except ImageError as error:
         if lacks := list(dict.fromkeys(_LACKS.findall(str(error)))):
             remedy = (
-                f"add the package to system_packages of targets.{request.target}, or use a base"
-                " that has it (for a wheel: lock it); see needs there"
+                f"add the package to system_packages of targets.{context.target_name}, or use a"
+                " base that has it (for a wheel: lock it); see needs there"
             )
             raise ImageError("\n".join(lacks), remedy) from None
         raise

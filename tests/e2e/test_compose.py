@@ -15,6 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sparkforge.build import composing, image
 from sparkforge.core.hashing import sha256_file
 from sparkforge.runtime import engine
 from sparkforge.runtime.servers import free_port
+from tests.results import context_of
 from tests.support import PATIENCE_S, ROOT
 
 from .conftest import Build
@@ -82,26 +84,26 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
     ours = {wheel: sha256_file(wheel)}
 
     reached = engine.connect()
+    context = context_of(
+        "cpu",
+        target_name="stand-in",
+        ca_bundle=Path(ca) if (ca := os.environ.get("SPARKFORGE_TEST_CA")) else None,
+    )
+    empty = {
+        "requirements": {"linux/amd64": str(folder / "lock.txt")},
+        "system_packages": (),
+        "needs": (),
+        "serve": (),
+    }
+    context = replace(context, target=context.target.model_copy(update=empty))
 
     def make(**profile: Any) -> str:
-        request = image.Request(
-            root=ROOT,
-            target="stand-in",
-            base=engine.resolve(base_image, reached),
-            python="3.11",
-            platform="linux/amd64",
-            epoch=1_795_219_200,
-            system_packages=(),
-            serve=(),
-            release="0",
-            lock=folder / "lock.txt",
-            profile=profile,
-            ca_bundle=Path(ca) if (ca := os.environ.get("SPARKFORGE_TEST_CA")) else None,
-        )
+        base = engine.resolve(base_image, reached)
+        share = {"profile.json": json.dumps(profile).encode()}
         work = Path(tempfile.mkdtemp(dir=folder))
         labels = {image.TARGET_LABEL: "stand-in"}
-        contents = image.Contents(ours, folder / "house", {}, labels)
-        return image.build(reached, request, contents, work).tag
+        contents = image.Contents(ours, folder / "house", share, labels)
+        return image.build(reached, context, base, contents, work).tag
 
     return make
 

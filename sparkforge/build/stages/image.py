@@ -25,11 +25,6 @@ from sparkforge.sources.download import Fetches
 from sparkforge.store.codekey import code_of
 
 
-def needs(context: Context) -> list[dict[str, str]]:
-    """Return what the image has to have at last, as ``serving/needs.py`` reads it."""
-    return [one.model_dump(exclude_none=True) for one in context.target.needs]
-
-
 @dataclass(frozen=True)
 class Parts:
     """The items that an image is made of.
@@ -59,7 +54,7 @@ def image_inputs(context: Context, parts: Parts, base: BaseImage) -> Mapping[str
         "python": context.target.python,
         "platform": context.platform,
         "system_packages": list(context.target.system_packages),
-        "needs": needs(context),
+        "needs": image.needs(context),
         "serve": list(context.target.serve),
         "profile": context.profile,
         "preflight": parts.trial.key,
@@ -85,22 +80,6 @@ def image_item(
     context: Context, engine: Engine, base: BaseImage, parts: Parts
 ) -> Item[ImageResult] | Item[ImageArchiveResult]:
     """Return the image of these parts: in the engine, or in a file if the build is cold."""
-    request = image.Request(
-        root=context.root,
-        target=context.target_name,
-        base=base,
-        python=context.target.python,
-        platform=context.platform,
-        epoch=context.epoch,
-        system_packages=context.target.system_packages,
-        serve=context.target.serve,
-        profile=context.profile,
-        ca_bundle=context.ca_bundle,
-        release=context.release,
-        lock=context.lock,
-        needs=tuple(needs(context)),
-        builder=context.builder,
-    )
     inputs = image_inputs(context, parts, base)
 
     def contents(results: Results) -> image.Contents:
@@ -114,6 +93,9 @@ def image_item(
         made = {"target": context.target_name, "items": made_of(context, parts, base)}
         note = json.dumps(made, indent=1, sort_keys=True)
         share = {SBOM: bill, image.INPUTS: f"{note}\n".encode()}
+        if context.profile:
+            text = json.dumps(context.profile, indent=2, sort_keys=True)
+            share["profile.json"] = f"{text}\n".encode()
         checkpoint = results.artefact(parts.trial).path / NAME
         share |= {f"{NAME}/{one.name}": one.read_bytes() for one in checkpoint.iterdir()}
         labels = {
@@ -130,7 +112,7 @@ def image_item(
             "image",
             inputs,
             ImageArchiveResult,
-            lambda folder, results: image.archive(engine, request, contents(results), folder),
+            lambda folder, results: image.archive(engine, context, base, contents(results), folder),
             needs=parts.items,
         )
     return Item(
@@ -138,7 +120,7 @@ def image_item(
         "image",
         inputs,
         ImageResult,
-        lambda folder, results: image.build(engine, request, contents(results), folder),
+        lambda folder, results: image.build(engine, context, base, contents(results), folder),
         needs=parts.items,
         valid=lambda artefact: engine.has_image(artefact.result.tag),
         fetches=lambda: Fetches(unknown=("base image and system packages",)),

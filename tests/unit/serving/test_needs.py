@@ -17,6 +17,7 @@ from sparkforge.pins import pins
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.serving import needs
+from tests.results import context_of
 from tests.support import ROOT
 
 PINS = pins.load(ROOT / "pins.yaml")
@@ -159,25 +160,9 @@ def test_a_bake_that_lacks_something_is_one_clear_error(
         raise CommandError(f"docker ended\n    #9 0.412 {line}\n    #9 ERROR: x\n    0.412 {line}")
 
     monkeypatch.setattr(buildx, "call", call)
-    lock = tmp_path / "lock.txt"
-    lock.touch()
-    request = image.Request(
-        root=ROOT,
-        target="rtx",
-        base=BaseImage("b", "b"),
-        python="3.12",
-        platform="linux/amd64",
-        epoch=0,
-        system_packages=(),
-        serve=(),
-        profile={},
-        ca_bundle=None,
-        release="1",
-        lock=lock,
-        needs=tuple(wanted("rtx")),
-    )
     engine: Any = type("Engine", (), {"containerd_store": False})
     with pytest.raises(ImageError) as caught:
-        image.build(engine, request, image.Contents({}, tmp_path, {}, {}), tmp_path)
+        contents = image.Contents({}, tmp_path, {}, {})
+        image.build(engine, context_of("rtx"), BaseImage("b", "b"), contents, tmp_path)
     assert caught.value.what == line
     assert "system_packages of targets.rtx" in str(caught.value.remedy)
