@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sparkforge import __version__
 from sparkforge.build.item import Results
+from sparkforge.build.results import ImageResult
 from sparkforge.core import typed
+from sparkforge.core.errors import UsageError
 from sparkforge.core.hashing import sha256_file
 
 SCHEMA = 1
@@ -71,10 +73,24 @@ def is_receipt(document: Any) -> bool:
     )
 
 
-def image_of(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the outputs of the image among a receipt's items; {} where none was built."""
-    found = (item["outputs"] for item in items if item["stage"] == "image")
-    return next((outputs for outputs in found if outputs.get("kind") == "image"), {})
+def image_of(document: Mapping[str, Any], path: Path) -> ImageResult | None:
+    """Return the image of a receipt; None where none was built.
+
+    Args:
+        document: a receipt, see ``is_receipt``.
+        path: of its file, for the error.
+
+    Raises:
+        UsageError: another version wrote the receipt.
+    """
+    for item in document["items"]:
+        if item.get("label") == "image":
+            image = typed.load(ImageResult, item["outputs"])
+            if image is None:
+                msg = f"{path}: another version of sparkforge wrote its record of the image"
+                raise UsageError(msg, "use that version, or build the image again")
+            return image
+    return None
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:

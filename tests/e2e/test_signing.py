@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import requests
 
+from sparkforge.build.results import ImageResult
+from sparkforge.core import typed
 from sparkforge.runtime.servers import free_port
 from tests.project import Project, new_project
 from tests.support import Server, wait_for
@@ -189,8 +191,9 @@ def test_an_image_is_signed_where_it_was_pushed(
     receipt = built.root / "dist" / "tiny" / "receipt.json"
     document = json.loads(receipt.read_text())
     digest = ours.partition("@")[2]
-    outputs = {"kind": "image", "digest": digest}
-    document["items"].append({"stage": "image", "inputs": {}, "outputs": outputs})
+    outputs = typed.as_json(ImageResult("ours:1", "sha256:1", digest, "base", ()))
+    item = {"stage": "image", "label": "image", "inputs": {}, "outputs": outputs}
+    document["items"].append(item)
     receipt.write_text(json.dumps(document))
     assert "is not the built image" in sign(built, keys, "--image", others, code=21)
     tag = ours.partition("@")[0]

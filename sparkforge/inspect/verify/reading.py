@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build import image
-from sparkforge.build.receipt import image_of
+from sparkforge.build.receipt import image_of, is_receipt
 from sparkforge.core import plain
 from sparkforge.core.errors import CommandError, ImageError, UsageError
 from sparkforge.core.log import log
@@ -47,12 +47,14 @@ def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
     promised = None
     if path.is_file() and path.suffix == ".json":
         try:
-            items = plain.json_of(path.read_text())["items"]
-            built = image_of(items)
-            named, promised = str(built["image_id"]), built["digest"]
-        except (ValueError, KeyError, TypeError, AttributeError):
+            document = plain.json_of(path.read_text())
+        except ValueError:
+            document = None
+        built = image_of(document, path) if is_receipt(document) else None
+        if built is None:
             msg = f"{path}: not the receipt of an image build"
-            raise UsageError(msg, "give the receipt.json of an image build, or the image") from None
+            raise UsageError(msg, "give the receipt.json of an image build, or the image")
+        named, promised = built.image_id, built.digest
     elif path.is_file():
         yield path, None
         return

@@ -119,16 +119,18 @@ def _image(named: str, folder: Path) -> str:
     """Return a reference, once it is clear that it is the image of this receipt.
 
     Raises:
-        UsageError: it has no digest. SignError: it has another one than the receipt.
+        UsageError: it has no digest, or another version wrote the receipt.
+        SignError: it has another digest than the receipt.
     """
     match = _DIGEST.search(named)
     if match is None:
         msg = f"--image {named}: a tag can change"
         raise UsageError(msg, "use the reference that docker push prints: REPOSITORY@sha256:…")
-    built = image_of(_receipt(folder).get("items", [])).get("digest")
-    if match[1] != built:
-        told = built or "no image digest"
-        msg = f"--image {named}: is not the built image; the receipt has {told}"
+    built = image_of(_receipt(folder), folder / RECEIPT)
+    digest = None if built is None else built.digest
+    if match[1] != digest:
+        recorded = digest or "no image digest"
+        msg = f"--image {named}: is not the built image; the receipt has {recorded}"
         raise SignError(msg, "push that image and give its digest")
     return named
 
