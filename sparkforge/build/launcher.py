@@ -12,9 +12,10 @@ from sparkforge.build.results import ImageResult, Product, WheelResult
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core import gitread
 from sparkforge.pins.pathmap import path_of
-from sparkforge.runtime import isa, servers
+from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import Server
+from sparkforge.serving import arguments
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.sources import Source
 from sparkforge.store.artefact import Artefact
@@ -42,6 +43,26 @@ def mask_files(work: Path) -> dict[str, Path]:
     return {"sparkforge_isa_mask.py": isa.MASK, "sparkforge_isa_mask.pth": line}
 
 
+def from_environment(
+    folder: Path, launch: servers.Launch, work: Path, cache: Path, cwd: Path | None = None
+) -> AbstractContextManager[servers.ProcessServer]:
+    """Start a server of a virtual environment.
+
+    Args:
+        folder: what ``environment.install`` made.
+        work: folder for the server's output, ``server.log``.
+        cache: folder for the caches of vLLM and torch.
+        cwd: the server's current folder; None: ``work``.
+    """
+    port = servers.free_port(launch.port)
+    # -P: a module in the current folder must not replace an installed one
+    program = (str(environment.python_path(folder)), "-P", "-m", "vllm.entrypoints.cli.main")
+    options = ("--served-model-name", launch.name, *launch.options, *launch.arguments)
+    command = arguments.serve(str(launch.model), port, servers.LOOPBACK, options, program)
+    variables = {**environment.server_env(cache), **launch.variables}
+    return servers.from_command(command, port, variables, work, cwd or work)
+
+
 def start_server(
     engine: Engine | None,
     product: Artefact[Product],
@@ -59,7 +80,7 @@ def start_server(
     """
     image = product.result
     if not isinstance(image, ImageResult):
-        return servers.from_environment(product.path, launch, work, cache)
+        return from_environment(product.path, launch, work, cache)
     assert engine is not None  # it built the image
     return servers.from_image(engine, image.image_id, launch, restored or {})
 
@@ -126,9 +147,9 @@ class Launcher:
             make_tiny_gpt_oss(model)
         work = self.work / name
         work.mkdir()
-        arguments = (*SMOKE_ARGUMENTS, *self.context.arguments)
+        further = (*SMOKE_ARGUMENTS, *self.context.arguments)
         launch = servers.Launch(
-            model, options, arguments, {**SMOKE_VARIABLES, **variables}, self.context.port
+            model, options, further, {**SMOKE_VARIABLES, **variables}, self.context.port
         )
         restored = self._originals(work) if folder is None else {}
         if isa.VARIABLE in variables and isinstance(self.product.result, ImageResult):

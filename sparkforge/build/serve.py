@@ -284,7 +284,7 @@ def _image_server(
 def _environment_server(
     context: Context, environment: Path, model: Path | None, *, chat: bool
 ) -> Iterator[tuple[ProcessServer, str | None]]:
-    from sparkforge.build.launcher import CHAT_OPTIONS, SMOKE_VARIABLES
+    from sparkforge.build.launcher import CHAT_OPTIONS, SMOKE_VARIABLES, from_environment
 
     folder = context.root / "dist" / context.target_name
     folder.mkdir(parents=True, exist_ok=True)
@@ -302,5 +302,5 @@ def _environment_server(
         name=name,
     )
     cache = context.store.cache_path("serve")
-    with servers.from_environment(environment, launch, folder, cache, Path.cwd()) as server:
+    with from_environment(environment, launch, folder, cache, Path.cwd()) as server:
         yield server, name

@@ -22,7 +22,6 @@ from sparkforge.core.log import log
 from sparkforge.core.run import background, group_alive, stop
 from sparkforge.runtime import containers, serverlog
 from sparkforge.runtime.engine import Engine, container_state
-from sparkforge.runtime.environment import python_path, server_env
 
 LOOPBACK = "127.0.0.1"
 MODEL_NAME = "tiny-gpt-oss"
@@ -126,38 +125,19 @@ class ProcessServer:
 
 
 @contextmanager
-def from_environment(
-    folder: Path, launch: Launch, work: Path, cache: Path, cwd: Path | None = None
+def from_command(
+    command: Sequence[str], port: int, variables: Mapping[str, str], work: Path, cwd: Path
 ) -> Iterator[ProcessServer]:
-    """Serve from a virtual environment for the length of the block.
+    """Run a server's command for the length of the block.
 
     Args:
-        folder: what ``environment.install`` made.
+        port: that the command listens on.
+        variables: further environment variables.
         work: folder for the server's output, ``server.log``.
-        cache: folder for the caches of vLLM and torch.
-        cwd: the server's current folder; None: ``work``.
+        cwd: the server's current folder.
     """
-    port = free_port(launch.port)
     output = work / "server.log"
-    command = [
-        # -P: a module in the current folder must not replace an installed one
-        str(python_path(folder)),
-        "-P",
-        "-m",
-        "vllm.entrypoints.cli.main",
-        "serve",
-        str(launch.model),
-        "--host",
-        LOOPBACK,
-        "--port",
-        str(port),
-        "--served-model-name",
-        launch.name,
-        *launch.options,
-        *launch.arguments,
-    ]
-    variables = {**server_env(cache), **launch.variables}
-    with background(*command, output=output, env=variables, cwd=cwd or work) as child:
+    with background(*command, output=output, env=variables, cwd=cwd) as child:
         yield ProcessServer(f"http://{LOOPBACK}:{port}", child, output)
 
 

@@ -1,8 +1,22 @@
-"""Options on a command line of ``vllm serve``, as vLLM's parser reads them."""
+"""Command lines of ``vllm serve``, and their options as vLLM's parser reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+
+def serve(
+    model: str, port: int, host: str, options: Iterable[str], program: Sequence[str] = ("vllm",)
+) -> list[str]:
+    """Return a command line of ``vllm serve``.
+
+    Args:
+        model: a folder, or a name that vLLM downloads.
+        host: address to listen on; "": all of them.
+        program: vLLM's.
+    """
+    address = ["--port", str(port), *(["--host", host] if host else [])]
+    return [*program, "serve", model, *address, *options]
 
 
 def has(arguments: Sequence[str], option: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkforge.serving import access, cluster, refusal
+from sparkforge.serving import access, arguments, cluster, refusal
 from sparkforge.serving.settings import Settings
 
 QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models")
@@ -17,12 +17,15 @@ class Command:
     """Groups of options of ``vllm serve``. Of two values of one option vLLM uses the later.
 
     Attributes:
-        access: address, port, and what the server does with requests.
+        port, host: to listen on; host "": all addresses.
+        access: what the server does with requests.
         naming: revision and name of the model.
         profile: the profile's options.
         last: the pair's split, dense layers, and the options of target and user.
     """
 
+    port: int
+    host: str
     access: tuple[str, ...]
     naming: tuple[str, ...]
     profile: tuple[str, ...]
@@ -42,7 +45,7 @@ class Command:
             memory: options of the share of memory.
         """
         options = (*self.access, *self.naming, *self.profile, *place, *memory, *self.last)
-        return ["vllm", "serve", model, *options]
+        return arguments.serve(model, self.port, self.host, options)
 
     def identity(self, model: str, revision: str) -> list[str]:
         """Return what tells this way to start a server from others, without secrets.
@@ -60,9 +63,7 @@ def of(settings: Settings, *, refusing: bool, eager: bool) -> Command:
         refusing: load the middleware that refuses requests while memory is short.
         eager: without torch.compile.
     """
-    address = ["--port", str(settings.port), *QUIET]
-    address += ["--host", settings.host] if settings.host else []
-    address += refusal.OPTIONS if refusing else []
+    requests = [*QUIET, *(refusal.OPTIONS if refusing else [])]
     naming = []
     # as one word each: vLLM takes no value for an option
     if settings.revision and not settings.downloads:
@@ -77,4 +78,11 @@ def of(settings: Settings, *, refusing: bool, eager: bool) -> Command:
     last += [*settings.target_options, *settings.caller_options]
     if eager and "--enforce-eager" not in [*profile, *last]:
         last.append("--enforce-eager")
-    return Command(tuple(address), tuple(naming), tuple(profile), tuple(last))
+    return Command(
+        settings.port,
+        settings.host,
+        tuple(requests),
+        tuple(naming),
+        tuple(profile),
+        tuple(last),
+    )

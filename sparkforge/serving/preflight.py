@@ -126,20 +126,10 @@ class Trial:
             if (value := arguments.value(options, option)) is not None
             for word in (option, value)
         ]
-        command = [
-            "vllm",
-            "serve",
-            str(model),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            *carried,
-        ]
         text = json.dumps([driver, carried, hashlib.sha256(reference).hexdigest()])
         return cls(
             model,
-            [*command, *_OWN],
+            arguments.serve(str(model), port, "127.0.0.1", [*carried, *_OWN]),
             Client(port, 6.0, key),
             folder and folder / MARK,
             hashlib.sha256(text.encode()).hexdigest(),
