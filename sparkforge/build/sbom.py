@@ -101,7 +101,7 @@ def document(
     if third_party is not None:
         wanted = {item.name for item in read_lock(context.lock)}  # tools beside it stay out
         parts += [
-            _wheel(path)
+            _third_party(path)
             for path in sorted(third_party.glob("*.whl"))
             if canonicalize_name(parse_wheel_filename(path.name)[0]) in wanted
         ]
@@ -167,30 +167,15 @@ def _own(context: Context, name: str, wheel: WheelResult) -> Component:
     upstream = context.pins.upstream(name)
     plan = context.target.wheels[name]
     release = upstream.files[plan.files[context.platform]]
-    distribution, version, _, _ = parse_wheel_filename(wheel.file)
-    purl = PackageURL("pypi", None, distribution, str(version))
-    return Component(
-        type=ComponentType.LIBRARY,
-        name=distribution,
-        version=str(version),
-        purl=purl,
-        bom_ref=f"own-{name}",
-        hashes=[_sha256(wheel.sha256)],
-        properties=[
-            Property(name="sparkforge:file", value=wheel.file),
-            *_how_made(wheel),
-        ],
-        pedigree=_pedigree(
-            name,
-            upstream,
-            context.series_of(name),
-            [_release_wheel(release.file, release.sha256, f"release-{name}")],
-        ),
-        components=[
-            _carried(name, carried, context.pins.upstream(carried), context.series_of(carried))
-            for carried in plan.carries
-        ],
-    )
+    own = _wheel(wheel.file, wheel.sha256, f"own-{name}")
+    own.properties = [*own.properties, *_how_made(wheel)]
+    ancestor = _wheel(release.file, release.sha256, f"release-{name}")
+    own.pedigree = _pedigree(name, upstream, context.series_of(name), [ancestor])
+    own.components = [
+        _carried(name, carried, context.pins.upstream(carried), context.series_of(carried))
+        for carried in plan.carries
+    ]
+    return own
 
 
 def _how_made(wheel: WheelResult) -> list[Property]:
@@ -293,32 +278,24 @@ def _source_purl(upstream: Upstream) -> PackageURL:
 # -- what is not ours -----------------------------------------------------------------
 
 
-def _release_wheel(file: str, sha256: str, ref: str) -> Component:
+def _wheel(file: str, sha256: str, ref: str = "") -> Component:
     name, version, _, _ = parse_wheel_filename(file)
     return Component(
         type=ComponentType.LIBRARY,
         name=name,
         version=str(version),
-        bom_ref=ref,
+        bom_ref=ref or f"wheel-{name}",
         purl=PackageURL("pypi", None, name, str(version)),
         hashes=[_sha256(sha256)],
         properties=[Property(name="sparkforge:file", value=file)],
     )
 
 
-def _wheel(path: Path) -> Component:
-    name, version, _, _ = parse_wheel_filename(path.name)
-    expression = _license(path)
-    return Component(
-        type=ComponentType.LIBRARY,
-        name=name,
-        version=str(version),
-        bom_ref=f"wheel-{name}",
-        purl=PackageURL("pypi", None, name, str(version)),
-        hashes=[_sha256(sha256_file(path))],
-        licenses=[LicenseExpression(expression)] if expression else [],
-        properties=[Property(name="sparkforge:file", value=path.name)],
-    )
+def _third_party(path: Path) -> Component:
+    wheel = _wheel(path.name, sha256_file(path))
+    if expression := _license(path):
+        wheel.licenses = [LicenseExpression(expression)]
+    return wheel
 
 
 def _license(wheel: Path) -> str | None:

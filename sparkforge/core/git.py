@@ -103,30 +103,20 @@ def remote_tag(url: str, tag: str) -> str | None:
     Raises:
         CommandError: the remote can't be read.
     """
-    listing = call(
-        "git",
-        "ls-remote",
-        "--",
-        url,
-        f"refs/tags/{tag}",
-        f"refs/tags/{tag}^{{}}",
-        env={"GIT_TERMINAL_PROMPT": "0"},
-    ).stdout.decode()
-    found: dict[str, str] = {}
-    for line in listing.splitlines():
-        commit, _, ref = line.partition("\t")
-        found[ref] = commit
-    return found.get(f"refs/tags/{tag}^{{}}") or found.get(f"refs/tags/{tag}")
+    return remote_tags(url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}").get(tag)
 
 
-def remote_tags(url: str) -> dict[str, str]:
+def remote_tags(url: str, *patterns: str) -> dict[str, str]:
     """Return the tags of a remote with their (peeled) commits.
+
+    Args:
+        patterns: of the wanted tags, for ``git ls-remote``; none: all.
 
     Raises:
         CommandError: the remote can't be read.
     """
     listing = call(
-        "git", "ls-remote", "--tags", "--", url, env={"GIT_TERMINAL_PROMPT": "0"}
+        "git", "ls-remote", "--tags", "--", url, *patterns, env={"GIT_TERMINAL_PROMPT": "0"}
     ).stdout.decode()
     found: dict[str, str] = {}
     for line in sorted(listing.splitlines(), key=lambda line: line.partition("\t")[2]):

@@ -13,7 +13,7 @@ from sparkforge.series import worktree
 from sparkforge.series.exporting import Chain
 from sparkforge.series.lint import FILL_IN, TRAILERS
 from sparkforge.series.patchfile import NATIVE, trailers_of
-from sparkforge.series.series import Patched, Series
+from sparkforge.series.series import AM, Patched, Series
 from sparkforge.series.worktree import SeriesCommit
 from sparkforge.store.store import Store
 
@@ -147,16 +147,7 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
             author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
             git.git(tree, "commit", "--quiet", "--no-gpg-sign", "-m", wanted.subject, env=author)
         else:
-            git.git(
-                tree,
-                "am",
-                "--quiet",
-                "--keep-non-patch",
-                "--keep-cr",
-                "--3way",
-                "--no-gpg-sign",
-                str(file.resolve()),
-            )
+            git.git(tree, *AM, "--3way", str(file.resolve()))
     except CommandError as error:
         msg = f"{file}: does not apply:\n{error}"
         raise SeriesError(msg, _by_hand(upstream)) from None

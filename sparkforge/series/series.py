@@ -31,6 +31,14 @@ EXPORT_FLAGS = (
     "--keep-subject",  # no [PATCH] at all
     "--binary",  # binary files as data, not as "files differ"
 )
+AM = (
+    "am",
+    "--quiet",
+    "--keep-non-patch",  # subjects may start with [something]
+    "--keep-cr",  # files with CRLF line ends stay as they are
+    "--no-gpg-sign",
+)
+"""Applies patches as commits."""
 RECORD: Mapping[Provider, str] = {"release": "pins record", "git": "pins record --source git"}
 """The command that records the result of a series for each kind of source."""
 
@@ -190,17 +198,9 @@ def _applied(store: Store, series: Series, source: Source) -> str:
         git.sparse_worktree(source.repo, work / "tree", source.commit, paths) as tree,
     ):
         try:
-            git.git(
-                tree,
-                "am",
-                "--quiet",
-                "--keep-non-patch",  # subjects may start with [something]
-                "--keep-cr",  # files with CRLF line ends stay as they are
-                "--no-3way",  # an exact patch needs no merge
-                "--committer-date-is-author-date",  # no clock in the commit
-                "--no-gpg-sign",
-                *(str(patch.path.resolve()) for patch in series.patches),
-            )
+            # --no-3way: an exact patch needs no merge; the date: no clock in the commit
+            options = ("--no-3way", "--committer-date-is-author-date")
+            git.git(tree, *AM, *options, *(str(patch.path.resolve()) for patch in series.patches))
         except CommandError as error:
             msg = f"{series.folder}: git am failed:\n{error}"
             raise SeriesError(msg, "recreate that patch on the pinned tree") from error

@@ -221,9 +221,7 @@ def _reader(path: Path) -> Callable[[], str | None]:
 
 def _rights(path: Path) -> Callable[[], dict[str, bool]]:
     def look() -> dict[str, bool]:
-        nearest = path
-        while not nearest.exists() and nearest != nearest.parent:
-            nearest = nearest.parent
+        nearest = _existing(path)
         return {
             "exists": path.exists(),
             "readable": os.access(path, os.R_OK),
@@ -235,12 +233,14 @@ def _rights(path: Path) -> Callable[[], dict[str, bool]]:
     return look
 
 
+def _existing(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that exists."""
+    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+
+
 def _disk(path: Path) -> Callable[[], dict[str, Any]]:
     def look() -> dict[str, Any]:
-        nearest = path
-        while not nearest.exists() and nearest != nearest.parent:
-            nearest = nearest.parent
-        usage = shutil.disk_usage(nearest)
+        usage = shutil.disk_usage(_existing(path))
         return {"path": str(path), "free": usage.free, "total": usage.total}
 
     return look

@@ -10,7 +10,7 @@ import re
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -204,12 +204,7 @@ class Result:
 
 
 def _counts(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "passed": outcome.passed,
-        "failed": outcome.failed,
-        "skipped": outcome.skipped,
-        "message": outcome.message,
-    }
+    return {name: value for name, value in asdict(outcome).items() if name != "ours"}
 
 
 @dataclass(frozen=True)

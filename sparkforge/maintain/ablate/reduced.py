@@ -100,17 +100,8 @@ def _picked(tree: Path, patch: Path) -> bool:
     """Apply one patch as a commit; False, and nothing changed, where it does not merge."""
     before = git.git(tree, "rev-parse", "HEAD")
     try:
-        git.git(
-            tree,
-            "am",
-            "--quiet",
-            "--keep-non-patch",
-            "--keep-cr",
-            "--3way",
-            "--committer-date-is-author-date",
-            "--no-gpg-sign",
-            str(patch.resolve()),
-        )
+        options = ("--3way", "--committer-date-is-author-date")
+        git.git(tree, *series.AM, *options, str(patch.resolve()))
     except CommandError:
         git.git(tree, "am", "--abort")
         return False

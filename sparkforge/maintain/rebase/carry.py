@@ -75,20 +75,8 @@ def carried(
                     store, pins, one_series.upstream, f"release:{version}", access
                 )
                 old = release_spec.old_source(store, one_series.upstream, upstream, release, access)
-                columns.append(
-                    Column(
-                        version,
-                        tuple(
-                            verdicts(
-                                store,
-                                one_series,
-                                old,
-                                release.source,
-                                rules=upstream.paths,
-                            )
-                        ),
-                    )
-                )
+                results = verdicts(store, one_series, old, release.source, rules=upstream.paths)
+                columns.append(Column(version, tuple(results)))
         tables.append(Carried(one_series, owner.version, tuple(columns)))
     return tables
 

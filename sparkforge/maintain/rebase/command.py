@@ -84,21 +84,13 @@ def _check_words(options: Options) -> None:
         raise UsageError("--dry-run needs --onto", "give --onto")
     if options.skip is not None and not options.skip.strip():
         raise UsageError("--skip needs a reason", "say why; the reason goes into the changelog")
-    if options.commit is not None and (
-        options.all
-        or options.dry_run
-        or options.abort
-        or not (options.onto or options.go_on or options.skip is not None)
-    ):
+    moves = options.onto or options.go_on or options.skip is not None
+    ends = moves and not (options.all or options.dry_run or options.abort)
+    if options.commit is not None and not ends:
         raise UsageError("--commit is only for the end of a rebase", "use it with --continue")
     if options.commit is not None and not re.fullmatch(r"[0-9a-f]{40}", options.commit):
         raise UsageError(f"--commit {options.commit}: not 40 digits", "give the full commit SHA")
-    if options.test and (
-        options.all
-        or options.dry_run
-        or options.abort
-        or not (options.onto or options.go_on or options.skip is not None)
-    ):
+    if options.test and not ends:
         raise UsageError(
             "--test is only for the end of a rebase", "use it with --onto or --continue"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -39,7 +39,7 @@ class DependencyDrift:
 
     what: str
     hint: str
-    values: Mapping[Where, str]
+    values: Mapping[Where, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
         """Return what ``--json`` prints of it."""
@@ -94,7 +94,6 @@ def unknown(
                 f" {release.tag}{says}",
                 f"with git access: build.py pins resolve {name}; or --commit SHA; until then"
                 " sources come from the release file",
-                {},
             )
         )
     for key in lacking:
@@ -105,7 +104,6 @@ def unknown(
                 f" {file.file} stays",
                 f"add it to upstreams.{name}.files.{key} when it is published; until then targets"
                 " that need it cannot be built",
-                {},
             )
         )
     return drifts
@@ -141,7 +139,6 @@ def _asked_for(pins: Pins, root: Path, name: str, release: Upstream) -> Iterator
                     f"requirements/{path.name} requires {project} {asked[project]}",
                     f"write {project}=={release.version} there and run scripts/lock.sh; the wheel"
                     " that declares the old one: rebase its upstream, or list it in drop_requires",
-                    {},
                 )
 
 
@@ -170,7 +167,6 @@ def _required(place: Place, release: Upstream, name: str) -> Iterator[Dependency
                 yield DependencyDrift(
                     f"target {target}: cannot read the requirements of {file.file} from here",
                     "compare its METADATA with the lock before a build",
-                    {},
                 )
                 continue
             required = requirements.applying(
@@ -192,7 +188,6 @@ def _required(place: Place, release: Upstream, name: str) -> Iterator[Dependency
                     f"{requirement.name}: {name} wants {requirement.specifier},"
                     f" upstreams.{up} is {version}",
                     f"build.py rebase {up} --onto release:{to}",
-                    {},
                 )
             yield from _stale(
                 place,
@@ -228,12 +223,10 @@ def _stale(
             f"target {target}: another torch may require another Triton than"
             f" {place.pins.upstreams['triton'].version}",
             "check what it declares; if it differs: build.py rebase triton --onto release:VERSION",
-            {},
         )
     yield DependencyDrift(
         f"target {target}: {lock} has {', '.join(stale)}",
         f"change them in the .in file in requirements/ and run scripts/lock.sh {Path(lock).name}",
-        {},
     )
 
 
@@ -244,7 +237,6 @@ def _images(pins: Pins, name: str, source: Source) -> Iterator[DependencyDrift]:
             yield DependencyDrift(
                 f"images.{key} is tag {old}",
                 f"pin the new release's image by digest, or remove images.{key}",
-                {},
             )
 
 
@@ -317,7 +309,6 @@ def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterato
             yield DependencyDrift(
                 f"externals.{key}: the new tree no longer fetches {external.git}",
                 f"remove upstreams.{name}.externals.{key} from pins.yaml",
-                {},
             )
         for fetch in matches[:1]:
             at = ("upstreams", name, "externals", key)
@@ -336,7 +327,6 @@ def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterato
                     f"write tag {fetch.tag} and its commit"
                     f" (git ls-remote {external.git} {fetch.tag})"
                     f" into upstreams.{name}.externals.{key}",
-                    {},
                 )
     for bundled, upstream in pins.upstreams.items():
         if upstream.source_in != name:
@@ -348,7 +338,6 @@ def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterato
                     f"{bundled}: the new tree contains {fetch.tag}, but {upstream.tag} is pinned"
                     f" ({fetch.file})",
                     f"write tag, version and commit of {fetch.tag} into upstreams.{bundled}",
-                    {},
                 )
     known = [external.git for external in pins.upstreams[name].externals.values()]
     known += [upstream.git for upstream in pins.upstreams.values()]
@@ -359,5 +348,4 @@ def _externals(pins: Pins, name: str, source: Source, before: Source) -> Iterato
                 f"{fetch.repository}: the new tree fetches it ({fetch.tag[:12]}, {fetch.file});"
                 " the old one did not",
                 f"add it to upstreams.{name}.externals, if our compile needs it",
-                {},
             )
