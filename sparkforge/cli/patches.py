@@ -162,9 +162,7 @@ def _apply(options: ApplyOptions) -> int:
         raise UsageError(msg, "give a folder that does not exist")
     source = sources.ensure(store, options.upstream, upstream, RELEASE_PLAN, project.access)
     one = series.read(project.root / "patches" / options.upstream)
-    patched = series.apply(store, one, source)
-    recorded = upstream.patched.get(source.provider)
-    series.check_record(options.upstream, source, patched.commit, patched.tree, recorded)
+    patched = series.apply_recorded(store, one, source, upstream)
     worktree.make(patched, one, options.folder)
     log.info(
         f"{options.folder}: {options.upstream} with {len(one.patches)} patch(es),"

@@ -288,7 +288,7 @@ def _child(
         stop(child, grace_s)
         _living.discard(child)
         if guardian is not None:
-            _dismiss(guardian)
+            guardian.communicate(b"x")  # ignores a guardian that has ended
         for pipe in (child.stdin, child.stdout, child.stderr):
             if pipe is not None:
                 try:
@@ -356,10 +356,6 @@ def _guard(group: int) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
-    guardian.communicate(b"x")  # ignores a guardian that has ended
 
 
 def group_alive(pid: int, wait_s: float = 60.0) -> bool:

@@ -221,7 +221,7 @@ def connect() -> Engine:
         status = client.info().get("DriverStatus") or []
     except DockerException as error:
         where = host or os.environ.get("DOCKER_HOST", "its default socket")
-        msg = f"no container engine answers at {where}: {_reason(error)}"
+        msg = f"no container engine answers at {where}: {str(error).splitlines()[0][:200]}"
         raise EngineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
     check_version(version)
     try:
@@ -301,10 +301,6 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
         msg = "pins.yaml has no base image for this target"
         raise EngineError(msg, "give one: --base IMAGE (scripts/make-base.sh builds one)")
     return engine, f"an image, with engine {engine.version} on base {base or image_base}"
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0][:200]
 
 
 def container_state(container: Any) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
         options = " ".join(f"--{key.lower()} TEXT" for key in missing)
         msg = f"{subject!r}: no trailer {', '.join(missing)}"
         raise UsageError(msg, f"add {options}")
-    body = _without_trailers(body) if present else body.strip()
+    body = body.strip().rpartition("\n\n")[0].strip() if present else body.strip()
     if native := wanted.trailers.get(NATIVE) or present.get(NATIVE):
         ours[NATIVE] = native
     foreign = "\n".join(f"{key}: {value}" for key, value in present.items() if key not in ours)
@@ -188,7 +188,3 @@ def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
         stdin=text.encode(errors="surrogateescape"),
         env=author,
     )
-
-
-def _without_trailers(body: str) -> str:
-    return body.strip().rpartition("\n\n")[0].strip()

@@ -103,7 +103,8 @@ class Progress:
     def _far(self, have: int, total: int) -> str:
         self._seen.append((self.clock(), have))
         (first_s, first), (now_s, now) = self._seen[0], self._seen[-1]
-        words = f"downloading {shown(have, total)} of {shown(total, total)} {_unit(total)}"
+        unit = "GB" if total >= 1e9 else "MB"
+        words = f"downloading {shown(have, total)} of {shown(total, total)} {unit}"
         if now_s - first_s < 2:
             return words
         rate = max(now - first, 0) / (now_s - first_s)
@@ -114,10 +115,6 @@ class Progress:
 def shown(count: int, total: int) -> str:
     """Return a number of bytes in the unit of the total, without the unit."""
     return f"{count / (1e9 if total >= 1e9 else 1e6):.{0 if total >= 1e10 else 1}f}"
-
-
-def _unit(total: int) -> str:
-    return "GB" if total >= 1e9 else "MB"
 
 
 def _time(seconds: float) -> str:

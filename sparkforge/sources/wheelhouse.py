@@ -230,13 +230,10 @@ def damaged(folder: Path, wanted: Wanted) -> list[str]:
         locked.setdefault(item.name, set()).update(item.sha256s)
 
     def one(path: Path, stopping: Event) -> str | None:
-        return None if sha256_file(path) in locked.get(_project(path.name), ()) else path.name
+        project = str(canonicalize_name(path.name.partition("-")[0]))
+        return None if sha256_file(path) in locked.get(project, ()) else path.name
 
     return [name for name in in_parallel(one, sorted(folder.glob("*.whl")), _PARALLEL) if name]
-
-
-def _project(name: str) -> str:
-    return str(canonicalize_name(name.partition("-")[0]))
 
 
 class _Stopped(Exception):

@@ -74,7 +74,9 @@ def run(options: Options) -> int:
     if options.wait is not None and not options.cluster:
         raise UsageError("--wait needs --cluster", "add --cluster")
     all_pins = pins.load(path)
-    want = wanted(all_pins, options.target or _likely_target())
+    # of a machine of this kind; a card is looked for by the probes
+    likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
+    want = wanted(all_pins, options.target or likely)
     archive = None
     if options.report is not None:
         archive = reporting.path_of(options.report, Path.cwd())
@@ -207,11 +209,6 @@ def markdown() -> str:
             for name, check in CHECKS.items()
         ],
     )
-
-
-def _likely_target() -> str:
-    """Return the target of a machine of this kind; a card is looked for by the probes."""
-    return "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
 
 
 def _recorded(path: Path) -> Readings:

@@ -147,7 +147,8 @@ def proxies(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("proxies", "ok", f"none{bundle}")
         return
     # a proxy's address may have a password
-    shown = ", ".join(f"{name}={_hostless(value)}" for name, value in there.items())
+    masked = {name: re.sub(r"//[^/@\s]*@", "//***@", value) for name, value in there.items()}
+    shown = ", ".join(f"{name}={value}" for name, value in masked.items())
     without = seen.variables.get("no_proxy") or seen.variables.get("NO_PROXY") or ""
     if not {"127.0.0.1", "localhost", "*"}.intersection(re.split(r"[,\s]+", without)):
         yield Finding(
@@ -232,10 +233,6 @@ def _settings(text: str) -> dict[str, str]:
     """Return the NAME=value lines of a file like os-release."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
-
-
-def _hostless(address: str) -> str:
-    return re.sub(r"//[^/@\s]*@", "//***@", address)
 
 
 PROBES = (

@@ -196,15 +196,11 @@ def take(
         "pythons": done.get("python", ""),
         "cuda_total": str(done.get("cuda") or ""),
     }
-    late = tuple(sorted(name for name in works if name not in done and _hangs(name)))
+    running = {thread.name for thread in threading.enumerate()}
+    late = tuple(sorted((works.keys() - done.keys()) & running))
     return Readings(
         of("file"), of("program"), facts, of("path"), of("disk"), done.get("variables", {}), late
     )
-
-
-def _hangs(name: str) -> bool:
-    """Return whether a reading without a result is still running."""
-    return any(thread.name == name for thread in threading.enumerate())
 
 
 def _asker(words: tuple[str, ...], timeout_s: float) -> Callable[[], Glimpse]:

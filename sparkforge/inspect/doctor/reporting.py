@@ -19,7 +19,7 @@ from sparkforge.core.errors import UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.inspect.doctor import parts
 from sparkforge.inspect.doctor.chats import Place
-from sparkforge.inspect.doctor.masking import Mask, mask_of
+from sparkforge.inspect.doctor.masking import mask_of
 from sparkforge.inspect.doctor.parts import Part
 from sparkforge.inspect.doctor.reading import Readings
 
@@ -82,7 +82,9 @@ def write(
         Part("findings.json", "findings", json.dumps(findings, indent=1) + "\n"),
         *parts.collect(run, ask=ask),
     ]
-    masked = [_masked(part, mask) for part in found]
+    masked = [
+        Part(part.file, part.what, mask.text(part.text), mask.text(part.problem)) for part in found
+    ]
     with disk_errors(path):
         write_file(path, packed(masked))
     return masked
@@ -162,10 +164,6 @@ def readings_in(path: Path) -> str | None:
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"a damaged archive: {error}") from None
     raise ValueError(f"an archive without {READINGS}")
-
-
-def _masked(part: Part, mask: Mask) -> Part:
-    return Part(part.file, part.what, mask.text(part.text), mask.text(part.problem))
 
 
 def _keys(variables: Mapping[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ that a run that was interrupted or killed goes on where it stopped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -120,7 +120,7 @@ class Bisection:
             answers = {at: ask(at) for at in ends}
             try:
                 self._check_ends(answers)
-                low, high = search(ends, self._once(ask, answers))
+                low, high = search(ends, lambda at: answers.get(at) or ask(at))
             except AblationError:
                 state.unlink(missing_ok=True)  # the next run asks anew
                 raise
@@ -182,10 +182,6 @@ class Bisection:
                 msg = f"{self.check.label}: {told}, but --{meant} {word} was given"
                 raise AblationError(msg, "swap --good and --bad, or fix the command")
 
-    @staticmethod
-    def _once(ask: Callable[[int], Answer], known: Mapping[int, Answer]) -> Callable[[int], Answer]:
-        return lambda at: known[at] if at in known else ask(at)
-
     # -- steps ------------------------------------------------------------------------
 
     def _name(self, at: int) -> str:
@@ -243,13 +239,14 @@ class Bisection:
         what = "breaks" if first == "good" else "mends"
         verb = "breaks" if first == "good" else "fixes"
         candidates = self.patches[low:high]
+        listed = [{"upstream": upstream, "patch": name} for upstream, name in candidates]
         if as_json:
             log.json(
                 {
                     "bisect": {
                         "what": what,
-                        "found": _as_json(candidates)[0] if len(candidates) == 1 else None,
-                        "candidates": _as_json(candidates),
+                        "found": listed[0] if len(listed) == 1 else None,
+                        "candidates": listed,
                         "steps": self.steps,
                     }
                 }
@@ -262,7 +259,3 @@ class Bisection:
         msg = f"one of {len(candidates)} patches {verb} {self.check.label}: {names}"
         remedy = "no step between them gave a result: see the steps that say skip"
         return log.failure(AblationError(msg, remedy))
-
-
-def _as_json(patches: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"upstream": upstream, "patch": name} for upstream, name in patches]

@@ -45,6 +45,10 @@ class Outcome:
     ours: bool = False
     """A failure came from sparkforge itself: a build that broke, not a test that noticed."""
 
+    def counts(self) -> dict[str, Any]:
+        """Return what ``--json`` prints of it."""
+        return {name: value for name, value in asdict(self).items() if name != "ours"}
+
 
 def run_tests(
     python: Path,
@@ -197,14 +201,10 @@ class Result:
             "left_out": list(self.left_out),
             "left_out_too": list(self.dependents),
             "verdict": self.verdict,
-            "with_series": _counts(self.whole),
-            "without_patch": _counts(self.without),
+            "with_series": self.whole.counts(),
+            "without_patch": self.without.counts(),
             "seconds": round(self.seconds, 1),
         }
-
-
-def _counts(outcome: Outcome) -> dict[str, Any]:
-    return {name: value for name, value in asdict(outcome).items() if name != "ours"}
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,8 @@ def _tag_or_sha(
     except CommandError as error:
         msg = f"{name}: git could not read {url}:\n{error}"
         raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
-    tag = spec if spec in tags else _tag_of(tags, spec)
+    named = (tag for tag in _newest_tags(tags, None) if tags[tag] == spec)
+    tag = spec if spec in tags else next(named, None)
     if tag is None:
         msg = f"{name}: {url} has no tag {spec}"
         if re.fullmatch(r"[0-9a-f]{40}", spec):
@@ -349,10 +350,6 @@ def _tag_or_sha(
     files, lacking = _other_files(upstream, parsed, access, but=None)
     fresh = fresh.model_copy(update={"files": {**fresh.files, **files}})
     return replace(release, upstream=fresh, lacking=lacking)
-
-
-def _tag_of(tags: Mapping[str, str], commit: str) -> str | None:
-    return next((tag for tag in _newest_tags(tags, None) if tags[tag] == commit), None)
 
 
 def _newest_tags(tags: Mapping[str, str], count: int | None = 6) -> list[str]:

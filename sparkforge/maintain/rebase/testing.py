@@ -34,15 +34,8 @@ class Tested:
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints of it."""
-        return {
-            "upstream": self.upstream,
-            "patch": self.patch,
-            "test": self.test,
-            "passed": self.outcome.passed,
-            "failed": self.outcome.failed,
-            "skipped": self.outcome.skipped,
-            "message": self.outcome.message,
-        }
+        names = {"upstream": self.upstream, "patch": self.patch, "test": self.test}
+        return names | self.outcome.counts()
 
 
 def run(root: Path, store: Store, state: State) -> list[Tested]:
@@ -63,18 +56,11 @@ def run(root: Path, store: Store, state: State) -> list[Tested]:
         tests = [test for _, _, test in named]
         ended = run_tests(dev_python(root), root, tests, env, work)
     outcomes = [Tested(upstream, patch, test, ended[test]) for upstream, patch, test in named]
-    log.table(
-        [
-            ("patch", "its test"),
-            *(
-                (
-                    tested.patch.removesuffix(".patch"),
-                    f"{tested.said} {tested.outcome.message}".rstrip(),
-                )
-                for tested in outcomes
-            ),
-        ]
+    rows = (
+        (one.patch.removesuffix(".patch"), f"{one.said} {one.outcome.message}".rstrip())
+        for one in outcomes
     )
+    log.table([("patch", "its test"), *rows])
     return outcomes
 
 

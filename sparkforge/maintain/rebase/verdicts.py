@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -98,39 +98,23 @@ class PatchResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints of it, and what the state file keeps."""
-        return {
-            "patch": self.patch,
-            "verdict": self.verdict.value,
-            "stops": self.stops,
-            "detail": list(self.detail),
-            "files": list(self.files),
-            "culprits": list(self.causes),
-            "after": list(self.after),
-            "remembered": self.remembered,
-            "commit": self.commit,
-            "reason": self.reason,
-            "exact": self.exact,
-            "vanished": list(self.vanished),
-            "next": self.next,
-        }
+        values = asdict(self)
+        values["culprits"] = values.pop("causes")
+        return values | {"verdict": self.verdict.value, "next": self.next}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PatchResult:
-        """Read what ``as_json`` wrote."""
-        return cls(
-            value["patch"],
-            Verdict(value["verdict"]),
-            value["stops"],
-            tuple(value["detail"]),
-            tuple(value["files"]),
-            tuple(value["culprits"]),
-            tuple(value["after"]),
-            value["remembered"],
-            value["commit"],
-            value["reason"],
-            value["exact"],
-            tuple(value["vanished"]),
-        )
+        """Read what ``as_json`` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: something else did.
+        """
+        values: dict[str, Any] = {
+            key: tuple(one) if isinstance(one, list) else one for key, one in value.items()
+        }
+        values["causes"] = values.pop("culprits")
+        del values["next"]
+        return cls(**values | {"verdict": Verdict(value["verdict"])})
 
 
 def compare(old: bytes, new: bytes) -> Verdict:
