@@ -71,27 +71,15 @@ class TinyCheckpoint:
         path: Folder with config.json, model.safetensors and the tokenizer.
         num_layers: Transformer layers; each has experts.
         num_experts: Experts in each layer.
-        hidden_size: Width of the residual stream, in elements.
-        intermediate_size: Width inside an expert, in elements.
-        vocab_size: Token ids; the first 256 are the bytes, in order.
-        sliding_window: Tokens that the even layers see, the current one included.
-        original_context: Context that YaRN extends from, in tokens.
         packed_expert_bytes: Blocks and scales of all experts, biases left out.
         bf16_expert_bytes: The same weights in BF16.
-        total_bytes: Size of all files.
     """
 
     path: Path
     num_layers: int
     num_experts: int
-    hidden_size: int
-    intermediate_size: int
-    vocab_size: int
-    sliding_window: int
-    original_context: int
     packed_expert_bytes: int
     bf16_expert_bytes: int
-    total_bytes: int
 
 
 def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> TinyCheckpoint:
@@ -116,7 +104,7 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> Tiny
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be between 0 and 2**32 - 1, got {seed}")
     tensors = _make_tensors(seed, shape)
-    total = write_checkpoint(dest, tensors, json_files(shape))
+    write_checkpoint(dest, tensors, json_files(shape))
 
     packed = sum(
         tensor.nbytes for name, tensor in tensors.items() if name.endswith(("_blocks", "_scales"))
@@ -126,14 +114,8 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> Tiny
         path=dest,
         num_layers=shape.layers,
         num_experts=shape.experts,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.inter,
-        vocab_size=VOCAB_SIZE,
-        sliding_window=SLIDING_WINDOW,
-        original_context=ORIGINAL_CONTEXT,
         packed_expert_bytes=packed,
         bf16_expert_bytes=2 * weights,
-        total_bytes=total,
     )
 
 

@@ -100,10 +100,9 @@ def _check_words(options: Options) -> None:
 
 def _rebase(project: Project, upstream: str) -> Rebase:
     project.pins.upstream(upstream)
-    access = project.access
-    mirror = Path(access.mirrors.get(upstream, ""))
-    history = mirror if access.mirrors.get(upstream) and mirror.is_dir() else None
-    return Rebase(project.root, project.pins_path, project.store, access, upstream, history)
+    mirror = project.access.mirrors.get(upstream)
+    history = Path(mirror) if mirror and Path(mirror).is_dir() else None
+    return Rebase(project, upstream, history)
 
 
 # -- a rebase ------------------------------------------------------------------------------
@@ -142,10 +141,10 @@ def _one(options: Options, project: Project, upstream: str) -> int:
         _print(now)
     landed = land(rebase, now)
     for path in landed.changed:
-        log.info(f"changed: {path.relative_to(rebase.root)}")
+        log.info(f"changed: {path.relative_to(rebase.project.root)}")
     _say(landed.companions)
     log.info(f"report: {landed.report}")
-    tested = testing.run(rebase.root, rebase.store, now) if options.test else None
+    tested = testing.run(rebase.project.root, rebase.project.store, now) if options.test else None
     if tested is None:
         log.info("next: run the patches' tests (--test runs them at the end of a rebase)")
     log.info(f"docs/carry.md describes the old release; update it: build.py {carry.COMMAND}")
@@ -219,18 +218,17 @@ def _every_status(project: Project, *, as_json: bool) -> int:
 
 
 def _dry_run(project: Project, upstream: str, spec: str, *, as_json: bool) -> int:
-    rebase, loaded = _rebase(project, upstream), project.pins
-    pinned = loaded.upstream(upstream)
+    rebase = _rebase(project, upstream)
+    pinned = project.pins.upstream(upstream)
     release = release_spec.resolve(
-        rebase.store, loaded, upstream, spec, rebase.access, complete=True
+        project.store, project.pins, upstream, spec, project.access, complete=True
     )
-    old = release_spec.old_source(rebase.store, upstream, pinned, release, rebase.access)
+    old = release_spec.old_source(project.store, upstream, pinned, release, project.access)
     series = rebase.series_of(upstream)
     results = verdicts(
-        rebase.store, series, old, release.source, history=rebase.history, rules=pinned.paths
+        project.store, series, old, release.source, history=rebase.history, rules=pinned.paths
     )
-    place = drift.Place(loaded, rebase.root, rebase.store, rebase.access)
-    drifts = drift.find(place, release.upstream, release.source, old)
+    drifts = drift.find(project, release.upstream, release.source, old)
     drifts += drift.unknown(upstream, release.upstream, release.declared_commit, release.lacking)
     _table(results)
     _say(drifts)

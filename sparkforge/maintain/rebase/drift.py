@@ -19,8 +19,8 @@ from sparkforge.maintain.rebase import requirements
 from sparkforge.pins.pins import Pins, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.pins.yamlfile import Where
-from sparkforge.sources.sources import Access, Source
-from sparkforge.store.store import Store
+from sparkforge.sources.project import Project
+from sparkforge.sources.sources import Source
 
 _SET = re.compile(r"""^\s*set\s*\(\s*(\w+)\s+["']?([^"'\s)]+)["']?""", re.MULTILINE | re.IGNORECASE)
 _DECLARE = re.compile(r"FetchContent_(?:Declare|Populate)\s*\(([^)]*)\)", re.IGNORECASE)
@@ -46,21 +46,7 @@ class DependencyDrift:
         return {"what": self.what, "mend": self.hint, "rewritten": bool(self.values)}
 
 
-@dataclass(frozen=True)
-class Place:
-    """The checkout that a new release is compared with.
-
-    Attributes:
-        root: the checkout, where the lock files are.
-    """
-
-    pins: Pins
-    root: Path
-    store: Store
-    access: Access
-
-
-def find(place: Place, release: Upstream, source: Source, old: Source) -> list[DependencyDrift]:
+def find(project: Project, release: Upstream, source: Source, old: Source) -> list[DependencyDrift]:
     """Return what an upstream's new release wants otherwise than pins.yaml and the locks have it.
 
     Args:
@@ -69,10 +55,10 @@ def find(place: Place, release: Upstream, source: Source, old: Source) -> list[D
         old: its pinned tree; what that does not pin either is no news.
     """
     name = source.upstream
-    drifts = list(_externals(place.pins, name, source, old))
-    drifts += _asked_for(place.pins, place.root, name, release)
-    drifts += _required(place, release, name)
-    drifts += _images(place.pins, name, source)
+    drifts = list(_externals(project.pins, name, source, old))
+    drifts += _asked_for(project.pins, project.root, name, release)
+    drifts += _required(project, release, name)
+    drifts += _images(project.pins, name, source)
     return drifts
 
 
@@ -142,9 +128,9 @@ def _asked_for(pins: Pins, root: Path, name: str, release: Upstream) -> Iterator
                 )
 
 
-def _required(place: Place, release: Upstream, name: str) -> Iterator[DependencyDrift]:
+def _required(project: Project, release: Upstream, name: str) -> Iterator[DependencyDrift]:
     """Hold what the new release's wheels declare against each target's locks and our wheels."""
-    pins, outdated = place.pins, set()
+    pins, outdated = project.pins, set()
     for target, plan in pins.targets.items():
         if name not in plan.wheels:
             continue
@@ -162,7 +148,7 @@ def _required(place: Place, release: Upstream, name: str) -> Iterator[Dependency
             file = release.files[wheel.files[platform]]
             if file == pins.upstreams[name].files[wheel.files[platform]]:
                 continue  # the index lacks the new release's: said elsewhere
-            declared = requirements.declared(place.store, file, place.access)
+            declared = requirements.declared(project.store, file, project.access)
             if declared is None:
                 yield DependencyDrift(
                     f"target {target}: cannot read the requirements of {file.file} from here",
@@ -190,7 +176,7 @@ def _required(place: Place, release: Upstream, name: str) -> Iterator[Dependency
                     f"build.py rebase {up} --onto release:{to}",
                 )
             yield from _stale(
-                place,
+                project,
                 target,
                 platform,
                 required,
@@ -204,16 +190,16 @@ def _required(place: Place, release: Upstream, name: str) -> Iterator[Dependency
 
 
 def _stale(
-    place: Place,
+    project: Project,
     target: str,
     platform: Platform,
     required: list[Requirement],
     without: frozenset[str],
 ) -> Iterator[DependencyDrift]:
     """Hold requirements against a target's lock."""
-    plan = place.pins.targets[target]
+    plan = project.pins.targets[target]
     lock = plan.requirements[platform]
-    path = place.root / lock
+    path = project.root / lock
     locked = exact(path.read_text(encoding="utf-8")) if path.is_file() else {}
     stale = requirements.disagreeing(required, locked, without)
     if not stale:
@@ -221,7 +207,7 @@ def _stale(
     if "triton" in plan.wheels and any(entry.startswith("torch ") for entry in stale):
         yield DependencyDrift(
             f"target {target}: another torch may require another Triton than"
-            f" {place.pins.upstreams['triton'].version}",
+            f" {project.pins.upstreams['triton'].version}",
             "check what it declares; if it differs: build.py rebase triton --onto release:VERSION",
         )
     yield DependencyDrift(

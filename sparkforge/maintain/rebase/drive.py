@@ -22,8 +22,7 @@ from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import lint, series
 from sparkforge.series.series import Series
 from sparkforge.sources import sources
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
+from sparkforge.sources.project import Project
 
 _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)  # ======= may be a heading
 
@@ -33,24 +32,19 @@ class Rebase:
     """What a rebase works with.
 
     Attributes:
-        root: the checkout.
-        pins_path: its pins.yaml.
         history: a repository with upstream's history, where a mirror is one.
     """
 
-    root: Path
-    pins_path: Path
-    store: Store
-    access: Access
+    project: Project
     upstream: str
     history: Path | None = None
 
     @property
     def job(self) -> Job:
-        return Job(self.root, self.upstream)
+        return Job(self.project.root, self.upstream)
 
     def series_of(self, upstream: str) -> Series:
-        return series.read(self.root / "patches" / upstream)
+        return series.read(self.project.series_folder(upstream))
 
     # -- beginning ---------------------------------------------------------------------
 
@@ -62,20 +56,19 @@ class Rebase:
             IntegrityError: the series is not what pins.yaml records of it.
         """
         self.check_unchanged()
-        loaded = pins.load(self.pins_path)
+        store, access = self.project.store, self.project.access
+        loaded = pins.load(self.project.pins_path)
         pinned = loaded.upstream(self.upstream)
         if pinned.source_in is not None:
             msg = f"{self.upstream}: its sources are part of {pinned.source_in}'s wheels"
             raise UsageError(msg, f"rebase {pinned.source_in}: this series moves with it")
-        release = release_spec.resolve(
-            self.store, loaded, self.upstream, spec, self.access, complete=True
-        )
+        release = release_spec.resolve(store, loaded, self.upstream, spec, access, complete=True)
         if commit is not None:
             release_spec.check_commit(release.upstream, commit, release.declared_commit)
             release = replace(
                 release, upstream=release.upstream.model_copy(update={"commit": commit})
             )
-        old = release_spec.old_source(self.store, self.upstream, pinned, release, self.access)
+        old = release_spec.old_source(store, self.upstream, pinned, release, access)
         parts = [
             SeriesRebase(
                 self.upstream,
@@ -105,9 +98,9 @@ class Rebase:
         fresh = upstream.model_copy(
             update={"files": {**upstream.files, upstream.source_file: file}, "patched": {}}
         )
-        here = replace(self.access, mirrors={})
-        old = sources.ensure(self.store, name, upstream, RELEASE_PLAN, here)
-        new = sources.ensure(self.store, name, fresh, RELEASE_PLAN, here)
+        here = replace(self.project.access, mirrors={})
+        old = sources.ensure(self.project.store, name, upstream, RELEASE_PLAN, here)
+        new = sources.ensure(self.project.store, name, fresh, RELEASE_PLAN, here)
         applied = self._applied(name, loaded, old)
         return SeriesRebase(name, applied.sha256, upstream.model_dump(mode="json"), fresh, old, new)
 
@@ -115,9 +108,9 @@ class Rebase:
         """Return a series that is what pins.yaml records."""
         patches = self.series_of(name)
         upstream = loaded.upstreams[name]
-        if problems := lint.lint(patches, self.root, upstream.paths):
+        if problems := lint.lint(patches, self.project.root, upstream.paths):
             raise SeriesError("\n".join(problems), "fix the series, then rebase it")
-        series.apply_recorded(self.store, patches, old, upstream)
+        series.apply_recorded(self.project.store, patches, old, upstream)
         return patches
 
     def check_unchanged(self) -> None:
@@ -126,12 +119,12 @@ class Rebase:
         Raises:
             UsageError: git says that something there is not committed.
         """
-        if not git.git_ok(self.root, "rev-parse", "--is-inside-work-tree"):
+        if not git.git_ok(self.project.root, "rev-parse", "--is-inside-work-tree"):
             return  # not under git: nothing to compare with
         written = ["pins.yaml", "patches", "CHANGELOG.md", "docs/patches.md"]
-        changed = git.git(self.root, "status", "--porcelain", "--", *written)
+        changed = git.git(self.project.root, "status", "--porcelain", "--", *written)
         if changed:
-            msg = f"{self.root}: uncommitted changes:\n{changed}"
+            msg = f"{self.project.root}: uncommitted changes:\n{changed}"
             raise UsageError(msg, "commit or stash them: a rebase replaces these files")
 
     # -- going on ----------------------------------------------------------------------
@@ -142,7 +135,7 @@ class Rebase:
         Raises:
             UsageError: somebody changed it meanwhile.
         """
-        loaded = pins.load(self.pins_path)
+        loaded = pins.load(self.project.pins_path)
         for part in state.parts:
             if (
                 self.series_of(part.upstream).sha256 != part.series
@@ -184,10 +177,10 @@ class Rebase:
 
     def _rebaser(self, part: SeriesRebase) -> PatchRebaser:
         old = self.series_of(part.upstream)
-        patched = series.apply(self.store, old, part.old)
+        patched = series.apply(self.project.store, old, part.old)
         kept = old.folder / Memory.FOLDER
         return PatchRebaser(
-            self.store, old, patched, part.new, kept, self.history, part.target.paths
+            self.project.store, old, patched, part.new, kept, self.history, part.target.paths
         )
 
     def _workspace(self, part: SeriesRebase) -> Workspace:

@@ -23,6 +23,7 @@ from sparkforge.pins.yamlfile import Where
 from sparkforge.series import series, staging
 from sparkforge.series.series import Series
 from sparkforge.series.staging import Rules, Staged
+from sparkforge.sources.project import Project
 
 
 @dataclass(frozen=True)
@@ -47,34 +48,32 @@ def land(rebase: Rebase, state: State) -> Landed:
         SeriesError: what the moves gave is no sound series.
     """
     # from the first look at the checkout on: what an export wrote meanwhile would be undone
-    with transaction.held(rebase.root):
-        return _landed(rebase, state)
+    with rebase.project.locked() as project:
+        return _landed(rebase, project, state)
 
 
-def _landed(rebase: Rebase, state: State) -> Landed:
+def _landed(rebase: Rebase, project: Project, state: State) -> Landed:
     own = state.parts[0]
     rebase.check_unchanged()
     rebase.check_same(state)
-    root = rebase.root
+    root, path = project.root, project.pins_path
     files: dict[Path, bytes | None] = {}
     staged: dict[str, Staged] = {}
     sections = []
     for part in state.parts:
-        folder = root / "patches" / part.upstream
+        folder = project.series_folder(part.upstream)
         old = rebase.series_of(part.upstream)
         staged[part.upstream] = _staged(rebase, part)
         files |= staged[part.upstream].files(folder, old)
         sections.append(report.ReportSection(part, _range_diff(rebase, part, old)))
         memory = rebase.job.memory / part.upstream
-        for path in sorted(memory.glob("*")) if memory.is_dir() else ():
-            files[folder / Memory.FOLDER / path.name] = path.read_bytes()
-    loaded = pins.load(rebase.pins_path)
-    place = drift.Place(loaded, root, rebase.store, rebase.access)
-    drifts = drift.find(place, own.target, own.new, own.old)
+        for file in sorted(memory.glob("*")) if memory.is_dir() else ():
+            files[folder / Memory.FOLDER / file.name] = file.read_bytes()
+    drifts = drift.find(project, own.target, own.new, own.old)
     drifts += drift.unknown(own.upstream, own.target, state.declared_commit, state.lacking)
-    text = _pins_text(rebase.pins_path, loaded, state, staged, drifts)
-    files[rebase.pins_path] = text.encode()
-    after = pins.parse(rebase.pins_path, text)
+    text = _pins_text(path, project.pins, state, staged, drifts)
+    files[path] = text.encode()
+    after = pins.parse(path, text)
     log_page = root / "CHANGELOG.md"
     log_text = log_page.read_text(encoding="utf-8") if log_page.exists() else "# Changelog\n"
     files[log_page] = changelog(log_text, state).encode()
@@ -83,16 +82,13 @@ def _landed(rebase: Rebase, state: State) -> Landed:
     )
     page = root / "dist" / "rebase" / report.file_name(own)
     files[page] = report.page(state, sections, drifts).encode()
-    changed = {path: data for path, data in files.items() if _differs(path, data)}
+    present = {file: file.read_bytes() if file.is_file() else None for file in files}
+    changed = {file: data for file, data in files.items() if data != present[file]}
     # the state goes with the change: who is killed behind it has nothing left to go on with
     transaction.change(root, {**changed, rebase.job.file: None})
     rebase.job.remove()
     remaining = tuple(difference for difference in drifts if not difference.values)
-    return Landed(page, tuple(path for path in changed if path != page), remaining)
-
-
-def _differs(path: Path, data: bytes | None) -> bool:
-    return (path.read_bytes() if path.is_file() else None) != data
+    return Landed(page, tuple(file for file in changed if file != page), remaining)
 
 
 # -- the series ----------------------------------------------------------------------------
@@ -103,15 +99,15 @@ def _staged(rebase: Rebase, part: SeriesRebase) -> Staged:
     repo = rebase.job.tree(part)
     exported = series.export(repo, part.new.commit, part.head)
     tree = git.git(repo, "rev-parse", f"{part.head}^{{tree}}")
-    rules = Rules(rebase.root, part.target.paths, "fix the message of that patch")
+    rules = Rules(rebase.project.root, part.target.paths, "fix the message of that patch")
     aside = rebase.job.folder / "landing" / part.upstream
-    return staging.stage(rebase.store, aside, exported, part.new, tree, rules=rules)
+    return staging.stage(rebase.project.store, aside, exported, part.new, tree, rules=rules)
 
 
 def _range_diff(rebase: Rebase, part: SeriesRebase, old: Series) -> str:
     if not part.results or part.head == part.new.commit:
         return "nothing is left of the series"  # git takes no empty range
-    patched = series.apply(rebase.store, old, part.old)
+    patched = series.apply(rebase.project.store, old, part.old)
     work = Workspace(rebase.job.tree(part))
     return work.git(
         "range-diff",
