@@ -73,16 +73,16 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
     }
     for name in [layer for wheel in context.target.wheels for layer in context.layers(wheel)]:
         upstream = context.pins.upstream(name)
-        said = {
+        facts = {
             "repository": upstream.git,
             "tag": upstream.tag,
-            "commit": upstream.said_commit,
+            "commit": upstream.commit_or_unknown,
             "series": context.series_of(name).sha256,
         }
         # the recorded trees and not the one that was built from: both kinds of source give the
         # same image, and each build was compared with the record of its kind
-        said |= {f"tree.{kind}": record.tree for kind, record in upstream.patched.items()}
-        result |= {f"org.sparkforge.{name}.{key}": value for key, value in said.items()}
+        facts |= {f"tree.{kind}": record.tree for kind, record in upstream.patched.items()}
+        result |= {f"org.sparkforge.{name}.{key}": value for key, value in facts.items()}
     return result
 
 

@@ -157,10 +157,10 @@ def _source(
         }
     file = upstream.files[upstream.source_file]
     if upstream.commit is None:
-        said = {"standsFor": f"git+{upstream.git}@refs/tags/{upstream.tag}", "commit": UNKNOWN}
+        origin = {"standsFor": f"git+{upstream.git}@refs/tags/{upstream.tag}", "commit": UNKNOWN}
     else:
-        said = {"standsFor": f"git+{upstream.git}@{upstream.commit}"}
-    return {**_file(file.file, file.sha256), "annotations": {**said, **notes}}
+        origin = {"standsFor": f"git+{upstream.git}@{upstream.commit}"}
+    return {**_file(file.file, file.sha256), "annotations": {**origin, **notes}}
 
 
 def _file(name: str, sha256: str) -> dict[str, Any]:

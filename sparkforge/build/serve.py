@@ -205,9 +205,9 @@ def _first_answer(server: ProcessServer, name: str | None, *, chat: bool) -> Rea
         model = name or str(reply.json()["data"][0]["id"])
         body = {"model": model, "prompt": "Hello", "max_tokens": 1}
         log.info("requesting the first token")
-        said = requests.post(f"{url}/completions", json=body, timeout=_ANSWER_S)
-        if said.status_code >= requests.codes.internal_server_error:
-            msg = f"the first token was refused: {said.status_code} {said.text[:200]}"
+        completion = requests.post(f"{url}/completions", json=body, timeout=_ANSWER_S)
+        if completion.status_code >= requests.codes.internal_server_error:
+            msg = f"the first token was refused: {completion.status_code} {completion.text[:200]}"
             raise SmokeError(f"{msg}\n{servers.tail(server)}")
     except (requests.RequestException, LookupError, TypeError, ValueError) as error:
         deadline = time.monotonic() + _END_S  # a connection closes before its process is gone

@@ -314,8 +314,8 @@ def submodule_url(repo: Path, commit: str, path: str) -> str | None:
     blob_name = f"--blob={commit}:.gitmodules"
     if not git_ok(repo, "cat-file", "-e", f"{commit}:.gitmodules"):
         return None
-    said = git(repo, "config", blob_name, "--null", "--list")
-    values = dict(entry.split("\n", 1) for entry in filter(None, said.split("\0")))
+    listing = git(repo, "config", blob_name, "--null", "--list")
+    values = dict(entry.split("\n", 1) for entry in filter(None, listing.split("\0")))
     for key, value in values.items():
         if key.endswith(".path") and value == path:
             return values.get(f"{key.removesuffix('.path')}.url")

@@ -22,8 +22,8 @@ _INSTALL_HINTS = {
 
 def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
     """Return a failed command and the end of its output."""
-    said = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
-    tail = "\n".join(f"    {line}" for line in said[-_TAIL_LINES:])
+    lines = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
+    tail = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
     return f"{shlex.join(result.args)} failed with exit code {result.returncode}\n{tail}"
 
 

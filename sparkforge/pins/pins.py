@@ -108,7 +108,7 @@ class Upstream(Model):
         return file is not None and file.file.endswith(".whl")
 
     @property
-    def said_commit(self) -> str:
+    def commit_or_unknown(self) -> str:
         """The commit as receipt, bill, provenance and labels name it."""
         return self.commit or UNKNOWN
 

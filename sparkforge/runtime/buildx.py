@@ -115,11 +115,11 @@ def _inspect(name: str, *words: str) -> Builder:
         raise EngineError(msg, "see docker buildx ls") from None
 
 
-def parse(name: str, said: str) -> Builder:
+def parse(name: str, text: str) -> Builder:
     """Read the output of ``docker buildx inspect``."""
 
     def values(key: str) -> list[str]:
-        return re.findall(rf"^{key}:[ \t]*(.*)$", said, re.MULTILINE)
+        return re.findall(rf"^{key}:[ \t]*(.*)$", text, re.MULTILINE)
 
     # an asterisk marks a platform that the user set
     words = [word.strip(" *") for line in values("Platforms") for word in line.split(",")]

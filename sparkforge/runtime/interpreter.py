@@ -69,8 +69,8 @@ def ensure(store: Store, version: str, *, offline: bool) -> Path:
                 env=_variables(folder),
             )
         except CommandError as error:
-            said = [line.strip() for line in error.what.splitlines()[1:] if "cause:" in line]
-            why = "\n".join(f"    {line}" for line in said[-3:]) or error.what
+            causes = [line.strip() for line in error.what.splitlines()[1:] if "cause:" in line]
+            why = "\n".join(f"    {line}" for line in causes[-3:]) or error.what
             if _MISMATCH in error.what:
                 msg = f"Python {version} as downloaded differs from uv's pinned one:\n{why}"
                 raise IntegrityError(msg, "check UV_PYTHON_INSTALL_MIRROR and proxy") from error

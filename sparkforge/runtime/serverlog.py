@@ -82,8 +82,8 @@ def explain(text: str, lines: int = LINES) -> str:
     """
     failure = first_failure(text)
     if failure is None:
-        said = [one for one in text.splitlines() if not _NOISE.match(one)]
-        shown = said[-lines:]
+        kept = [one for one in text.splitlines() if not _NOISE.match(one)]
+        shown = kept[-lines:]
         first: list[str] = []
     else:
         first = [f"{failure.process}: {failure.words}" if failure.process else failure.words]

@@ -226,8 +226,8 @@ class WarmUp:
         self._served = True
         if not outcome:
             count = sum(one.compiled for one in made[1:])
-            said = f"; the caches gained {count} files" if self.caches else ""
-            self.say(f"warm-up: {len(made) - 1} steps in {seconds:.0f} s{said}")
+            growth = f"; the caches gained {count} files" if self.caches else ""
+            self.say(f"warm-up: {len(made) - 1} steps in {seconds:.0f} s{growth}")
 
     def _save(self) -> None:
         assert self._record is not None

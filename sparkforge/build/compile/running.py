@@ -181,21 +181,21 @@ def _remove(engine: Engine, name: str) -> None:
 
 def _step(title: str, command: Sequence[str], log_file: Path) -> None:
     progress = Progress(title)
-    said: list[str] = []
+    output: list[str] = []
     with log_file.open("a", encoding="utf-8") as file:
         file.write(f"== {title}\n")
 
         def line(text: str) -> None:
             file.write(f"{text}\n")
             file.flush()
-            said.append(text)
+            output.append(text)
             progress.see(text)
 
         try:
             call(*command, stream=line)
         except CommandError as error:
             code = str(error).partition("\n")[0].rpartition(" ")[2]
-            msg = f"{title} failed with exit code {code}:\n{excerpt(said)}"
+            msg = f"{title} failed with exit code {code}:\n{excerpt(output)}"
             raise CompileError(msg, f"see the log {log_file}") from error
 
 
@@ -230,18 +230,18 @@ class Progress:
         )
 
 
-def excerpt(said: Sequence[str]) -> str:
+def excerpt(output: Sequence[str]) -> str:
     """Return the words of the command that failed: ninja's FAILED block, or the end of it all."""
-    starts = [i for i, text in enumerate(said) if text.strip().startswith("FAILED: ")]
+    starts = [i for i, text in enumerate(output) if text.strip().startswith("FAILED: ")]
     if starts:
-        block = list(said[starts[-1] :])
+        block = list(output[starts[-1] :])
         end = next((i for i, text in enumerate(block) if i and _STEP.match(text.strip())), None)
         kept = [ln for ln in block[:end] if not ln.strip().startswith("ninja: build stopped")]
         # the first lines say which file, the errors themselves may stand far below
         wrong = [ln for ln in kept[2:] if re.search(r"\berror\b|fatal", ln, re.IGNORECASE)]
         kept = kept if len(kept) <= _SHOWN_LINES else [kept[0], *(wrong or kept)[:_SHOWN_LINES]]
     else:
-        kept = list(said[-_SHOWN_LINES:])
+        kept = list(output[-_SHOWN_LINES:])
     return "\n".join(f"    {ln[:400]}" for ln in kept)
 
 

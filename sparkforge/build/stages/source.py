@@ -31,7 +31,7 @@ def source_item(context: Context, name: str, upstream: Upstream) -> Item[SourceR
     plan = context.target.source
     file = upstream.files[upstream.source_file] if upstream.source_file else None
     inputs = {
-        "commit": upstream.said_commit,
+        "commit": upstream.commit_or_unknown,
         "tag": upstream.tag,
         **chosen(context, name),
         "release_file": file.sha256 if file else None,

@@ -36,7 +36,7 @@ def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> 
     return {
         "release_wheel": file.sha256,
         "file": file.file,
-        "upstream_commit": upstream.said_commit,
+        "upstream_commit": upstream.commit_or_unknown,
         "series": {layer: patches.sha256 for layer, patches in layers.items()},
         "name": plan.name,
         "local": f"{plan.local}.{context.pins.release.counter}",

@@ -101,18 +101,18 @@ def run(options: Options) -> int:
         probes = (*PROBES, lambda seen, want: pair.judge(both, seen, rdma=want.gpu))
     findings = relevant(judge(seen, want, probes))
     stops = [one for one in findings if one.state == "fail"]
-    said = document(want.target, findings)
+    judgement = document(want.target, findings)
     if not options.output.json:
         show(want.target, findings)
     if archive is not None:
         everything = reading.all_variables(env_file)
         made = reporting.write(
-            archive, path.parent, want.target, seen, said, everything, ask=not options.no_chats
+            archive, path.parent, want.target, seen, judgement, everything, ask=not options.no_chats
         )
-        said["report"] = reporting.document(archive, made)
+        judgement["report"] = reporting.document(archive, made)
         reporting.show(archive, made)
     if options.output.json:
-        log.json(said)
+        log.json(judgement)
     if archive is not None or not stops:
         return 0
     names = ", ".join(one.name for one in stops)

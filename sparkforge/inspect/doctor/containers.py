@@ -20,8 +20,8 @@ _INSTALL = "curl -fsSL https://get.docker.com | sudo sh   # or your distribution
 
 
 def engine(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    said = seen.said("docker")
-    info = _info(said)
+    output = seen.output("docker")
+    info = _info(output)
     bad: State = "fail" if want.needs_engine else "note"
     instead = (
         ""
@@ -43,9 +43,9 @@ def engine(seen: Readings, want: Wanted) -> Iterator[Finding]:
             )
     version = str(info.get("ServerVersion") or "") if info else ""
     if not version:
-        hint = _INSTALL if "PATH" in said.problem else "sudo systemctl start docker"
+        hint = _INSTALL if "PATH" in output.problem else "sudo systemctl start docker"
         hint = hint if want.needs_engine else ""
-        yield Finding("engine", bad, _silence(said, info) + instead, hint)
+        yield Finding("engine", bad, _silence(output, info) + instead, hint)
         return
     try:
         check_version(version)
@@ -59,12 +59,12 @@ def engine(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 
 def _plugins(seen: Readings, bad: State) -> Iterator[Finding]:
-    buildx = seen.said("buildx")
+    buildx = seen.output("buildx")
     if buildx.code == 0:
         yield Finding("buildx", "ok", first_line(buildx.out))
     else:
         yield Finding("buildx", bad, _why_not(buildx), "sudo apt-get install docker-buildx-plugin")
-    compose = seen.said("compose")
+    compose = seen.output("compose")
     found = re.search(r"(\d+)\.(\d+)", compose.out) if compose.code == 0 else None
     install = "sudo apt-get install docker-compose-plugin"
     if found is None:
@@ -80,12 +80,12 @@ def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
     known = "nvidia" in runtimes if isinstance(runtimes, dict) else False
     found = info.get("DiscoveredDevices")
     cdi = any("nvidia.com/gpu" in str(one) for one in found) if isinstance(found, list) else False
-    said = seen.said("nvidia-ctk")
-    version = first_line(said.out) if said.code == 0 else "nvidia-ctk is not installed"
+    output = seen.output("nvidia-ctk")
+    version = first_line(output.out) if output.code == 0 else "nvidia-ctk is not installed"
     ways = [word for word, is_so in (("runtime nvidia", known), ("CDI devices", cdi)) if is_so]
     if ways:
         return Finding("container-toolkit", "ok", f"{version}; the engine has {', '.join(ways)}")
-    if said.code == 0:
+    if output.code == 0:
         # Docker finds the toolkit's hook itself, so this may still work
         return Finding(
             "container-toolkit",
@@ -102,25 +102,29 @@ def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
     )
 
 
-def _info(said: Glimpse) -> dict[str, Any] | None:
+def _info(output: Glimpse) -> dict[str, Any] | None:
     try:
-        found = plain.json_of(said.out)
+        found = plain.json_of(output.out)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
 
-def _silence(said: Glimpse, info: dict[str, Any] | None) -> str:
-    if said.problem:
-        return said.problem
+def _silence(output: Glimpse, info: dict[str, Any] | None) -> str:
+    if output.problem:
+        return output.problem
     errors = (info or {}).get("ServerErrors") or []
     words = [str(one) for one in errors] if isinstance(errors, list) else []
-    words += (said.err + ("" if info else said.out)).strip().splitlines()
+    words += (output.err + ("" if info else output.out)).strip().splitlines()
     return f"docker info: {words[0][:160] if words else 'no server'}"
 
 
-def _why_not(said: Glimpse) -> str:
-    return said.problem or first_line(said.err + said.out) or f"failed with exit code {said.code}"
+def _why_not(output: Glimpse) -> str:
+    return (
+        output.problem
+        or first_line(output.err + output.out)
+        or f"failed with exit code {output.code}"
+    )
 
 
 PROBES = (engine,)

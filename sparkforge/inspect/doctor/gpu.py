@@ -22,17 +22,17 @@ _SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_
 
 
 def gpu(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    said = seen.said("nvidia-smi")
-    tree = _tree(said)
+    output = seen.output("nvidia-smi")
+    tree = _tree(output)
     if tree is None or tree.find("gpu") is None:
-        if not want.gpu and said.code is None and "PATH" in said.problem:
+        if not want.gpu and output.code is None and "PATH" in output.problem:
             yield Finding("gpu", "ok", f"no GPU; target {want.target} needs none")
             return
         needed = f"; target {want.target} needs one" if want.gpu else ", and none is needed"
         yield Finding(
             "gpu",
             "fail" if want.gpu else "note",
-            f"{_silence(said, tree)}{needed}",
+            f"{_silence(output, tree)}{needed}",
             "nvidia-smi; sudo dmesg | grep -iE 'nvrm|xid' | tail"
             "   # not installed: sudo apt-get install nvidia-driver-580-open",
         )
@@ -44,7 +44,7 @@ def gpu(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 
 def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    if not want.gpu or _tree(seen.said("nvidia-smi")) is None:
+    if not want.gpu or _tree(seen.output("nvidia-smi")) is None:
         return  # the finding about nvidia-smi reports the missing program
     missing = [path for path in DEVICES if not seen.paths.get(path, {}).get("exists")]
     if missing:
@@ -58,72 +58,74 @@ def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("devices", "ok", "all present")
 
 
-def _tree(said: Glimpse) -> ET.Element | None:
-    if said.code != 0:
+def _tree(output: Glimpse) -> ET.Element | None:
+    if output.code != 0:
         return None
     try:
-        return ET.fromstring(said.out)
+        return ET.fromstring(output.out)
     except ET.ParseError:
         return None
 
 
-def _silence(said: Glimpse, tree: ET.Element | None) -> str:
-    if said.problem:
-        return said.problem
-    words = (said.out + said.err).strip().splitlines() or ["nothing"]
-    if said.code != 0:
-        return f"nvidia-smi failed with exit code {said.code}: {words[0][:120]}"
+def _silence(output: Glimpse, tree: ET.Element | None) -> str:
+    if output.problem:
+        return output.problem
+    words = (output.out + output.err).strip().splitlines() or ["nothing"]
+    if output.code != 0:
+        return f"nvidia-smi failed with exit code {output.code}: {words[0][:120]}"
     return "nvidia-smi lists no GPU" if tree is not None else f"not XML: {words[0][:120]!r}"
 
 
 def _capability(seen: Readings, want: Wanted, tree: ET.Element) -> Finding:
     names = [_text(one, "product_name") or "unnamed" for one in tree.iter("gpu")]
-    rows = [row.rpartition(",") for row in seen.said("compute-cap").out.strip().splitlines()]
+    rows = [row.rpartition(",") for row in seen.output("compute-cap").out.strip().splitlines()]
     found = {row[2].strip() for row in rows if re.fullmatch(r"\d+\.\d+", row[2].strip())}
-    said = f"{', '.join(names)}; compute capability {', '.join(sorted(found)) or 'unknown'}"
+    summary = f"{', '.join(names)}; compute capability {', '.join(sorted(found)) or 'unknown'}"
     if not want.gpu or want.cuda_arch in found:
-        return Finding("gpu", "ok", said)
+        return Finding("gpu", "ok", summary)
     if not found:
-        return Finding("gpu", "note", said, "nvidia-smi --query-gpu=name,compute_cap --format=csv")
+        return Finding(
+            "gpu", "note", summary, "nvidia-smi --query-gpu=name,compute_cap --format=csv"
+        )
     return Finding(
         "gpu",
         "fail",
-        f"{said}; target {want.target} is for {want.cuda_arch}",
+        f"{summary}; target {want.target} is for {want.cuda_arch}",
         "python3 build.py pins check; grep -n cuda_arch pins.yaml   # another target?",
     )
 
 
 def _driver(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
     driver, cuda = _text(tree, "driver_version"), _text(tree, "cuda_version")
-    said = f"{driver or 'version unknown'}, CUDA {cuda or 'unknown'}"
+    summary = f"{driver or 'version unknown'}, CUDA {cuda or 'unknown'}"
     found = re.fullmatch(r"(\d+)\.(\d+)", cuda)
     if want.cuda is None or found is None:
-        yield Finding("driver", "ok" if want.cuda is None else "note", said)
+        yield Finding("driver", "ok" if want.cuda is None else "note", summary)
     elif (int(found[1]), int(found[2])) >= want.cuda:
-        yield Finding("driver", "ok", said)
+        yield Finding("driver", "ok", summary)
     else:
         yield Finding(
             "driver",
             "fail",
-            f"{said}; the target's CUDA is {want.cuda[0]}.{want.cuda[1]}",
+            f"{summary}; the target's CUDA is {want.cuda[0]}.{want.cuda[1]}",
             "sudo apt-get update && sudo apt-get full-upgrade   # CUDA 13.0: driver 580",
         )
 
 
 def _memory(tree: ET.Element) -> Iterator[Finding]:
-    said = []
+    usages = []
     held = 0
     for one in tree.iter("gpu"):
         usage = one.find("fb_memory_usage")
         total = _text(usage, "total") if usage is not None else ""
         known = _number(total) is not None
-        said.append(
+        usages.append(
             f"{_text(usage, 'used')} of {total} used"
             if known
             else "not reported by nvidia-smi (unified memory)"
         )
         held += len(one.findall("processes/process_info"))
-    text = "; ".join(said)
+    text = "; ".join(usages)
     if held:
         yield Finding("gpu-memory", "warn", f"{text}; {held} processes use some", "nvidia-smi")
     else:
@@ -136,33 +138,33 @@ def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
         most = _number(_text(one, "max_clocks/sm_clock"))
         load = _number(_text(one, "utilization/gpu_util"))
         slowed = _reasons(one)
-        said = (
+        summary = (
             f"SM {_mhz(now)}, at most {_mhz(most)}, load "
             f"{'unknown' if load is None else f'{load:.0f} %'}"
             + (f"; throttled by {', '.join(slowed)}" if slowed else "")
         )
         look = "nvidia-smi -q -d CLOCK,PERFORMANCE,POWER,TEMPERATURE"
         if now is None:
-            yield Finding("clocks", "note", said, look)
+            yield Finding("clocks", "note", summary, look)
         elif load is not None and load >= BUSY_PERCENT and now < STUCK_MHZ:
             yield Finding(
                 "clocks",
                 "fail",
-                f"{said}: stuck",
+                f"{summary}: stuck",
                 "shut down, unplug for a minute, start again   # reports say that a full power"
                 " cycle fixes it",
             )
         elif slowed:
-            yield Finding("clocks", "warn", said, look)
+            yield Finding("clocks", "warn", summary, look)
         elif load is None or load < BUSY_PERCENT:
             yield Finding(
                 "clocks",
                 "note",
-                f"{said}; idle clocks prove nothing: run doctor while it serves",
+                f"{summary}; idle clocks prove nothing: run doctor while it serves",
                 look,
             )
         else:
-            yield Finding("clocks", "ok", said)
+            yield Finding("clocks", "ok", summary)
 
 
 def _reasons(one: ET.Element) -> list[str]:

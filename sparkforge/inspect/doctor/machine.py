@@ -72,27 +72,27 @@ def instructions(seen: Readings, want: Wanted) -> Iterator[Finding]:
 def system(seen: Readings, want: Wanted) -> Iterator[Finding]:
     release = _settings(seen.text("/etc/os-release"))
     dgx = _settings(seen.text("/etc/dgx-release"))
-    said = [release.get("PRETTY_NAME", "no /etc/os-release"), f"kernel {seen.facts.get('kernel')}"]
+    parts = [release.get("PRETTY_NAME", "no /etc/os-release"), f"kernel {seen.facts.get('kernel')}"]
     if dgx:
         words = (
             dgx.get("DGX_PRETTY_NAME") or dgx.get("DGX_NAME", "DGX"),
             dgx.get("DGX_OTA_VERSION") or dgx.get("DGX_SWBUILD_VERSION", ""),
         )
-        said.insert(0, " ".join(word for word in words if word))
-    yield Finding("system", "ok", "; ".join(said))
+        parts.insert(0, " ".join(word for word in words if word))
+    yield Finding("system", "ok", "; ".join(parts))
 
 
 def firmware(seen: Readings, want: Wanted) -> Iterator[Finding]:
     names = ("sys_vendor", "product_name", "bios_version", "bios_date")
-    said = [text for name in names if (text := seen.text(f"/sys/class/dmi/id/{name}"))]
+    dmi = [text for name in names if (text := seen.text(f"/sys/class/dmi/id/{name}"))]
     if want.cuda_arch != "12.1":
-        yield Finding("firmware", "ok", " ".join(said) or "no DMI")
+        yield Finding("firmware", "ok", " ".join(dmi) or "no DMI")
         return
     yield Finding(
         "firmware",
         "note",
-        f"{' '.join(said) or 'no DMI'}; not judged: no list of good versions",
-        "fwupdmgr refresh && fwupdmgr get-updates" if said else "",
+        f"{' '.join(dmi) or 'no DMI'}; not judged: no list of good versions",
+        "fwupdmgr refresh && fwupdmgr get-updates" if dmi else "",
     )
 
 
@@ -111,9 +111,9 @@ def page_size(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 def python(seen: Readings, want: Wanted) -> Iterator[Finding]:
     there = seen.facts.get("pythons", "").split()
-    said = f"{seen.facts.get('python')}; on the PATH: {' '.join(there) or 'no python3.N'}"
+    summary = f"{seen.facts.get('python')}; on the PATH: {' '.join(there) or 'no python3.N'}"
     if want.python in there:
-        yield Finding("python", "ok", said)
+        yield Finding("python", "ok", summary)
         return
     how = (
         "its image includes it"
@@ -121,22 +121,22 @@ def python(seen: Readings, want: Wanted) -> Iterator[Finding]:
         else "a virtual environment uses uv's own build"
     )
     yield Finding(
-        "python", "note", f"{said}; target {want.target} is locked for {want.python}: {how}"
+        "python", "note", f"{summary}; target {want.target} is locked for {want.python}: {how}"
     )
 
 
 def git(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    said = seen.said("git")
-    version = re.search(r"(\d+)\.(\d+)", said.out)
+    output = seen.output("git")
+    version = re.search(r"(\d+)\.(\d+)", output.out)
     install = "sudo apt-get install git"
-    if said.code != 0 or version is None:
+    if output.code != 0 or version is None:
         yield Finding(
-            "git", "fail", said.problem or f"git --version: {first_line(said.out)!r}", install
+            "git", "fail", output.problem or f"git --version: {first_line(output.out)!r}", install
         )
     elif (int(version[1]), int(version[2])) < _OLDEST_GIT:
-        yield Finding("git", "warn", f"{first_line(said.out)}; use 2.34 or newer", install)
+        yield Finding("git", "warn", f"{first_line(output.out)}; use 2.34 or newer", install)
     else:
-        yield Finding("git", "ok", first_line(said.out))
+        yield Finding("git", "ok", first_line(output.out))
 
 
 def proxies(seen: Readings, want: Wanted) -> Iterator[Finding]:
@@ -177,9 +177,9 @@ def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
     reading = memory.Reading(have["MemTotal"], have["MemAvailable"])
     # the entrypoint uses CUDA, too; a driver without an answer is a separate finding
     cuda_total = int(seen.facts.get("cuda_total") or 0) or None
-    said = memory.described(reading, cuda_total)
+    summary = memory.described(reading, cuda_total)
     if want.memory is None:
-        yield Finding("memory", "ok", said)
+        yield Finding("memory", "ok", summary)
         return
     try:
         share = memory.utilisation(want.memory, reading, cuda_total)
@@ -188,26 +188,26 @@ def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding(
             "memory",
             "fail",
-            f"{said}; {keep} are kept free, and the model needs {least}",
+            f"{summary}; {keep} are kept free, and the model needs {least}",
             "ps aux --sort=-rss | head; docker ps   # then stop what uses memory"
             if reading.total / _GIB >= keep + least
             else "this machine has too little memory: use another, or a smaller model",
         )
         return
-    yield Finding("memory", "ok", f"{said}; vLLM would be given {share:.2f} of all")
+    yield Finding("memory", "ok", f"{summary}; vLLM would be given {share:.2f} of all")
     yield from _page_cache(have, want.memory.least_gib)
 
 
 def _page_cache(have: dict[str, int], least_gib: int) -> Iterator[Finding]:
     free, cached = have.get("MemFree", 0), have.get("Cached", 0)
-    said = f"{free / _GIB:.1f} GiB free, {cached / _GIB:.1f} GiB cached"
+    summary = f"{free / _GIB:.1f} GiB free, {cached / _GIB:.1f} GiB cached"
     if free >= least_gib * _GIB:
-        yield Finding("page-cache", "ok", said)
+        yield Finding("page-cache", "ok", summary)
         return
     yield Finding(
         "page-cache",
         "warn",
-        f"{said}; the model takes {least_gib} GiB",
+        f"{summary}; the model takes {least_gib} GiB",
         "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches"
         "   # the image drops the model's own pages by itself",
     )

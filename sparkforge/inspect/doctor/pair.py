@@ -86,16 +86,16 @@ def _interface(pair: Pair, *, rdma: bool) -> Iterator[Finding]:
         )
         return
     speed = f"{one.mbit / 1000:.0f} Gbit/s" if one.mbit and one.mbit > 0 else "speed unknown"
-    said = f"{name} {one.state}, {speed}, {', '.join(one.addresses) or 'no address'}"
+    summary = f"{name} {one.state}, {speed}, {', '.join(one.addresses) or 'no address'}"
     if mine.own not in one.addresses:
         hint = f"sudo ip address add {mine.own}/24 dev {name} && sudo ip link set {name} up"
-        yield Finding("interface", "fail", f"{said}; .env says {mine.own}", hint)
+        yield Finding("interface", "fail", f"{summary}; .env says {mine.own}", hint)
     elif one.state not in ("up", "unknown"):  # unknown: the state of loopback
-        yield Finding("interface", "fail", said, f"sudo ip link set {name} up   # the cable?")
+        yield Finding("interface", "fail", summary, f"sudo ip link set {name} up   # the cable?")
     elif rdma and one.mbit and 0 < one.mbit < _FASTEST_MBIT:
-        yield Finding("interface", "warn", f"{said}; a Spark's port has 200", f"ethtool {name}")
+        yield Finding("interface", "warn", f"{summary}; a Spark's port has 200", f"ethtool {name}")
     else:
-        yield Finding("interface", "ok", said)
+        yield Finding("interface", "ok", summary)
     mtu = f"sudo ip link set {name} mtu {_JUMBO}   # on both; netplan makes it permanent"
     if one.mtu is None or one.mtu < _JUMBO:
         yield Finding("mtu", "warn", f"{one.mtu or 'unknown'}", mtu)
@@ -130,16 +130,16 @@ def _rdma(pair: Pair) -> Finding:
             f"{look}; sudo ip address add {own}/24 dev {name}",
         )
     one = fit[0]
-    said = (
+    summary = (
         f"{one.device} on {name}: {one.state}, GID index {one.index}; this user may pin"
         f" {pair.memlock or 'an unknown amount'}"
     )
     if "ACTIVE" not in one.state:
-        return Finding("rdma", "fail", said, f"{look}   # the cable?")
+        return Finding("rdma", "fail", summary, f"{look}   # the cable?")
     return Finding(
         "rdma",
         "ok",
-        said,
+        summary,
         f"NCCL_IB_HCA={one.device} NCCL_IB_GID_INDEX={one.index}"
         "   # add to .env if NCCL does not find it",
     )
@@ -181,7 +181,7 @@ def _variables(pair: Pair, seen: Readings) -> Finding:
         "NCCL_DEBUG",
     )
     there = {name: seen.variables[name] for name in names if seen.variables.get(name)}
-    said = " ".join(f"{name}={value}" for name, value in there.items()) or "none set"
+    summary = " ".join(f"{name}={value}" for name, value in there.items()) or "none set"
     wrong = []
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = there.get(name, "").lstrip("=")
@@ -203,10 +203,10 @@ def _variables(pair: Pair, seen: Readings) -> Finding:
         return Finding(
             "nccl",
             "warn",
-            f"{said}: {'; '.join(wrong)}",
+            f"{summary}: {'; '.join(wrong)}",
             "grep -nE '^(NCCL|GLOO)_' .env; env | grep -E '^(NCCL|GLOO)_'",
         )
-    return Finding("nccl", "ok", said)
+    return Finding("nccl", "ok", summary)
 
 
 def _peer(pair: Pair) -> Iterator[Finding]:

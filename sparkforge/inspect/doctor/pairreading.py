@@ -32,9 +32,9 @@ def interface(name: str, sys: Path = Path("/sys")) -> Interface:
     state = _line(folder / "operstate")
     if not state:
         return Interface()
-    said = glimpse("ip", "-j", "address", "show", "dev", name, timeout_s=_TIMEOUT_S)
+    output = glimpse("ip", "-j", "address", "show", "dev", name, timeout_s=_TIMEOUT_S)
     try:
-        found = plain.json_of(said.out or "[]")
+        found = plain.json_of(output.out or "[]")
         addresses = tuple(one["local"] for link in found for one in link.get("addr_info", ()))
     except (ValueError, LookupError, TypeError, AttributeError):
         addresses = ()
@@ -61,9 +61,11 @@ def _facts(seen: Readings, want: Wanted) -> dict[str, str]:
     image = release = ""
     if name:
         label = '{{.Id}} {{index .Config.Labels "org.opencontainers.image.version"}}'
-        said = glimpse("docker", "image", "inspect", "--format", label, name, timeout_s=_TIMEOUT_S)
-        if said.code == 0:
-            image, _, release = said.out.strip().partition(" ")
+        output = glimpse(
+            "docker", "image", "inspect", "--format", label, name, timeout_s=_TIMEOUT_S
+        )
+        if output.code == 0:
+            image, _, release = output.out.strip().partition(" ")
     driver = seen.text("/proc/driver/nvidia/version").partition("\n")[0]
     return {
         "image": image,
@@ -76,7 +78,7 @@ def _facts(seen: Readings, want: Wanted) -> dict[str, str]:
 
 def _jumbo(mine: Settings, mtu: int) -> str:
     other = mine.worker if mine.is_head else mine.head
-    said = glimpse(
+    output = glimpse(
         "ping",
         "-M",
         "do",
@@ -89,11 +91,11 @@ def _jumbo(mine: Settings, mtu: int) -> str:
         other,
         timeout_s=_TIMEOUT_S,
     )
-    if said.code == 0:
+    if output.code == 0:
         return "ok"
-    if said.code is None:  # no ping here: the MTU's own figure has to do
+    if output.code is None:  # no ping here: the MTU's own figure has to do
         return ""
-    return ((said.err + said.out).strip().splitlines() or ["no answer"])[-1]
+    return ((output.err + output.out).strip().splitlines() or ["no answer"])[-1]
 
 
 def _memlock() -> str:

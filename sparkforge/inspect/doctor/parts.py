@@ -153,8 +153,8 @@ def _text(name: str, what: str, seen: Glimpse) -> Part:
     """Return a part with a program's output."""
     if seen.code == 0:
         return Part(name, what, seen.out)
-    said = seen.err.strip().partition("\n")[0][:200]
-    return Part(name, what, seen.out, seen.problem or said or f"exit code {seen.code}")
+    first = seen.err.strip().partition("\n")[0][:200]
+    return Part(name, what, seen.out, seen.problem or first or f"exit code {seen.code}")
 
 
 def _kernel() -> Glimpse:

@@ -86,7 +86,7 @@ class Readings:
     variables: Mapping[str, str] = field(default_factory=dict)
     late: tuple[str, ...] = ()
 
-    def said(self, name: str) -> Glimpse:
+    def output(self, name: str) -> Glimpse:
         """Return a program's output; one that did not run has no exit code."""
         return self.programs.get(name, Glimpse(None, problem=f"{name} was not read"))
 
@@ -274,9 +274,9 @@ def _pythons(timeout_s: float) -> str:
     """
     names = [f"3.{minor}" for minor in range(10, 16) if shutil.which(f"python3.{minor}")]
     asked = {name: _asker((f"python{name}", "--version"), timeout_s) for name in names}
-    said = bounded(asked, timeout_s)
+    answers = bounded(asked, timeout_s)
     return " ".join(
         name
         for name in names
-        if name in said and said[name].code == 0 and f"Python {name}." in said[name].out
+        if name in answers and answers[name].code == 0 and f"Python {name}." in answers[name].out
     )

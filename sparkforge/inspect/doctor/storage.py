@@ -32,23 +32,23 @@ def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
         return
     rights = seen.paths.get(str(disk["path"]), {})
     free = int(disk["free"])
-    said = f"{disk['path']}: {free / _GIB:.1f} GiB free"
+    summary = f"{disk['path']}: {free / _GIB:.1f} GiB free"
     elsewhere = "python3 build.py clean --superseded; or SPARKFORGE_STORE=/larger/disk/sparkforge"
     if not rights.get("folder", True) or not rights.get("writable", True):
         yield Finding(
             "store",
             "fail",
-            f"{said}; not writable",
+            f"{summary}; not writable",
             f"ls -ld {disk['path']}; or SPARKFORGE_STORE=/another/folder",
         )
     elif free < _LEAST:
-        yield Finding("store", "fail", said, elsewhere)
+        yield Finding("store", "fail", summary, elsewhere)
     elif free < want.store_bytes:
         need = f"{want.store_bytes / _GIB:.0f} GiB"
         kind = "an estimate" if want.gpu else "measured"
-        yield Finding("store", "warn", f"{said}; a first build needs {need} ({kind})", elsewhere)
+        yield Finding("store", "warn", f"{summary}; a first build needs {need} ({kind})", elsewhere)
     else:
-        yield Finding("store", "ok", said)
+        yield Finding("store", "ok", summary)
 
 
 def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
@@ -92,17 +92,17 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
         )
     else:
         size = sum(int(one["size"]) for one in found["shards"].values())
-        said = f"{where}: {len(found['shards'])} shards, {size / 1e9:.1f} GB"
+        summary = f"{where}: {len(found['shards'])} shards, {size / 1e9:.1f} GB"
         if "hub" in found and not folder_for_compose(seen.variables):
             yield Finding(
                 "model",
                 "warn",
-                f"{said}; but Compose uses its own {_VOLUME}, and downloads the model at the"
+                f"{summary}; but Compose uses its own {_VOLUME}, and downloads the model at the"
                 " first start",
                 _mount(Path(found["hub"]), fetch, seen, want),
             )
             return
-        yield Finding("model", "ok", f"{said}, each of the size in its header")
+        yield Finding("model", "ok", f"{summary}, each of the size in its header")
 
 
 def folder_for_compose(variables: Mapping[str, str]) -> str:
@@ -194,20 +194,23 @@ def offline(seen: Readings) -> bool:
 
 def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) -> Finding:
     assert want.model is not None
-    said = f"revision {want.model[2][:12]} is not in {found.get('hub')}"
+    summary = f"revision {want.model[2][:12]} is not in {found.get('hub')}"
     if found.get("revisions"):
-        said += f" (there: {', '.join(one[:12] for one in found['revisions'])})"
+        summary += f" (there: {', '.join(one[:12] for one in found['revisions'])})"
     if found.get("incomplete"):
-        said += f"; {len(found['incomplete'])} unfinished downloads"
+        summary += f"; {len(found['incomplete'])} unfinished downloads"
     if offline(seen):
         return Finding(
-            "model", "fail", f"{said}, and HF_HUB_OFFLINE is set", f"HF_HUB_OFFLINE=0 {fetch}"
+            "model", "fail", f"{summary}, and HF_HUB_OFFLINE is set", f"HF_HUB_OFFLINE=0 {fetch}"
         )
     size = MODEL_BYTES.get(want.model[0])
     amount = f" {size / 1e9:.1f} GB" if size else ""
     into = folder_for_compose(seen.variables) or f"its {_VOLUME}"
     return Finding(
-        "model", "warn", f"{said}; Compose downloads{amount} into {into} at the first start", fetch
+        "model",
+        "warn",
+        f"{summary}; Compose downloads{amount} into {into} at the first start",
+        fetch,
     )
 
 
@@ -253,12 +256,14 @@ def _room(seen: Readings, name: str) -> Iterator[Finding]:
     disk, need = seen.disks.get("model"), MODEL_BYTES.get(name)
     if disk is None or need is None:
         return
-    said = f"{disk['path']}: {int(disk['free']) / 1e9:.0f} GB free, {name} needs {need / 1e9:.0f}"
+    summary = (
+        f"{disk['path']}: {int(disk['free']) / 1e9:.0f} GB free, {name} needs {need / 1e9:.0f}"
+    )
     if int(disk["free"]) < need:
         hint = "echo SPARKFORGE_HF_CACHE=/larger/disk/huggingface >>.env   # of user 10001"
-        yield Finding("model-disk", "fail", said, hint)
+        yield Finding("model-disk", "fail", summary, hint)
     else:
-        yield Finding("model-disk", "ok", said)
+        yield Finding("model-disk", "ok", summary)
 
 
 def port(seen: Readings, want: Wanted) -> Iterator[Finding]:

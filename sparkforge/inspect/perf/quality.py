@@ -195,9 +195,9 @@ def distance(
     )
 
 
-def is_right(said: str, answer: str) -> bool:
+def is_right(reply: str, answer: str) -> bool:
     """Return whether the first line with text has the answer as a separate word."""
-    plain = re.sub(r"[*`_$\\]|(?<=\d),(?=\d{3})", "", said).strip()
+    plain = re.sub(r"[*`_$\\]|(?<=\d),(?=\d{3})", "", reply).strip()
     line = plain.partition("\n")[0].lower()
     return re.search(rf"(?<![\w.:]){re.escape(answer.lower())}(?![\w:]|\.\d)", line) is not None
 
@@ -346,7 +346,7 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[st
 
 def _right(seen: Seen, material: Material) -> int:
     pairs = zip(seen.answers, material.questions, strict=True)
-    return sum(is_right(said, answer) for said, (_, answer) in pairs)
+    return sum(is_right(reply, answer) for reply, (_, answer) in pairs)
 
 
 def table(document: Mapping[str, Any]) -> list[tuple[str, ...]]:

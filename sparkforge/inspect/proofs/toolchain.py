@@ -158,8 +158,8 @@ def nvcc_identity() -> str:
     Raises:
         MachineError: it is not on the PATH.
     """
-    said = call("nvcc", "--version").stdout.decode().strip().splitlines()
-    return " ".join(line.strip() for line in said[-2:])
+    lines = call("nvcc", "--version").stdout.decode().strip().splitlines()
+    return " ".join(line.strip() for line in lines[-2:])
 
 
 def compile_cubin(source: Path, arch: str, tree: Path | None, out: Path) -> None:

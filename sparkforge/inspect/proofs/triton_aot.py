@@ -147,16 +147,16 @@ def prove(context: Context, unit: Unit, readers: Readers) -> list[Verdict]:
         cases, fresh = build(context, python, folder, arch.removesuffix("a"), readers)
         found = []
         for case in cases:
-            said = []
+            wrong = []
             if case.error:
-                said.append(case.error.partition("\n")[0])
+                wrong.append(case.error.partition("\n")[0])
             else:
-                said += checks.problems(case.kernels, unit.promise, arch)
+                wrong += checks.problems(case.kernels, unit.promise, arch)
                 if case.scatter4:
-                    said.append(f"has {case.scatter4} TMA scatter(s), which SM12x lacks")
+                    wrong.append(f"has {case.scatter4} TMA scatter(s), which SM12x lacks")
                 if not case.gather4:
-                    said.append("has no TMA gather, which SM12x supports")
-            found += [f"tile of {case.block_m} rows: {problem}" for problem in said]
+                    wrong.append("has no TMA gather, which SM12x supports")
+            found += [f"tile of {case.block_m} rows: {problem}" for problem in wrong]
         kernels = tuple(kernel for case in cases for kernel in case.kernels)
         job = Job(unit, arch, f"{unit.name} {arch}", "", unit.promise)
         seconds = time.monotonic() - start

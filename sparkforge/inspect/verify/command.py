@@ -226,8 +226,8 @@ def _diffoscope(one: Path, two: Path) -> None:
     """Show diffoscope's report of a difference, if it is installed."""
     if not have("diffoscope"):
         return
-    said = call("diffoscope", "--text", "-", one, two, check=False).stdout.decode(errors="replace")
-    for line in said.splitlines()[:_DIFFOSCOPE_LINES]:
+    report = call("diffoscope", "--text", "-", one, two, check=False).stdout
+    for line in report.decode(errors="replace").splitlines()[:_DIFFOSCOPE_LINES]:
         log.info(line)
 
 
@@ -253,11 +253,11 @@ def _image(options: Options, named: str, project: Project) -> int:
         log.json({**asdict(report), "matches": not report.problems})
     log.heading(f"{report.target} {report.version}, {context.platform}, {report.digest}")
     log.info(f"base {report.base}")
-    for upstream, said in report.contents.items():
-        tree = next((said[key] for key in sorted(said) if key.startswith("tree.")), "")
+    for upstream, labels in report.contents.items():
+        tree = next((labels[key] for key in sorted(labels) if key.startswith("tree.")), "")
         log.info(
-            f"{upstream} {said.get('tag', '')}  commit {said.get('commit', '')[:12]}  series"
-            f" {said.get('series', '')[:12]}  tree {tree[:12]}"
+            f"{upstream} {labels.get('tag', '')}  commit {labels.get('commit', '')[:12]}  series"
+            f" {labels.get('series', '')[:12]}  tree {tree[:12]}"
         )
     log.info("checked: " + ", ".join(f"{count} {what}" for what, count in report.checked.items()))
     if report.problems:

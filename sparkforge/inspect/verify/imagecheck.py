@@ -107,13 +107,13 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
         report.problems.append(f"{image.INPUTS}: not in the image")
         return
     theirs = _items(note)
-    said = theirs["image"]
-    if key_of(said) != reading.labels.get(image.KEY_LABEL):
+    inputs = theirs["image"]
+    if key_of(inputs) != reading.labels.get(image.KEY_LABEL):
         report.problems.append(f"label {image.KEY_LABEL}: does not match {image.INPUTS}")
-    for label, key in {**said["wheels"], "wheelhouse": said["wheelhouse"]}.items():
+    for label, key in {**inputs["wheels"], "wheelhouse": inputs["wheelhouse"]}.items():
         if key_of(theirs[label]) != key:
             report.problems.append(f"{image.INPUTS}: {label}: its key differs")
-    for name, value in said["labels"].items():
+    for name, value in inputs["labels"].items():
         if reading.labels.get(name) != value:
             report.problems.append(f"label {name}: differs from {image.INPUTS}")
     try:
@@ -142,11 +142,11 @@ def _items(note: bytes) -> dict[str, dict[str, Any]]:
     """
     with installed.as_we_write(image.INPUTS):
         found = {label: dict(inputs) for label, inputs in plain.json_of(note)["items"].items()}
-        said = found["image"]
-        absent = {"wheelhouse", "labels"} - said.keys() or (
-            {"wheelhouse", *dict(said["wheels"])} - found.keys()
+        inputs = found["image"]
+        absent = {"wheelhouse", "labels"} - inputs.keys() or (
+            {"wheelhouse", *dict(inputs["wheels"])} - found.keys()
         )
-        if absent or not isinstance(said["labels"], dict):
+        if absent or not isinstance(inputs["labels"], dict):
             raise LookupError(", ".join(sorted(absent)) or "labels")
     return found
 

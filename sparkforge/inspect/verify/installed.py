@@ -110,16 +110,17 @@ def check(
         for path, sha256 in rows:
             stated.setdefault(path, {})[folder] = sha256
     count = astray = 0
-    for path, said in stated.items():
+    for path, hashes in stated.items():
         # byte code of a wheel is compiled again, with the hash of its source; a RECORD
         # has no hash of itself, and may lack others of its own folder
-        if path.endswith(".pyc") or (not all(said.values()) and ".dist-info/" in path):
+        if path.endswith(".pyc") or (not all(hashes.values()) and ".dist-info/" in path):
             continue
         count += 1
-        folder, entry = next(iter(said)), files.get(path)
+        folder, entry = next(iter(hashes)), files.get(path)
         if entry is None:
             found.problems.append(f"{path}: missing, but {folder}/RECORD lists it")
-        elif entry.sha256 not in said.values():  # two packages may bring it; the later one's stays
+        # two packages may bring it; the later one's stays
+        elif entry.sha256 not in hashes.values():
             true = _in_the_wheel(locked, store, folder, path.removeprefix(site))
             if true == entry.sha256:
                 astray += 1

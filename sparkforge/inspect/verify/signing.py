@@ -319,6 +319,6 @@ def _cosign(*words: str | Path) -> None:
         # without a key cosign prompts the user to open a page, and waits
         call("cosign", *words, stream=words[0] in ("sign", "sign-blob") and "--key" not in words)
     except CommandError as error:
-        said = error.what
-        remedy = next((hint for sign, hint in _HINTS if sign in said), "see cosign's output above")
-        raise SignError(f"cosign {words[0]} failed:\n{said}", remedy) from None
+        hints = (hint for sign, hint in _HINTS if sign in error.what)
+        remedy = next(hints, "see cosign's output above")
+        raise SignError(f"cosign {words[0]} failed:\n{error.what}", remedy) from None

@@ -157,8 +157,8 @@ def _results(job: Job, groups: Sequence[Group]) -> list[Result]:
             with reduced.checkout(job.store, job.root, left) as place:
                 found = checks.without(place, before)
             for result in found:
-                said = result.without.message if result.without.failed else ""
-                log.info(result.verdict + (f": {said}" if said else ""))
+                message = result.without.message if result.without.failed else ""
+                log.info(result.verdict + (f": {message}" if message else ""))
         results += found
     return results
 
@@ -186,7 +186,7 @@ def dev_python(root: Path) -> Path:
 
 
 def _cells(result: Result) -> tuple[str, ...]:
-    def said(outcome: Outcome) -> str:
+    def described(outcome: Outcome) -> str:
         parts = (
             ("passed", outcome.passed),
             ("failed", outcome.failed),
@@ -196,8 +196,8 @@ def _cells(result: Result) -> tuple[str, ...]:
 
     return (
         f"{result.upstream}: {result.patch.removesuffix('.patch')}",
-        said(result.whole),
-        said(result.without),
+        described(result.whole),
+        described(result.without),
         ", ".join(result.dependents) or "-",
         f"{result.seconds:.0f}",
         result.verdict,

@@ -142,8 +142,8 @@ def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome:
 
 def _gist(bad: ET.Element) -> str:
     """Return the line of a failure that says most."""
-    said = (bad.get("message") or "").removeprefix('failed on setup with "').strip()
-    first = said.partition("\n")[0].strip()
+    message = (bad.get("message") or "").removeprefix('failed on setup with "').strip()
+    first = message.partition("\n")[0].strip()
     if first and not first.endswith(":"):
         return first
     # an assertion about a program's output: the last error that the program told of

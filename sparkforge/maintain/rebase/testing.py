@@ -26,7 +26,7 @@ class Tested:
     outcome: Outcome
 
     @property
-    def said(self) -> str:
+    def ending(self) -> str:
         """The outcome in a word or two."""
         if self.outcome.failed:
             return "FAILED"
@@ -57,7 +57,7 @@ def run(root: Path, store: Store, state: State) -> list[Tested]:
         ended = run_tests(dev_python(root), root, tests, env, work)
     outcomes = [Tested(upstream, patch, test, ended[test]) for upstream, patch, test in named]
     rows = (
-        (one.patch.removesuffix(".patch"), f"{one.said} {one.outcome.message}".rstrip())
+        (one.patch.removesuffix(".patch"), f"{one.ending} {one.outcome.message}".rstrip())
         for one in outcomes
     )
     log.table([("patch", "its test"), *rows])
