@@ -1,7 +1,7 @@
-"""What docker-compose.yml uses: which image of a target, and the volume of the models.
+"""The images and the volume that docker-compose.yml uses.
 
-Every image keeps a tag of its own, so that an older one can be chosen again. Only ``images
---prune`` removes any, and none that Compose uses or ``rollback`` would choose next.
+Every image keeps its own tag, so ``rollback`` can choose an older one. Only ``images --prune``
+removes images, and never one that Compose uses or ``rollback`` would choose next.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MODELS_VOLUME = "sparkforge-models"
 
 @dataclass(frozen=True)
 class Baked:
-    """An image of a target that the engine holds.
+    """An image of a target in the engine.
 
     Attributes:
         image: its name, which no other image ever gets.
-        made: when it was built, or loaded from elsewhere.
-        key: of what it was made from.
-        size: bytes of all its layers; images share some.
+        made: time when it was built or loaded.
+        key: of its inputs.
+        size: bytes of all its layers, including shared ones.
         used: Compose uses it.
     """
 
@@ -51,7 +51,7 @@ class Baked:
 
 
 def variable(target: str) -> str:
-    """Return the name of the variable by which Compose knows a target's image."""
+    """Return the name of Compose's variable for a target's image."""
     return f"SPARKFORGE_IMAGE_{target.upper()}"
 
 
@@ -61,7 +61,7 @@ def in_use(variables: Mapping[str, str], target: str) -> str:
 
 
 def keep_models(engine: Engine, target: pins.Target, image_platform: str) -> None:
-    """Make the volume of the models, where Compose will want it and it is not there."""
+    """Create the volume of the models if Compose needs it here."""
     served_here = MACHINES.get(platform.machine()) == image_platform
     if target.model is not None and served_here:
         engine.client.volumes.create(MODELS_VOLUME)
@@ -115,7 +115,7 @@ class RollbackOptions:
 
 
 def images(options: ImagesOptions) -> int:
-    """List the images that were built, and say which one Compose uses; or remove old ones.
+    """List the built images and the one that Compose uses, or remove old images.
 
     Raises:
         UsageError: ``--dry-run`` without ``--prune``.
@@ -165,9 +165,9 @@ def images(options: ImagesOptions) -> int:
 
 
 def old_ones(found: Sequence[Baked]) -> list[Baked]:
-    """Return the images that may go: older than the one before the one that Compose uses.
+    """Return the images to remove: older than the one before the one that Compose uses.
 
-    Of a target of which Compose uses none that is there, the newest counts as used.
+    If Compose uses no image of a target, the target's newest image counts as used.
 
     Args:
         found: as ``on_engine`` gives them.
@@ -181,7 +181,7 @@ def old_ones(found: Sequence[Baked]) -> list[Baked]:
 
 
 def _prune(engine: Engine, found: Sequence[Baked], *, dry_run: bool, as_json: bool) -> int:
-    """Remove old images, or print which; what a container uses stays, and is named."""
+    """Remove old images, or print them; images of containers stay, with a warning."""
     old = old_ones(found)
     stay: dict[str, str] = {}
     freed = 0
@@ -208,7 +208,7 @@ def _prune(engine: Engine, found: Sequence[Baked], *, dry_run: bool, as_json: bo
 
 
 def rollback(options: RollbackOptions) -> int:
-    """Have Compose use the image before the one that it uses, or the one that is named.
+    """Switch Compose to the previous image, or to the named one.
 
     Raises:
         ImageError: there is none.

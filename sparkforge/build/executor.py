@@ -1,4 +1,4 @@
-"""Runs the items of a target in their order, and tells beforehand what would run and why."""
+"""Run the items of a target in order, or plan it: what would run and why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Step:
 
     Attributes:
         state: ``in the store``, ``to make`` or ``to make again`` (asked for with --force).
-        why: what differs from the newest build of this target; empty for what stands.
+        why: inputs that differ from the newest build of this target; empty if it is in the store.
         download: bytes that it has to fetch at most, as far as sizes are known; of a file that
             several items need, the first has them.
         unknown: what else it fetches, in words.
@@ -185,7 +185,7 @@ def total(steps: Sequence[Step]) -> Fetches:
 
 
 def words(fetches: Fetches) -> str:
-    """Return what is fetched in words; "nothing" where it is nothing."""
+    """Return the size and names of downloads as text, or "nothing"."""
     size = [human_bytes(fetches.known)] if fetches.known else []
     return ", ".join([*size, *fetches.unknown]) or "nothing"
 

@@ -23,7 +23,7 @@ from sparkforge.runtime.engine import BaseImage, Engine
 
 ARCHIVE = "image.oci.tar"
 INPUTS = "inputs.json"
-"""In the image's share folder: what it was made of, as ``stages.image.made_of`` says it."""
+"""File in the image's share folder with the inputs of all its items (``stages.image.made_of``)."""
 SHARE = "opt/sparkforge/share"
 PROGRAMS = "opt/sparkforge/bin"
 """Where the Dockerfile puts what the image runs of ours."""
@@ -61,7 +61,7 @@ def recipe_digest(root: Path) -> str:
 
 
 def labels(context: Context, base: BaseImage) -> dict[str, str]:
-    """Return the labels that say what an image is made of, from pins and series alone."""
+    """Return the labels with an image's sources, from pins and series alone."""
     moment = datetime.fromtimestamp(context.epoch, UTC)
     result = {
         "org.opencontainers.image.title": f"sparkforge-{context.target_name}",

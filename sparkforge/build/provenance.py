@@ -122,7 +122,7 @@ def _upstreams(context: Context, build: Build) -> list[dict[str, Any]]:
 
 
 def _builders(context: Context, build: Build) -> list[dict[str, Any]]:
-    """Return what compiled wheels were made with, and the sources that their builds read."""
+    """Return the builder images of compiled wheels, and the external sources of their builds."""
     if context.wheels != "compile":
         return []
     lock = context.target.builder[context.platform]
@@ -147,7 +147,7 @@ def _builders(context: Context, build: Build) -> list[dict[str, Any]]:
 def _source(
     name: str, provider: Provider, upstream: Upstream, notes: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what was really read: the commit, or the release file in its place."""
+    """Return the source that was read: the commit, or the release file instead of it."""
     if provider == "git" or upstream.source_file is None:
         return {
             "name": name,
@@ -164,7 +164,7 @@ def _source(
 
 
 def _file(name: str, sha256: str) -> dict[str, Any]:
-    """A file of the package index, by what it is and not by where this machine had it from."""
+    """Return a file of the package index, without the address that this machine used."""
     return {
         "name": name,
         "uri": f"pkg:generic/{quote(name)}?checksum=sha256:{sha256}",

@@ -1,7 +1,7 @@
-"""What a build gives to the user: dist/<target>/ with wheels, bill of materials, provenance,
+"""The results of a build for the user: dist/TARGET/ with wheels, bill of materials, provenance,
 checksums and receipt, and .env.
 
-Everything in dist/ is a link to or a copy of the store's; deleting it loses nothing.
+dist/ has links to the store and copies of it; deleting it loses nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def publish(
 
 
 def _complete(folder: Path, before: Mapping[str, Any], wheels: Sequence[Path]) -> bool:
-    """Return whether a folder has what its receipt names, with the recorded bytes."""
+    """Return whether a folder has all files of its receipt, undamaged."""
     if not wheels:
         return True
     files: Mapping[str, str] = before.get("files", {})
@@ -159,7 +159,7 @@ def _write(path: Path, data: bytes) -> str:
 
 
 def _receipt(path: Path) -> dict[str, Any]:
-    """Return the receipt that is there; {} where none can be read."""
+    """Return the present receipt; {} if it is missing or invalid."""
     try:
         found: dict[str, Any] = plain.json_of(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -221,7 +221,7 @@ def for_compose(context: Context, image: ImageResult, folder: Path) -> None:
 
 
 def summary(context: Context, build: Build, folder: Path, seconds: float) -> None:
-    """Print what there is now, how long each stage took, and what to do next."""
+    """Print the results, the time of each stage, and the next command."""
     results = build.results
     made = sum(step.made_now for step in results)
     log.heading(f"done in {seconds:.1f} s: {made} built, {len(results) - made} up to date")
@@ -245,7 +245,7 @@ def summary(context: Context, build: Build, folder: Path, seconds: float) -> Non
 
 
 def times(results: Results) -> list[str]:
-    """Return how long each stage of which this run made something took, in order."""
+    """Return the time of each stage that built something, in order."""
     seconds: dict[str, float] = {}
     for step in results:
         if step.made_now:
@@ -255,7 +255,7 @@ def times(results: Results) -> list[str]:
 
 
 def next_step(context: Context, *, served: bool) -> str:
-    """Return what to do after a build, as a command.
+    """Return the next command after a build.
 
     Args:
         served: whether there is an image or environment to serve.

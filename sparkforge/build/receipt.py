@@ -1,4 +1,4 @@
-"""The receipt: what went in, what came out, how long it took. Written last."""
+"""The receipt: inputs, results and times of a build. Written last."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def document(
     base: BaseImage | None = None,
     system: Sequence[SystemPackage] = (),
 ) -> bytes:
-    """Return the bill of what was built, as the bytes of its file.
+    """Return the bill of materials of a build, as the bytes of its file.
 
     Args:
         wheels: by the upstream's name.
@@ -192,7 +192,7 @@ def _how_made(wheel: WheelResult) -> list[Property]:
 
 
 def _carried(wheel: str, name: str, upstream: Upstream, patches: Series) -> Component:
-    """A package that has no wheel of its own: it lies in another's."""
+    """Return a package that is part of another's wheel."""
     return Component(
         type=ComponentType.LIBRARY,
         name=name,

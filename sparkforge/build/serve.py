@@ -1,7 +1,7 @@
-"""`build.py serve`: serves what was built until Ctrl-C, with a checkpoint that the user chose.
+"""`build.py serve`: serve the last build until Ctrl-C, with a checkpoint of the user's choice.
 
-It says when the server answers, and at what address; what the server prints goes to a file, and
-from then on to the terminal, too.
+It reports when the server answers, and its address. The server's output goes to a file, and to the
+terminal once the server is ready.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
     """Return the tiny checkpoint that speaks Harmony below a folder, making it where it is missing.
 
     Args:
-        run: what Python code writes where the target's packages are, which have the vocabulary.
+        run: runs Python code with the target's packages, which have the vocabulary; returns stdout.
 
     Raises:
-        SparkforgeError: they do not.
+        SparkforgeError: they have no vocabulary.
     """
     from sparkforge.checkpoints.chat import make_chat_gpt_oss
 
@@ -74,14 +74,14 @@ def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
 
 
 def in_environment(python: Path) -> Callable[[str], bytes]:
-    """Return what runs code in an environment, with this checkout's package beside its own."""
+    """Return a function that runs code in an environment, with this checkout's package."""
     ours = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     return lambda code: call(python, "-P", "-c", code, env=ours).stdout
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A server that answers, as its user needs to know it.
+    """Address and model of a ready server.
 
     Attributes:
         url: with ``/v1`` at its end.
@@ -117,13 +117,13 @@ class Ready:
 
 @dataclass
 class _Follower:
-    """Passes on what a server prints. State: how far it has read."""
+    """Prints the output of a server. State: the position in its file."""
 
     path: Path
     _read: int = field(default=0)
 
     def skip(self) -> None:
-        """Leave out what was printed up to now."""
+        """Skip the present output."""
         self._read = self.path.stat().st_size
 
     def show(self) -> None:
@@ -190,10 +190,10 @@ def _first_answer(server: ProcessServer, name: str | None, *, chat: bool) -> Rea
     """Ask for the model's name and one token.
 
     Args:
-        name: what the model is called; None: ask.
+        name: of the model; None: ask the server.
 
     Raises:
-        SmokeError: the server ended over it.
+        SmokeError: the server ended, or refused.
     """
     url = f"{server.url}/v1"
     try:
@@ -221,7 +221,7 @@ def _first_answer(server: ProcessServer, name: str | None, *, chat: bool) -> Rea
 
 
 def _until_it_ends(server: ProcessServer, follower: _Follower) -> int:
-    """Pass on what the server prints until Ctrl-C or its end.
+    """Print the server's output until Ctrl-C or its end.
 
     Raises:
         SmokeError: it ended by itself.

@@ -79,7 +79,7 @@ def context_of(
 
 @dataclass(frozen=True)
 class _Backend:
-    """What builds images, and on what base; no engine where a virtual environment is made."""
+    """Engine, base and builder of images; no engine for a virtual environment."""
 
     engine: engine.Engine | None = None
     base: BaseImage | None = None
@@ -142,7 +142,7 @@ def _pinned_base(all_pins: pins.Pins, target: pins.Target, wanted: Platform) -> 
 def _check_foreign(
     target: pins.Target, wanted: str, until: str, chosen: engine.Engine | None
 ) -> None:
-    """Refuse what can't be done with another platform's programs.
+    """Refuse builds that need programs of another platform.
 
     Raises:
         UsageError: a virtual environment is this machine's own, and a server under emulation is too
@@ -177,7 +177,7 @@ def _engine_for(
 
 
 def last_variant(project: Project, name: str, variant: VariantOptions) -> VariantOptions:
-    """Return a variant with what it leaves open as it was in a target's last build."""
+    """Complete a variant with the options of a target's last build."""
     last = lastbuild.read(project.root, name)
     if variant.engine == "auto" and variant.base is None:
         variant = replace(variant, engine=last.engine, base=last.base)

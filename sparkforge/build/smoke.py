@@ -1,6 +1,6 @@
-"""Does the build serve? And does the unpatched release not, or the same?
+"""The smoke test: the build serves, and the unpatched release refuses or answers the same.
 
-The same checks for a virtual environment and an image: they only see a ``Server``.
+Virtual environments and images get the same checks, as a ``Server``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ moved at random by up to 2**-8 of themselves (BF16's step) move them by at most 
 def exercise(
     start: Callable[[], AbstractContextManager[Server]], timeout_s: float = READY_TIMEOUT_S
 ) -> SmokeResult:
-    """Start the patched server, hold it against the OpenAI API's promises, stop it.
+    """Start the patched server, check that it keeps to the OpenAI API, and stop it.
 
     Raises:
         SmokeError: a promise is broken; the message says which, and what came instead.

@@ -1,1 +1,1 @@
-"""Compiled wheels: their builder and externals, the steps in containers, what comes of them."""
+"""Compiled wheels: builder image, external sources, steps in containers, results."""

@@ -1,4 +1,4 @@
-"""The compiled wheel: what was compiled, and the release's files where nothing was.
+"""The compiled wheel: compiled files, and the release's files for the rest.
 
 Native files that no patch touches are the release's own (``--native patched``).
 """
@@ -29,7 +29,7 @@ class Assembled:
 
     Attributes:
         natives: sha256 of each native file, and where it is from: ``compiled`` or ``release``.
-        differs: files that no patch touches, and that are not what the release ships.
+        differs: unpatched files that differ from the release.
     """
 
     wheel: overlay.Overlaid
@@ -45,7 +45,7 @@ def assemble(
     carried: Sequence[overlay.Layer],
     folder: Path,
 ) -> Assembled:
-    """Make our wheel of what was compiled, and of the release's files where nothing was.
+    """Make a wheel of compiled files, and of the release's files for the rest.
 
     Args:
         request: of the release wheel.
@@ -53,7 +53,7 @@ def assemble(
         carried: series that go onto files of the release inside of this wheel.
 
     Raises:
-        CompileError: the release has a file that nothing made and no rule of pins.yaml explains.
+        CompileError: the build lacks a file of the release, and no rule of pins.yaml says why.
     """
     everything = recipe.decision.everything
     with archive.opened(request.wheel) as release, archive.opened(made.wheel) as ours:
@@ -139,7 +139,7 @@ def _members(layer: overlay.Layer) -> list[str]:
 def _natives(
     release: archive.Source, ours: archive.Source, taken: Sequence[str], made: Made
 ) -> dict[str, NativeFile]:
-    """Name every native file of the wheel by its sha256, and say where it is from."""
+    """Return the sha256 and the origin of every native file of the wheel."""
     found = {}
     for member in taken:
         data = release.read(member)

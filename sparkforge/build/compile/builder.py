@@ -56,7 +56,7 @@ def packages(python: str) -> tuple[str, ...]:
 
 
 def user() -> tuple[int, int]:
-    """Return the user and group that compiles: the caller; in place of root, the builder's own."""
+    """Return the user and group that compiles: the caller, or the builder's own instead of root."""
     uid, gid = os.getuid(), os.getgid()
     return (uid, gid) if uid else (_USER, _USER)
 
@@ -100,7 +100,7 @@ def build(
 
 
 def standing(engine: Engine, name: str, key: str) -> BuilderResult | None:
-    """Return what ``build`` does where the engine holds the image of this key, else None."""
+    """Return the result of ``build`` if the engine has the image of this key, else None."""
     from docker.errors import ImageNotFound
 
     try:

@@ -1,4 +1,4 @@
-"""What an upstream's build would fetch: commits in the store's repositories."""
+"""External sources of an upstream's build: commits in the store's repositories."""
 
 from __future__ import annotations
 

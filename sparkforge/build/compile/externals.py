@@ -1,7 +1,7 @@
-"""What an upstream's own build would fetch → commits in the store, submodules and all.
+"""External sources of an upstream's build → commits in the store, with their submodules.
 
-Each is fetched by its full SHA. A submodule's SHA stands in the tree of the commit that has it, so
-it is held by that commit; where it comes from says ``.gitmodules``.
+Each is fetched by its full SHA. The tree of a commit has the SHAs of its submodules, so the commit
+pins them. ``.gitmodules`` has their URLs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEPTH = 4  # submodules of submodules: more is a circle, or no source of a kern
 
 @dataclass(frozen=True)
 class Fetched:
-    """A commit in the store, and its submodules by the folder that they belong into."""
+    """A commit in the store, and its submodules by their folder."""
 
     repo: Path
     commit: str

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def external_items(context: Context, name: str) -> dict[str, Item[ExternalResult]]:
-    """Return what the upstream's build would fetch, by name, where this compile needs it."""
+    """Return the external sources that this compile needs, by name."""
     upstream = context.pins.upstream(name)
     if upstream.compile.blocked or not _decision(context, name).fetches:
         return {}
@@ -69,9 +69,9 @@ def compile_item(
     """Return the compiled wheel of an upstream.
 
     Args:
-        image: what it is compiled in.
+        image: of the builder.
         trees: of the upstream and of those that its wheel carries, by name.
-        fetched: what the build reads of other repositories.
+        fetched: external sources of the build.
 
     Raises:
         CompileError: the series changes what can't be compiled.
@@ -165,7 +165,7 @@ def compile_item(
 def _sources(
     context: Context, name: str, trees: Mapping[str, Tree], results: Results, decision: Decision
 ) -> Sources:
-    """Return what is unpacked for the compile."""
+    """Return the sources to unpack for the compile."""
     from sparkforge.build.compile.running import Sources
 
     upstream = context.pins.upstream(name)

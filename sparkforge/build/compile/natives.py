@@ -16,7 +16,7 @@ PATCHED, ALL = "patched", "all"
 
 @dataclass(frozen=True)
 class Decision:
-    """What a compile makes.
+    """The native files that are compiled.
 
     Attributes:
         everything: natives and all, in one build of the wheel (``--native all``).

@@ -26,11 +26,11 @@ _UMASK = 'umask 022 && exec "$@"'
 
 
 class Step(NamedTuple):
-    """What runs in one container.
+    """A command that runs in one container.
 
     Attributes:
-        once: what it leaves is good for a build that goes on, which leaves it out. vLLM's CMake
-            writes a header of torch's anew each time, and ninja would make all that includes it.
+        once: a continued build skips it. vLLM's CMake writes a header of torch's each time, and
+            ninja would compile everything that includes it again.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is compiled, and how; all of it but ``jobs`` determines the result.
+    """The settings of a compile; all but ``jobs`` determine the result.
 
     Attributes:
         arch: value of TORCH_CUDA_ARCH_LIST; None compiles nothing for a GPU.
@@ -57,7 +57,7 @@ class Recipe:
     jobs: int
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of the build, without those that say how much runs at once."""
+        """Return the variables of the build that do not depend on the machine."""
         plan = self.upstream.compile
         more = plan.variables_all if self.decision.everything else {}
         variables = {
@@ -85,7 +85,7 @@ class Recipe:
         return variables
 
     def limits(self) -> dict[str, str]:
-        """Return the variables that say how much runs at once, and ccache's."""
+        """Return the variables of parallel jobs and of ccache."""
         gib = NVCC_GIB if self.arch is not None else CXX_GIB
         return {
             "MAX_JOBS": str(self.jobs),
@@ -103,7 +103,7 @@ class Recipe:
         }
 
     def steps(self) -> list[Step]:
-        """Return what runs inside of the container, in order."""
+        """Return the commands in the container, in order."""
         pip = [
             PYTHON,
             "-m",
@@ -156,7 +156,7 @@ class Recipe:
         return [*result, Step("wheel", pip)]
 
     def _cmake(self, device: str) -> list[str]:
-        """Return the words that upstream's own setup.py gives CMake, and the launchers."""
+        """Return the CMake options of upstream's setup.py, and the launchers."""
         ours = [word.replace("{device}", device) for word in self.upstream.compile.configure]
         words = [
             "-G",

@@ -1,7 +1,6 @@
 """The steps of a compile: each in a container of the builder, without a network.
 
-What was begun stays in the store's work area until it is finished: a killed build goes on where it
-stopped.
+An unfinished compile stays in the store's work area, and the next build continues it.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ _SHOWN_LINES = 40
 
 @dataclass(frozen=True)
 class Sources:
-    """What is unpacked for a compile.
+    """The sources that are unpacked for a compile.
 
     Attributes:
         tree: commit of the patched tree, in ``repo``.
-        supplement: (commit, path) of what the tree lacks and the source file has.
+        supplement: (commit, path) of files that only the release's source file has.
         externals: by folder below ``/build/externals``.
         carried: (repository, COMMIT:FOLDER) of carried upstreams, by folder there.
     """
@@ -60,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Made:
-    """What a compile left: the wheel, and natives by their path in it."""
+    """Results of a compile: the wheel, and native files by their path in it."""
 
     wheel: Path
     natives: Mapping[str, Path]
@@ -70,7 +69,7 @@ def run(recipe: Recipe, sources: Sources, place: Place) -> Made:
     """Unpack the sources, and run every step in its container.
 
     Raises:
-        CompileError: a step failed; its own words are shown, all of them are in a file.
+        CompileError: a step failed; its errors are shown, and a file has its whole output.
     """
     containers.sweep(place.engine)
     _prepare(sources, place)
@@ -118,12 +117,12 @@ def run(recipe: Recipe, sources: Sources, place: Place) -> Made:
 
 
 def finished(place: Place) -> None:
-    """Remove the work area of a wheel that stands."""
+    """Remove the work area of a finished wheel."""
     shutil.rmtree(place.work, ignore_errors=True)
 
 
 def _prepare(sources: Sources, place: Place) -> None:
-    """Unpack everything, once: a build that goes on must find the same files and dates."""
+    """Unpack everything once: a continued build needs the same files and dates."""
     work = place.work
     ready = work / "unpacked"
     with disk_errors(work):
@@ -166,7 +165,7 @@ def _empty(folder: Path) -> None:
 
 
 def _remove(engine: Engine, name: str) -> None:
-    """Remove a container of this name: one that a killed run left goes on compiling otherwise."""
+    """Remove a container of this name: one of a killed run would continue to compile."""
     from docker.errors import NotFound
 
     try:
@@ -200,14 +199,14 @@ def _step(title: str, command: Sequence[str], log_file: Path) -> None:
 
 
 class Progress:
-    """Reads ninja's ``[n/m]`` lines and says how long the rest will take, at the pace so far."""
+    """Estimates the remaining time from ninja's ``[n/m]`` lines."""
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._start: tuple[float, int] | None = None
 
     def see(self, text: str) -> None:
-        """Look at one line of a build's output."""
+        """Read one line of a build's output."""
         match = _STEP.match(text.strip())
         if match is None:
             log.detail(text)
@@ -219,7 +218,7 @@ class Progress:
         log.progress(f"{self._title}{self.left(now, done, total)}", done, total, "steps")
 
     def left(self, now: float, done: int, total: int) -> str:
-        """Return the time left, in words; empty where nothing is known of the pace yet."""
+        """Return the remaining time as text; empty as long as it is unknown."""
         if self._start is None or done <= self._start[1]:
             return ""
         seconds = (now - self._start[0]) / (done - self._start[1]) * (total - done)
@@ -231,7 +230,7 @@ class Progress:
 
 
 def excerpt(output: Sequence[str]) -> str:
-    """Return the words of the command that failed: ninja's FAILED block, or the end of it all."""
+    """Return the output of the failed command: ninja's FAILED block, or the last lines."""
     starts = [i for i, text in enumerate(output) if text.strip().startswith("FAILED: ")]
     if starts:
         block = list(output[starts[-1] :])
@@ -246,7 +245,7 @@ def excerpt(output: Sequence[str]) -> str:
 
 
 def cost(units: Path) -> str | None:
-    """Return what compilers took, as the gate noted it; None where ccache had everything."""
+    """Return the time and memory of the compilers; None if ccache had everything."""
     if not units.exists():
         return None
     rows = [line.split("\t") for line in units.read_text(encoding="utf-8").splitlines()]

@@ -1,5 +1,5 @@
-"""What each kind of item is made from, and how: pins and options → items.
+"""Pins and options → items: the inputs of each kind, and how it is made.
 
-One module a kind: the digest of the code in an item's key is that of its module's imports
-(``codekey``), so what another kind needs must not be imported here.
+There is one module for each kind. An item's key has a digest of its module's imports (``codekey``),
+so a module must not import code that only another kind needs.
 """

@@ -46,7 +46,7 @@ class Parts:
 
 
 def image_inputs(context: Context, parts: Parts, base: BaseImage) -> Mapping[str, Any]:
-    """Return what an image is made from."""
+    """Return the inputs of an image."""
     return {
         "wheels": {item.label: item.key for item in parts.wheels.values()},
         "wheelhouse": parts.house.key,
@@ -69,8 +69,8 @@ def image_inputs(context: Context, parts: Parts, base: BaseImage) -> Mapping[str
 def made_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of an image's parts and of the image itself, by label.
 
-    They lie in the image, too, so that ``verify IMAGE`` can say what differs. Nothing in them
-    depends on the machine: not where sources came from, nor how they were fetched.
+    The image has a copy, so that ``verify IMAGE`` can name differences. They do not depend on the
+    machine, nor on how sources were fetched.
     """
     inputs = {item.label: item.inputs for item in parts.items}
     return {**inputs, "image": image_inputs(context, parts, base)}

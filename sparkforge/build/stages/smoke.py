@@ -1,4 +1,4 @@
-"""What the smoke test found out about an image or an environment."""
+"""The result of the smoke test of an image or an environment."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def smoke_item(
     """Return the smoke test of an image or an environment.
 
     Args:
-        unpatched: the release without our series, for the proof about it; None with an image, whose
-            files are put back as they were, and where there is no proof.
-        wheels, sources: what an image was made from, by upstream.
+        unpatched: the release without our series, to compare with; None for an image, whose
+            original files are put back, and where nothing is compared.
+        wheels, sources: of an image, by upstream.
     """
     cpu = isa.here()
     inputs = {

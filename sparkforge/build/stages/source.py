@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def chosen(context: Context, name: str) -> dict[str, str | None]:
-    """Return where an upstream's source comes from: as the target's plan or a mirror has it."""
+    """Return the provider of an upstream's source: the target's, or git for a mirror."""
     plan = context.target.source
     if name in context.access.mirrors:
         return {"provider": "git", "fallback": None}

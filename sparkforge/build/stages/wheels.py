@@ -1,4 +1,4 @@
-"""Overlay wheels, and what compiled ones share with them."""
+"""Overlay wheels, and functions that compiled wheels share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def series_of(context: Context, name: str) -> dict[str, Series]:
 
 
 def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> dict[str, Any]:
-    """Return what a wheel depends on, however it is made."""
+    """Return the inputs that overlaid and compiled wheels have in common."""
     plan = context.target.wheels[name]
     upstream = context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
@@ -65,7 +65,7 @@ def release_wheel(context: Context, file: ReleaseFile) -> Path:
 
 
 def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
-    """Return what is made of a release wheel, its files apart."""
+    """Return the changes to a release wheel other than its files."""
     from sparkforge.wheels import overlay
 
     plan = context.target.wheels[name]
@@ -105,7 +105,7 @@ class Tree:
 
 
 def seal(made: Overlaid) -> WheelResult:
-    """Seal a finished wheel, and return what the receipt says of it."""
+    """Make a finished wheel read-only; return its entry in the receipt."""
     made.path.chmod(0o444)  # dist/ links to it: who changes that copy must not change ours
     sha256 = sha256_file(made.path)
     counts = f"{len(made.replaced)} file(s) replaced, {len(made.added)} added"
@@ -134,7 +134,7 @@ def overlay_item(
     Args:
         trees: by upstream, of those that have patches; None: the release without our series, for
             the proof that it fails.
-        note: why it is none that was compiled, as asked.
+        note: why it is not compiled, if that was requested.
     """
     plan = context.target.wheels[name]
     upstream = context.pins.upstream(name)
