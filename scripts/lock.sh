@@ -51,6 +51,8 @@ cuda spark-linux-arm64.txt aarch64-manylinux_2_39
 cuda rtx-linux-amd64.txt x86_64-manylinux_2_39
 # what reads machine code for `build.py proofs`, on either platform
 lock proofs.in proofs.txt --universal --python-version 3.11 --only-binary :all:
+# the compiler of the stage kernels, on either platform
+lock kernels.in kernels.txt --universal --python-version 3.11 --only-binary :all:
 # what wheels are compiled with (--wheels compile), in the builder image
 lock builder-cpu.in builder-cpu-linux-amd64.txt --python-version 3.11 \
   --python-platform x86_64-manylinux_2_36 --only-binary :all:

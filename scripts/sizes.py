@@ -13,7 +13,9 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import get_args
 
+from sparkforge.build.stages import kernels
 from sparkforge.pins import pins
 from sparkforge.pins.types import Platform
 from sparkforge.sources import sizes
@@ -31,6 +33,10 @@ def locks(all_pins: pins.Pins) -> list[tuple[Path, str, Platform, bool]]:
             found.append((ROOT / name, target.python, platform, True))
         for platform, name in (target.builder or {}).items():
             found.append((ROOT / name, target.python, platform, False))
+    for upstream in all_pins.upstreams.values():
+        if upstream.kernels is not None:
+            lock = ROOT / upstream.kernels.requirements
+            found += [(lock, kernels.PYTHON, platform, False) for platform in get_args(Platform)]
     return found
 
 

@@ -64,6 +64,19 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
             if rule.build and rule.wheel is not None:
                 what = "build rules cannot be in the wheel"
                 report((*here, "paths", i, "build"), what, "write wheel: null")
+        if upstream.kernels is not None:
+            at = (*here, "kernels")
+            if "/" not in upstream.kernels.source:
+                report((*at, "source"), "is in no folder", "put the kernels into their own folder")
+            if not upstream.kernels.wheel.endswith("/"):
+                what = f"{upstream.kernels.wheel!r} does not end with a slash"
+                report((*at, "wheel"), what, "give a folder: NAME/")
+            if not (root / upstream.kernels.requirements).is_file():
+                report(
+                    (*at, "requirements"),
+                    f"{upstream.kernels.requirements} does not exist",
+                    "create the lock with scripts/lock.sh",
+                )
     for name, profile in pins.profiles.items():
         for key, value, pinned in (
             ("model", profile.model, set(pins.models)),

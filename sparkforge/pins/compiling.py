@@ -1,13 +1,22 @@
-"""What pins.yaml says of compiling an upstream: its native files, and what they are made from."""
+"""What pins.yaml says of compiling an upstream: its native files, and kernels of our own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sparkforge.pins.types import CMakeTarget, CMakeWord, FilePath, Model, Place, Variable
+from sparkforge.pins.types import (
+    CMakeTarget,
+    CMakeWord,
+    FilePath,
+    GpuCode,
+    Model,
+    Name,
+    Place,
+    Variable,
+)
 
 Device = Literal["empty", "cpu", "cuda"]
 
@@ -57,6 +66,26 @@ class Compile(Model):
     supplement: tuple[Place, ...] = ()
     """Files and folders that the source file has and the git commit lacks: submodules, and what
     upstream's release job wrote."""
+
+
+class Kernels(Model):
+    """CUDA sources of the series that the stage ``kernels`` compiles, for every kind of wheel."""
+
+    source: FilePath
+    """The file of the repository that is compiled; it includes files of its folder only. A series
+    without it has no kernels."""
+    wheel: Place
+    """Folder of the wheel that the machine code and its manifest lie in."""
+    architectures: Annotated[tuple[GpuCode, ...], Field(min_length=1)]
+    requirements: FilePath
+    """Hash-locked requirements of the compiler, relative to pins.yaml."""
+    spills: tuple[Name, ...] = ()
+    """Kernels that may keep registers in memory; others may not."""
+
+    @property
+    def folder(self) -> str:
+        """Folder of ``source``, with its trailing slash; all files in it are sources."""
+        return f"{self.source.rpartition('/')[0]}/"
 
 
 def below(path: str, places: tuple[str, ...]) -> bool:

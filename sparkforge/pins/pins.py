@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import checks, yamlfile
-from sparkforge.pins.compiling import Compile
+from sparkforge.pins.compiling import Compile, Kernels
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.profiles import Profile
 from sparkforge.pins.types import (
@@ -100,6 +100,8 @@ class Upstream(Model):
     externals: Mapping[Name, External] = Field(default_factory=dict)
     compile: Compile = Field(default_factory=Compile)
     """How its wheels are compiled (``--wheels compile``)."""
+    kernels: Kernels | None = None
+    """Kernels of ours that its wheels get, for targets with a GPU."""
 
     @property
     def from_wheel(self) -> bool:
