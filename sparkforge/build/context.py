@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkforge.sources.project import Project
 
 WHEELS = "wheels"  # the folder of a wheelhouse that they are in
-STAGES = ("sources", "series", "builder", "wheels", "wheelhouse", "image", "smoke")
+STAGES = ("sources", "series", "kernels", "builder", "wheels", "wheelhouse", "image", "smoke")
 UNPATCHED = "unpatched"
 
 

@@ -18,6 +18,7 @@ from sparkforge.build.results import (
     BuilderResult,
     EnvironmentResult,
     ExternalResult,
+    KernelsResult,
     Product,
     SeriesResult,
     SmokeResult,
@@ -27,6 +28,7 @@ from sparkforge.build.results import (
 )
 from sparkforge.build.stages import image
 from sparkforge.build.stages.environment import environment_item
+from sparkforge.build.stages.kernels import kernels_item
 from sparkforge.build.stages.patched import series_item
 from sparkforge.build.stages.smoke import smoke_item
 from sparkforge.build.stages.source import source_item
@@ -43,6 +45,7 @@ class Graph:
 
     Attributes:
         sources, series: by upstream; a series where it has patches.
+        kernels: by upstream, where its series has some and the target a GPU.
         externals: by ``UPSTREAM/EXTERNAL``.
         wheels: by upstream.
         wheelhouse: the wheels beside ours.
@@ -52,6 +55,7 @@ class Graph:
 
     sources: Mapping[str, Item[SourceResult]]
     series: Mapping[str, Item[SeriesResult]]
+    kernels: Mapping[str, Item[KernelsResult]]
     externals: Mapping[str, Item[ExternalResult]]
     wheels: Mapping[str, Item[WheelResult]]
     wheelhouse: Item[WheelhouseResult]
@@ -102,14 +106,18 @@ def graph_of(context: Context) -> Graph:
         EngineError: wheels are compiled, and the target has no base image.
     """
     trees: dict[str, Tree] = {}
+    kernels: dict[str, Item[KernelsResult]] = {}
     externals: dict[str, Item[ExternalResult]] = {}
     wheels: dict[str, Item[WheelResult]] = {}
     builder = _builder(context)
     for name in context.target.wheels:
         layers = {layer: _tree(context, layer) for layer in context.layers(name)}
         trees |= layers
+        ours = kernels_item(context, name, layers[name])
+        if ours is not None:
+            kernels[name] = ours
         if builder is None:
-            wheels[name] = overlay_item(context, name, layers)
+            wheels[name] = overlay_item(context, name, layers, ours)
             continue
         from sparkforge.build.compile import items  # not needed by overlays
 
@@ -117,9 +125,11 @@ def graph_of(context: Context) -> Graph:
         externals |= {f"{name}/{external}": item for external, item in fetched.items()}
         blocked = context.pins.upstream(name).compile.blocked
         if blocked is None or context.native == "all":
-            wheels[name] = items.compile_item(context, name, builder, layers, fetched.values())
+            wheels[name] = items.compile_item(
+                context, name, builder, layers, fetched.values(), ours
+            )
         else:
-            wheels[name] = overlay_item(context, name, layers, note=blocked)
+            wheels[name] = overlay_item(context, name, layers, ours, note=blocked)
     house = wheelhouse_item(context)
     product, unpatched = _product(context, wheels, house)
     sources = {name: tree.source for name, tree in trees.items()}
@@ -129,6 +139,7 @@ def graph_of(context: Context) -> Graph:
     return Graph(
         sources,
         {name: tree.series for name, tree in trees.items() if tree.series is not None},
+        kernels,
         externals,
         wheels,
         house,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
-from sparkforge.build.results import SourceResult, WheelResult
+from sparkforge.build.results import KernelsResult, SourceResult, WheelResult
 from sparkforge.core.errors import StoreError
 from sparkforge.core.hashing import intact, key_of
 from sparkforge.pins.pins import ReleaseFile
@@ -129,3 +129,27 @@ def wheels_of(items: Iterable[Item[WheelResult]], results: Results) -> dict[Path
     """Return the wheels that items gave, each with its recorded sha256; raises ``wheel_path``'s."""
     made = [results.artefact(item) for item in items]
     return {wheel_path(artefact): artefact.result.sha256 for artefact in made}
+
+
+def kernel_path(folder: Path, member: str) -> Path:
+    """Return where an artefact has a file of kernels, by its path in the wheel."""
+    return folder / member.rpartition("/")[2]
+
+
+def kernels_of(item: Item[KernelsResult] | None, results: Results) -> dict[str, bytes]:
+    """Return the machine code that a wheel gets, by its path there; without an item, none.
+
+    Raises:
+        StoreError: a file is gone, or damaged.
+    """
+    if item is None:
+        return {}
+    artefact = results.artefact(item)
+    found = {}
+    for member, sha256 in artefact.result.files.items():
+        path = kernel_path(artefact.path, member)
+        if not intact(path, sha256):
+            msg = f"{path}: missing or damaged in the store"
+            raise StoreError(msg, "run the build again: it compiles the kernels again")
+        found[member] = path.read_bytes()
+    return found

@@ -54,6 +54,7 @@ def statement(
     dependencies = [
         *_checkout(context.root),
         *_upstreams(context, build),
+        *_compilers(context, build),
         *_builders(context, build),
         *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
     ]
@@ -119,6 +120,15 @@ def _upstreams(context: Context, build: Build) -> list[dict[str, Any]]:
                 for patch in context.series_of(name).patches
             ]
     return result
+
+
+def _compilers(context: Context, build: Build) -> list[dict[str, Any]]:
+    """Return the locks of the compilers that machine code in wheels was made with."""
+    pins = [context.pins.upstream(name).kernels for name in build.graph.kernels]
+    locks = sorted({pin.requirements for pin in pins if pin is not None})
+    return [
+        {"name": lock, "digest": {"sha256": sha256_file(context.root / lock)}} for lock in locks
+    ]
 
 
 def _builders(context: Context, build: Build) -> list[dict[str, Any]]:

@@ -61,6 +61,17 @@ class SeriesResult:
 
 
 @dataclass(frozen=True)
+class KernelsResult:
+    """Machine code for GPUs, and its manifest, in the artefact's folder.
+
+    Attributes:
+        files: sha256 of each, by its path in the wheel.
+    """
+
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class BuilderResult:
     """The image that wheels are compiled in.
 
@@ -80,6 +91,7 @@ class WheelResult:
     Attributes:
         left_out: changed files of the repository that no wheel ships.
         compile_only: of these, build rules, which only a compile uses.
+        kernels: sha256 of our machine code and its manifest, among ``added``.
     """
 
     file: str
@@ -90,6 +102,7 @@ class WheelResult:
     removed: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     compile_only: tuple[str, ...] = ()
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -179,10 +179,15 @@ def _own(context: Context, name: str, wheel: WheelResult) -> Component:
 
 
 def _how_made(wheel: WheelResult) -> list[Property]:
-    """Return the properties of a compiled wheel: the origin of each native file."""
+    """Return the properties of our machine code, and of a compiled wheel's native files."""
+    kernels = [
+        Property(name=f"sparkforge:kernels:{file}", value=f"compiled {sha256}")
+        for file, sha256 in wheel.kernels.items()
+    ]
     if not isinstance(wheel, CompiledWheelResult):
-        return []
+        return kernels
     return [
+        *kernels,
         Property(name="sparkforge:wheel", value="compiled"),
         *(
             Property(name=f"sparkforge:native:{file}", value=f"{native.origin} {native.sha256}")

@@ -8,9 +8,10 @@ import hashlib
 import io
 import itertools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -73,15 +74,43 @@ class Overlaid:
     compile_only: tuple[str, ...]
 
 
-def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
+def build(
+    request: Request,
+    layers: Sequence[Layer],
+    folder: Path,
+    more: Mapping[str, bytes] = MappingProxyType({}),
+) -> Overlaid:
     """Write the overlay wheel into ``folder``; without layers only its metadata changes.
 
+    Args:
+        more: members that the wheel gets beside the patched ones.
+
     Raises:
-        WheelError: a patch changes native sources, or the release wheel's file is not the patch's
-            original.
+        WheelError: a patch changes native sources, the release wheel's file is not the patch's
+            original, or it has one of ``more``.
     """
     with archive.opened(request.wheel) as source:
-        return write(request, source, plan(request, layers, source), folder)
+        changes = plan(request, layers, source)
+        fresh = with_more(request, changes.fresh, more, source.members)
+        changes = replace(changes, fresh=fresh, added=(*changes.added, *more))
+        return write(request, source, changes, folder)
+
+
+def with_more(
+    request: Request,
+    fresh: Mapping[str, bytes],
+    more: Mapping[str, bytes],
+    members: Collection[str],
+) -> dict[str, bytes]:
+    """Return changed members of a wheel with more beside them.
+
+    Raises:
+        WheelError: a member of the release, or a changed one, has that place.
+    """
+    if taken := sorted(member for member in more if member in fresh or member in members):
+        msg = f"{request.wheel.name}: {taken[0]} is there already, and kernels are put there"
+        raise WheelError(msg, "give kernels.wheel in pins.yaml another folder")
+    return {**fresh, **more}
 
 
 def write(request: Request, source: archive.Source, changes: Plan, folder: Path) -> Overlaid:

@@ -146,6 +146,11 @@ class Baked:
 
 @pytest.fixture
 def baked(project: Project) -> Baked:
+    return bake(project)
+
+
+def bake(project: Project) -> Baked:
+    """Build a project's wheel, and put an image of it together."""
     receipt = project.build()
     outputs = next(item["outputs"] for item in receipt["items"] if item["label"] == "wheel demo")
     made = typed.load(WheelResult, outputs)

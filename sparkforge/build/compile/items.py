@@ -13,9 +13,14 @@ from sparkforge.build.compile.externalitem import external_item
 from sparkforge.build.compile.natives import Decision
 from sparkforge.build.compile.recipe import Recipe, arch_list, shown
 from sparkforge.build.context import Context
-from sparkforge.build.item import Item, Results, holds_wheel
+from sparkforge.build.item import Item, Results, holds_wheel, kernels_of
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
-from sparkforge.build.results import BuilderResult, CompiledWheelResult, ExternalResult
+from sparkforge.build.results import (
+    BuilderResult,
+    CompiledWheelResult,
+    ExternalResult,
+    KernelsResult,
+)
 from sparkforge.build.stages.source import chosen
 from sparkforge.build.stages.wheels import (
     Tree,
@@ -65,6 +70,7 @@ def compile_item(
     image: Item[BuilderResult],
     trees: Mapping[str, Tree],
     fetched: Iterable[Item[ExternalResult]],
+    kernels: Item[KernelsResult] | None = None,
 ) -> Item[CompiledWheelResult]:
     """Return the compiled wheel of an upstream.
 
@@ -72,6 +78,7 @@ def compile_item(
         image: of the builder.
         trees: of the upstream and of those that its wheel carries, by name.
         fetched: external sources of the build.
+        kernels: machine code for the wheel.
 
     Raises:
         CompileError: the series changes what can't be compiled.
@@ -93,7 +100,7 @@ def compile_item(
     )
     fixed = replace(recipe, jobs=0)
     inputs = {
-        **common_inputs(context, name, layers),
+        **common_inputs(context, name, layers, kernels),
         "native": context.native,
         # an overlay takes from them what patches change, a compile all there is
         "sources": {layer: chosen(context, layer) for layer in context.layers(name)},
@@ -132,13 +139,14 @@ def compile_item(
             else [trees[layer].layer(context, results) for layer in layers if layer != name]
         )
         request = request_of(context, name, wheel, inputs["local"])
-        done = assembling.assemble(request, recipe, made, own, carried, folder)
+        more = kernels_of(kernels, results)
+        done = assembling.assemble(request, recipe, made, own, carried, folder, more)
         running.finished(place)
         released = sum(native.origin == "release" for native in done.natives.values())
         log.info(
             f"native files: {len(done.natives) - released} compiled, {released} from the release"
         )
-        wheel_result = seal(done.wheel)
+        wheel_result = seal(done.wheel, results, kernels)
         return CompiledWheelResult(**vars(wheel_result), natives=done.natives, differs=done.differs)
 
     uid, gid = builder.user()
@@ -155,7 +163,12 @@ def compile_item(
         inputs,
         CompiledWheelResult,
         make,
-        needs=(*(item for tree in trees.values() for item in tree.items), *fetched, image),
+        needs=(
+            *(item for tree in trees.values() for item in tree.items),
+            *fetched,
+            *(() if kernels is None else (kernels,)),
+            image,
+        ),
         valid=holds_wheel,
         download=(file,),
         commands=tuple(commands),

@@ -72,7 +72,11 @@ def made_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mappin
     The image has a copy, so that ``verify IMAGE`` can name differences. They do not depend on the
     machine, nor on how sources were fetched.
     """
-    inputs = {item.label: item.inputs for item in parts.items}
+    # what wheels name by a key alone
+    kernels = [
+        need for wheel in parts.wheels.values() for need in wheel.needs if need.stage == "kernels"
+    ]
+    inputs = {item.label: item.inputs for item in (*kernels, *parts.items)}
     return {**inputs, "image": image_inputs(context, parts, base)}
 
 

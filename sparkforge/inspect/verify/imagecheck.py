@@ -110,8 +110,12 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
     inputs = theirs["image"]
     if key_of(inputs) != reading.labels.get(image.KEY_LABEL):
         report.problems.append(f"label {image.KEY_LABEL}: does not match {image.INPUTS}")
-    for label, key in {**inputs["wheels"], "wheelhouse": inputs["wheelhouse"]}.items():
-        if key_of(theirs[label]) != key:
+    stated = {**inputs["wheels"], "wheelhouse": inputs["wheelhouse"]}
+    for wheel in inputs["wheels"]:
+        if "kernels" in theirs[wheel]:
+            stated[wheel.replace("wheel", "kernels", 1)] = theirs[wheel]["kernels"]
+    for label, key in stated.items():
+        if key_of(theirs.get(label, {})) != key:
             report.problems.append(f"{image.INPUTS}: {label}: its key differs")
     for name, value in inputs["labels"].items():
         if reading.labels.get(name) != value:
@@ -129,7 +133,9 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
             for key in ("wheels", "wheelhouse", "labels"):
                 if label == "image":
                     items.pop(key, None)
-            items.pop("sources", None)  # a choice of the build, not of the checkout
+            if label.startswith("wheel "):
+                items.pop("kernels", None)
+                items.pop("sources", None)  # a choice of the build, not of the checkout
         report.problems += [f"{label}: {text}" for text in differences(one, two)]
     report.checked["inputs"] = len(theirs)
 

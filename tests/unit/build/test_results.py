@@ -21,6 +21,7 @@ from sparkforge.build.results import (
     ExternalResult,
     ImageArchiveResult,
     ImageResult,
+    KernelsResult,
     NativeFile,
     ReleaseProof,
     SeriesResult,
@@ -42,6 +43,7 @@ WHEEL: dict[str, Any] = {
     "removed": (),
     "left_out": ("tests/c.py",),
     "compile_only": (),
+    "kernels": {"own/manifest.json": "0" * 64},
 }
 SMOKE: dict[str, Any] = {
     "ready_s": 1.5,
@@ -55,6 +57,7 @@ EACH = [
     SourceResult("git", "a" * 40, "b" * 40, "here"),
     ExternalResult("a" * 40, "external-1.git", {"sub": "b" * 40}),
     SeriesResult("a" * 40, "b" * 40, "c" * 40, {"x.py": "0001-x.patch"}),
+    KernelsResult({"own/sm_90a.cubin": "0" * 64}),
     BuilderResult("sha256:1", "x:1", ("debian libc6 2 amd64",)),
     WheelResult(**WHEEL),
     CompiledWheelResult(
@@ -92,7 +95,7 @@ def test_a_result_is_the_same_from_the_store(store: Store, result: Any) -> None:
 
 
 def test_documents_have_the_fields_that_they_had() -> None:
-    natives = typed.as_json(EACH[5])["natives"]
+    natives = typed.as_json(EACH[6])["natives"]
     assert natives["_C.so"] == {"sha256": "1" * 64, "from": "compiled"}
     assert typed.as_json(EnvironmentResult()) == {"kind": "environment"}
     assert typed.as_json(CheckpointResult()) == {"kind": "checkpoint"}

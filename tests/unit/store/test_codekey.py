@@ -14,7 +14,7 @@ from sparkforge.build.compile.externalitem import external_item
 from sparkforge.build.context import Context
 from sparkforge.build.graph import graph_of
 from sparkforge.build.item import Item
-from sparkforge.build.stages import image
+from sparkforge.build.stages import image, kernels
 from sparkforge.build.stages.trial import trial_item
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.store import codekey
@@ -46,7 +46,9 @@ def makers(context: Context) -> dict[str, str]:
     parts = image.Parts(graph.wheels, graph.wheelhouse, trial_item())
     of_image = image.image_inputs(context, parts, BASE)
     assert of_image["code"] == code_of(image.__name__)
-    return {**{kind: item.make.__module__ for kind, item in made.items()}, "image": image.__name__}
+    found = {kind: item.make.__module__ for kind, item in made.items()}
+    # whose item is another one's (tests/integration/test_kernels.py), or an engine's
+    return {**found, "image": image.__name__, "kernels": kernels.__name__}
 
 
 def wanted(module: str) -> set[str]:
@@ -81,7 +83,11 @@ def forget() -> None:
 
 
 # read as files by the module of a kind, or one that it imports
-BESIDE = {"compiled": {"build/compile/gate.py"}, "smoke": {"runtime/isamask/sitecustomize.py"}}
+BESIDE = {
+    "compiled": {"build/compile/gate.py"},
+    "kernels": {"build/nvrtc.py"},
+    "smoke": {"runtime/isamask/sitecustomize.py"},
+}
 
 
 def test_a_line_in_any_module_that_makes_an_item_changes_its_key(
@@ -97,7 +103,7 @@ def test_a_line_in_any_module_that_makes_an_item_changes_its_key(
             if code_of(module) != before[kind]:
                 changed[kind].add(path.relative_to(copy).as_posix())
         path.write_bytes(text)
-    assert len(set(kinds)) == 10
+    assert len(set(kinds)) == 11
     for kind, module in kinds.items():
         beside = BESIDE.get(kind, set())
         if kind == "image":
