@@ -40,7 +40,7 @@ def kernels_item(context: Context, name: str, tree: Tree) -> Item[KernelsResult]
         return None
     lock = context.root / pin.requirements
     inputs = {
-        "upstream_commit": context.pins.upstream(name).said_commit,
+        "upstream_commit": context.pins.upstream(name).commit_or_unknown,
         "source": pin.source,
         "sources": sources,
         "wheel": pin.wheel,
