@@ -13,18 +13,25 @@ from typing import Any
 import pytest
 
 from sparkforge.build import cubins
+from sparkforge.build.compile.assembling import assemble
+from sparkforge.build.compile.natives import Decision
+from sparkforge.build.compile.recipe import Recipe
+from sparkforge.build.compile.running import Made
 from sparkforge.core.errors import CommandError, CompileError, WheelError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.compiling import Kernels
 from sparkforge.runtime import interpreter
+from sparkforge.series.series import Patched
 from sparkforge.sources import wheelhouse
+from sparkforge.sources.sources import Source
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
+from sparkforge.wheels import overlay
 from tests.integration.test_verify import SITE, bake
 from tests.kernels import HEADER, toolchain, with_kernels
-from tests.project import PATCHED, PLATFORM, Project
-from tests.support import ROOT, record_line
+from tests.project import FILES, PATCHED, PLATFORM, Project
+from tests.support import EPOCH, ROOT, make_wheel, record_line
 
 SOURCE = b"kernel first 80 1024 0 0\nkernel second 40 0 0 0\n"
 SOURCES: Mapping[str, bytes | None] = {
@@ -32,6 +39,7 @@ SOURCES: Mapping[str, bytes | None] = {
     "csrc/own/all.cu": SOURCE,
     "csrc/own/more.cuh": b"// more\n",
 }
+PACKAGE = {name: data for name, data in FILES.items() if name.startswith("demo/")}
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +247,38 @@ def test_a_place_that_the_wheel_has_already_is_refused(own: Project) -> None:
     own.patch({**SOURCES, "demo/own/manifest.json": b"{}\n"})
     _, err = own.run("build", "--target", "tiny", "--until", "wheels", code=WheelError.exit_code)
     assert "demo/own/manifest.json is there already" in err
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_compiled_wheel_gets_the_same_files(own: Project, everything: bool) -> None:
+    receipt = own.build()
+    outputs = {item["label"]: item["outputs"] for item in receipt["items"]}
+    series, code = outputs["series demo"], outputs["wheel demo"]["kernels"]
+    more = {name: data for name, data in members(own.wheel).items() if name in code}
+    assert len(more) == 3
+    upstream = pins.load(own.root / "pins.yaml").upstream("demo")
+    repo = Store(own.store).git_path("demo")
+    source = Source("demo", "release", repo, series["source"], "", "test")
+    patched = Patched(source, series["commit"], series["tree"], series["touched"])
+    place = own.root.parent
+    release = make_wheel(place / "old", files={**PACKAGE, "demo/a.so": b"\x7fELF a"})
+    made = make_wheel(place / "new", files={**PACKAGE, "demo/mod.py": PATCHED})
+    request = overlay.Request(release, None, "spark.3", (), None, EPOCH)
+    place = place / "out"
+    place.mkdir()
+    plan = upstream.compile.model_copy(update={"from_release": ("demo/a.so",)})
+    upstream = upstream.model_copy(update={"compile": plan})
+    recipe = Recipe(upstream, Decision(everything), None, EPOCH, {}, 1)
+    done = assemble(request, recipe, Made(made, {}), patched, [], place, more)
+    held = members(done.wheel.path)
+    assert {name: held[name] for name in more} == more
+    assert held["demo/mod.py"] == PATCHED
+    assert set(more) <= set(done.wheel.added)
+    assert done.differs == ()
+    record = held["demo-1.0+spark.3.dist-info/RECORD"].decode().splitlines()
+    assert {",".join(record_line(name, data)) for name, data in more.items()} <= set(record)
+    with pytest.raises(WheelError, match=r"demo/a\.so is there already"):
+        assemble(request, recipe, Made(made, {}), patched, [], place, {"demo/a.so": b""})
 
 
 # -- the real compiler ----------------------------------------------------------------
