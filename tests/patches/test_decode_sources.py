@@ -1,0 +1,59 @@
+"""The decode kernels of the series, compiled as a build compiles them: no GPU is needed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sparkforge.build import executor
+from sparkforge.build.cubins import MANIFEST
+from sparkforge.build.graph import graph_of
+from sparkforge.build.item import kernel_path
+from sparkforge.core.index import Index
+from sparkforge.sources.sources import Access
+from tests.patches.checkout import CHECKOUT, store
+from tests.results import context_of
+
+DENSE = {
+    f"dense_{weights}_{form}_{rows}"
+    for weights in ("bf16", "mxfp4", "mxfp8")
+    for form in ("narrow_12", "narrow_16", "wide")
+    for rows in (8, 16)
+}
+BY_ROWS = {
+    f"{kernel}_{rows}"
+    for kernel in ("experts_gate_up", "experts_down", "route")
+    for rows in (1, 2, 4, 8)
+}
+OTHERS = {"experts_combine", "expand_mxfp4", "expand_mxfp8"}
+
+
+@pytest.fixture(scope="module")
+def cubins() -> dict[str, dict[str, Any]]:
+    """What the manifest says of each architecture."""
+    context = context_of("rtx", CHECKOUT, store=store(), access=Access(Index(), {}, offline=False))
+    item = graph_of(context).kernels["vllm"]
+    made = executor.run(context, [*item.needs, item]).artefact(item)
+    (manifest,) = (name for name in made.result.files if name.endswith(f"/{MANIFEST}"))
+    document = json.loads(kernel_path(made.path, manifest).read_text())
+    return {cubin["architecture"]: cubin for cubin in document["cubins"]}
+
+
+@pytest.mark.parametrize("architecture", ["90a", "120a", "121a"])
+def test_all_kernels_keep_to_registers(
+    cubins: dict[str, dict[str, Any]], architecture: str
+) -> None:
+    kernels = {kernel["name"]: kernel for kernel in cubins[architecture]["kernels"]}
+    assert set(kernels) == DENSE | BY_ROWS | OTHERS
+    assert not {name for name, kernel in kernels.items() if kernel["spills"] or kernel["local"]}
+
+
+def test_a_multiprocessor_of_a_spark_holds_every_block(cubins: dict[str, dict[str, Any]]) -> None:
+    """Shared memory of a block is at most 99 KiB on 12.x. gpt-oss has 2,944 columns."""
+    row = (2944 + 32) * 2
+    for kernel in cubins["121a"]["kernels"]:
+        form, _, rows = kernel["name"].rpartition("_")
+        dynamic = int(rows) * row if form.startswith(("experts_", "route")) or "wide" in form else 0
+        assert kernel["shared"] + dynamic <= 99 * 1024, kernel["name"]
