@@ -173,6 +173,8 @@ class Profile:
         layers = (arguments.value(command, "--mxfp4-layers") or "").split(",")
         if not {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}:
             expected.pop("linear", None)
+        if arguments.has(caller, "--decode-kernels"):  # which are the profile's choice for these
+            expected.pop("linear", None)
         return expected
 
 

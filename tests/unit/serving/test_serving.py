@@ -116,6 +116,7 @@ def test_of_two_values_the_later_counts(words: list[str], value: str | None) -> 
         (["--mxfp4-layers", "qkv", "--mxfp4-layers", "moe"], [], "moe"),
         (["--mxfp4-layers", "qkv"], ["--linear-backend", "torch"], "moe"),
         (["--mxfp4-layers", "qkv"], ["--moe-backend=triton"], "linear"),
+        (["--mxfp4-layers", "qkv"], ["--decode-kernels", "off"], "moe"),
     ],
 )
 def test_of_dense_layers_a_word_is_expected_where_some_are_quantised(
@@ -185,6 +186,7 @@ LINE = "(EngineCore pid=7) INFO 11-21 07:21:00 "
             "TRITON_ATTN",
         ),
         ("[__init__.py:995] Using MarlinMxFp4LinearKernel for MXFP4 GEMM", "linear", "MARLIN"),
+        ("[__init__.py:995] Using DecodeMxFp4LinearKernel for MXFP4 GEMM", "linear", "DECODE"),
         ("[__init__.py:949] Using CPUMxFp8LinearKernel for MXFP8 GEMM", "linear", "CPU"),
         (
             "[__init__.py:949] Using FlashInferCutlassMxfp8LinearKernel for MXFP8 GEMM",

@@ -1,0 +1,177 @@
+"""The decode kernels on the CPU: what a launch of each has to compute, from its operands alone.
+
+Runs inside the interpreter under test. ``Launches`` stands in for
+``vllm.model_executor.kernels.decode.module.launch``. It reads the memory that operands point to,
+checks grid, threads and shared memory, and computes in float64. The orders of the weights are
+written down here a second time, from csrc/decode_kernels: test_decode_kernels.py compares both with
+the CUDA sources.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from tests.patches import marlin_layout
+
+MULTIPROCESSORS = 48
+SHARED_MEMORY = 101_376  # of a block, on SM12x: the least of the devices that have the kernels
+E2M1 = marlin_layout.E2M1
+
+
+def memory(address: int | None, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return ``count`` elements at an address, not a copy of them."""
+    assert address, "a null pointer"
+    size = count * dtype.itemsize
+    return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=dtype)
+
+
+def _e4m3(codes: torch.Tensor) -> torch.Tensor:
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    size = torch.where(
+        exponent > 0, (8 + mantissa) * torch.exp2(exponent - 10.0), mantissa * 2.0**-9
+    ).to(torch.float64)
+    return torch.where(codes >= 128, -size, size)
+
+
+def unpack(words: torch.Tensor, kind: str, n: int, k: int) -> torch.Tensor:
+    """Read the tiles of dense.cuh: int32 words in a row to values, float64 [n, k]."""
+    tiles = k // 64
+    row, column = torch.arange(n)[:, None], torch.arange(k)[None, :]
+    g, r = row % 8, row % 16 // 8
+    h, q = column % 64 // 32, column % 32 // 8
+    tile = row // 16 * tiles + column // 64
+    if kind == "mxfp4":
+        at = (tile * 32 + g * 4 + q) * 4 + 2 * h + r
+        j, high = column % 8 // 2, column % 2
+        half = words.to(torch.int64)[at] >> 16 * high & 0xFFFF
+        last = j == 3
+        sign = half >> torch.where(last, 14, 15 - 3 * j) & 1
+        exponent = half >> torch.where(last, 10, 7 - 3 * j) & 3
+        mantissa = half >> torch.where(last, 13, 6 - 3 * j) & 1
+        return E2M1[sign << 3 | exponent << 1 | mantissa]
+    at = ((tile * 2 + h) * 32 + g * 4 + q) * 4 + 2 * r + column % 8 // 4
+    byte = column % 2 * 2 + column % 4 // 2
+    return _e4m3(words.to(torch.int64)[at] >> 8 * byte & 255)
+
+
+def unpack_scales(scales: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """Read the scales of dense.cuh: bytes in a row to factors, float64 [n, k]."""
+    row, group = torch.arange(n)[:, None], torch.arange(k // 32)[None, :]
+    at = ((row // 16 * (k // 64) + group // 2) * 8 + row % 8) * 4 + row % 16 // 8 * 2 + group % 2
+    return torch.exp2(scales[at].to(torch.float64) - 127).repeat_interleave(32, 1)
+
+
+class Launches:
+    """Stands in for ``launch``.
+
+    Attributes:
+        names: of the kernels launched so far.
+        spoil: what is done to each kernel's result, for example to make it wrong.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.spoil: Any = lambda result: result
+
+    def __call__(
+        self,
+        name: str,
+        grid: tuple[int, int],
+        threads: int,
+        shared: int,
+        operands: Any,
+        device: torch.device,
+    ) -> None:
+        """Compute what the kernel of this name does."""
+        assert device.type == "cpu"
+        self.names.append(name)
+        family, _, rest = name.partition("_")
+        {"dense": self._dense, "expand": self._expand, "experts": self._experts}[family](
+            rest.split("_"), grid, threads, shared, operands
+        )
+
+    def _dense(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
+        kind, form, most = words[0], words[1], int(words[-1])
+        k = o.tiles * 64
+        assert most in (8, 16)
+        assert 0 < o.rows <= most
+        assert o.x % 16 == 0
+        if form == "narrow":
+            assert int(words[2]) == (12 if k <= 3072 else 16)
+            assert (grid, threads, shared) == ((-(-o.n // 16), 1), 32 * int(words[2]), 0)
+        else:
+            assert (grid, threads) == ((MULTIPROCESSORS, 1), 640)
+            assert shared == most * (k + 32) * 2 <= SHARED_MEMORY
+            assert o.n > 65536
+        assert o.residual is None
+        x = memory(o.x, o.rows * k, torch.bfloat16).view(o.rows, k).to(torch.float64)
+        if kind == "bf16":
+            assert o.scales is None
+            weights = memory(o.weights, o.n * k, torch.bfloat16).view(o.n, k).to(torch.float64)
+        else:
+            weights = self._weights(kind, o)
+        product = x @ weights.T
+        if o.bias is not None:
+            product += memory(o.bias, o.n, torch.bfloat16).to(torch.float64)
+        out = memory(o.out, o.rows * o.n, torch.bfloat16).view(o.rows, o.n)
+        out.copy_(self.spoil(product))
+
+    def _weights(self, kind: str, o: Any) -> torch.Tensor:
+        k, padded = o.tiles * 64, -(-o.n // 16) * 16
+        assert o.weights % 16 == 0
+        each = 8 if kind == "mxfp4" else 4
+        words = memory(o.weights, padded * k // each, torch.int32)
+        scales = memory(o.scales, padded * k // 32, torch.uint8)
+        return unpack(words, kind, o.n, k) * unpack_scales(scales, o.n, k)
+
+    def _expand(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
+        assert (grid, threads, shared) == ((-(-o.n // 16), 1), 256, 0)
+        out = memory(o.out, o.n * o.tiles * 64, torch.bfloat16).view(o.n, -1)
+        out.copy_(self.spoil(self._weights(words[0], o)))
+
+    def _experts(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
+        if words == ["combine"]:
+            rows = grid[0]
+            assert (grid[1], threads, shared) == (1, 512, 0)
+            assert (o.residual, o.norm, o.normed) == (None, None, None)
+            assert o.k <= 8 * 512
+            sums = memory(o.experts, 4 * rows * o.k, torch.float32).view(rows, 4, o.k)
+            there = memory(o.ids, 4 * rows, torch.int32).view(rows, 4) >= 0
+            out = memory(o.sum, rows * o.k, torch.bfloat16).view(rows, o.k)
+            kept = torch.where(there[..., None], sums, torch.zeros_like(sums))
+            out.copy_(self.spoil(kept.to(torch.float64).sum(1)))
+            return
+        gate_up, most = words[0] == "gate", int(words[-1])
+        assert most in (1, 2, 4, 8)
+        assert most // 2 < o.rows <= most
+        assert o.n % 64 == o.k % 64 == 0
+        tiles = 2 if gate_up and most == 8 else 1
+        assert grid == (-(-(o.n // 64) // tiles), 4 * o.rows)
+        assert (threads, shared) == (256, most * (o.k + 32) * 2)
+        slots = 4 * o.rows
+        ids = memory(o.ids, slots, torch.int32).tolist()
+        shares = memory(o.shares, slots, torch.float32).to(torch.float64)
+        x = memory(o.x, (o.rows if gate_up else slots) * o.k, torch.bfloat16).view(-1, o.k)
+        experts = max(*ids, 0) + 1
+        weights = memory(o.weights, experts * o.k * o.n // 8, torch.int32)
+        weights = weights.view(experts, o.k // 16, 2 * o.n)
+        scales = memory(o.scales, experts * o.k // 32 * o.n, torch.uint8).view(experts, -1, o.n)
+        bias = memory(o.bias, experts * o.n, torch.bfloat16).view(experts, o.n)
+        dtype, columns = (torch.bfloat16, o.n // 2) if gate_up else (torch.float32, o.n)
+        out = memory(o.out, slots * columns, dtype).view(slots, columns)
+        for slot, expert in enumerate(ids):
+            if expert < 0:  # what stands there stays, and may be anything
+                out[slot] = torch.nan
+                continue
+            row = x[slot // 4 if gate_up else slot].to(torch.float64)
+            product = row @ marlin_layout.weight(weights[expert], scales[expert])
+            product += marlin_layout.bias(bias[expert])
+            if gate_up:
+                gate, up = product[::2].clamp(max=7), product[1::2].clamp(-7, 7)
+                product = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+            else:
+                product *= shares[slot]
+            out[slot] = self.spoil(product).to(dtype)

@@ -1,0 +1,73 @@
+// Where the CUDA sources of the decode kernels put weights, scales and biases, and how large their
+// operands are: prints JSON, computed on the CPU by their own functions.
+#include <cstddef>
+#include <cstdio>
+#include <vector>
+
+#include "dense.cuh"
+#include "experts.cuh"
+#include "layer.cuh"
+
+static unsigned state = 11;
+static unsigned dice() { return (state = state * 1664525u + 1013904223u) >> 16; }
+
+template <class T> void list(const char* name, const std::vector<T>& values, const char* end = ", ") {
+  std::printf("\"%s\": [", name);
+  for (size_t i = 0; i < values.size(); i++) std::printf("%s%lld", i ? ", " : "", (long long)values[i]);
+  std::printf("]%s", end);
+}
+
+template <class FORMAT> void packed(const char* name, int bits, const char* end) {
+  const int n = 40, k = 192, tiles = k / 64, rows = (n + 15) / 16 * 16;
+  std::vector<unsigned> codes(n * k), scales(n * k / 32);
+  std::vector<unsigned> words((size_t)rows * k * bits / 32);
+  std::vector<unsigned char> put((size_t)rows * k / 32);
+  for (int row = 0; row < n; row++) {
+    for (int column = 0; column < k; column++) {
+      const unsigned code = codes[row * k + column] = dice() % (1u << bits);
+      FORMAT::put(words.data(), code, row, column, tiles);
+    }
+    for (int group = 0; group < k / 32; group++)
+      put[dense::scale_of(row, group, tiles)] = scales[row * (k / 32) + group] = dice() % 191;
+  }
+  std::printf("\"%s\": {\"n\": %d, \"k\": %d, ", name, n, k);
+  list("codes", codes);
+  list("scales", scales);
+  list("words", std::vector<int>(words.begin(), words.end()));
+  list("packed_scales", put, "}");
+  std::printf("%s", end);
+}
+
+#define AT(kind, field) (int)offsetof(kind, field)
+
+int main() {
+  std::printf("{\"packed\": {");
+  packed<dense::Mxfp4>("mxfp4", 4, ", ");
+  packed<dense::Mxfp8>("mxfp8", 8, "}, ");
+  std::vector<int> place, scales, biases;
+  for (int lane = 0; lane < 32; lane++)
+    for (int word = 0; word < 4; word++)
+      for (int nibble = 0; nibble < 8; nibble++) {
+        int k, n;
+        experts::place(lane, word, nibble, k, n);
+        place.push_back(k), place.push_back(n);
+      }
+  for (int column = 0; column < 64; column++) scales.push_back(experts::scale_at(column));
+  for (int column = 0; column < 32; column++) biases.push_back(experts::bias_at(column));
+  list("place", place);
+  list("scale_at", scales);
+  list("bias_at", biases);
+  using D = dense::Operands;
+  using E = experts::Operands;
+  using X = dense::Expanded;
+  using C = layer::Combined;
+  std::printf("\"structures\": {");
+  list<int>("Dense", {(int)sizeof(D), AT(D, x), AT(D, weights), AT(D, scales), AT(D, bias), AT(D, residual),
+                      AT(D, out), AT(D, n), AT(D, tiles), AT(D, rows)});
+  list<int>("Expand", {(int)sizeof(X), AT(X, weights), AT(X, scales), AT(X, out), AT(X, n), AT(X, tiles)});
+  list<int>("Combine", {(int)sizeof(C), AT(C, experts), AT(C, ids), AT(C, residual), AT(C, norm), AT(C, sum),
+                        AT(C, normed), AT(C, k), AT(C, epsilon)});
+  list<int>("Expert", {(int)sizeof(E), AT(E, x), AT(E, weights), AT(E, scales), AT(E, bias), AT(E, ids),
+                       AT(E, shares), AT(E, out), AT(E, k), AT(E, n), AT(E, rows)}, "}}\n");
+  return 0;
+}

@@ -1,0 +1,372 @@
+"""The decode kernels' Python side: packing, choice, launches, self-check, as a CPU can run them.
+
+What the kernels compute on a GPU is not tested here: the contract of decode_contract.py stands in
+for them, and the CUDA sources' own index functions (probe_decode_layout.cu) are held against it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patches.checkout import CHECKOUT as ROOT
+from tests.patches.trees import tree
+
+TIMEOUT_S = 1800
+CAPABILITIES = ("8.9", "9.0", "10.0", "12.0", "12.1")
+COVERED = ("9.0", "12.0", "12.1")
+DECODE = "DecodeMxFp4LinearKernel DecodeMxFp8LinearKernel"
+MARLIN = "MarlinMxFp4LinearKernel MarlinMxfp8LinearKernel"
+ROUNDED = 0.004
+"""Largest relative error of a result that was rounded to BF16 twice."""
+
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler here")
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the index functions of the CUDA sources say."""
+    folder = tmp_path_factory.mktemp("layout")
+    sources = tree("vllm", folder / "tree", patched=True, only=("csrc/decode_kernels",))
+    program = folder / "layout"
+    probe = Path(__file__).with_name("probe_decode_layout.cu")
+    words = ["nvcc", "-std=c++17", "-O0", "-arch=sm_90a", f"-I{sources / 'csrc/decode_kernels'}"]
+    subprocess.run([*words, "-o", str(program), str(probe)], check=True, timeout=TIMEOUT_S)
+    return json.loads(subprocess.run([program], capture_output=True, check=True).stdout)
+
+
+@pytest.fixture(scope="module")
+def answers(patched_python: Path, layout: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("decode")
+    asked, out = folder / "asked.json", folder / "out.json"
+    request = {"places": layout, "capabilities": CAPABILITIES}
+    asked.write_text(json.dumps(request), encoding="utf-8")
+    done = subprocess.run(
+        [patched_python, "-m", "tests.patches.probe_decode_kernels", asked, out],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def computed(answers: Any) -> Any:
+    return answers["computed"]
+
+
+# -- layouts -------------------------------------------------------------------------------------
+
+
+def test_weights_are_packed_where_the_kernels_read_them(computed: Any) -> None:
+    assert len(computed["packing"]) == 6
+    assert all(computed["packing"].values()), computed["packing"]
+
+
+def test_experts_are_read_in_marlins_order(computed: Any) -> None:
+    assert computed["marlin"] == dict.fromkeys(("k", "n", "scales", "biases"), True)
+
+
+def test_operands_have_the_layout_of_the_cuda_sources(computed: Any, layout: Any) -> None:
+    for name, numbers in layout["structures"].items():
+        assert computed["structures"][name] == numbers, name
+
+
+# -- choice --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_dense_kernels_are_chosen_where_there_are_some(answers: Any, capability: str) -> None:
+    for shipped, options in answers[capability].items():
+        for option, answer in options.items():
+            there = shipped == "shipped" and capability in COVERED and option != "off"
+            assert answer["chosen"] == (DECODE if there else MARLIN), (shipped, option)
+            refused = option == "on" and not there
+            assert answer["refusal"].startswith("ValueError: --decode-kernels on: ") == refused
+            # one line with the reason, not one a layer
+            assert len(answer["said"]) == (0 if there or option == "off" else 1), (shipped, option)
+
+
+@pytest.mark.parametrize(
+    ("capability", "shipped", "reason"),
+    [
+        ("8.9", "shipped", "there are none for this device's capability"),
+        ("10.0", "shipped", "there are none for this device's capability"),
+        ("9.0", "none", "this build of vLLM has no cubin for sm_90a"),
+        ("12.1", "none", "this build of vLLM has no cubin for sm_121a"),
+        ("12.0", "damaged", "sm_120a.cubin is not the file that its manifest names"),
+        ("12.1", "unreadable", "manifest.json cannot be read: JSONDecodeError"),
+        ("9.0", "newer", "manifest.json has schema 2, this vLLM reads 1"),
+    ],
+)
+def test_the_reason_is_named(answers: Any, capability: str, shipped: str, reason: str) -> None:
+    assert reason in answers[capability][shipped]["on"]["refusal"]
+    (line,) = answers[capability][shipped]["auto"]["said"]
+    assert line.startswith("are off: ")
+    assert reason in line
+
+
+def test_batch_invariance_switches_them_off(answers: Any) -> None:
+    answer = answers["9.0"]["batch invariant"]["auto"]
+    assert answer["chosen"] == MARLIN
+    assert "VLLM_BATCH_INVARIANT" in answer["said"][0]
+
+
+def test_the_compile_cache_tells_them_apart(answers: Any) -> None:
+    keys = {
+        (capability, shipped, option): answers[capability][shipped][option]["key"]
+        for capability in ("9.0", "12.1")
+        for shipped in ("shipped", "none")
+        for option in ("auto", "off")
+    }
+    # off is the same everywhere; so is auto where there are none
+    assert len(set(keys.values())) == 4, keys
+    assert keys["9.0", "shipped", "auto"] != keys["9.0", "none", "auto"]
+    assert keys["9.0", "shipped", "auto"] != keys["12.1", "shipped", "auto"]
+
+
+OPTION = """
+import contextlib, io, json, sys
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+def parse(*options):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            parser = make_arg_parser(FlexibleArgumentParser())
+            arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", "m", *options]))
+            return arguments.decode_kernels
+        except SystemExit:
+            return said.getvalue()
+
+def config(option):
+    from vllm.config import KernelConfig, VllmConfig
+    try:
+        return VllmConfig(kernel_config=KernelConfig(decode_kernels=option)).kernel_config
+    except ValueError as error:
+        return str(error)
+
+options = [[], ["--decode-kernels", "off"], ["--decode-kernels=on"], ["--decode-kernels", "1"]]
+print(json.dumps([*(parse(*each) for each in options), str(config("on"))]))
+"""
+
+
+def test_the_option_is_parsed_and_refused(patched_python: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [patched_python, "-c", OPTION], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    *parsed, wrong, refused = json.loads(done.stdout.splitlines()[-1])
+    assert parsed == ["auto", "off", "on"]
+    assert "invalid choice: '1'" in wrong
+    assert "--decode-kernels on: they need a CUDA device" in refused
+
+
+# -- launches ------------------------------------------------------------------------------------
+
+
+def test_the_driver_is_called_as_the_kernels_need_it(computed: Any) -> None:
+    load, *attributes, first, second = computed["driver"]["calls"]
+    assert load == ["load", "cubin of 90a"]
+    # every kernel is loaded before the first launch, with all shared memory that is left to it
+    names = ["experts_combine", "expand_mxfp4"]
+    wanted = [[["load", name], [name, "dynamic shared", 101_376 - 512]] for name in names]
+    assert attributes == [call for calls in wanted for call in calls]
+    assert first == second
+    assert first == {
+        "function": "experts_combine",
+        "grid": [3, 2, 1],
+        "block": [256, 1, 1],
+        "shared": 1024,
+        "stream": 77,
+        "dependent": ["dependent", 1, 1],
+        "operands": [16, 32, 48, 64],
+    }
+    assert computed["driver"]["refused"] == [
+        "KeyError: 'no'",
+        "RuntimeError: CUDA driver: CUDA_ERROR_INVALID_VALUE",
+    ]
+    assert computed["driver"]["sizes"] == [101_376, 48]
+
+
+def _narrow(kind: str, warps: int, *most: int) -> list[str]:
+    return [f"dense_{kind}_narrow_{warps}_{rows}" for rows in most]
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "mxfp8"])
+def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -> None:
+    wanted = {
+        "narrow 0": [],
+        "narrow 1": _narrow(kind, 12, 8),
+        "narrow 7": _narrow(kind, 12, 8),
+        "narrow 8": _narrow(kind, 12, 8),
+        "narrow 9": _narrow(kind, 12, 16),
+        "narrow 16": _narrow(kind, 12, 16),
+        "narrow 17": _narrow(kind, 12, 16, 8),
+        "narrow 64": _narrow(kind, 12, 16, 16, 16, 16),
+        "narrow 65": [f"expand_{kind}"],
+        "long 1": _narrow(kind, 16, 8),
+        "long 9": _narrow(kind, 16, 16),
+        "wide 1": [f"dense_{kind}_wide_8"],
+        "wide 9": [f"dense_{kind}_wide_16"],
+        "wide 17": [f"dense_{kind}_wide_16", f"dense_{kind}_wide_8"],
+        "expanded in slices 65": [f"expand_{kind}"] * 2,
+    }
+    found = {
+        name.removeprefix(f"{kind} "): answer["launches"]
+        for name, answer in computed["dense"].items()
+        if name.startswith(kind)
+    }
+    assert found == wanted
+    without = computed["dense"]["wide without the shared memory"]["launches"]
+    assert without == _narrow("mxfp4", 12, 16)
+
+
+def test_dense_results_and_fakes_are_right(computed: Any) -> None:
+    assert len(computed["dense"]) == 33
+    for name, answer in computed["dense"].items():
+        assert answer["error"] < ROUNDED, name
+        assert answer["fake"] == answer["shape"], name
+
+
+def test_bf16_layers_take_them_in_gpt_oss_where_they_gain(computed: Any) -> None:
+    kernel = ["dense_bf16_narrow_12_8"]
+    for name, calls in computed["bf16"].items():
+        used = name in ("large", "another model, on")
+        for shape, call in calls.items():
+            few = shape in ("(1,)", "(2, 4)")
+            assert call["launches"] == (kernel if used and few else []), (name, shape)
+            assert call["error"] < ROUNDED, (name, shape)
+            assert call["same shape"], (name, shape)
+            assert call.get("fake") == (True if used else None), (name, shape)
+    assert computed["head"] == ["dense_bf16_wide_8"]
+
+
+# -- experts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 8, 9])
+def test_experts_with_few_rows_go_through_the_kernels(computed: Any, rows: int) -> None:
+    answer = computed["experts"][str(rows)]
+    most = {0: 0, 3: 4, 5: 8, 9: 0}.get(rows, rows)
+    kernels = [f"experts_gate_up_{most}", f"experts_down_{most}", "experts_combine"]
+    assert answer["launches"] == (kernels if most else [])
+    assert answer["error"] < ROUNDED + 0.002  # Marlin rounds more often
+
+
+def test_rows_that_pad_are_zero(computed: Any) -> None:
+    assert computed["experts"]["padding"]["zeros"]
+    assert computed["experts"]["padding"]["error"] < ROUNDED
+
+
+def test_experts_can_be_switched_off(computed: Any) -> None:
+    assert computed["experts"]["switched off"] == []
+    assert computed["experts"]["off"] == [False]
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        ("LoRA", "LoRA is enabled"),
+        ("float16", "activations are torch.float16, not bfloat16"),
+        ("three experts a row", "a row has 3 experts, not 4"),
+        ("no bias", "the experts are not gpt-oss's: SWIGLU-OAI with biases"),
+        ("a scale of 191", "an E8M0 scale is 191, above 190"),
+    ],
+)
+def test_experts_that_they_cannot_take_stay_with_marlin(
+    computed: Any, layer: str, reason: str
+) -> None:
+    used, *said = computed["experts"][layer]
+    assert not used
+    assert said == [f"INFO: Decode kernels are not used for MXFP4 experts: {reason}."]
+
+
+# -- the self-check ------------------------------------------------------------------------------
+
+WRONG = {
+    "3 % too large": "more than 0.02",
+    "NaN": "",  # the words differ: a difference of NaN, or a padding row that is not zero
+    "an error": "RuntimeError: CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS",
+}
+
+
+@pytest.mark.parametrize("name", ["right", "1 % too large"])
+def test_right_kernels_pass_and_say_so(computed: Any, name: str) -> None:
+    checks = computed["self_check"]
+    cases = [
+        *(f"{kind}, {option}" for kind in ("mxfp4", "mxfp8") for option in ("auto", "on")),
+        "another shape",
+        "zero weights, auto",
+        "zero weights, on",
+    ]
+    for case in cases:
+        answer = checks[f"{name}, {case}"]
+        assert answer["packed"], case
+        (line,) = answer["said"]
+        assert line.startswith("INFO: Decode kernels are used for MXFP"), case
+    assert checks[f"{name}, BF16"]["launches"] == ["dense_bf16_narrow_12_8"]
+    for weights in ("real", "zero"):
+        answer = checks[f"{name}, {weights} experts"]
+        if name != "right":  # 1 % in each of three kernels is more than 2 %
+            assert not answer["used"], weights
+            continue
+        assert answer["used"], weights
+        assert "used for MXFP4 experts 6 x 192 x 128: they differ by 0.0" in answer["said"][0]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_kernels_are_switched_off(computed: Any, name: str) -> None:
+    checks = computed["self_check"]
+    for case in ("mxfp4, auto", "mxfp8, auto", "zero weights, auto"):
+        answer = checks[f"{name}, {case}"]
+        assert not answer["packed"], case
+        assert answer["fallback"], case  # which got the weights as they were
+        (line,) = answer["said"]
+        assert line.startswith("WARNING: Decode kernels for MXFP"), case
+        assert "are switched off" in line
+        assert WRONG[name] in line
+    # nothing more is said, or tried, for the kind's other shapes
+    other = checks[f"{name}, another shape"]
+    assert other["fallback"]
+    assert other["said"] == []
+    assert checks[f"{name}, BF16"]["launches"] == []
+    for weights in ("real", "zero"):
+        answer = checks[f"{name}, {weights} experts"]
+        assert not answer["used"], weights
+        assert len(answer["said"]) == 1
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_kernels_are_an_error_where_they_were_asked_for(computed: Any, name: str) -> None:
+    for kind in ("mxfp4", "mxfp8", "zero weights"):
+        raised = computed["self_check"][f"{name}, {kind}, on"]["raised"]
+        assert raised.startswith("--decode-kernels on: those for MXFP")
+        assert WRONG[name] in raised
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        ("k = 96", "48 x 96: K = 96 is not a multiple of 64"),
+        ("float16", "48 x 128: activations are torch.float16, not bfloat16"),
+        ("a scale of 191", "48 x 128: an E8M0 scale is 191, above 190"),
+    ],
+)
+def test_dense_layers_that_they_cannot_take_are_named(
+    computed: Any, layer: str, reason: str
+) -> None:
+    answer = computed["self_check"][layer]
+    assert not answer["packed"]
+    assert answer["said"] == [f"INFO: Decode kernels are not used for MXFP4 {reason}."]
