@@ -6,9 +6,9 @@ Its base is the target's own (the CUDA devel image of pins.yaml, or ``--base``).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+from sparkforge.build.context import Context
 from sparkforge.build.results import BuilderResult
 from sparkforge.core.log import log
 from sparkforge.runtime import buildx
@@ -18,26 +18,6 @@ PYTHON = "/opt/sparkforge/venv/bin/python"
 _KEY_LABEL = "org.sparkforge.builder"
 _USER = 10001
 """Of the Dockerfile's builder; where sparkforge runs as root, a compile does not."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A builder to be made.
-
-    Attributes:
-        python: e.g. ``3.12``.
-        lock: hash-locked requirements, which the wheelhouse satisfies.
-        key: of all that determines it; a label of the image.
-    """
-
-    root: Path
-    base: BaseImage
-    python: str
-    platform: str
-    epoch: int
-    ca_bundle: Path | None
-    lock: Path
-    key: str
 
 
 def packages(python: str) -> tuple[str, ...]:
@@ -67,33 +47,40 @@ def tag(target: str, key: str) -> str:
 
 
 def build(
-    engine: Engine, request: Request, wheelhouse: Path, name: str, folder: Path
+    engine: Engine, context: Context, base: BaseImage, key: str, wheelhouse: Path, folder: Path
 ) -> BuilderResult:
     """Build the image in the engine; returns its id, name, and the packages in it.
+
+    Args:
+        key: of the item; a label of the image.
+        wheelhouse: folder of the wheels of the target's lock for builders.
+        folder: for the files of the build.
 
     Raises:
         ImageError: the build failed.
     """
     ours = folder / "wheels"
     ours.mkdir()
-    (ours / "requirements.txt").write_bytes(request.lock.read_bytes())
+    lock = context.root / context.target.builder[context.platform]
+    (ours / "requirements.txt").write_bytes(lock.read_bytes())
+    name, python = tag(context.target_name, key), context.target.python
     buildx.build(
         buildx.ImageBuild(
-            request.root / "Dockerfile",
-            request.root,
+            context.root / "Dockerfile",
+            context.root,
             engine.context,
             engine.kept_as(name),
             stage="builder",
-            platform=request.platform,
+            platform=context.platform,
             arguments={
-                "BASE": request.base.reference,
-                "PYTHON_VERSION": request.python,
-                "SOURCE_DATE_EPOCH": str(request.epoch),
-                "SYSTEM_PACKAGES": " ".join(packages(request.python)),
+                "BASE": base.reference,
+                "PYTHON_VERSION": python,
+                "SOURCE_DATE_EPOCH": str(context.epoch),
+                "SYSTEM_PACKAGES": " ".join(packages(python)),
             },
-            labels={_KEY_LABEL: request.key},
+            labels={_KEY_LABEL: key},
             contexts={"wheels": ours, "wheelhouse": wheelhouse},
-            ca_bundle=request.ca_bundle,
+            ca_bundle=context.ca_bundle,
         )
     )
     return _result(engine, name)

@@ -32,8 +32,7 @@ def builder_item(context: Context) -> Item[BuilderResult]:
     if lock is None:
         msg = f"targets.{context.target_name}: has no builder for {context.platform}"
         raise CompileError(msg, "add a lock of its upstreams' build requirements (builder:)")
-    path = context.root / lock
-    house = wheelhouse_item(context, path, _HOUSE, "builder")
+    house = wheelhouse_item(context, context.root / lock, _HOUSE, "builder")
     inputs = {
         "base": base.digest,
         "wheelhouse": house.key,
@@ -52,18 +51,8 @@ def builder_item(context: Context) -> Item[BuilderResult]:
         present = None if "builder" in context.force else builder.standing(engine, name, key)
         if present is not None:
             return present
-        request = builder.Request(
-            root=context.root,
-            base=base,
-            python=context.target.python,
-            platform=context.platform,
-            epoch=context.epoch,
-            ca_bundle=context.ca_bundle,
-            lock=path,
-            key=key,
-        )
         wheelhouse = results.artefact(house).path / WHEELS
-        return builder.build(engine, request, wheelhouse, name, folder)
+        return builder.build(engine, context, base, key, wheelhouse, folder)
 
     return Item(
         "builder",

@@ -14,8 +14,6 @@ from sparkforge.core.errors import UsageError
 from sparkforge.maintain.ablate import job
 from sparkforge.maintain.ablate.checks import Builder, Check, Command, Shared, Smoke, Trees
 from sparkforge.maintain.ablate.job import Job
-from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.sources import sources
 from sparkforge.sources.project import Project, ProjectOptions
 
 
@@ -50,10 +48,9 @@ def run(options: Options) -> int:
     command = _command(options)
     _check_together(options, command)
     project = Project.open(options.project)
-    loaded, store, access = project.pins, project.store, project.access
-    builder = Builder(options.target, access)
+    builder = Builder(options.target, project.access)
     if options.target is not None:
-        loaded.target(options.target)
+        project.pins.target(options.target)
     names = options.patch
     if options.without is not None:
         names = job.as_list(options.without)
@@ -62,21 +59,17 @@ def run(options: Options) -> int:
         if command:
             if options.provide != "trees":
                 builder.named(f"--provide {options.provide}")
-            work = stack.enter_context(store.temporary("trees"))
+            work = stack.enter_context(project.store.temporary("trees"))
             check = Command(command, Trees(work / "trees"), options.provide, builder)
         elif options.smoke:
             builder.named("--smoke")
             check = Smoke(builder)
-        every = chosen_series(options.upstream, project.root, loaded)
+        every = chosen_series(options.upstream, project.root, project.pins)
         wanted = Job(
-            root=project.root,
-            store=store,
+            project,
             python=options.python,
             series=[one for one in every if one.patches],
             names=names,
-            source_of=lambda name: sources.ensure(
-                store, name, loaded.upstream(name), RELEASE_PLAN, access
-            ),
             together=options.without is not None,
             checks=Shared(check) if check is not None else None,
         )

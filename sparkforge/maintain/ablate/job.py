@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,10 @@ from sparkforge.core.log import log
 from sparkforge.maintain.ablate import outcome, reduced
 from sparkforge.maintain.ablate.outcome import Outcome, OwnTests, Result
 from sparkforge.maintain.ablate.reduced import Place, Reduced
+from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series.series import Series
+from sparkforge.sources import sources
+from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
 
@@ -35,24 +38,32 @@ class Job:
         python: interpreter that has pytest; None: the checkout's own, made where missing.
         names: of patch files, with or without ``.patch``; empty: all.
         together: they are left out at once, not each in turn.
-        source_of: gives an upstream's source by its name.
         checks: what is run; None: each patch's own test.
     """
 
-    root: Path
-    store: Store
+    project: Project
     python: Path | None
     series: Sequence[Series]
     names: tuple[str, ...]
-    source_of: Callable[[str], Source]
     together: bool = False
     checks: Checks | None = None
     _sources: dict[str, Source] = field(default_factory=dict)
 
+    @property
+    def store(self) -> Store:
+        return self.project.store
+
+    @property
+    def root(self) -> Path:
+        return self.project.root
+
     def source(self, upstream: str) -> Source:
         """Return an upstream's source; asked for once."""
         if upstream not in self._sources:
-            self._sources[upstream] = self.source_of(upstream)
+            pinned, access = self.project.pins.upstream(upstream), self.project.access
+            self._sources[upstream] = sources.ensure(
+                self.store, upstream, pinned, RELEASE_PLAN, access
+            )
         return self._sources[upstream]
 
     def whole(self, upstreams: Sequence[str]) -> Place:

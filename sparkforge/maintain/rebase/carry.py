@@ -12,10 +12,8 @@ from sparkforge.core.log import log
 from sparkforge.maintain.rebase import release_spec
 from sparkforge.maintain.rebase.patch_rebase import verdicts
 from sparkforge.maintain.rebase.verdicts import PatchResult
-from sparkforge.pins.pins import Pins
 from sparkforge.series.series import Series
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
+from sparkforge.sources.project import Project
 
 COMMAND = "rebase --all --onto latest:6 --table"
 
@@ -49,33 +47,32 @@ class Carried:
         }
 
 
-def carried(
-    store: Store, pins: Pins, series: Sequence[Series], access: Access, count: int
-) -> list[Carried]:
+def carried(project: Project, series: Sequence[Series], count: int) -> list[Carried]:
     """Try every series on the newest releases that the index has.
 
     Args:
         count: so many releases, the pinned one included where it is among them.
     """
-    tables = []
+    pins, tables = project.pins, []
     for one_series in series:
         upstream = pins.upstream(one_series.upstream)
         if not one_series.patches or upstream.source_file is None:
             continue
         owner = upstream if upstream.source_in is None else pins.upstream(upstream.source_in)
         # its own stand-in says which releases there are; it is the smaller file
-        versions = release_spec.newest(access, owner, count)
+        versions = release_spec.newest(project.access, owner, count)
         columns = []
         for version in reversed(versions):
             if version == owner.version:
                 columns.append(Column(version, None))
                 continue
             with log.step(f"{one_series.upstream} on {version}"):
-                release = release_spec.resolve(
-                    store, pins, one_series.upstream, f"release:{version}", access
+                spec = f"release:{version}"
+                release = release_spec.resolve(project, one_series.upstream, spec)
+                old = release_spec.old_source(project, one_series.upstream, release)
+                results = verdicts(
+                    project.store, one_series, old, release.source, rules=upstream.paths
                 )
-                old = release_spec.old_source(store, one_series.upstream, upstream, release, access)
-                results = verdicts(store, one_series, old, release.source, rules=upstream.paths)
                 columns.append(Column(version, tuple(results)))
         tables.append(Carried(one_series, owner.version, tuple(columns)))
     return tables

@@ -220,10 +220,8 @@ def _every_status(project: Project, *, as_json: bool) -> int:
 def _dry_run(project: Project, upstream: str, spec: str, *, as_json: bool) -> int:
     rebase = _rebase(project, upstream)
     pinned = project.pins.upstream(upstream)
-    release = release_spec.resolve(
-        project.store, project.pins, upstream, spec, project.access, complete=True
-    )
-    old = release_spec.old_source(project.store, upstream, pinned, release, project.access)
+    release = release_spec.resolve(project, upstream, spec, complete=True)
+    old = release_spec.old_source(project, upstream, release)
     series = rebase.series_of(upstream)
     results = verdicts(
         project.store, series, old, release.source, history=rebase.history, rules=pinned.paths
@@ -250,7 +248,7 @@ def _all(options: Options, project: Project, spec: str) -> int:
         raise UsageError(f"--all --onto {spec}", "give --onto latest, or latest:N")
     chosen = chosen_series(None, project.root, project.pins)
     count = int(many[1]) if many else 1
-    tables = carry.carried(project.store, project.pins, chosen, project.access, count)
+    tables = carry.carried(project, chosen, count)
     for table in tables:
         log.heading(table.series.upstream)
         log.table(carry.rows(table))

@@ -56,19 +56,18 @@ class Rebase:
             IntegrityError: the series is not what pins.yaml records of it.
         """
         self.check_unchanged()
-        store, access = self.project.store, self.project.access
-        loaded = pins.load(self.project.pins_path)
+        project, loaded = self.project, self.project.pins
         pinned = loaded.upstream(self.upstream)
         if pinned.source_in is not None:
             msg = f"{self.upstream}: its sources are part of {pinned.source_in}'s wheels"
             raise UsageError(msg, f"rebase {pinned.source_in}: this series moves with it")
-        release = release_spec.resolve(store, loaded, self.upstream, spec, access, complete=True)
+        release = release_spec.resolve(project, self.upstream, spec, complete=True)
         if commit is not None:
             release_spec.check_commit(release.upstream, commit, release.declared_commit)
             release = replace(
                 release, upstream=release.upstream.model_copy(update={"commit": commit})
             )
-        old = release_spec.old_source(store, self.upstream, pinned, release, access)
+        old = release_spec.old_source(project, self.upstream, release)
         parts = [
             SeriesRebase(
                 self.upstream,

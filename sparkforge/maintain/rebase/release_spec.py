@@ -26,9 +26,10 @@ from sparkforge.core.errors import CommandError, FetchError, IntegrityError, Usa
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.index import sha256_of
 from sparkforge.core.log import log
-from sparkforge.pins.pins import RELEASE_PLAN, Pins, ReleaseFile, SourcePlan, Upstream
+from sparkforge.pins.pins import RELEASE_PLAN, ReleaseFile, SourcePlan, Upstream
 from sparkforge.pins.types import padded
 from sparkforge.sources import download, sources
+from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Access, Source
 from sparkforge.store.store import Store
 
@@ -59,9 +60,7 @@ class Release:
     declared_commit: str | None = None
 
 
-def resolve(
-    store: Store, pins: Pins, name: str, spec: str, access: Access, *, complete: bool = False
-) -> Release:
+def resolve(project: Project, name: str, spec: str, *, complete: bool = False) -> Release:
     """Find a release and have its source in the store.
 
     Args:
@@ -73,7 +72,7 @@ def resolve(
         FetchError: the index or repository can't be asked, or ``--offline`` forbids it.
         IntegrityError: a file is not what the index promises.
     """
-    upstream = pins.upstream(name)
+    store, access, upstream = project.store, project.access, project.pins.upstream(name)
     if spec == "latest":
         spec = f"release:{newest(access, upstream)[0]}"
     if spec.startswith("release:"):
@@ -81,10 +80,9 @@ def resolve(
     return _tag_or_sha(store, name, upstream, spec, access, complete)
 
 
-def old_source(
-    store: Store, name: str, upstream: Upstream, release: Release, access: Access
-) -> Source:
+def old_source(project: Project, name: str, release: Release) -> Source:
     """Return the pinned source, of the same kind as the one to move to where that can be had."""
+    store, access, upstream = project.store, project.access, project.pins.upstream(name)
     if release.source.provider == "release":
         return sources.ensure(store, name, upstream, RELEASE_PLAN, replace(access, mirrors={}))
     return sources.ensure(store, name, upstream, _GIT_OR_RELEASE, access)

@@ -29,23 +29,22 @@ class Options:
 def run(options: Options) -> int:
     """Look for newer releases, try the series on them, say so; returns the exit code."""
     project = Project.open(options.project)
-    loaded, store, access = project.pins, project.store, project.access
     page = options.markdown
     if page is not None and (page.is_dir() or not page.resolve().parent.is_dir()):
         raise UsageError(
             f"--markdown {page}: cannot write a file there", "give a file in an existing folder"
         )
-    known = releases.Known.parse(loaded, options.known)
-    names = list(dict.fromkeys(options.upstream)) or list(loaded.upstreams)
-    listed = releases.listed(loaded, access, names, known, pre=options.pre)
+    known = releases.Known.parse(project.pins, options.known)
+    names = list(dict.fromkeys(options.upstream)) or list(project.pins.upstreams)
+    listed = [releases.listed(project, name, known, pre=options.pre) for name in names]
     found = []
     for one in listed:
-        patches = series.read(project.root / "patches" / one.upstream)
+        patches = series.read(project.series_folder(one.upstream))
         if one.news:
             with log.step(f"{one.upstream} {one.pinned} → {one.newest}"):
-                found.append(releases.look(store, loaded, access, patches, one))
+                found.append(releases.look(project, patches, one))
         else:
-            found.append(releases.look(store, loaded, access, patches, one))
+            found.append(releases.look(project, patches, one))
     code = releases.verdict(found)
     if page is not None:
         with disk_errors(page):

@@ -20,10 +20,9 @@ from sparkforge.core.errors import FetchError, UsageError, WatchConflict, WatchN
 from sparkforge.core.log import log
 from sparkforge.maintain.rebase import patch_rebase, release_spec
 from sparkforge.maintain.rebase.verdicts import PatchResult
-from sparkforge.pins.pins import Pins, Upstream
+from sparkforge.pins.pins import Pins
 from sparkforge.series.series import Series
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
+from sparkforge.sources.project import Project
 
 
 @dataclass(frozen=True)
@@ -133,10 +132,8 @@ class Known:
         return (None, version) in self.versions or (upstream, version) in self.versions
 
 
-def listed(
-    pins: Pins, access: Access, names: Sequence[str], known: Known, *, pre: bool
-) -> list[Listed]:
-    """Ask the index for the versions of upstreams.
+def listed(project: Project, name: str, known: Known, *, pre: bool) -> Listed:
+    """Ask the index for the versions of an upstream.
 
     Args:
         known: releases that are no news, nor are those older than they.
@@ -145,19 +142,18 @@ def listed(
     Raises:
         FetchError: the index can't be asked, or gives no whole answer.
     """
-    return [_listed(pins, access, name, known, pre) for name in names]
-
-
-def _listed(pins: Pins, access: Access, name: str, known: Known, pre: bool) -> Listed:
+    pins, access = project.pins, project.access
     upstream = pins.upstream(name)
     follows = upstream.source_in or name
     pinned = pins.upstream(follows).version
     if access.offline:
         msg = f"{name}: --offline is set, so the package index cannot be read"
         raise FetchError(msg, "run without --offline")
-    project = _project(upstream)
+    # releases of the file that stands in for the commit count
+    key = upstream.source_file or next(iter(upstream.files))
+    package = upstream.files[key].project
     versions: dict[Version, str | None] = {}
-    for link in access.index.all_links(project):
+    for link in access.index.all_links(package):
         version = release_spec.version_of(link.filename)
         if version is not None:
             # a release is withdrawn when all of its files are
@@ -168,7 +164,7 @@ def _listed(pins: Pins, access: Access, name: str, known: Known, pre: bool) -> L
     here = Version(pinned)
     if here not in versions:
         msg = (
-            f"{project}: the package index of pip's configuration does not have the pinned"
+            f"{package}: the package index of pip's configuration does not have the pinned"
             f" release {pinned}, so it may miss others, too"
         )
         raise FetchError(msg, "configure pip with an index that has it (pip config list)")
@@ -192,13 +188,7 @@ def _listed(pins: Pins, access: Access, name: str, known: Known, pre: bool) -> L
     )
 
 
-def _project(upstream: Upstream) -> str:
-    """Return the project whose releases count: that of the file that stands in for the commit."""
-    key = upstream.source_file or next(iter(upstream.files))
-    return upstream.files[key].project
-
-
-def look(store: Store, pins: Pins, access: Access, one: Series, found: Listed) -> Found:
+def look(project: Project, one: Series, found: Listed) -> Found:
     """Try a series on the newest release of its upstream, where that is news.
 
     Raises:
@@ -209,12 +199,12 @@ def look(store: Store, pins: Pins, access: Access, one: Series, found: Listed) -
     if not found.news or not one.patches:
         return Found(found, len(one.patches))
     try:
-        new = release_spec.resolve(store, pins, found.upstream, f"release:{found.newest}", access)
+        new = release_spec.resolve(project, found.upstream, f"release:{found.newest}")
     except UsageError as error:  # wheels come before sdists, and not all at once
         return Found(found, len(one.patches), lacking=error.what)
-    upstream = pins.upstream(found.upstream)
-    old = release_spec.old_source(store, found.upstream, upstream, new, access)
-    moves = patch_rebase.verdicts(store, one, old, new.source, rules=upstream.paths)
+    old = release_spec.old_source(project, found.upstream, new)
+    rules = project.pins.upstream(found.upstream).paths
+    moves = patch_rebase.verdicts(project.store, one, old, new.source, rules=rules)
     return Found(found, len(one.patches), tuple(moves))
 
 
