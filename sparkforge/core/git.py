@@ -244,6 +244,11 @@ def changes(repo: Path, old: str, new: str) -> list[Change]:
     return result
 
 
+def diff(repo: Path, old: str, new: str) -> bytes:
+    """Return the canonical diff of two commits or trees."""
+    return git_bytes(repo, "diff-tree", "-p", "--full-index", "--binary", "--no-renames", old, new)
+
+
 def unquoted(name: str) -> str:
     """Return a path as git's diff writes it: quoted as in C if it is not plain.
 

@@ -12,6 +12,15 @@ from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.errors import StartError
 from sparkforge.serving.memory import MemoryPlan
 
+_KINDS: Mapping[str, type] = {
+    "str": str,
+    "str | None": str,
+    "int | None": int,
+    "bool": bool,
+    "bool | None": bool,
+}
+"""Types of JSON values, by the annotations of a profile's fields."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -65,35 +74,21 @@ class Profile:
             DocumentError: a key is unknown, or a value has another type.
         """
         document.check_keys(field.name for field in fields(cls))
+        found = {
+            field.name: document.find(_KINDS[str(field.type)], field.name)
+            for field in fields(cls)
+            if field.type in _KINDS
+        }
+        values: dict[str, Any] = {name: one for name, one in found.items() if one is not None}
         sizes = document.find(list, "cudagraph_capture_sizes") or []
         expected = document.find(dict, "expect") or {}
         return cls(
-            model=document.find(str, "model"),
-            moe_backend=document.find(str, "moe_backend"),
-            attention_backend=document.find(str, "attention_backend"),
-            kv_cache_dtype=document.find(str, "kv_cache_dtype"),
-            load_format=document.find(str, "load_format"),
-            max_model_len=document.find(int, "max_model_len"),
-            max_num_seqs=document.find(int, "max_num_seqs"),
-            max_num_batched_tokens=document.find(int, "max_num_batched_tokens"),
-            mxfp4_layers=document.find(str, "mxfp4_layers"),
-            reasoning_parser=document.find(str, "reasoning_parser"),
+            **values,
             cudagraph_capture_sizes=tuple(
                 document.get(int, "cudagraph_capture_sizes", index) for index in range(len(sizes))
             ),
-            tool_call_parser=document.find(str, "tool_call_parser"),
-            exclude_tools_when_none=document.find(bool, "exclude_tools_when_none") or False,
-            prefix_caching=document.find(bool, "prefix_caching"),
-            enforce_eager=document.find(bool, "enforce_eager") or False,
             memory=_memory(document),
-            evict_page_cache=document.find(bool, "evict_page_cache") or False,
-            vocabulary=document.find(str, "vocabulary"),
-            vocabulary_sha256=document.find(str, "vocabulary_sha256"),
-            cuda_arch=document.find(str, "cuda_arch"),
-            warm_up=document.find(str, "warm_up") or "off",
-            answers=document.find(bool, "answers") or False,
             expect={kind: document.get(str, "expect", kind) for kind in expected},
-            on_mismatch=document.find(str, "on_mismatch") or "fail",
         )
 
     @classmethod

@@ -136,16 +136,10 @@ class PatchRebaser:
     @cached_property
     def taken(self) -> dict[str, Taken]:
         """The patches that anything speaks for being in the new release already, by name."""
-        return taken.taken(
-            taken.Looked(
-                self.store,
-                self.series,
-                self.commits,
-                self.new,
-                self.paths,
-                self.history,
-            )
+        place = taken.Looked(
+            self.store, self.series, self.commits, self.new, self.paths, self.history
         )
+        return taken.taken(place)
 
     @cached_property
     def vanished(self) -> set[bytes]:
@@ -161,16 +155,7 @@ class PatchRebaser:
 
     def diff(self, at: int) -> bytes:
         """Return a patch's diff on the old release."""
-        return git.git_bytes(
-            self.old.repo,
-            "diff-tree",
-            "-p",
-            "--full-index",
-            "--binary",
-            "--no-renames",
-            f"{self.commits[at]}^",
-            self.commits[at],
-        )
+        return git.diff(self.old.repo, f"{self.commits[at]}^", self.commits[at])
 
     def rebase(
         self, work: Workspace, at: int, head: str, earlier: Iterable[PatchResult]

@@ -163,9 +163,7 @@ class Workspace:
 
     def diff(self, old: str, new: str) -> bytes:
         """Return the canonical diff of two commits or trees."""
-        return git.git_bytes(
-            self.path, "diff-tree", "-p", "--full-index", "--binary", "--no-renames", old, new
-        )
+        return git.diff(self.path, old, new)
 
     @contextmanager
     def beside(self, hint: str) -> Iterator[Path]:

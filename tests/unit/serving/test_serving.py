@@ -14,7 +14,7 @@ from sparkforge.pins import pins, profiles
 from sparkforge.serving import access, arguments, backends, pagecache
 from sparkforge.serving.document import Document
 from sparkforge.serving.memory import MemoryPlan
-from sparkforge.serving.profile import Profile
+from sparkforge.serving.profile import _KINDS, Profile
 from tests.support import ROOT
 
 PLAN = MemoryPlan(keep_free_gib=12, most_percent=80, least_gib=75)
@@ -61,6 +61,13 @@ def test_options_of_a_full_profile() -> None:
     assert Profile(memory=PLAN).options() == []
     share = ["--gpu-memory-utilization", "0.80"]
     assert Profile(memory=PLAN).options(most_memory=True) == share
+
+
+def test_every_field_of_a_profile_is_read() -> None:
+    read_apart = {"cudagraph_capture_sizes", "memory", "expect"}
+    plain = {one.name for one in fields(Profile) if one.type in _KINDS}
+    assert plain | read_apart == {one.name for one in fields(Profile)}
+    assert not plain & read_apart
 
 
 def test_the_image_reads_every_profile_that_a_build_writes() -> None:
