@@ -7,7 +7,7 @@ namespace experts {
 
 constexpr int kTop = 4;  // experts a row; a slot is one of a row's experts
 
-// Marlin's order in vLLM 0.31.0 (tests/patches/marlin_layout.py has it, too): tiles of 16 k x 64 n,
+// Marlin's order in vLLM 0.31.0 (tests/patches/probes/marlin_layout.py, too): tiles of 16 k x 64 n,
 // 512 bytes, a lane 16 bytes. Nibble p of its 32-bit word is this weight of the tile:
 __host__ __device__ inline void place(int lane, int word, int p, int& k, int& n) {
   const int order[8] = {0, 2, 4, 6, 1, 3, 5, 7}, rows[4] = {0, 1, 8, 9};

@@ -10,7 +10,7 @@ from typing import Any
 from sparkforge.checkpoints.tiny import TinyCheckpoint
 from tests.patches.probing import PROMPT, runner
 
-PROBE = Path(__file__).with_name("probe_logits.py")
+PROBE = Path(__file__).with_name("probes") / "probe_logits.py"
 STEPS = (
     "isa,tiles_denied,by_name,streamed,auto,starved,damaged,every_value,amx,shapes,memory,policies"
 )

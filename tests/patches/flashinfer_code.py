@@ -15,7 +15,7 @@ TIMEOUT_S = 1800
 
 
 def ask(python: Path, source: Path) -> dict[str, Any]:
-    """Return a tree's answers (probe_flashinfer.py) by question."""
+    """Return a tree's answers (probes/probe_flashinfer.py) by question."""
     out = source.parent / f"{source.name}.json"
     env = {
         **os.environ,
@@ -24,7 +24,7 @@ def ask(python: Path, source: Path) -> dict[str, Any]:
         "FLASHINFER_CUDA_ARCH_LIST": "12.1a",
     }
     done = subprocess.run(
-        [python, "-m", "tests.patches.probe_flashinfer", QUESTIONS, out],
+        [python, "-m", "tests.patches.probes.probe_flashinfer", QUESTIONS, out],
         env=env,
         cwd=source.parent,
         capture_output=True,

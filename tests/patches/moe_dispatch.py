@@ -12,7 +12,7 @@ from pathlib import Path
 from sparkforge.inspect.proofs.toolchain import INCLUDES
 from tests.patches.checkout import ROOT
 
-HERE = Path(__file__).parent
+PROBES = Path(__file__).with_name("probes")
 STUBS = ROOT / "sparkforge" / "inspect" / "proofs" / "include"  # names of cuBLAS's status codes
 TIMEOUT_S = 1800
 _INTERNAL = "csrc/nv_internal"
@@ -110,12 +110,13 @@ def build_probe(tree: Path, folder: Path) -> Path:
     """
     folder.mkdir()
     objects = []
-    for source in (HERE / "probe_moe_dispatch.cu", *(tree / _INTERNAL / n for n in _HOST_SOURCES)):
+    hosts = (tree / _INTERNAL / name for name in _HOST_SOURCES)
+    for source in (PROBES / "probe_moe_dispatch.cu", *hosts):
         objects.append(folder / f"{source.stem}.o")
         compile_host(tree, source, objects[-1])
     program = folder / "probe"
     # what of the host sources nobody calls wants more of the CUDA runtime
-    _call(["c++", "-Wl,--gc-sections", HERE / "probe_fake_cudart.cpp", *objects, "-o", program])
+    _call(["c++", "-Wl,--gc-sections", PROBES / "probe_fake_cudart.cpp", *objects, "-o", program])
     return program
 
 

@@ -1,7 +1,7 @@
 """The patch that expands MXFP4 experts to BF16, tried in the interpreters it is for.
 
-The engine never runs in the test process; `probe_logits.py` runs in theirs, once in each. What is
-refused on a GPU is in test_selection.py.
+The engine never runs in the test process; `probes/probe_logits.py` runs in theirs, once in each.
+What is refused on a GPU is in test_selection.py.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tests.patches.checkout import CHECKOUT, store
 from tests.patches.probing import runner
 from tests.patches.releases import unpack
 
-PROBE = Path(__file__).with_name("probe_fastsafetensors.py")
+PROBE = Path(__file__).with_name("probes") / "probe_fastsafetensors.py"
 WHEEL = pins.ReleaseFile(
     project="fastsafetensors",
     file="fastsafetensors-0.5.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl",

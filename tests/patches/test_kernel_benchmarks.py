@@ -94,7 +94,7 @@ def test_without_a_gpu_it_says_so(patched_python: Path, tmp_path: Path) -> None:
 
 def test_they_call_vllm_rightly(patched_python: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    _run(patched_python, tmp_path, "-m", "tests.patches.probe_benchmarks", out)
+    _run(patched_python, tmp_path, "-m", "tests.patches.probes.probe_benchmarks", out)
     distances = json.loads(out.read_text(encoding="utf-8"))
     # The stand-in for the MXFP8 kernel multiplies nothing.
     assert distances.pop("dense mxfp8") > 0.1

@@ -207,7 +207,7 @@ def _ask(python: Path, folder: Path) -> Any:
     questions = {"sizes": SIZES, "layers": LAYERS, "experts": experts, "dense": DENSE}
     asked.write_text(json.dumps(questions), encoding="utf-8")
     done = subprocess.run(
-        [python, "-m", "tests.patches.probe_marlin_padding", asked, out],
+        [python, "-m", "tests.patches.probes.probe_marlin_padding", asked, out],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,

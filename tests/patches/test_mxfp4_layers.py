@@ -1,7 +1,7 @@
 """The patches that quantise dense layers to MX formats, tried in the interpreters they are for.
 
-The engine never runs in the test process; `probe_mxfp4_layers.py` runs in the baked interpreters,
-four times in all. What it computes is compared with `sparkforge/checkpoints/gptoss.py`,
+The engine never runs in the test process; `probes/probe_mxfp4_layers.py` runs in the baked
+interpreters, four times in all. Its results are compared with `sparkforge/checkpoints/gptoss.py`,
 whose weights are quantised by `mx_reference.py`: neither shares anything with the engine.
 """
 
@@ -23,7 +23,7 @@ from sparkforge.runtime import isa
 from tests.patches import mx_reference as mx
 from tests.patches.probing import PROMPT, relative_distance, result_of, runner
 
-PROBE = Path(__file__).with_name("probe_mxfp4_layers.py")
+PROBE = Path(__file__).with_name("probes") / "probe_mxfp4_layers.py"
 TIMEOUT_S = 1800
 
 # What is asked of the engine, and the formats that the reference gets for it.

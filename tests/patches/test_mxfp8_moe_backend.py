@@ -2,7 +2,7 @@
 
 The selection on all devices is in test_selection.py's tables; here are the reasons for a refusal,
 and the numbers: vLLM's own preparation and call, into an emulation of FlashInfer's contract that
-reads the tensors as FlashInfer would (mxfp8_moe_reference.py).
+reads the tensors as FlashInfer would (probes/mxfp8_moe_reference.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.patches.checkout import ROOT
-from tests.patches.probe_mxfp8_moe import CASES, MISTAKES
+from tests.patches.probes.probe_mxfp8_moe import CASES, MISTAKES
 from tests.patches.releases import release_file
 from tests.patches.test_selection import _missing
 
@@ -29,7 +29,7 @@ WANTED = "FLASHINFER_CUTLASS"
 def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("mxfp8")
     done = subprocess.run(
-        [patched_python, "-m", "tests.patches.probe_mxfp8_moe", folder / "out.json"],
+        [patched_python, "-m", "tests.patches.probes.probe_mxfp8_moe", folder / "out.json"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,

@@ -179,7 +179,7 @@ def test_padded_scales_count_along_k() -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler here")
 def test_cutlass_puts_scales_where_we_do(trees: dict[str, Path], tmp_path: Path) -> None:
     probe = tmp_path / "probe"
-    source = Path(__file__).parent / "probe_scale_layout.cu"
+    source = Path(__file__).with_name("probes") / "probe_scale_layout.cu"
     compile_host(trees["patched"], source, probe, link=True)
     for rows, columns in ((1, 4), (128, 4), (300, 6), (257, 9)):
         done = subprocess.run(

@@ -21,7 +21,7 @@ from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT
 from tests.support import ROOT
 
-PROBE = Path(__file__).with_name("probe_profiles.py")
+PROBE = Path(__file__).with_name("probes") / "probe_profiles.py"
 PINS = pins.load(CHECKOUT / "pins.yaml")
 DOCUMENTS = {target.profile: PINS.profile_of(target) for target in PINS.targets.values()}
 NAMES = [name for name in DOCUMENTS if name is not None]

@@ -5,8 +5,8 @@ that each change of a selection, ours or a rebase's, shows in a diff. After a ch
 
     SPARKFORGE_UPDATE_GOLDEN=1 python -m pytest tests/patches/test_selection.py
 
-The probe (probe_selection.py) runs in the interpreters of the cpu target; what stands in for the
-CUDA machine, and why that is sound, is told in fake_cuda.py.
+The probe (probes/probe_selection.py) runs in the interpreters of the cpu target. What stands in for
+the CUDA machine, and why that is sound: probes/fake_cuda.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.patches import fake_cuda
+from tests.patches.probes import fake_cuda
 from tests.patches.releases import release_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ GPT_OSS_MXFP8 = "MXFP4 MoE, gpt-oss, moe.activation=mxfp8"
 
 def _probe(python: Path, folder: Path) -> Tables:
     done = subprocess.run(
-        [python, "-m", "tests.patches.probe_selection", folder, *CAPABILITIES],
+        [python, "-m", "tests.patches.probes.probe_selection", folder, *CAPABILITIES],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,

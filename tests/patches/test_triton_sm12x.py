@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.patches.fake_cuda import SHARED_MEMORY
+from tests.patches.probes.fake_cuda import SHARED_MEMORY
 from tests.patches.releases import release_file, unpack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ def built(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         "TRITON_CACHE_DIR": str(folder / "cache"),
     }
     done = subprocess.run(
-        [patched_python, "-m", "tests.patches.probe_triton", "12.1", out],
+        [patched_python, "-m", "tests.patches.probes.probe_triton", "12.1", out],
         env=env,
         cwd=folder,
         capture_output=True,

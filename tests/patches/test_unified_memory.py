@@ -87,7 +87,7 @@ def _run(python: Path, states: dict[str, dict[str, Any]], folder: Path) -> dict[
     asked.write_text(json.dumps({name: {**MODEL, **state} for name, state in states.items()}))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [python, "-m", "tests.patches.probe_unified_memory", asked, told],
+        [python, "-m", "tests.patches.probes.probe_unified_memory", asked, told],
         env=env,
         cwd=folder,
         capture_output=True,

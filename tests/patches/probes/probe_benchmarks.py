@@ -1,6 +1,6 @@
 """Runs inside the interpreter under test: the kernel benchmarks' way into vLLM, without a GPU.
 
-usage: python -m tests.patches.probe_benchmarks OUT.json
+usage: python -m tests.patches.probes.probe_benchmarks OUT.json
 
 The benchmarks' own code calls vLLM's real weight preparation and its real functions; the device
 (fake_cuda.py) and the CUDA operators (marlin_layout.py) are stand-ins. MXFP8's operators only look
@@ -15,7 +15,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from tests.patches import fake_cuda
+from tests.patches.probes import fake_cuda
 
 
 def _moe() -> dict[str, float]:
@@ -25,7 +25,7 @@ def _moe() -> dict[str, float]:
     from gpu_common import distance
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
 
-    from tests.patches import marlin_layout
+    from tests.patches.probes import marlin_layout
 
     def activate(_: Any, output: torch.Tensor, both: torch.Tensor, **__: Any) -> None:
         output.copy_(bench.swigluoai(both.float()))
@@ -57,7 +57,7 @@ def _dense() -> dict[str, float]:
     from gpu_common import distance, expand, quantise
     from vllm.model_executor.layers.quantization.utils import marlin_utils  # registers its operator
 
-    from tests.patches import marlin_layout
+    from tests.patches.probes import marlin_layout
 
     def repack(
         b_q_weight: torch.Tensor, size_k: int, size_n: int, num_bits: int, is_a_8bit: bool = False
@@ -100,7 +100,7 @@ def _dense() -> dict[str, float]:
 
 def main() -> None:
     """Run both, write the distances."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
     fake_cuda.add_packages()
     fake_cuda.install(fake_cuda.Capability(9, 0))
     import torch

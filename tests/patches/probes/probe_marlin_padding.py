@@ -1,6 +1,6 @@
 """Runs inside the interpreter under test: gpt-oss experts made ready for Marlin, and computed.
 
-usage: python -m tests.patches.probe_marlin_padding IN.json OUT.json
+usage: python -m tests.patches.probes.probe_marlin_padding IN.json OUT.json
 
 IN holds "sizes", a list of [hidden, intermediate] to round up, and "layers", a list of
 {hidden, intermediate, experts, top_k, tokens, ranks, seed}; "experts", a list of [backend, hidden,
@@ -21,7 +21,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from tests.patches import fake_cuda
+from tests.patches.probes import fake_cuda
 
 Layer = dict[str, Any]
 
@@ -61,7 +61,7 @@ def _dense(blocks: Any, scales: Any) -> Any:
     """Expand MXFP4: uint8 [..., K/2] and E8M0 [..., K/32] to float64 [..., K]."""
     import torch
 
-    from tests.patches.marlin_layout import E2M1
+    from tests.patches.probes.marlin_layout import E2M1
 
     codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2).long()
     exponents = (scales.to(torch.float64) - 127).repeat_interleave(32, -1)
@@ -205,7 +205,7 @@ def _layer(size: Layer) -> dict[str, Any]:
     import vllm._custom_ops as ops
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
 
-    from tests.patches import marlin_layout
+    from tests.patches.probes import marlin_layout
 
     gemm = marlin_layout.MoeGemm()
     ops.gptq_marlin_repack = marlin_layout.repack

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.patches import fake_cuda
+from tests.patches.probes import fake_cuda
 from tests.patches.unified_memory import GIB, Machine, OutOfMemoryError
 
 fake_cuda.install(fake_cuda.Capability(12, 1))

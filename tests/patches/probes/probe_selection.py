@@ -1,6 +1,6 @@
 """Runs inside the interpreter under test: what the installed vLLM selects on a CUDA device.
 
-usage: python -m tests.patches.probe_selection OUT_FOLDER CAPABILITY...
+usage: python -m tests.patches.probes.probe_selection OUT_FOLDER CAPABILITY...
 
 One process a capability, because vLLM keeps what it once learnt about the platform; each is a fork
 of one that has imported what knows nothing of it. The device is made up (fake_cuda.py); the
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.patches import fake_cuda
+from tests.patches.probes import fake_cuda
 
 Outcome = list[str]
 Table = dict[str, Outcome]

@@ -20,7 +20,7 @@ import sys
 import types
 from typing import Any, NamedTuple
 
-STAND_IN = "(a stand-in of tests/patches/fake_cuda.py)"
+STAND_IN = "(a stand-in of tests/patches/probes/fake_cuda.py)"
 
 SHARED_MEMORY = {9: 232_448, 10: 232_448, 12: 101_376}
 """Bytes that one block may have, by major capability."""

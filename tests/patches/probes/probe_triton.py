@@ -1,6 +1,6 @@
 """Runs inside the interpreter under test: compiles the Triton MoE of gpt-oss for a made-up device.
 
-usage: python -m tests.patches.probe_triton CAPABILITY OUT.json
+usage: python -m tests.patches.probes.probe_triton CAPABILITY OUT.json
 
 vLLM's own functions run on CPU tensors of gpt-oss's shapes, through the real triton_kernels, down
 to the launch of each Triton kernel; there the kernel is compiled by Triton and ptxas for the
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.inspect.proofs.probe_scatter import compile_instead_of_launching
-from tests.patches import fake_cuda
+from tests.patches.probes import fake_cuda
 
 # Experts share nothing that matters here, so a few stand for 128; tokens are then multiplied.
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 4, 2880, 2880

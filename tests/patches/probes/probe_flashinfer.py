@@ -1,6 +1,6 @@
 """Runs FlashInfer's own Python code, without a GPU or nvcc, and writes what it answers.
 
-usage: python -m tests.patches.probe_flashinfer QUESTION[,QUESTION...] OUT.json
+usage: python -m tests.patches.probes.probe_flashinfer QUESTION[,QUESTION...] OUT.json
 
 Questions are autotuner, architectures and mxfp8_moe; OUT gets an entry each.
 

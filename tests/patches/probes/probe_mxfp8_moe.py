@@ -1,6 +1,6 @@
 """Runs inside the interpreter under test: MXFP8 experts on their way into FlashInfer.
 
-usage: python -m tests.patches.probe_mxfp8_moe OUT.json
+usage: python -m tests.patches.probes.probe_mxfp8_moe OUT.json
 
 Real are vLLM's selection, parameters, weight preparation and modular kernel; the device
 (fake_cuda.py), the quantiser of activations and FlashInfer's function are not: those two are
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.patches import fake_cuda
+from tests.patches.probes import fake_cuda
 
 CASES: dict[str, dict[str, Any]] = {
     "whole tiles": {"hidden": 256, "inter": 128},
@@ -73,7 +73,7 @@ def moe_config(case: dict[str, Any], **more: Any) -> Any:
 def _checkpoint(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from tests.patches import mxfp8_moe_reference as reference
+    from tests.patches.probes import mxfp8_moe_reference as reference
 
     generator = torch.Generator().manual_seed(11)
 
@@ -148,7 +148,7 @@ def _stand_ins(calls: list[dict[str, Any]]) -> None:
     from vllm.model_executor.layers.fused_moe import utils
     from vllm.model_executor.layers.fused_moe.experts import flashinfer_cutlass_moe
 
-    from tests.patches import mxfp8_moe_reference as reference
+    from tests.patches.probes import mxfp8_moe_reference as reference
 
     def quantiser(
         x: torch.Tensor, is_sf_swizzled_layout: bool = False, alignment: int = 0
@@ -174,7 +174,7 @@ def _distance(actual: Any, expected: Any) -> float:
 def _compute(case: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any]:
     import torch
 
-    from tests.patches import mxfp8_moe_reference as reference
+    from tests.patches.probes import mxfp8_moe_reference as reference
 
     data = _checkpoint(case)
     method, layer = _layer(case, data)
