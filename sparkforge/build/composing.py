@@ -129,19 +129,19 @@ def images(options: ImagesOptions) -> int:
         all_pins.target(target)
     variables = envfile.seen(path.parent / ".env")
     engine = connect()
-    found = on_engine(engine, targets, variables)
+    baked = on_engine(engine, targets, variables)
     if options.prune:
-        return _prune(engine, found, dry_run=options.dry_run, as_json=options.output.json)
+        return _prune(engine, baked, dry_run=options.dry_run, as_json=options.output.json)
     missing = {
         target: name
         for target in targets
         if (name := in_use(variables, target))
-        and not any(one.used for one in found if one.target == target)
+        and not any(one.used for one in baked if one.target == target)
     }
     if options.output.json:
-        log.json({"images": [asdict(one) for one in found], "missing": missing})
+        log.json({"images": [asdict(one) for one in baked], "missing": missing})
         return 0
-    if not found:
+    if not baked:
         log.info(f"the engine has no image of {', '.join(targets)}")
     rows: list[tuple[str, ...]] = [
         (
@@ -151,7 +151,7 @@ def images(options: ImagesOptions) -> int:
             human_bytes(one.size),
             f"key {one.key[:12]}",
         )
-        for one in found
+        for one in baked
     ]
     if rows:
         log.table(rows)
@@ -164,25 +164,25 @@ def images(options: ImagesOptions) -> int:
     return 0
 
 
-def old_ones(found: Sequence[Baked]) -> list[Baked]:
+def old_ones(baked: Sequence[Baked]) -> list[Baked]:
     """Return the images to remove: older than the one before the one that Compose uses.
 
     If Compose uses no image of a target, the target's newest image counts as used.
 
     Args:
-        found: as ``on_engine`` gives them.
+        baked: as ``on_engine`` gives them.
     """
     old: list[Baked] = []
-    for _, group in itertools.groupby(found, key=lambda one: one.target):
+    for _, group in itertools.groupby(baked, key=lambda one: one.target):
         ordered = list(group)
         used = next((at for at, one in enumerate(ordered) if one.used), 0)
         old += [one for one in ordered[used + 2 :] if not one.used]
     return old
 
 
-def _prune(engine: Engine, found: Sequence[Baked], *, dry_run: bool, as_json: bool) -> int:
+def _prune(engine: Engine, baked: Sequence[Baked], *, dry_run: bool, as_json: bool) -> int:
     """Remove old images, or print them; images of containers stay, with a warning."""
-    old = old_ones(found)
+    old = old_ones(baked)
     stay: dict[str, str] = {}
     freed = 0
     if dry_run:
@@ -218,8 +218,8 @@ def rollback(options: RollbackOptions) -> int:
     pinned = pins.load(path).target(target)
     env_file = path.parent / ".env"
     variables, engine = envfile.seen(env_file), connect()
-    found = on_engine(engine, [target], variables)
-    chosen = _chosen(found, target, options.image, in_use(variables, target))
+    baked = on_engine(engine, [target], variables)
+    chosen = _chosen(baked, target, options.image, in_use(variables, target))
     here = envfile.read(env_file)
     before = here.get(variable(target), "")
     served = {} if "COMPOSE_PROFILES" in here else {"COMPOSE_PROFILES": target}
@@ -234,20 +234,20 @@ def rollback(options: RollbackOptions) -> int:
     return 0
 
 
-def _chosen(found: Sequence[Baked], target: str, wanted: str | None, used: str) -> Baked:
+def _chosen(baked: Sequence[Baked], target: str, wanted: str | None, used: str) -> Baked:
     listing = f"python3 build.py images --target {target}"
     if wanted is not None:
-        for one in found:
+        for one in baked:
             if wanted in (one.image, one.image.partition(":")[2], one.image_id):
                 return one
         msg = f"the engine has no image {wanted} of target {target}"
         raise ImageError(msg, f"see {listing}")
-    at = next((at for at, one in enumerate(found) if one.used), None)
+    at = next((at for at, one in enumerate(baked) if one.used), None)
     if at is None:
         what = f"{used}, which Compose uses, is gone" if used else "Compose uses no image yet"
         msg = f"no previous image of {target} is known: {what}"
         raise ImageError(msg, f"choose one: build.py rollback --target {target} IMAGE; {listing}")
-    if at + 1 == len(found):
-        msg = f"{found[at].image} is the oldest image of target {target}"
+    if at + 1 == len(baked):
+        msg = f"{baked[at].image} is the oldest image of target {target}"
         raise ImageError(msg, f"see {listing}")
-    return found[at + 1]
+    return baked[at + 1]

@@ -192,15 +192,15 @@ def _import(options: ImportOptions) -> int:
             raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
     with Project.open(options.project).locked() as project:
         source = _source(project, options.upstream)
-        one = series.read(project.series_folder(options.upstream))
+        patches = series.read(project.series_folder(options.upstream))
         wanted = importing.Wanted(
             options.trailers.given(),
             options.subject,
             options.why,
             _names([options.before])[0] if options.before else None,
         )
-        patched = series.apply(project.store, one, source)
-        chain = importing.chain(project.store, one, patched, options.file, wanted)
+        patched = series.apply(project.store, patches, source)
+        chain = importing.chain(project.store, patches, patched, options.file, wanted)
         fresh, report, written = exporting.export(project, chain, drop=(), check=False)
     document = exporting.document(report, written)
     log.info(f"{options.upstream}: {len(fresh.patches)} patch(es)")

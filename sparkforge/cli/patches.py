@@ -161,11 +161,11 @@ def _apply(options: ApplyOptions) -> int:
         msg = f"{options.folder}: already exists"
         raise UsageError(msg, "give a folder that does not exist")
     source = sources.ensure(store, options.upstream, upstream, RELEASE_PLAN, project.access)
-    one = series.read(project.root / "patches" / options.upstream)
-    patched = series.apply_recorded(store, one, source, upstream)
-    worktree.make(patched, one, options.folder)
+    patches = series.read(project.root / "patches" / options.upstream)
+    patched = series.apply_recorded(store, patches, source, upstream)
+    worktree.make(patched, patches, options.folder)
     log.info(
-        f"{options.folder}: {options.upstream} with {len(one.patches)} patch(es),"
+        f"{options.folder}: {options.upstream} with {len(patches.patches)} patch(es),"
         f" commit {patched.commit}"
     )
     if options.output.json:

@@ -167,11 +167,11 @@ def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
             yield Finding("clocks", "ok", summary)
 
 
-def _reasons(one: ET.Element) -> list[str]:
+def _reasons(node: ET.Element) -> list[str]:
     """Return the active reasons for a slow-down; the list's name depends on the driver."""
     found = []
     for group in ("clocks_event_reasons", "clocks_throttle_reasons"):
-        for reason in one.findall(f"{group}/*"):
+        for reason in node.findall(f"{group}/*"):
             name = re.sub(r"^clocks_(event|throttle)_reason_", "", reason.tag)
             if name in _SLOWED and (reason.text or "").strip() == "Active":
                 found.append(name)

@@ -279,15 +279,15 @@ def _json(name: str, what: str, seen: Glimpse, pick: Callable[[Any], Any]) -> Pa
     return Part(name, what, json.dumps(found, indent=1) + "\n")
 
 
-def _image(found: Any) -> Any:
+def _image(inspected: Any) -> Any:
     names = ("Id", "RepoTags", "RepoDigests", "Created", "Size", "Architecture", "Os")
     return {
-        **{name: found.get(name) for name in names},
-        "Labels": (found.get("Config") or {}).get("Labels"),
+        **{name: inspected.get(name) for name in names},
+        "Labels": (inspected.get("Config") or {}).get("Labels"),
     }
 
 
-def _container(found: Any) -> Any:
+def _container(inspected: Any) -> Any:
     host = (
         "Memory",
         "MemorySwap",
@@ -301,9 +301,9 @@ def _container(found: Any) -> Any:
         "Runtime",
         "NetworkMode",
     )
-    pairs = (text.partition("=") for text in (found.get("Config") or {}).get("Env") or [])
+    pairs = (text.partition("=") for text in (inspected.get("Config") or {}).get("Env") or [])
     return {
-        **{name: found.get(name) for name in ("Image", "Created", "RestartCount", "State")},
-        "HostConfig": {name: (found.get("HostConfig") or {}).get(name) for name in host},
+        **{name: inspected.get(name) for name in ("Image", "Created", "RestartCount", "State")},
+        "HostConfig": {name: (inspected.get("HostConfig") or {}).get(name) for name in host},
         "Env": {name: INSTEAD if is_secret_name(name) else value for name, _, value in pairs},
     }

@@ -90,12 +90,12 @@ def write(
     return masked
 
 
-def show(path: Path, found: Sequence[Part]) -> None:
+def show(path: Path, collected: Sequence[Part]) -> None:
     """Print the parts of an archive, and missing ones with the reason."""
     log.heading(f"{path} ({human_bytes(path.stat().st_size)})")
-    there = [one for one in found if one.text]
+    there = [one for one in collected if one.text]
     log.table([(one.file, human_bytes(len(one.text.encode())), one.what) for one in there])
-    for one in found:
+    for one in collected:
         if one.problem:
             state = "not complete" if one.text else "missing"
             log.info(f"{log.painted('33', '!')} {one.file}, {state}: {one.problem}")
@@ -105,7 +105,7 @@ def show(path: Path, found: Sequence[Part]) -> None:
     )
 
 
-def document(path: Path, found: Iterable[Part]) -> dict[str, object]:
+def document(path: Path, collected: Iterable[Part]) -> dict[str, object]:
     """Return the document of ``--json`` for a report."""
     return {
         "file": str(path),
@@ -116,7 +116,7 @@ def document(path: Path, found: Iterable[Part]) -> dict[str, object]:
                 "bytes": len(one.text.encode()),
                 "problem": one.problem,
             }
-            for one in found
+            for one in collected
         ],
     }
 

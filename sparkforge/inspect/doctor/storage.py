@@ -57,8 +57,8 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("model", "ok", f"target {want.target} builds its own tiny model")
         return
     name, repository, revision = want.model
-    found = seen.disks.get("checkpoint")
-    if found is None:
+    checkpoint = seen.disks.get("checkpoint")
+    if checkpoint is None:
         yield Finding(
             "model",
             "warn",
@@ -66,21 +66,21 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
             "ls -l ~/.cache/huggingface/hub; sudo python3 build.py doctor",
         )
         return
-    where = found.get("folder") or found.get("snapshot")
-    fetch = f"{_hf_home(seen, found)}hf download {repository} --revision {revision}"
+    where = checkpoint.get("folder") or checkpoint.get("snapshot")
+    fetch = f"{_hf_home(seen, checkpoint)}hf download {repository} --revision {revision}"
     if not where:
-        yield _absent(seen, want, found, _fetch_for_compose(seen, want, fetch))
+        yield _absent(seen, want, checkpoint, _fetch_for_compose(seen, want, fetch))
         yield from _room(seen, name)
         return
-    wrong = _wrong(found)
-    halves = [*found.get("incomplete", ()), *found.get("incomplete_here", ())]
+    wrong = _wrong(checkpoint)
+    halves = [*checkpoint.get("incomplete", ()), *checkpoint.get("incomplete_here", ())]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         yield Finding(
             "model",
             "fail",
             f"{where}: {'; '.join(wrong[:3])}{more}",
-            _again(found, fetch, revision),
+            _again(checkpoint, fetch, revision),
         )
         yield from _room(seen, name)
     elif halves:
@@ -91,15 +91,15 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
             fetch,
         )
     else:
-        size = sum(int(one["size"]) for one in found["shards"].values())
-        summary = f"{where}: {len(found['shards'])} shards, {size / 1e9:.1f} GB"
-        if "hub" in found and not folder_for_compose(seen.variables):
+        size = sum(int(one["size"]) for one in checkpoint["shards"].values())
+        summary = f"{where}: {len(checkpoint['shards'])} shards, {size / 1e9:.1f} GB"
+        if "hub" in checkpoint and not folder_for_compose(seen.variables):
             yield Finding(
                 "model",
                 "warn",
                 f"{summary}; but Compose uses its own {_VOLUME}, and downloads the model at the"
                 " first start",
-                _mount(Path(found["hub"]), fetch, seen, want),
+                _mount(Path(checkpoint["hub"]), fetch, seen, want),
             )
             return
         yield Finding("model", "ok", f"{summary}, each of the size in its header")
@@ -114,9 +114,9 @@ def folder_for_compose(variables: Mapping[str, str]) -> str:
     return chosen if chosen.startswith(("/", ".", "~")) else ""
 
 
-def _hf_home(seen: Readings, found: Mapping[str, Any]) -> str:
+def _hf_home(seen: Readings, checkpoint: Mapping[str, Any]) -> str:
     folder = folder_for_compose(seen.variables)
-    return f"HF_HOME={_quoted(folder)} " if folder and "hub" in found else ""
+    return f"HF_HOME={_quoted(folder)} " if folder and "hub" in checkpoint else ""
 
 
 def _quoted(folder: str) -> str:
@@ -192,13 +192,13 @@ def offline(seen: Readings) -> bool:
     return seen.variables.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON")
 
 
-def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) -> Finding:
+def _absent(seen: Readings, want: Wanted, checkpoint: Mapping[str, Any], fetch: str) -> Finding:
     assert want.model is not None
-    summary = f"revision {want.model[2][:12]} is not in {found.get('hub')}"
-    if found.get("revisions"):
-        summary += f" (there: {', '.join(one[:12] for one in found['revisions'])})"
-    if found.get("incomplete"):
-        summary += f"; {len(found['incomplete'])} unfinished downloads"
+    summary = f"revision {want.model[2][:12]} is not in {checkpoint.get('hub')}"
+    if checkpoint.get("revisions"):
+        summary += f" (there: {', '.join(one[:12] for one in checkpoint['revisions'])})"
+    if checkpoint.get("incomplete"):
+        summary += f"; {len(checkpoint['incomplete'])} unfinished downloads"
     if offline(seen):
         return Finding(
             "model", "fail", f"{summary}, and HF_HUB_OFFLINE is set", f"HF_HUB_OFFLINE=0 {fetch}"
@@ -214,18 +214,18 @@ def _absent(seen: Readings, want: Wanted, found: Mapping[str, Any], fetch: str) 
     )
 
 
-def _again(found: Mapping[str, Any], fetch: str, revision: str) -> str:
+def _again(checkpoint: Mapping[str, Any], fetch: str, revision: str) -> str:
     """Return the command that repairs a checkpoint; it removes damaged files."""
-    if "hub" not in found:  # a folder of the user's own: nothing of it is overwritten
-        target = shlex.quote(f"{found['folder']}-anew")
+    if "hub" not in checkpoint:  # a folder of the user's own: nothing of it is overwritten
+        target = shlex.quote(f"{checkpoint['folder']}-anew")
         return f"{fetch} --local-dir {target}   # or copy yours again"
-    shards: Mapping[str, Mapping[str, Any]] = found.get("shards") or {}
+    shards: Mapping[str, Mapping[str, Any]] = checkpoint.get("shards") or {}
     damaged = [
         name
         for name, one in shards.items()
         if one.get("problem", "") != "missing" and one.get("size") != one.get("expected")
     ]
-    if found.get("index_problem"):
+    if checkpoint.get("index_problem"):
         damaged.append("model.safetensors.index.json")
     if not damaged:
         return fetch
@@ -235,13 +235,13 @@ def _again(found: Mapping[str, Any], fetch: str, revision: str) -> str:
     return f"{anew} --force-download && {fetch}"
 
 
-def _wrong(found: Mapping[str, Any]) -> list[str]:
+def _wrong(checkpoint: Mapping[str, Any]) -> list[str]:
     wrong = []
-    if found.get("index_problem"):
-        wrong.append(f"model.safetensors.index.json: {found['index_problem']}")
-    if not found.get("config"):
+    if checkpoint.get("index_problem"):
+        wrong.append(f"model.safetensors.index.json: {checkpoint['index_problem']}")
+    if not checkpoint.get("config"):
         wrong.append("no config.json")
-    shards = found.get("shards") or {}
+    shards = checkpoint.get("shards") or {}
     if not shards and not wrong:
         wrong.append("no safetensors file")
     for name, one in shards.items():

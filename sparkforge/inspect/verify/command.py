@@ -133,7 +133,7 @@ def _build_again(options: Options, name: str, project: Project) -> int:
 def _say(
     name: str,
     document: Sequence[Mapping[str, str]],
-    found: Sequence[Difference],
+    differences: Sequence[Difference],
     *,
     as_json: bool,
 ) -> int:
@@ -141,13 +141,13 @@ def _say(
         log.json(
             {
                 "target": name,
-                "same": not found,
+                "same": not differences,
                 "results": document,
-                "differences": [asdict(one) for one in found],
+                "differences": [asdict(one) for one in differences],
             }
         )
-    if found:
-        msg = f"two builds of {name} differ:\n{_shortened([str(one) for one in found])}"
+    if differences:
+        msg = f"two builds of {name} differ:\n{_shortened([str(one) for one in differences])}"
         remedy = (
             "make the step that wrote these bytes reproducible; if the first result is old or"
             f" damaged: build.py build --target {name} --force wheels --force image"
@@ -158,9 +158,9 @@ def _say(
     return 0
 
 
-def _shortened(found: Sequence[str]) -> str:
-    shown = "\n".join(f"  {one}" for one in found[:_SHOWN])
-    return shown + (f"\n  and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+def _shortened(lines: Sequence[str]) -> str:
+    shown = "\n".join(f"  {one}" for one in lines[:_SHOWN])
+    return shown + (f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def _compare(
 ) -> tuple[list[dict[str, str]], list[Difference]]:
     """Return each result with both hashes, and the differences."""
     document = []
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for name, item in first.graph.wheels.items():
         one = wheel_path(first.results.artefact(item))
         two = wheel_path(second.results.artefact(second.graph.wheels[name]))
@@ -199,18 +199,20 @@ def _compare(
         hashes = f"sha256:{sha256_file(one)}", f"sha256:{sha256_file(two)}"
         document.append({"name": two.name, "first": hashes[0], "second": hashes[1]})
         if hashes[0] != hashes[1] or one.name != two.name:
-            found += bytediff.wheels(one, two)
+            differences += bytediff.wheels(one, two)
             _diffoscope(one, two)
     old, new = (build.results.step(build.graph.product) for build in (first, second))
     if old is None or new is None:
-        return document, found
+        return document, differences
     image, again = old.artefact.result, new.artefact.result
     if isinstance(image, ImageResult) and isinstance(again, ImageArchiveResult):
         digests = str(image.digest), str(again.digest)
         document.append({"name": image.tag, "first": digests[0], "second": digests[1]})
         if digests[0] != digests[1]:
-            found += _image_differences(context, image.image_id, new.artefact.path / again.archive)
-    return document, found
+            differences += _image_differences(
+                context, image.image_id, new.artefact.path / again.archive
+            )
+    return document, differences
 
 
 def _image_differences(context: Context, image_id: str, second: Path) -> list[Difference]:

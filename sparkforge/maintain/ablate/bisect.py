@@ -221,15 +221,15 @@ class Bisection:
         place = stack.enter_context(reduced.checkout(job.store, job.root, cut))
         return Place(place.root, place.store, tuple(parts))  # whole ones have trees, too
 
-    def _tell(self, at: int, found: Mapping[str, Any], *, resumed: bool) -> None:
+    def _tell(self, at: int, step: Mapping[str, Any], *, resumed: bool) -> None:
         if resumed:
-            log.info(f"{found['answer']} with {self._name(at)}, known")
+            log.info(f"{step['answer']} with {self._name(at)}, known")
         self.steps.append(
             {
                 "patches": at,
                 "last": self.patches[at - 1][1] if at else None,
                 "resumed": resumed,
-                **found,
+                **step,
             }
         )
 

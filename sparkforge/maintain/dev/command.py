@@ -118,9 +118,9 @@ def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, Wo
         upstream = context.upstream(name)
         # as `patches export` does: both must mean the same commit
         source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
-        one = context.series_of(name)
-        patched = series.apply(context.store, one, source)
-        found[name] = trees.ensure(patched, one, folder / name)
+        patches = context.series_of(name)
+        patched = series.apply(context.store, patches, source)
+        found[name] = trees.ensure(patched, patches, folder / name)
     return found
 
 

@@ -86,31 +86,31 @@ def cell(result: PatchResult) -> str:
     return f"{result.verdict.value}{' (remembered)' if result.remembered else ''}"
 
 
-def rows(one: Carried) -> list[tuple[str, ...]]:
+def rows(entry: Carried) -> list[tuple[str, ...]]:
     """Return one series as a table: a row a patch, a column a release."""
     head = (
         "patch",
         *(
             f"{column.version}{' (pinned)' if column.results is None else ''}"
-            for column in one.columns
+            for column in entry.columns
         ),
     )
     table = [head]
-    for at, patch in enumerate(one.series.patches):
+    for at, patch in enumerate(entry.series.patches):
         table.append(
             (
                 patch.name.removesuffix(".patch"),
                 *(
                     "applies" if column.results is None else cell(column.results[at])
-                    for column in one.columns
+                    for column in entry.columns
                 ),
             )
         )
     return table
 
 
-def page(found: Sequence[Carried]) -> str:
+def page(tables: Sequence[Carried]) -> str:
     """Return docs/carry.md."""
     return pages.render(
-        Path(__file__).with_name("carry.md.j2"), command=COMMAND, found=found, rows_of=rows
+        Path(__file__).with_name("carry.md.j2"), command=COMMAND, found=tables, rows_of=rows
     )

@@ -188,7 +188,7 @@ def listed(project: Project, name: str, known: Known, *, pre: bool) -> Listed:
     )
 
 
-def look(project: Project, one: Series, found: Listed) -> Found:
+def look(project: Project, patches: Series, listed: Listed) -> Found:
     """Try a series on the newest release of its upstream, where that is news.
 
     Raises:
@@ -196,23 +196,23 @@ def look(project: Project, one: Series, found: Listed) -> Found:
         IntegrityError: it is not what the index promises.
         SeriesError: the series does not even apply to the pinned release.
     """
-    if not found.news or not one.patches:
-        return Found(found, len(one.patches))
+    if not listed.news or not patches.patches:
+        return Found(listed, len(patches.patches))
     try:
-        new = release_spec.resolve(project, found.upstream, f"release:{found.newest}")
+        new = release_spec.resolve(project, listed.upstream, f"release:{listed.newest}")
     except UsageError as error:  # wheels come before sdists, and not all at once
-        return Found(found, len(one.patches), lacking=error.what)
-    old = release_spec.old_source(project, found.upstream, new)
-    rules = project.pins.upstream(found.upstream).paths
-    moves = patch_rebase.verdicts(project.store, one, old, new.source, rules=rules)
-    return Found(found, len(one.patches), tuple(moves))
+        return Found(listed, len(patches.patches), lacking=error.what)
+    old = release_spec.old_source(project, listed.upstream, new)
+    rules = project.pins.upstream(listed.upstream).paths
+    moves = patch_rebase.verdicts(project.store, patches, old, new.source, rules=rules)
+    return Found(listed, len(patches.patches), tuple(moves))
 
 
-def verdict(found: Sequence[Found]) -> int:
+def verdict(results: Sequence[Found]) -> int:
     """Return the exit code: 0, ``WatchNews``'s or ``WatchConflict``'s."""
-    if any(one.by_hand or one.lacking for one in found):
+    if any(one.by_hand or one.lacking for one in results):
         return WatchConflict.exit_code
-    return WatchNews.exit_code if any(one.listed.news for one in found) else 0
+    return WatchNews.exit_code if any(one.listed.news for one in results) else 0
 
 
 # -- for people ---------------------------------------------------------------------------------
@@ -232,30 +232,30 @@ def _cells(one: Found) -> tuple[str, ...]:
     )
 
 
-def show(found: Sequence[Found]) -> None:
+def show(results: Sequence[Found]) -> None:
     """Print a table, and below it each patch that needs a person."""
-    for one in found:
+    for one in results:
         if one.listed.yanked is not None:
             log.warning(
                 f"{one.listed.upstream}: upstream withdrew the pinned release"
                 f" {one.listed.pinned}: {one.listed.yanked}"
             )
-    log.table([_HEAD, *map(_cells, found)])
-    for one in found:
+    log.table([_HEAD, *map(_cells, results)])
+    for one in results:
         for stuck in one.by_hand:
             log.info(f"{one.listed.upstream}: {stuck.patch}: {stuck.verdict.value}: {stuck.next}")
             for line in stuck.detail:
                 log.info(f"    {line}")
 
 
-def markdown(found: Sequence[Found]) -> str:
+def markdown(results: Sequence[Found]) -> str:
     """Return the text of an issue: what is new, and what it does to each patch."""
     return pages.render(
         Path(__file__).with_name("issue.md.j2"),
-        found=found,
-        news=[one for one in found if one.listed.news],
+        found=results,
+        news=[one for one in results if one.listed.news],
         head=_HEAD,
-        cells=[_cells(one) for one in found],
+        cells=[_cells(one) for one in results],
         rows=lambda one: [
             (move.patch, move.verdict.value, move.next, "; ".join(move.detail) or "-")
             for move in one.moves
