@@ -1,7 +1,8 @@
 """The decode kernels' Python side: packing, choice, launches, self-check, as a CPU can run them.
 
-What the kernels compute on a GPU is not tested here: the contract of decode_contract.py stands in
-for them, and the CUDA sources' own index functions (probe_decode_layout.cu) are held against it.
+What the kernels compute on a GPU is not tested here: the contract of probes/decode_contract.py
+stands in for them, and the CUDA sources' own index functions (probes/probe_decode_layout.cu) are
+held against it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("layout")
     sources = tree("vllm", folder / "tree", patched=True, only=("csrc/decode_kernels",))
     program = folder / "layout"
-    probe = Path(__file__).with_name("probe_decode_layout.cu")
+    probe = Path(__file__).with_name("probes") / "probe_decode_layout.cu"
     words = ["nvcc", "-std=c++17", "-O0", "-arch=sm_90a", f"-I{sources / 'csrc/decode_kernels'}"]
     subprocess.run([*words, "-o", str(program), str(probe)], check=True, timeout=TIMEOUT_S)
     return json.loads(subprocess.run([program], capture_output=True, check=True).stdout)
@@ -48,7 +49,7 @@ def answers(patched_python: Path, layout: Any, tmp_path_factory: pytest.TempPath
     request = {"places": layout, "capabilities": CAPABILITIES}
     asked.write_text(json.dumps(request), encoding="utf-8")
     done = subprocess.run(
-        [patched_python, "-m", "tests.patches.probe_decode_kernels", asked, out],
+        [patched_python, "-m", "tests.patches.probes.probe_decode_kernels", asked, out],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,

@@ -1,6 +1,6 @@
 """Runs inside the interpreter under test: the Python side of the decode kernels, without a GPU.
 
-usage: python -m tests.patches.probe_decode_kernels IN.json OUT.json
+usage: python -m tests.patches.probes.probe_decode_kernels IN.json OUT.json
 
 IN holds "places", the tables that the CUDA sources print, and "capabilities". OUT has an entry for
 each step. Real are vLLM's selection, packing, operators, self-check and expert classes; the device
@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.patches import fake_cuda
-from tests.patches.probe_selection import HEAVY, outcome
+from tests.patches.probes import fake_cuda
+from tests.patches.probes.probe_selection import HEAVY, outcome
 
 ARCHITECTURES = ("90a", "120a", "121a")
 KERNELS = [{"name": name} for name in ("experts_combine", "expand_mxfp4")]
@@ -307,7 +307,7 @@ def _emulate() -> Any:
     """Put the contract in place of the kernels."""
     from vllm.model_executor.kernels.decode import module
 
-    from tests.patches import decode_contract
+    from tests.patches.probes import decode_contract
 
     launches = decode_contract.Launches()
     module.launch = launches
@@ -331,7 +331,7 @@ def _values(weight: Any, scale: Any) -> Any:
     """Read a weight by the formats' definitions, float64 [n, k]."""
     import torch
 
-    from tests.patches.decode_contract import E2M1
+    from tests.patches.probes.decode_contract import E2M1
 
     if weight.dtype == torch.uint8:
         values = E2M1[torch.stack([weight & 15, weight >> 4], -1).flatten(-2).long()]
@@ -373,7 +373,7 @@ def _marlin_order(places: dict[str, Any]) -> dict[str, bool]:
     """Whether experts.cuh and marlin_layout.py agree on Marlin's order."""
     import torch
 
-    from tests.patches import marlin_layout
+    from tests.patches.probes import marlin_layout
 
     rows, columns = marlin_layout._tile()
     place = torch.tensor(places["place"])  # lane, word, nibble, then k and n
@@ -405,7 +405,7 @@ def _dense(launches: Any) -> dict[str, Any]:
     import torch
     from vllm.model_executor.kernels.decode import dense, module
 
-    from tests.patches import decode_contract
+    from tests.patches.probes import decode_contract
 
     result = {}
     for kind in ("mxfp4", "mxfp8"):
@@ -549,8 +549,8 @@ def _experts_layer(hidden: int, inner: int, experts: int, **moe: Any) -> tuple[A
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
     from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
 
-    from tests.patches import marlin_layout
-    from tests.patches.probe_marlin_padding import _checkpoint, _moe_config, _swiglu
+    from tests.patches.probes import marlin_layout
+    from tests.patches.probes.probe_marlin_padding import _checkpoint, _moe_config, _swiglu
 
     ops.gptq_marlin_repack = marlin_layout.repack
     ops.moe_wna16_marlin_gemm = marlin_layout.MoeGemm()
@@ -630,7 +630,7 @@ def _experts(launches: Any) -> dict[str, Any]:
     from vllm.model_executor.kernels.decode import selfcheck
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
 
-    from tests.patches.probe_marlin_padding import _reference
+    from tests.patches.probes.probe_marlin_padding import _reference
 
     marlin_moe._fused_marlin_moe = _without_workspaces(marlin_moe._fused_marlin_moe)
     result: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.patches import marlin_layout
+from tests.patches.probes import marlin_layout
 
 MULTIPROCESSORS = 48
 SHARED_MEMORY = 101_376  # of a block, on SM12x: the least of the devices that have the kernels
