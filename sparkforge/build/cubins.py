@@ -105,7 +105,6 @@ def build(request: Request, toolchain: Path, out: Path) -> dict[str, str]:
         CompileError: the compiler refuses a source, or a kernel keeps values of a thread in memory.
         CommandError: the compiler cannot run, or does not end.
     """
-    found: dict[str, tuple[Kernel, ...]] = {}
 
     def one(arch: str, stopping: Event) -> tuple[str, tuple[Kernel, ...]]:
         start = time.monotonic()
@@ -117,9 +116,8 @@ def build(request: Request, toolchain: Path, out: Path) -> dict[str, str]:
 
     every = request.architectures
     at_once = min(len(every), width(None, _GIB_PER_JOB))
-    for arch, kernels in in_parallel(one, every, at_once):
-        found[arch] = kernels
-        log.progress("kernels", len(found), len(every), "architectures")
+    log.info(f"{request.source}: {len(every)} architectures, {at_once} at once")
+    found = dict(in_parallel(one, every, at_once))
     _check(found, request)
     (out / MANIFEST).write_bytes(_manifest(request, found, out))
     return {path.name: sha256_file(path) for path in sorted(out.iterdir())}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkforge.build.context import STAGES, Context
-from sparkforge.build.graph import graph_of, ordered
+from sparkforge.build.graph import Graph, graph_of, ordered, unpatched_environment
 from sparkforge.build.item import Item, Results
 from sparkforge.build.results import EnvironmentResult, WheelResult
 from sparkforge.runtime.engine import BaseImage
@@ -124,3 +124,28 @@ def test_what_is_served_has_its_type() -> None:
 def test_an_artefact_of_one_wheel_is_no_other() -> None:
     wheel = artefact(WheelResult("x.whl", "0" * 64, "1"))
     assert wheel != replace(wheel, result=WheelResult("y.whl", "0" * 64, "1"))
+
+
+def kernels_of(of: Graph) -> set[str]:
+    wheel = {need.label for need in of.wheels["vllm"].needs if need.stage == "kernels"}
+    assert wheel == {item.label for item in of.kernels.values()}
+    return wheel
+
+
+@pytest.mark.parametrize("wheels", ["overlay", "compile"])
+def test_wheels_for_a_gpu_get_kernels(wheels: str) -> None:
+    made = {target: graph_of(context(target, wheels=wheels)) for target in ("cpu", "rtx", "spark")}
+    assert {target: kernels_of(graph) for target, graph in made.items()} == {
+        "cpu": set(),
+        "rtx": {"kernels vllm"},
+        "spark": {"kernels vllm"},
+    }
+    # the same machine code for every host
+    assert len({item.key for graph in made.values() for item in graph.kernels.values()}) == 1
+    assert "kernels" not in made["cpu"].wheels["vllm"].inputs
+    assert made["rtx"].wheels["vllm"].inputs["kernels"] == made["rtx"].kernels["vllm"].key
+
+
+def test_the_release_gets_no_kernels() -> None:
+    release = unpatched_environment(context("rtx"))
+    assert {item.stage for item in ordered([release])} == {"smoke", "wheelhouse"}
