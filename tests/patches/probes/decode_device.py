@@ -1,0 +1,256 @@
+"""A device for the probes of the decode kernels, and what a build ships for it.
+
+Runs inside the interpreter under test. vLLM believes in a GPU whose memory is the CPU's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import json
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.patches.probes import fake_cuda
+
+ARCHITECTURES = ("90a", "120a", "121a")
+KERNELS = [{"name": name} for name in ("experts_combine", "expand_mxfp4")]
+
+
+def ship(folder: Path) -> Path:
+    """Return a folder as the build makes it, with bytes that no device takes for cubins."""
+    folder.mkdir()
+    cubins = []
+    for architecture in ARCHITECTURES:
+        data = f"cubin of {architecture}".encode()
+        file = f"sm_{architecture}.cubin"
+        (folder / file).write_bytes(data)
+        cubins.append(
+            {
+                "architecture": architecture,
+                "file": file,
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "size": len(data),
+                "kernels": KERNELS,
+            }
+        )
+    manifest = {"schema": 1, "sources": {}, "compiler": "13.0.88", "flags": [], "cubins": cubins}
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    return folder
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collect what vLLM's loggers say, what was said before once again."""
+    import vllm.logger
+
+    for name in ("_print_warning_once", "_print_info_once"):
+        getattr(vllm.logger, name).cache_clear()
+    lines: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(  # type: ignore[method-assign]
+        f"{record.levelname}: {record.getMessage()}"
+    )
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+@contextmanager
+def configured(decode_kernels: str, model_type: str = "gpt_oss") -> Iterator[Any]:
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    config = VllmConfig()
+    config.model_config = types.SimpleNamespace(
+        quantization_config=None,
+        is_diffusion=False,
+        get_num_layers=lambda _: 36,
+        hf_text_config=types.SimpleNamespace(model_type=model_type),
+    )
+    config.kernel_config.decode_kernels = decode_kernels
+    with set_current_vllm_config(config):
+        yield config
+
+
+def load(method: Any, layer: Any) -> None:
+    """Do what a loader does after the weights are there; BF16 is torch's default type then."""
+    import torch
+
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        method.process_weights_after_loading(layer)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def start(capability: str, cubins: Path) -> None:
+    """Make vLLM believe in a device whose memory is the CPU's."""
+    fake_cuda.add_packages()
+    fake_cuda.install(fake_cuda.Capability.parse(capability))
+    import vllm.platforms
+
+    platform = vllm.platforms._current_platform
+    platform.device_type, platform.dispatch_key = "cpu", "CPU"
+    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
+        module = types.ModuleType(name)
+        module.__path__ = []
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        sys.modules[name] = module
+    setattr(sys.modules["cuda.bindings"], "driver", Driver())  # noqa: B010
+    from vllm.model_executor.kernels.decode import module as ours
+
+    ours.CUBINS = cubins
+
+
+class Named:
+    """An error code of the driver."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number, self.name = number, name
+
+    def __int__(self) -> int:
+        return self.number
+
+
+class Driver:
+    """Stands in for ``cuda.bindings.driver``; notes what it is called with."""
+
+    CUfunction_attribute = types.SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="dynamic shared",
+        CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES="static shared",
+    )
+    CUlaunchAttributeID = types.SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="dependent"
+    )
+
+    CUstream = Named  # tvm_ffi asks for it
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.error = Named(0, "CUDA_SUCCESS")
+
+    def CUlaunchAttribute(self) -> Any:
+        return types.SimpleNamespace(value=types.SimpleNamespace())
+
+    def CUlaunchConfig(self) -> Any:
+        return types.SimpleNamespace()
+
+    def cuModuleLoadData(self, image: bytes) -> tuple[Any, str]:
+        self.calls.append(["load", image.decode()])
+        return self.error, "module"
+
+    def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[Any, str]:
+        return self.error, name.decode()
+
+    def cuFuncLoad(self, function: str) -> tuple[Any]:
+        self.calls.append(["load", function])
+        return (self.error,)
+
+    def cuFuncGetAttribute(self, attribute: str, function: str) -> tuple[Any, int]:
+        assert attribute == "static shared"
+        return self.error, 512
+
+    def cuFuncSetAttribute(self, function: str, attribute: str, value: int) -> tuple[Any]:
+        self.calls.append([function, attribute, value])
+        return (self.error,)
+
+    def cuLaunchKernelEx(self, config: Any, function: str, arguments: int, _: int) -> tuple[Any]:
+        import ctypes
+
+        from vllm.model_executor.kernels.decode import module
+
+        (address,) = (ctypes.c_void_p * 1).from_address(arguments)
+        operands = module.CombineOperands.from_address(address)
+        (attribute,) = config.attrs
+        self.calls.append(
+            {
+                "function": function,
+                "grid": [config.gridDimX, config.gridDimY, config.gridDimZ],
+                "block": [config.blockDimX, config.blockDimY, config.blockDimZ],
+                "shared": config.sharedMemBytes,
+                "stream": config.hStream,
+                "dependent": [
+                    attribute.id,
+                    attribute.value.programmaticStreamSerializationAllowed,
+                    config.numAttrs,
+                ],
+                "operands": [operands.experts, operands.ids, operands.sum, operands.k],
+            }
+        )
+        return (self.error,)
+
+
+def emulate() -> Any:
+    """Put the contract in place of the kernels."""
+    from vllm.model_executor.kernels.decode import module
+
+    from tests.patches.probes import decode_contract
+
+    launches = decode_contract.Launches()
+    module.launch = launches
+    module.max_shared_memory = lambda device: decode_contract.SHARED_MEMORY
+    module.multiprocessors = lambda device: decode_contract.MULTIPROCESSORS
+    return launches
+
+
+def random_weight(kind: str, n: int, k: int) -> tuple[Any, Any]:
+    import torch
+
+    scale = torch.randint(117, 123, (n, k // 32), dtype=torch.uint8)
+    if kind == "mxfp4":
+        return torch.randint(0, 256, (n, k // 2), dtype=torch.uint8), scale
+    codes = torch.randint(0, 256, (n, k), dtype=torch.uint8)
+    codes[codes & 127 == 127] = 0  # NaN
+    return codes.view(torch.float8_e4m3fn), scale
+
+
+def values_of(weight: Any, scale: Any) -> Any:
+    """Read a weight by the formats' definitions, float64 [n, k]."""
+    import torch
+
+    from tests.patches.probes.decode_contract import E2M1
+
+    if weight.dtype == torch.uint8:
+        values = E2M1[torch.stack([weight & 15, weight >> 4], -1).flatten(-2).long()]
+    else:
+        values = weight.to(torch.float64)
+    return values * torch.exp2(scale.to(torch.float64) - 127).repeat_interleave(32, 1)
+
+
+def error_of(ours: Any, wanted: Any) -> float:
+    import torch
+
+    return float((ours.to(torch.float64) - wanted).norm() / wanted.norm())
+
+
+def fake_shape(function: Callable[..., Any], *arguments: Any) -> list[int]:
+    """Return the shape that an operator's fake gives."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        faked = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+        return list(function(*faked).shape)
+
+
+def linear_layer(n: int, k: int, dtype: Any) -> Any:
+    import torch
+    from vllm.model_executor.layers.linear import ReplicatedLinear, UnquantizedLinearMethod
+
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.randn(n, k).to(dtype), requires_grad=False)
+    layer.bias = torch.nn.Parameter(torch.randn(n).to(dtype), requires_grad=False)
+    assert ReplicatedLinear
+    method = UnquantizedLinearMethod()
+    return layer, method

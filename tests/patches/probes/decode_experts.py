@@ -1,0 +1,157 @@
+"""MarlinExperts with the decode kernels, with the contract in place of the kernels.
+
+Runs inside the interpreter under test; used by probe_decode_kernels.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.patches.probes.decode_device import configured, error_of, load, logged
+
+
+def experts_layer(hidden: int, inner: int, experts: int, **moe: Any) -> tuple[Any, Any, Any]:
+    """Return MarlinExperts as the layer makes them, their layer, and the checkpoint."""
+    import torch
+    import vllm._custom_ops as ops
+    from vllm.model_executor.layers.fused_moe.experts import marlin_moe
+    from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+
+    from tests.patches.probes import marlin_layout
+    from tests.patches.probes.probe_marlin_padding import _checkpoint, _moe_config, _swiglu
+
+    ops.gptq_marlin_repack = marlin_layout.repack
+    ops.moe_wna16_marlin_gemm = marlin_layout.MoeGemm()
+    ops.moe_sum = lambda parts, out, *_: out.copy_(parts.sum(1))
+    marlin_moe.moe_align_block_size = marlin_layout.align
+    marlin_moe.get_marlin_workspace = lambda device: torch.zeros(4)
+    size = {
+        "hidden": hidden,
+        "intermediate": inner,
+        "experts": experts,
+        "top_k": 4,
+        "tokens": 9,
+        "ranks": 1,
+        "seed": 5,
+    }
+    data = _checkpoint(size)
+    config = _moe_config(size)
+    for name, value in moe.items():
+        setattr(config, name, value)
+    layer = torch.nn.Module()
+    layer.params_dtype = torch.bfloat16
+    converted = oracle.convert_gpt_oss_weight_to_mxfp4_moe_kernel_format(
+        oracle.Mxfp4MoeBackend.MARLIN,
+        layer,
+        *(data[f"{name}_weight"] for name in ("w13", "w2")),
+        *(data[f"{name}_weight_scale"] for name in ("w13", "w2")),
+        w13_bias=data["w13_bias"],
+        w2_bias=data["w2_bias"],
+    )
+    names = ("w13_weight", "w2_weight", "w13_scale", "w2_scale", "w13_bias", "w2_bias")
+    for name, tensor in zip(names, converted, strict=True):
+        setattr(layer, name, torch.nn.Parameter(tensor, requires_grad=False))
+    quant = oracle.make_mxfp4_moe_quant_config(
+        mxfp4_backend=oracle.Mxfp4MoeBackend.MARLIN,
+        w1_scale=layer.w13_scale,
+        w2_scale=layer.w2_scale,
+        w1_bias=layer.w13_bias,
+        w2_bias=layer.w2_bias,
+        swiglu_limit=7.0,
+    )
+    marlin = marlin_moe.MarlinExperts(config, quant)
+    marlin.activation = lambda _, output, both, **__: output.copy_(_swiglu(both))
+    return marlin, layer, data
+
+
+def _apply(marlin: Any, layer: Any, data: dict[str, Any], rows: int, **others: Any) -> Any:
+    import torch
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
+    out = torch.full((rows, data["x"].shape[1]), torch.nan, dtype=torch.bfloat16)
+    arguments = {
+        "topk_weights": data["topk_weights"][:rows],
+        "topk_ids": data["topk_ids"][:rows],
+        "expert_map": None,
+    } | others
+    marlin.apply(
+        output=out,
+        hidden_states=data["x"][:rows],
+        w1=layer.w13_weight,
+        w2=layer.w2_weight,
+        activation=MoEActivation.SWIGLUOAI,
+        global_num_experts=data["w13_weight"].shape[0],
+        a1q_scale=None,
+        a2_scale=None,
+        workspace13=torch.empty(0),
+        workspace2=torch.empty(0),
+        expert_tokens_meta=None,
+        apply_router_weight_on_input=False,
+        **arguments,
+    )
+    return out
+
+
+def experts(launches: Any) -> dict[str, Any]:
+    """MarlinExperts with few rows and with more, against the checkpoint in float64."""
+    import torch
+    from vllm.model_executor.kernels.decode import selfcheck
+    from vllm.model_executor.layers.fused_moe.experts import marlin_moe
+
+    from tests.patches.probes.probe_marlin_padding import _reference
+
+    marlin_moe._fused_marlin_moe = _without_workspaces(marlin_moe._fused_marlin_moe)
+    result: dict[str, Any] = {}
+    with configured("auto"):
+        marlin, layer, data = experts_layer(192, 128, 6)
+        load(marlin, layer)
+        wanted = _reference(data)
+        for rows in (0, 1, 2, 3, 4, 5, 8, 9):
+            launches.names.clear()
+            out = _apply(marlin, layer, data, rows)
+            error = error_of(out, wanted[:rows]) if rows else 0.0
+            result[str(rows)] = {"error": error, "launches": list(launches.names)}
+        ids = data["topk_ids"][:3].clone()
+        ids[1] = -1
+        out = _apply(marlin, layer, data, 3, topk_ids=ids.to(torch.int64))
+        result["padding"] = {
+            "zeros": not out[1].any(),
+            "error": error_of(out[::2], wanted[:3:2]),
+        }
+        launches.names.clear()
+        marlin._lora_context = None
+        marlin.uses_decode_kernels = False
+        _apply(marlin, layer, data, 1)
+        result["switched off"] = list(launches.names)
+
+    refused = {
+        "LoRA": {"is_lora_enabled": True},
+        "float16": {"in_dtype": torch.float16},
+        "three experts a row": {"experts_per_token": 3},
+        "no bias": {"has_bias": False},
+    }
+    for name, moe in refused.items():
+        selfcheck._passed.clear()
+        with configured("auto"), logged() as lines:
+            marlin, layer, data = experts_layer(192, 128, 6, **moe)
+            load(marlin, layer)
+            result[name] = [marlin.uses_decode_kernels, *lines]
+    with configured("auto"), logged() as lines:
+        marlin, layer, data = experts_layer(192, 128, 6)
+        marlin.w2_scale.view(torch.uint8)[3, 1, 5] = 191
+        load(marlin, layer)
+        result["a scale of 191"] = [marlin.uses_decode_kernels, *lines]
+    with configured("off"), logged() as lines:
+        load(marlin, layer)
+        result["off"] = [marlin.uses_decode_kernels, *lines]
+    return result
+
+
+def _without_workspaces(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``fused_marlin_moe`` make its own, as it does where it is given none."""
+
+    def call(**options: Any) -> Any:
+        return function(**options | {"intermediate_cache13": None, "intermediate_cache2": None})
+
+    return call

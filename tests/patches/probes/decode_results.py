@@ -1,0 +1,189 @@
+"""What the decode kernels' operators give, with the contract in place of the kernels.
+
+Runs inside the interpreter under test; used by probe_decode_kernels.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.patches.probes.decode_device import (
+    configured,
+    error_of,
+    fake_shape,
+    linear_layer,
+    load,
+    random_weight,
+    values_of,
+)
+
+
+def packing(places: dict[str, Any]) -> dict[str, Any]:
+    """Whether the packing puts every code where dense.cuh's own functions put it."""
+    import torch
+    from vllm.model_executor.kernels.decode import dense
+
+    same = {}
+    for kind, table in places["packed"].items():
+        n, k, each = table["n"], table["k"], 2 if kind == "mxfp4" else 1
+        codes = torch.tensor(table["codes"], dtype=torch.uint8).view(n, k)
+        scale = torch.tensor(table["scales"], dtype=torch.uint8).view(n, k // 32)
+        weight = codes[:, ::2] | codes[:, 1::2] << 4 if each == 2 else codes
+        if each == 1:
+            weight = weight.view(torch.float8_e4m3fn)
+        dense._PACKED_ELEMS = 1  # a block at a time
+        words, scales = dense.pack(weight, scale)
+        same[f"{kind} weights"] = words.flatten().tolist() == table["words"]
+        same[f"{kind} scales"] = scales.flatten().tolist() == table["packed_scales"]
+        dense._PACKED_ELEMS = 8 << 20
+        again = dense.pack(weight, scale)
+        same[f"{kind} at once"] = bool((again[0] == words).all() and (again[1] == scales).all())
+    return same
+
+
+def marlin_order(places: dict[str, Any]) -> dict[str, bool]:
+    """Whether experts.cuh and marlin_layout.py agree on Marlin's order."""
+    import torch
+
+    from tests.patches.probes import marlin_layout
+
+    rows, columns = marlin_layout._tile()
+    place = torch.tensor(places["place"])  # lane, word, nibble, then k and n
+    # a lane's 16 bytes are four words of the tile's 128
+    place = place.view(128, 8, 2)
+    scale = torch.zeros(64)
+    scale[torch.tensor(places["scale_at"])] = torch.arange(64.0)
+    column = torch.arange(64).reshape(8, 8).T.reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(-1)
+    bias = marlin_layout.bias(torch.arange(32.0))
+    return {
+        "k": bool((place[..., 0].flatten() == rows).all()),
+        "n": bool((place[..., 1].flatten() == columns).all()),
+        "scales": scale.tolist() == column.tolist(),
+        "biases": bias.tolist() == [float(at) for at in places["bias_at"]],
+    }
+
+
+SHAPES = {
+    # n, k, numbers of rows
+    "narrow": (40, 192, (0, 1, 7, 8, 9, 16, 17, 64, 65)),
+    "long": (32, 3136, (1, 9)),
+    "wide": (65_552, 64, (1, 9, 17)),
+    "expanded in slices": (16_400, 64, (65,)),
+}
+
+
+def dense_layers(launches: Any) -> dict[str, Any]:
+    """Errors of the MX operator against the definition, and the kernels that it launched."""
+    import torch
+    from vllm.model_executor.kernels.decode import dense, module
+
+    from tests.patches.probes import decode_contract
+
+    result = {}
+    for kind in ("mxfp4", "mxfp8"):
+        for name, (n, k, counts) in SHAPES.items():
+            weight, scale = random_weight(kind, n, k)
+            packed, values = dense.pack(weight, scale), values_of(weight, scale)
+            bias = torch.randn(n).to(torch.bfloat16)
+            for count in counts:
+                launches.names.clear()
+                # not contiguous, and not on a boundary of 16 bytes
+                x = torch.randn(count, k + 1).to(torch.bfloat16)[:, 1:]
+                out = dense.mx_linear(x, *packed, bias, n)
+                wanted = x.to(torch.float64) @ values.T + bias.to(torch.float64)
+                result[f"{kind} {name} {count}"] = {
+                    "error": error_of(out, wanted) if count else 0.0,
+                    "shape": list(out.shape),
+                    "launches": list(launches.names),
+                    "fake": fake_shape(dense.mx_linear, x, *packed, bias, n),
+                }
+    weight, scale = random_weight("mxfp4", 48, 128)
+    packed = dense.pack(weight, scale)
+    x = torch.randn(2, 3, 128).to(torch.bfloat16)
+    out = dense.mx_linear(x, *packed, None, 48)
+    wanted = x.to(torch.float64) @ values_of(weight, scale).T
+    result["without a bias, three dimensions"] = {
+        "error": error_of(out, wanted),
+        "shape": list(out.shape),
+        "fake": fake_shape(dense.mx_linear, x, *packed, None, 48),
+    }
+    # less shared memory than the rows of lm_head take
+    module.max_shared_memory = lambda device: 16 * 96 * 2 - 1
+    weight, scale = random_weight("mxfp4", 65_552, 64)
+    launches.names.clear()
+    x = torch.randn(9, 64).to(torch.bfloat16)
+    out = dense.mx_linear(x, *dense.pack(weight, scale), None, 65_552)
+    result["wide without the shared memory"] = {
+        "error": error_of(out, x.to(torch.float64) @ values_of(weight, scale).T),
+        "shape": list(out.shape),
+        "launches": list(launches.names),
+        "fake": [9, 65_552],
+    }
+    module.max_shared_memory = lambda device: decode_contract.SHARED_MEMORY
+    weight, scale = random_weight("mxfp4", 48, 128)
+    packed = dense.pack(weight, scale)
+    # an offset of half a boundary
+    x = torch.randn(129).to(torch.bfloat16)[1:].view(1, 128)
+    out = dense.mx_linear(x, *packed, None, 48)
+    result["an address that is no multiple of 16"] = {
+        "error": error_of(out, x.to(torch.float64) @ values_of(weight, scale).T),
+        "shape": list(out.shape),
+        "fake": fake_shape(dense.mx_linear, x, *packed, None, 48),
+    }
+    return result
+
+
+def bf16_layers(launches: Any) -> dict[str, Any]:
+    """The unquantized linear method: which calls go through the kernels, and their errors."""
+    import torch
+    from vllm.model_executor.kernels.decode import selfcheck
+
+    cases = {
+        "large": (2048, 2112, torch.bfloat16, "auto", "gpt_oss"),
+        "small": (128, 2880, torch.bfloat16, "auto", "gpt_oss"),
+        "odd": (2112, 2080, torch.bfloat16, "auto", "gpt_oss"),
+        "float16": (2048, 2112, torch.float16, "auto", "gpt_oss"),
+        "another model": (2048, 2112, torch.bfloat16, "auto", "llama"),
+        "another model, on": (2048, 2112, torch.bfloat16, "on", "llama"),
+        "off": (2048, 2112, torch.bfloat16, "off", "gpt_oss"),
+    }
+    result: dict[str, Any] = {}
+    for name, (n, k, dtype, option, model_type) in cases.items():
+        selfcheck._passed.clear()
+        with configured(option, model_type):
+            layer, method = linear_layer(n, k, dtype)
+            load(method, layer)
+            result[name] = {}
+            for shape in ((0,), (1,), (2, 4), (9,)):
+                launches.names.clear()
+                x = torch.randn(*shape, k).to(dtype)
+                out = method.apply(layer, x, layer.bias)
+                wanted = torch.nn.functional.linear(
+                    x.double(), layer.weight.double(), layer.bias.double()
+                )
+                result[name][str(shape)] = {
+                    "launches": list(launches.names),
+                    "error": error_of(out, wanted) if out.numel() else 0.0,
+                    "same shape": out.shape == wanted.shape,
+                }
+                if layer.uses_decode_kernels:
+                    operator = torch.ops.vllm.decode_bf16_linear
+                    fake = fake_shape(operator, x, layer.weight, layer.bias)
+                    result[name][str(shape)]["fake"] = fake == list(wanted.shape)
+    return result
+
+
+def head(launches: Any) -> list[str]:
+    """Launches of an unquantized lm_head, after those of its self-check."""
+    import torch
+    from vllm.model_executor.layers import vocab_parallel_embedding as embedding
+
+    head = embedding.ParallelLMHead.__new__(embedding.ParallelLMHead)
+    torch.nn.Module.__init__(head)
+    head.weight = torch.nn.Parameter(torch.randn(65_600, 64).to(torch.bfloat16))
+    method = embedding.UnquantizedEmbeddingMethod()
+    with configured("auto"):
+        load(method, head)
+    launches.names.clear()
+    method.apply(head, torch.randn(3, 64).to(torch.bfloat16))
+    return list(launches.names)
