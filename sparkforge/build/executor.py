@@ -13,7 +13,6 @@ from sparkforge.build.item import Item, Results, StepResult
 from sparkforge.build.receipt import differences
 from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.core.log import human_bytes, log
-from sparkforge.sources.download import Fetches
 from sparkforge.store.artefact import Artefact, T
 
 _NEW = ("never built for this target",)
@@ -62,16 +61,17 @@ def _step(context: Context, item: Item[Any], items: Sequence[Item[Any]], counted
         for file in item.download
         if not context.store.download_path(file.sha256, file.file).exists()
     }
+    fetches = item.fetches()
+    absent |= fetches.known
     missing = sum(size for sha256, size in absent.items() if sha256 not in counted)
     counted.update(absent)
-    fetches = item.fetches()
     return Step(
         item.stage,
         item.label,
         item.key,
         state,
         tuple(_why(context, item)),
-        missing + fetches.known,
+        missing,
         item.commands,
         fetches.unknown,
     )
@@ -178,13 +178,21 @@ def _make(context: Context, item: Item[T], results: Results, *, again: bool) -> 
     )
 
 
-def total(steps: Sequence[Step]) -> Fetches:
+@dataclass(frozen=True)
+class Total:
+    """Downloads of several steps: bytes of known size, and descriptions of others."""
+
+    known: int
+    unknown: tuple[str, ...]
+
+
+def total(steps: Sequence[Step]) -> Total:
     """Return what a plan fetches, over all its stages."""
-    fetched = (Fetches(step.download, step.unknown) for step in steps)
-    return sum(fetched, Fetches())
+    unknown = tuple(one for step in steps for one in step.unknown)
+    return Total(sum(step.download for step in steps), unknown)
 
 
-def words(fetches: Fetches) -> str:
+def words(fetches: Total) -> str:
     """Return the size and names of downloads as text, or "nothing"."""
     size = [human_bytes(fetches.known)] if fetches.known else []
     return ", ".join([*size, *fetches.unknown]) or "nothing"
@@ -202,7 +210,7 @@ def show(context: Context, steps: Sequence[Step]) -> None:
     new = 0
     for step in steps:
         fetches = total([step])
-        size = f"  (fetches {words(fetches)})" if fetches != Fetches() else ""
+        size = f"  (fetches {words(fetches)})" if fetches != Total(0, ()) else ""
         log.info(f"{step.label:28} {step.key[:12]}  {step.state}{size}")
         if step.why == _NEW:
             new += 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -27,18 +27,15 @@ _LONGEST_WAIT_S = 60.0  # whatever Retry-After asks for
 
 @dataclass(frozen=True)
 class Fetches:
-    """Downloads of a build.
+    """Downloads of an item.
 
     Attributes:
-        known: bytes of files with a recorded size.
+        known: bytes of files with a recorded size, by sha256: two items may need the same file.
         unknown: descriptions of others.
     """
 
-    known: int = 0
+    known: Mapping[str, int] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
-
-    def __add__(self, other: Fetches) -> Fetches:
-        return Fetches(self.known + other.known, (*self.unknown, *other.unknown))
 
 
 def fetch(

@@ -162,14 +162,17 @@ def recorded(
 
 def to_fetch(store: Store, wanted: Wanted, known: Mapping[str, sizes.Known]) -> Fetches:
     """Return the downloads of a wheelhouse."""
-    total, unknown = 0, 0
+    sized: dict[str, int] = {}
+    unknown = 0
     for item in applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform):
         if in_store(store, item, wanted.python, wanted.platform) is not None:
             continue
         file = recorded(item, wanted.python, wanted.platform, known)
-        total += file.size if file else 0
-        unknown += file is None
-    return Fetches(total, (f"{unknown} wheels of {wanted.lock.name}",) if unknown else ())
+        if file is None:
+            unknown += 1
+        else:
+            sized[file.sha256] = file.size
+    return Fetches(sized, (f"{unknown} wheels of {wanted.lock.name}",) if unknown else ())
 
 
 def fill(

@@ -29,7 +29,7 @@ from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 from sparkforge.wheels import overlay
 from tests.integration.test_verify import SITE, bake
-from tests.kernels import HEADER, toolchain, with_kernels
+from tests.kernels import HEADER, LOCK, toolchain, with_kernels
 from tests.project import FILES, PATCHED, PLATFORM, Project
 from tests.support import EPOCH, ROOT, make_wheel, record_line
 
@@ -158,6 +158,22 @@ def test_kernels_are_compiled_again_when_a_source_changes_and_not_otherwise(own:
     own.patch({"demo/mod.py": PATCHED})
     assert {item["stage"] for item in own.build()["items"]} == {"sources", "series", "wheels"}
     assert not [name for name in members(own.wheel) if name.startswith("demo/own/")]
+
+
+def test_a_plan_counts_the_compiler_once(own: Project, wheels: Mapping[str, Path]) -> None:
+    """The target's own wheels have its library, too."""
+    (own.root / "requirements" / "tiny.txt").write_text((own.root / LOCK).read_text())
+    lines = {
+        f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.stat().st_size}  {wheel.name}\n"
+        for wheel in wheels.values()
+    }
+    (own.root / "requirements" / "sizes.txt").write_text("".join(sorted(lines)))
+    out, _ = own.run("--target", "tiny", "--until", "wheelhouse", "--dry-run", "--json")
+    found = {step["label"]: step for step in json.loads(out)["plan"]}
+    assert found["kernels demo"]["download"] == sum(
+        wheel.stat().st_size for wheel in wheels.values()
+    )
+    assert (found["wheelhouse"]["download"], found["wheelhouse"]["unknown"]) == (0, [])
 
 
 def test_a_target_without_a_gpu_gets_none(own: Project) -> None:
