@@ -5,11 +5,11 @@
         --case series=/trees/patched:marlin \\
         --case dense=/trees/patched:marlin:qkv,o,lm_head --profile
 
-A case is NAME=TREE:BACKEND[:LAYERS]. TREE is a folder that holds a package ``vllm`` with the
-extension modules of the release wheel (an unpacked wheel), or ``-`` for the installed one; BACKEND
-goes to ``--moe-backend`` and LAYERS to ``--mxfp4-layers``. The first case is what the others are
-held against. Every case is a process of its own; the rounds go through the cases in turn, so that
-a machine that drifts does so for all of them.
+A case is NAME=TREE:BACKEND[:LAYERS[:KERNELS]]. TREE is a folder that holds a package ``vllm`` with
+the extension modules of the release wheel (an unpacked wheel), or ``-`` for the installed one;
+BACKEND goes to ``--moe-backend``, LAYERS to ``--mxfp4-layers`` and KERNELS to ``--decode-kernels``.
+The first case is what the others are compared with. Every case is a process of its own; the rounds
+go through the cases in turn, so that a machine that drifts does so for all of them.
 
 What is random: the weights, and so the tokens and the experts that the router picks. The speed of
 a kernel here does not depend on the values; the number of distinct experts does at batch > 1, and
@@ -21,6 +21,7 @@ Needs a GPU. Prints a Markdown table; ``--json FILE`` writes every figure.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -95,26 +96,28 @@ class Case:
         tree: a folder to put first on the Python path, or ``-``.
         backend: for ``moe_backend``.
         layers: for ``mxfp4_layers``; empty for none.
+        kernels: for ``decode_kernels``; empty for a vLLM without that option, or its default.
     """
 
     name: str
     tree: str
     backend: str
     layers: str
+    kernels: str
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """Read ``NAME=TREE:BACKEND[:LAYERS]``.
+        """Read ``NAME=TREE:BACKEND[:LAYERS[:KERNELS]]``.
 
         Raises:
             argparse.ArgumentTypeError: it reads otherwise.
         """
         name, equals, rest = text.partition("=")
-        parts = rest.split(":", 2)
-        if not (name and equals and len(parts) >= 2 and parts[0] and parts[1]):
-            msg = f"{text!r} is not NAME=TREE:BACKEND[:LAYERS]"
+        tree, backend, layers, kernels, *more = [*rest.split(":"), "", "", ""]
+        if not (name and equals and tree and backend) or any(more):
+            msg = f"{text!r} is not NAME=TREE:BACKEND[:LAYERS[:KERNELS]]"
             raise argparse.ArgumentTypeError(msg)
-        return cls(name, parts[0], parts[1], parts[2] if len(parts) > 2 else "")
+        return cls(name, tree, backend, layers, kernels)
 
 
 def write_checkpoint(folder: Path, layers: int) -> None:
@@ -157,14 +160,10 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
     from vllm import LLM, SamplingParams
 
-    if arguments.kernels is not None:
-        import decode_in_vllm
-
-        decode_in_vllm.install(arguments.kernels)
     with tempfile.TemporaryDirectory() as name:
         write_checkpoint(Path(name), arguments.layers)
         start = time.perf_counter()
-        extra = {"mxfp4_layers": case.layers} if case.layers else {}
+        extra = {"mxfp4_layers": case.layers, "decode_kernels": case.kernels}
         llm = LLM(
             name,
             load_format="dummy",
@@ -175,16 +174,25 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             moe_backend=case.backend,
             attention_backend="TRITON_ATTN",
             compilation_config={"mode": arguments.mode, "cudagraph_mode": GRAPHS[arguments.mode]},
-            **extra,
+            **{name: value for name, value in extra.items() if value},
         )
         load_seconds = time.perf_counter() - start
 
-    def generate(tokens: int, batch: int) -> float:
+    fresh = itertools.count(1000)
+
+    def generate(tokens: int, batch: int, prompt: int = 0) -> float:
+        """Return the seconds of a generation; with ``prompt``, from one that no cache holds."""
+        begin_with = [next(fresh)] if prompt else []
         sampling = SamplingParams(
             temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
         prompts: list[Any] = [
-            {"prompt_token_ids": [(7 * i + 13 * row) % 200000 for i in range(arguments.prompt)]}
+            {
+                "prompt_token_ids": [
+                    *begin_with,
+                    *((7 * i + 13 * row) % 200000 for i in range(prompt or arguments.prompt)),
+                ]
+            }
             for row in range(batch)
         ]
         begin = time.perf_counter()
@@ -200,6 +208,10 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             short = generate(2, batch)
             long = generate(2 + arguments.tokens, batch)
             speeds[batch].append(arguments.tokens * batch / (long - short))
+    prefill: dict[int, list[float]] = {}
+    for prompt in arguments.prefill:
+        generate(1, 1, prompt)
+        prefill[prompt] = [1000 * generate(1, 1, prompt) for _ in range(arguments.repeat)]
     result = {
         "case": asdict(case),
         "device": torch.cuda.get_device_name(),
@@ -207,6 +219,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         "model_bytes": llm.collective_rpc(model_bytes)[0],
         "weight_bytes": llm.apply_model(weight_bytes)[0],
         "tokens_per_second": speeds,
+        "prefill_ms": prefill,
     }
     if arguments.profile:
         result["kernels"] = profile(lambda: generate(66, 1), steps=64)
@@ -262,9 +275,9 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             str(arguments.mode),
             "--batch",
             *(str(batch) for batch in arguments.batch),
+            "--prefill",
+            *(str(prompt) for prompt in arguments.prefill),
         ]
-        if case.name in arguments.kernels_in:
-            command += ["--kernels", str(arguments.kernels)]
         if arguments.profile:
             command.append("--profile")
         loaded: dict[str, Any] = measured(case, command, result, variables)
@@ -306,27 +319,28 @@ def measured(
 
 def spec(case: Case) -> str:
     """Return the command-line form of a case."""
-    return f"{case.name}={case.tree}:{case.backend}" + (f":{case.layers}" if case.layers else "")
+    return f"{case.name}={case.tree}:{case.backend}:{case.layers}:{case.kernels}"
 
 
 def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the rounds of one case: the speeds of all, the rest of the first."""
+    """Join the rounds of one case: the times of all, the rest of the first."""
     merged: dict[str, Any] = dict(results[0])
-    merged["tokens_per_second"] = {
-        batch: [speed for result in results for speed in result["tokens_per_second"][batch]]
-        for batch in results[0]["tokens_per_second"]
-    }
+    for measure in ("tokens_per_second", "prefill_ms"):
+        merged[measure] = {
+            of: [value for result in results for value in result[measure][of]]
+            for of in results[0][measure]
+        }
     return merged
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return the Markdown table: median tokens/s (lowest–highest) and ratio to the first case."""
     batches = list(results[0]["tokens_per_second"])
+    prompts = list(results[0]["prefill_ms"])
     head = ["case", "MoE backend", "`--mxfp4-layers`", "memory of the model, GiB"]
-    lines = [
-        "| " + " | ".join([*head, *(f"batch {batch}, tokens/s" for batch in batches)]) + " |",
-        "|" + " --- |" * (len(head) + len(batches)),
-    ]
+    head += [f"batch {batch}, tokens/s" for batch in batches]
+    head += [f"prefill of {prompt}, ms" for prompt in prompts]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for result in results:
         case = result["case"]
         gib = result["model_bytes"] / 2**30
@@ -336,6 +350,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
             middle = statistics.median(speeds)
             ratio = middle / statistics.median(results[0]["tokens_per_second"][batch])
             cells.append(f"{middle:.1f} ({min(speeds):.1f}–{max(speeds):.1f}), {ratio:.3f}×")
+        cells += [f"{statistics.median(result['prefill_ms'][prompt]):.1f}" for prompt in prompts]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -348,6 +363,9 @@ def main() -> None:
     parser.add_argument("--case", type=Case.parse, action="append", required=True)
     parser.add_argument("--layers", type=int, default=SHAPES["num_hidden_layers"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 8])
+    parser.add_argument(
+        "--prefill", type=int, nargs="*", default=[], help="prompt lengths to time the prefill of"
+    )
     parser.add_argument("--prompt", type=int, default=512, help="tokens before the timed ones")
     parser.add_argument("--tokens", type=int, default=128, help="timed tokens a sequence")
     parser.add_argument("--repeat", type=int, default=5)
@@ -358,23 +376,11 @@ def main() -> None:
     )
     parser.add_argument("--profile", action="store_true", help="and the kernels at batch 1")
     parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--kernels-in",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a case that decodes with the kernels of decode_kernels/ (needs nvcc)",
-    )
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--kernels", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         arguments.measure.write_text(json.dumps(measure(arguments.case[0], arguments)))
         return
-    if arguments.kernels_in:
-        import decode_in_vllm
-
-        arguments.kernels = decode_in_vllm.build(Path(tempfile.mkdtemp()))
     rounds: dict[str, list[dict[str, Any]]] = {case.name: [] for case in arguments.case}
     for _ in range(arguments.rounds):
         for case in arguments.case:

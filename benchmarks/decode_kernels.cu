@@ -1,15 +1,15 @@
-// Checks the kernels of this folder against float64 and times them at gpt-oss-120b's shapes:
-//   nvcc -O3 -std=c++17 -arch=sm_90a -o bench bench.cu && ./bench
+// Checks the decode kernels of the vLLM series against float64 and times them at gpt-oss-120b's shapes:
+//   python3 build.py dev --target rtx vllm
+//   nvcc -O3 -std=c++17 -arch=sm_90a -I dev/rtx/vllm/csrc/decode_kernels -o bench benchmarks/decode_kernels.cu && ./bench
 // Times: median of 15, in a CUDA graph of 36 calls with dependent launches, over weights that no cache
-// holds. They are of these kernels alone; no build of vLLM has them.
+// holds.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
-#include "dense.cuh"
-#include "experts.cuh"
+#include "kernels.cu"
 
 #define CHECK(call)                                                            \
   do {                                                                         \
@@ -54,6 +54,14 @@ template <> struct Codes<dense::Bf16> {
   static unsigned any() { return __bfloat16_as_ushort(__float2bfloat16(between(-2000, 2000, 1 / 900.f))); }
   static double value(unsigned code) { return __bfloat162float(__ushort_as_bfloat16(code)); }
 };
+
+// Puts a code where the kernels look for it.
+template <class FORMAT> void put(unsigned* words, unsigned code, int n, int k, int tiles) {
+  if constexpr (FORMAT::kScaled)
+    FORMAT::put(words, code, n, k, tiles);
+  else
+    words[((size_t)n * tiles * 64 + k) / 2] |= code << (16 * (k % 2));
+}
 
 template <class T> struct Device {  // an array on the device
   T* data;
@@ -130,15 +138,26 @@ static void judge(const char* what, double worst, double limit) {
 
 // -- dense ------------------------------------------------------------------------------------------
 
-template <class FORMAT, int ROWS> void run_dense(cudaStream_t stream, dense::Operands o, bool wide) {
-  constexpr int kWide = FORMAT::kParts == 1 ? 5 : FORMAT::kParts == 2 ? 3 : 2;  // tiles in flight
-  constexpr int kNarrow = FORMAT::kParts == 4 ? 2 : 4;
+using DenseKernel = void (*)(dense::Operands);
+struct DenseKernels {
+  DenseKernel narrow_12, narrow_16, wide;
+};
+#define KERNELS(NAME, ROWS) \
+  { dense_##NAME##_narrow_12_##ROWS, dense_##NAME##_narrow_16_##ROWS, dense_##NAME##_wide_##ROWS }
+template <class FORMAT> DenseKernels kernels_of(int rows) {
+  if constexpr (FORMAT::kParts == 1) return rows > 8 ? DenseKernels KERNELS(mxfp4, 16) : DenseKernels KERNELS(mxfp4, 8);
+  if constexpr (FORMAT::kParts == 2) return rows > 8 ? DenseKernels KERNELS(mxfp8, 16) : DenseKernels KERNELS(mxfp8, 8);
+  return rows > 8 ? DenseKernels KERNELS(bf16, 16) : DenseKernels KERNELS(bf16, 8);
+}
+
+template <class FORMAT> void run_dense(cudaStream_t stream, dense::Operands o, bool wide) {
+  const DenseKernels kernels = kernels_of<FORMAT>(o.rows);
   if (wide)
-    launch(stream, dense::wide<FORMAT, 20, kWide, ROWS>, dim3(multiprocessors), 640, ROWS * (o.tiles * 64 + 32) * 2, o);
+    launch(stream, kernels.wide, dim3(multiprocessors), 640, (o.rows > 8 ? 16 : 8) * (o.tiles * 64 + 32) * 2, o);
   else if (o.tiles > 48)
-    launch(stream, dense::narrow<FORMAT, 16, kNarrow, ROWS>, dim3((o.n + 15) / 16), 512, 0, o);
+    launch(stream, kernels.narrow_16, dim3((o.n + 15) / 16), 512, 0, o);
   else
-    launch(stream, dense::narrow<FORMAT, 12, kNarrow, ROWS>, dim3((o.n + 15) / 16), 384, 0, o);
+    launch(stream, kernels.narrow_12, dim3((o.n + 15) / 16), 384, 0, o);
 }
 
 template <class FORMAT, int ROWS> void check_dense(int n, int k, bool wide) {
@@ -154,7 +173,7 @@ template <class FORMAT, int ROWS> void check_dense(int n, int k, bool wide) {
   for (int i = 0; i < n; i++)
     for (int j = 0; j < k; j++) {
       const unsigned code = Codes<FORMAT>::any();
-      FORMAT::put(weights.data(), code, i, j, tiles);
+      put<FORMAT>(weights.data(), code, i, j, tiles);
       plain[(size_t)i * k + j] = Codes<FORMAT>::value(code) * (FORMAT::kScaled ? ldexp(1, (int)scales[(size_t)i * k / 32 + j / 32] - 127) : 1);
     }
   for (auto& v : x) v = __float2bfloat16(between(-2000, 2000, 1 / 500.f));
@@ -163,9 +182,17 @@ template <class FORMAT, int ROWS> void check_dense(int n, int k, bool wide) {
   Device<unsigned> w(weights);
   Device<unsigned char> s(packed);
   Device<bf16> dx(x), db(bias), dr(residual), out((size_t)ROWS * n);
-  run_dense<FORMAT, ROWS>(0, {dx.data, (const uint4*)w.data, (const unsigned*)s.data, db.data, dr.data, out.data, n, tiles}, wide);
+  run_dense<FORMAT>(0, {dx.data, (const uint4*)w.data, (const unsigned*)s.data, db.data, dr.data, out.data, n, tiles, ROWS}, wide);
   const std::vector<bf16> got = out.read((size_t)ROWS * n);
   double worst = 0;
+  if constexpr (FORMAT::kScaled) {
+    Device<bf16> expanded((size_t)n * k);
+    constexpr auto expand = FORMAT::kParts == 1 ? expand_mxfp4 : expand_mxfp8;
+    launch(0, expand, dim3(blocks), 256, 0, dense::Expanded{(const uint4*)w.data, (const unsigned*)s.data, expanded.data, n, tiles});
+    const std::vector<bf16> values = expanded.read((size_t)n * k);
+    for (size_t i = 0; i < values.size(); i++)  // 2^-133 is BF16's smallest
+      if (__bfloat162float(values[i]) != plain[i] && fabs(plain[i]) >= ldexp(1, -126)) worst = INFINITY;
+  }
   for (int row = 0; row < ROWS; row++)
     for (int i = 0; i < n; i++) {
       double sum = __bfloat162float(bias[i]) + (double)__bfloat162float(residual[(size_t)row * n + i]);
@@ -192,24 +219,35 @@ template <class FORMAT> void check_dense_all() {
   check_dense<FORMAT, 1>(2891, 2048, true);
   check_dense<FORMAT, 8>(5120, 2880, true);
   check_dense<FORMAT, 4>(37, 64, true);
+  check_dense<FORMAT, 16>(2891, 2880, false);
+  check_dense<FORMAT, 11>(2880, 4096, false);
+  check_dense<FORMAT, 13>(2891, 2880, true);
+}
+
+struct DenseOperands {
+  Device<unsigned> weights{(size_t)2 << 30}, scales{(size_t)1 << 27};
+  Device<bf16> x{16 * 8192}, out{(size_t)16 * 201088};
+};
+const DenseOperands& dense_operands() {
+  static const DenseOperands operands;
+  static bool filled = false;
+  if (!filled) {
+    scatter<<<2048, 256>>>(operands.weights.data, (size_t)2 << 30);
+    CHECK(cudaMemset(operands.scales.data, 120, (size_t)4 << 27));
+    CHECK(cudaMemset(operands.x.data, 0x3c, 16 * 8192 * 2));
+    filled = true;
+  }
+  return operands;
 }
 
 template <class FORMAT, int ROWS> void time_dense(const char* name, int n, int k, bool wide) {
-  static Device<unsigned> weights((size_t)2 << 30), scales((size_t)1 << 27);
-  static Device<bf16> x(8 * 8192), out((size_t)8 * 201088);
-  static bool filled = false;
-  if (!filled) {
-    scatter<<<2048, 256>>>(weights.data, (size_t)2 << 30);
-    CHECK(cudaMemset(scales.data, 120, (size_t)4 << 27));
-    CHECK(cudaMemset(x.data, 0x3c, 8 * 8192 * 2));
-    filled = true;
-  }
+  const DenseOperands& operands = dense_operands();
   const int tiles = k / 64;
   const size_t words = (size_t)(n + 15) / 16 * tiles * 128 * FORMAT::kParts;
   const size_t copies = std::min<size_t>(36, ((size_t)2 << 30) / words);
   const float us = microseconds([&](cudaStream_t stream, int i) {
     const size_t at = i % copies * words;
-    run_dense<FORMAT, ROWS>(stream, {x.data, (const uint4*)(weights.data + at), scales.data + at / 16 / FORMAT::kParts, x.data, nullptr, out.data, n, tiles}, wide);
+    run_dense<FORMAT>(stream, {operands.x.data, (const uint4*)(operands.weights.data + at), operands.scales.data + at / 16 / FORMAT::kParts, operands.x.data, nullptr, operands.out.data, n, tiles, ROWS}, wide);
   });
   const double bytes = FORMAT::kParts * .5 + (FORMAT::kScaled ? 1 / 32. : 0);
   printf("%s %-8s %6d x %d, %d rows: %7.2f us, %.2f TB/s\n", Codes<FORMAT>::kName, name, n, k, ROWS, us, (double)n * k * bytes / us / 1e6);
@@ -221,12 +259,14 @@ template <class FORMAT, int ROWS> void time_dense_of() {
   time_dense<FORMAT, ROWS>("qkv of 2", 2560, 2880, false);
   time_dense<FORMAT, ROWS>("o of 2", 2880, 2048, false);
   time_dense<FORMAT, ROWS>("lm_head", 201088, 2880, true);
+  if constexpr (!FORMAT::kScaled) time_dense<FORMAT, ROWS>("router", 128, 2880, false);
 }
 template <class FORMAT> void time_dense_all() {
   time_dense_of<FORMAT, 1>();
   time_dense_of<FORMAT, 2>();
   time_dense_of<FORMAT, 4>();
   time_dense_of<FORMAT, 8>();
+  time_dense_of<FORMAT, 16>();
 }
 
 // -- experts ----------------------------------------------------------------------------------------
@@ -289,12 +329,18 @@ struct Experts {  // made-up weights of all experts, as Marlin keeps them and pl
   }
 };
 
-template <int ROWS> void run_gate_up(cudaStream_t stream, experts::Operands o) {
-  constexpr int kTiles = ROWS >= 8 ? 2 : 1;
-  launch(stream, experts::product<8, 2, kTiles, ROWS, true>, dim3((o.n / 64 + kTiles - 1) / kTiles, ROWS * experts::kTop), 256, ROWS * (o.k + 32) * 2, o);
+using ExpertsKernel = void (*)(experts::Operands);
+constexpr int most_rows(int rows) { return rows > 4 ? 8 : rows > 2 ? 4 : rows; }
+
+void run_gate_up(cudaStream_t stream, experts::Operands o) {
+  const int most = most_rows(o.rows), tiles = most == 8 ? 2 : 1;
+  const ExpertsKernel kernel = most == 1 ? experts_gate_up_1 : most == 2 ? experts_gate_up_2 : most == 4 ? experts_gate_up_4 : experts_gate_up_8;
+  launch(stream, kernel, dim3((o.n / 64 + tiles - 1) / tiles, o.rows * experts::kTop), 256, most * (o.k + 32) * 2, o);
 }
-template <int ROWS> void run_down(cudaStream_t stream, experts::Operands o) {
-  launch(stream, experts::product<8, 2, 1, ROWS, false>, dim3(o.n / 64, ROWS * experts::kTop), 256, ROWS * (o.k + 32) * 2, o);
+void run_down(cudaStream_t stream, experts::Operands o) {
+  const int most = most_rows(o.rows);
+  const ExpertsKernel kernel = most == 1 ? experts_down_1 : most == 2 ? experts_down_2 : most == 4 ? experts_down_4 : experts_down_8;
+  launch(stream, kernel, dim3(o.n / 64, o.rows * experts::kTop), 256, most * (o.k + 32) * 2, o);
 }
 
 template <int ROWS> void check_experts(const Experts& gate_up, const Experts& down) {
@@ -311,8 +357,8 @@ template <int ROWS> void check_experts(const Experts& gate_up, const Experts& do
   Device<float> ds(shares), sums((size_t)slots * down.n);
   CHECK(cudaMemset(hidden.data, 0xff, (size_t)slots * inner * 2));
   CHECK(cudaMemset(sums.data, 0xff, (size_t)slots * down.n * 4));
-  run_gate_up<ROWS>(0, {dx.data, (const uint4*)gate_up.weights.data, gate_up.scales.data, gate_up.bias.data, di.data, ds.data, hidden.data, gate_up.k, gate_up.n});
-  run_down<ROWS>(0, {hidden.data, (const uint4*)down.weights.data, down.scales.data, down.bias.data, di.data, ds.data, sums.data, inner, down.n});
+  run_gate_up(0, {dx.data, (const uint4*)gate_up.weights.data, gate_up.scales.data, gate_up.bias.data, di.data, ds.data, hidden.data, gate_up.k, gate_up.n, ROWS});
+  run_down(0, {hidden.data, (const uint4*)down.weights.data, down.scales.data, down.bias.data, di.data, ds.data, sums.data, inner, down.n, ROWS});
   const std::vector<bf16> h = hidden.read((size_t)slots * inner);
   const std::vector<float> got = sums.read((size_t)slots * down.n);
   double worst_up = 0, worst_down = 0;
@@ -370,11 +416,11 @@ template <int ROWS> void time_experts() {
   }
   auto gate_up = [&](cudaStream_t stream, int i) {
     const size_t l = i % kLayers;
-    run_gate_up<ROWS>(stream, {x.data, (const uint4*)(up.data + l * kUp), up_scales.data + l * kUp / 4, bias.data, ids.data + i * 32, shares.data, hidden.data, kHidden, 2 * kInner});
+    run_gate_up(stream, {x.data, (const uint4*)(up.data + l * kUp), up_scales.data + l * kUp / 4, bias.data, ids.data + i * 32, shares.data, hidden.data, kHidden, 2 * kInner, ROWS});
   };
   auto down_call = [&](cudaStream_t stream, int i) {
     const size_t l = i % kLayers;
-    run_down<ROWS>(stream, {hidden.data, (const uint4*)(down.data + l * kDown), down_scales.data + l * kDown / 4, bias.data, ids.data + i * 32, shares.data, sums.data, kInner, kHidden});
+    run_down(stream, {hidden.data, (const uint4*)(down.data + l * kDown), down_scales.data + l * kDown / 4, bias.data, ids.data + i * 32, shares.data, sums.data, kInner, kHidden, ROWS});
   };
   const float one = microseconds(gate_up), two = microseconds(down_call);
   const float both = microseconds([&](cudaStream_t stream, int i) {
@@ -383,6 +429,117 @@ template <int ROWS> void time_experts() {
   });
   printf("experts, %d rows, %4.1f of 128 read: gate_up %7.2f us, down %6.2f us, in turn %7.2f us, %.2f TB/s\n", ROWS, distinct, one, two, both,
          distinct * 3 * kHidden * kInner * (.5 + 1 / 32.) / both / 1e6);
+}
+
+// -- between the products ---------------------------------------------------------------------------
+
+void run_route(cudaStream_t stream, layer::Routed o) {
+  const int most = most_rows(o.rows);
+  const auto kernel = most == 1 ? route_1 : most == 2 ? route_2 : most == 4 ? route_4 : route_8;
+  const int shared = most * (o.k + 32) * 2;
+  CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {(unsigned)o.n / 16, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(o.n / 16);
+  config.blockDim = dim3(layer::kThreads);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  CHECK(cudaLaunchKernelEx(&config, kernel, o));
+}
+
+static std::vector<bf16> any(size_t count, float unit) {
+  std::vector<bf16> values(count);
+  for (auto& v : values) v = __float2bfloat16(between(-2000, 2000, unit));
+  return values;
+}
+static double float_of(bf16 v) { return __bfloat162float(v); }
+
+// The sum, its norm, and the four that a softmax of the router's product chooses; then the sum of four
+// experts, with what follows.
+void check_layer(int rows, int k, int n) {
+  const auto x = any((size_t)rows * k, 1 / 500.f), residual = any((size_t)rows * k, 1 / 100.f), norm = any(k, 1 / 1000.f);
+  const auto weights = any((size_t)n * k, 1 / 20000.f), bias = any(n, 1 / 1000.f);
+  Device<bf16> dx(x), dr(residual), dn(norm), dw(weights), db(bias), sum((size_t)rows * k), normed((size_t)rows * k);
+  Device<int> ids(rows * 4);
+  Device<float> shares(rows * 4);
+  run_route(0, {dx.data, dr.data, dn.data, dw.data, db.data, sum.data, normed.data, ids.data, shares.data, k, n, rows, 1e-5f});
+  const auto got_sum = sum.read((size_t)rows * k), got_normed = normed.read((size_t)rows * k);
+  const auto got_ids = ids.read(rows * 4);
+  const auto got_shares = shares.read(rows * 4);
+  double worst = 0;
+  auto judged = [&](double got, double wanted, double scale) { worst = std::max(worst, std::isnan(got) ? INFINITY : (fabs(got - wanted) - fabs(wanted) / 256) / scale); };
+  for (int row = 0; row < rows; row++) {
+    double squares = 0;
+    std::vector<double> both(k), logits(n);
+    for (int i = 0; i < k; i++) {
+      both[i] = float_of(x[(size_t)row * k + i]) + float_of(residual[(size_t)row * k + i]);
+      squares += both[i] * both[i];
+      judged(float_of(got_sum[(size_t)row * k + i]), both[i], 1);
+    }
+    for (int i = 0; i < k; i++) judged(float_of(got_normed[(size_t)row * k + i]), both[i] / sqrt(squares / k + 1e-5) * float_of(norm[i]), 1);
+    for (int e = 0; e < n; e++) {
+      logits[e] = float_of(bias[e]);
+      for (int i = 0; i < k; i++) logits[e] += float_of(got_normed[(size_t)row * k + i]) * float_of(weights[(size_t)e * k + i]);
+    }
+    // what was chosen is as large as the true four, up to BF16's rounding of a logit, and has their shares
+    std::vector<double> sorted = logits;
+    std::sort(sorted.rbegin(), sorted.rend());
+    double total = 0;
+    for (int i = 0; i < 4; i++) total += exp(float_of(__float2bfloat16(logits[got_ids[row * 4 + i]])));
+    for (int i = 0; i < 4; i++) {
+      const int id = got_ids[row * 4 + i];
+      judged(logits[id], sorted[i], 1);
+      for (int j = 0; j < i; j++) if (got_ids[row * 4 + j] == id) worst = INFINITY;
+      // a logit may be rounded to the other side
+      if (fabs(got_shares[row * 4 + i] - exp(float_of(__float2bfloat16(logits[id]))) / total) > 0.02) worst = INFINITY;
+    }
+  }
+  std::vector<float> parts((size_t)rows * 4 * k);
+  for (auto& v : parts) v = between(-2000, 2000, 1 / 700.f);
+  auto some_ids = got_ids;
+  some_ids[1] = -1;
+  Device<float> dp(parts);
+  Device<int> di(some_ids);
+  launch(0, experts_combine, dim3(rows), layer::kThreads, 0, layer::Combined{dp.data, di.data, dr.data, dn.data, sum.data, normed.data, k, 1e-5f});
+  const auto combined = sum.read((size_t)rows * k), then = normed.read((size_t)rows * k);
+  launch(0, experts_combine, dim3(rows), layer::kThreads, 0, layer::Combined{dp.data, di.data, nullptr, nullptr, sum.data, nullptr, k, 0});
+  const auto alone = sum.read((size_t)rows * k);
+  for (int row = 0; row < rows; row++) {
+    double squares = 0;
+    std::vector<double> both(k);
+    for (int i = 0; i < k; i++) {
+      for (int slot = 0; slot < 4; slot++)
+        if (some_ids[row * 4 + slot] >= 0) both[i] += parts[((size_t)row * 4 + slot) * k + i];
+      judged(float_of(alone[(size_t)row * k + i]), both[i], 1);
+      both[i] += float_of(residual[(size_t)row * k + i]);
+      squares += both[i] * both[i];
+      judged(float_of(combined[(size_t)row * k + i]), both[i], 1);
+    }
+    for (int i = 0; i < k; i++) judged(float_of(then[(size_t)row * k + i]), both[i] / sqrt(squares / k + 1e-5) * float_of(norm[i]), 1);
+  }
+  char what[64];
+  snprintf(what, sizeof what, "norm, %d experts' router, sum: %d x %d", n, rows, k);
+  judge(what, worst, 2e-5);
+}
+
+void time_layer(int rows) {
+  constexpr int k = 2880, n = 128, kCopies = 36;
+  static Device<bf16> x(8 * k), residual(8 * k), norm(k), weights((size_t)kCopies * n * k), bias(n), sum(8 * k), normed(8 * k);
+  static Device<float> shares(32), parts(32 * k);
+  static Device<int> ids(32);
+  const float route = microseconds([&](cudaStream_t stream, int i) {
+    run_route(stream, {x.data, residual.data, norm.data, weights.data + (size_t)i * n * k, bias.data, sum.data, normed.data, ids.data, shares.data, k, n, rows, 1e-5f});
+  });
+  const float combine = microseconds([&](cudaStream_t stream, int) {
+    launch(stream, experts_combine, dim3(rows), layer::kThreads, 0, layer::Combined{parts.data, ids.data, residual.data, norm.data, sum.data, normed.data, k, 1e-5f});
+  });
+  printf("norm and router, %d rows: %.2f us; sum of experts and norm: %.2f us\n", rows, route, combine);
 }
 
 int main() {
@@ -401,6 +558,7 @@ int main() {
     check_experts<5>(gate_up, down);
     check_experts<8>(gate_up, down);
   }
+  for (int rows = 1; rows <= 8; rows++) check_layer(rows, rows % 2 ? 2880 : 1024, rows % 3 ? 128 : 32);
   time_dense_all<dense::Mxfp4>();
   time_dense_all<dense::Mxfp8>();
   time_dense_all<dense::Bf16>();
@@ -408,6 +566,7 @@ int main() {
   time_experts<2>();
   time_experts<4>();
   time_experts<8>();
+  for (int rows : {1, 2, 4, 8}) time_layer(rows);
   CHECK(cudaDeviceSynchronize());
   return all_right ? 0 : 1;
 }
