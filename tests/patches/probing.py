@@ -13,6 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.patches.checkout import ROOT
+
+TIMEOUT_S = 1800
+
 # Longer than the sliding window (32) and than the context that YaRN starts from (64).
 PROMPT = (b"sparkforge builds patched forks, and checks them. " * 4)[:160]
 
@@ -66,6 +70,31 @@ def runner(
         return out
 
     return run
+
+
+def run_module(
+    python: Path,
+    probe: str,
+    *arguments: str | Path,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Run a module of tests/patches/probes, which may import the tests' own; fail if it fails.
+
+    Args:
+        folder: to run in.
+        variables: further ones of the environment.
+    """
+    done = subprocess.run(
+        [python, "-m", f"tests.patches.probes.{probe}", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
 def result_of(out: Path) -> dict[str, Any]:

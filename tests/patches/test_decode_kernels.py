@@ -2,13 +2,12 @@
 
 What the kernels compute on a GPU is not tested here: the contract of probes/decode_contract.py
 stands in for them, and the CUDA sources' own index functions (probes/probe_decode_layout.cu) are
-held against it.
+compared with it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.patches.checkout import CHECKOUT as ROOT
+from tests.patches.probing import run_module
 from tests.patches.trees import tree
 
 TIMEOUT_S = 1800
@@ -50,16 +49,7 @@ def answers(patched_python: Path, layout: Any, tmp_path_factory: pytest.TempPath
     asked, out = folder / "asked.json", folder / "out.json"
     request = {"places": layout, "capabilities": CAPABILITIES}
     asked.write_text(json.dumps(request), encoding="utf-8")
-    done = subprocess.run(
-        [patched_python, "-m", "tests.patches.probes.probe_decode_kernels", asked, out],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    run_module(patched_python, "probe_decode_kernels", asked, out, folder=folder)
     return json.loads(out.read_text(encoding="utf-8"))
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ from sparkforge.inspect.perf.roofline import Moe, padded_dense, padded_experts
 from sparkforge.inspect.perf.shapes import SHAPES
 from sparkforge.series import series
 from tests.patches.checkout import CHECKOUT as ROOT
+from tests.patches.probing import run_module
 from tests.patches.releases import release_file
 
 KERNEL = "vllm-0.31.0/csrc/libtorch_stable/moe/marlin_moe_wna16"
@@ -206,16 +205,7 @@ def _ask(python: Path, folder: Path) -> Any:
     ]
     questions = {"sizes": SIZES, "layers": LAYERS, "experts": experts, "dense": DENSE}
     asked.write_text(json.dumps(questions), encoding="utf-8")
-    done = subprocess.run(
-        [python, "-m", "tests.patches.probes.probe_marlin_padding", asked, out],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    run_module(python, "probe_marlin_padding", asked, out, folder=folder)
     return json.loads(out.read_text(encoding="utf-8"))
 
 

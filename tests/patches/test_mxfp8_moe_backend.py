@@ -8,15 +8,13 @@ reads the tensors as FlashInfer would (probes/mxfp8_moe_reference.py).
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.patches.checkout import ROOT
 from tests.patches.probes.probe_mxfp8_moe import CASES, MISTAKES
+from tests.patches.probing import run_module
 from tests.patches.releases import release_file
 from tests.patches.test_selection import _missing
 
@@ -28,16 +26,7 @@ WANTED = "FLASHINFER_CUTLASS"
 @pytest.fixture(scope="module")
 def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("mxfp8")
-    done = subprocess.run(
-        [patched_python, "-m", "tests.patches.probes.probe_mxfp8_moe", folder / "out.json"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    run_module(patched_python, "probe_mxfp8_moe", folder / "out.json", folder=folder)
     return json.loads((folder / "out.json").read_text(encoding="utf-8"))
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,13 +22,13 @@ from typing import Any
 import pytest
 
 from tests.patches.probes import fake_cuda
+from tests.patches.probing import run_module
 from tests.patches.releases import release_file
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden")
 CAPABILITIES = ("9.0", "10.0", "12.0", "12.1")
 SM12X = ("12.0", "12.1")
-TIMEOUT_S = 1800
 
 Tables = dict[str, dict[str, dict[str, list[str]]]]
 
@@ -38,16 +37,7 @@ GPT_OSS_MXFP8 = "MXFP4 MoE, gpt-oss, moe.activation=mxfp8"
 
 
 def _probe(python: Path, folder: Path) -> Tables:
-    done = subprocess.run(
-        [python, "-m", "tests.patches.probes.probe_selection", folder, *CAPABILITIES],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    run_module(python, "probe_selection", folder, *CAPABILITIES, folder=folder)
     return {
         capability: json.loads((folder / f"{capability}.json").read_text(encoding="utf-8"))
         for capability in CAPABILITIES

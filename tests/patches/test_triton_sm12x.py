@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.patches.probes.fake_cuda import SHARED_MEMORY
+from tests.patches.probing import run_module
 from tests.patches.releases import release_file, unpack
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 1800
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +26,11 @@ def built(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     prefix = "vllm/third_party/triton_kernels/"
     unpack(release_file("vllm", "cuda-arm64"), prefix, folder / "packages" / "triton_kernels")
     out = folder / "out.json"
-    env = {
-        **os.environ,
+    variables = {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{folder / 'packages'}",
         "TRITON_CACHE_DIR": str(folder / "cache"),
     }
-    done = subprocess.run(
-        [patched_python, "-m", "tests.patches.probes.probe_triton", "12.1", out],
-        env=env,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    run_module(patched_python, "probe_triton", "12.1", out, folder=folder, variables=variables)
     result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return result
 

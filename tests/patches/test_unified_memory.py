@@ -8,8 +8,6 @@ what its graphs, its largest step and everything else take is made up. Nothing i
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from sparkforge.serving.document import Document
 from sparkforge.serving.memory import Reading
 from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT, ROOT
+from tests.patches.probing import run_module
 from tests.patches.unified_memory import GIB, Machine
 
 TOTAL = 119.7
@@ -85,17 +84,7 @@ def _share(state: dict[str, Any]) -> float:
 def _run(python: Path, states: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
     asked, told = folder / "states.json", folder / "told.json"
     asked.write_text(json.dumps({name: {**MODEL, **state} for name, state in states.items()}))
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [python, "-m", "tests.patches.probes.probe_unified_memory", asked, told],
-        env=env,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    run_module(python, "probe_unified_memory", asked, told, folder=folder)
     found: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
     return found
 

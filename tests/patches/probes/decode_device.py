@@ -46,7 +46,7 @@ def ship(folder: Path) -> Path:
 
 @contextmanager
 def logged() -> Iterator[list[str]]:
-    """Collect what vLLM's loggers say, what was said before once again."""
+    """Collect the lines of vLLM's loggers; what they log once, they log again."""
     import vllm.logger
 
     for name in ("_print_warning_once", "_print_info_once"):
