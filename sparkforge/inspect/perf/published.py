@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkforge.inspect.perf.roofline import Setup
+from sparkforge.serving.traffic import Setup
 
 READ_ON = "2026-11-20"
 

@@ -11,18 +11,11 @@ from sparkforge.core import pages
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.perf.published import FIGURES, READ_ON, Figure
-from sparkforge.inspect.perf.roofline import (
-    GB,
-    Bytes,
-    KvCache,
-    Moe,
-    Setup,
-    ceiling,
-    parse_layers,
-    step_bytes,
-)
-from sparkforge.inspect.perf.shapes import SHAPES, Shape
+from sparkforge.inspect.perf.roofline import ceiling, parse_layers
+from sparkforge.inspect.perf.shapes import SHAPES
 from sparkforge.pins.pins import Target
+from sparkforge.serving.shapes import Shape
+from sparkforge.serving.traffic import GB, Bytes, KvCache, Moe, Setup, step_bytes
 
 NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ran this on a Spark"
 CONTEXT = 2048

@@ -14,23 +14,21 @@ from hypothesis import strategies as st
 from sparkforge.cli.main import main
 from sparkforge.core.errors import UsageError
 from sparkforge.inspect.perf import rooflinetable
-from sparkforge.inspect.perf.roofline import (
+from sparkforge.inspect.perf.roofline import ceiling, checkpoint, parse_layers
+from sparkforge.inspect.perf.shapes import SHAPES
+from sparkforge.pins import pins
+from sparkforge.serving.traffic import (
     GB,
     MOE_MULTIPLES,
     Moe,
     Setup,
-    ceiling,
-    checkpoint,
     distinct_experts,
     expert_bytes,
     padded_dense,
     padded_experts,
-    parse_layers,
     step_bytes,
     weight_bytes,
 )
-from sparkforge.inspect.perf.shapes import SHAPES
-from sparkforge.pins import pins
 from tests.support import ROOT
 
 BIG, SMALL = SHAPES["gpt-oss-120b"], SHAPES["gpt-oss-20b"]
