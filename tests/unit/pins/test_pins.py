@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -573,6 +574,20 @@ def test_a_record_is_refused_where_the_upstream_stands_on_one_line(tmp_path: Pat
     with pytest.raises(PinsError, match="one key per line"):
         edit.record(path, "other", "git", RECORDED)
     assert path.read_bytes() == before
+
+
+def test_every_profile_of_a_gpu_has_a_graph_for_each_small_batch() -> None:
+    loaded = pins.load(ROOT / "pins.yaml")
+    targets = [target for target in loaded.targets.values() if target.cuda_arch is not None]
+    assert targets
+    for target in targets:
+        assert target.profile is not None
+        profile = loaded.profiles[target.profile]
+        sizes = profile.cudagraph_capture_sizes
+        assert sizes[:10] == tuple(range(1, 11)), target.profile
+        # no decoding batch is without a graph, and none is padded by more than half
+        assert sizes[-1] >= (profile.max_num_seqs or 512), target.profile
+        assert all(after <= before * 1.6 for before, after in pairwise(sizes[9:])), target.profile
 
 
 def test_a_profile_is_handed_on_with_what_it_says_and_its_vocabularys_hash(tmp_path: Path) -> None:
