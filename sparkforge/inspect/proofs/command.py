@@ -11,7 +11,7 @@ from sparkforge.build.options import OutputOptions, host_platform
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import ProofError
 from sparkforge.core.log import log
-from sparkforge.inspect.proofs import report, runner, toolchain, triton_aot, units
+from sparkforge.inspect.proofs import report, runner, stagekernels, toolchain, triton_aot, units
 from sparkforge.pins.pins import Pins
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -41,17 +41,24 @@ def run(options: Options) -> int:
     project = Project.open(options.project)
     root, loaded, store, access = project.root, project.pins, project.store, project.access
     store.sweep()
-    nvcc = toolchain.nvcc_identity()
+    with_nvcc = [unit for unit in chosen if not (unit.triton or unit.stage)]
+    nvcc = toolchain.nvcc_identity() if with_nvcc else ""
     readers = toolchain.readers(store, root, host_platform(), access)
     trees = {
         name: runner.patched_tree(store, root, name, loaded.upstream(name), access)
         for name in sorted({unit.upstream for unit in chosen if unit.upstream is not None})
     }
-    with_nvcc = [unit for unit in chosen if not unit.triton]
     todo = runner.jobs(with_nvcc, trees, store)
     at_once = runner.width(options.jobs)
-    log.heading(f"{len(todo)} unit(s) to prove, {at_once} at once, with nvcc {nvcc}")
-    verdicts = runner.prove(store, todo, trees, readers, at_once)
+    verdicts = []
+    if with_nvcc:
+        log.heading(f"{len(todo)} unit(s) to prove, {at_once} at once, with nvcc {nvcc}")
+        verdicts += runner.prove(store, todo, trees, readers, at_once)
+    for unit in chosen:
+        if unit.stage:
+            for verdict in stagekernels.prove(stagekernels.read(project, readers), unit):
+                verdicts.append(verdict)
+                runner.tell(verdict)
     left_out = []
     for unit in chosen:
         if unit.triton and (why := _no_triton(loaded)):

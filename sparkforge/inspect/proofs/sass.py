@@ -5,17 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkforge.core.errors import ProofError
+from sparkforge.inspect.proofs.listing import Instruction, functions
 
-_FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
-# offset, an optional predicate, the instruction with its modifiers
-_INSTRUCTION = re.compile(
-    r"^\s*/\*[0-9a-f]{4,}\*/\s+(?P<all>(?:@!?U?P\S+\s+)?(?P<word>[A-Z][A-Z0-9_.]*)[^;]*);"
-)
 _USAGE = re.compile(
     r"^\s*Function (\S+):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", re.MULTILINE
 )
@@ -70,8 +66,7 @@ def read(sass: str, usage: str) -> list[Kernel]:
         ProofError: they name different kernels, or the output is not understood.
     """
     target = _TARGET.search(sass)
-    pieces = _FUNCTION.split(sass)[1:]
-    bodies = dict(zip(pieces[::2], pieces[1::2], strict=True))
+    bodies = functions(sass)
     resources = {name: [int(n) for n in numbers] for name, *numbers in _USAGE.findall(usage)}
     if bodies.keys() != resources.keys() or (bodies and target is None):
         msg = (
@@ -85,10 +80,9 @@ def read(sass: str, usage: str) -> list[Kernel]:
     ]
 
 
-def _kernel(name: str, target: str, body: str, resources: list[int]) -> Kernel:
-    lines = [match for line in body.splitlines() if (match := _INSTRUCTION.match(line))]
-    found = Counter(match["word"] for match in lines)
-    code = hashlib.sha256("\n".join(match["all"].strip() for match in lines).encode())
+def _kernel(name: str, target: str, body: Sequence[Instruction], resources: list[int]) -> Kernel:
+    found = Counter(one.word for one in body)
+    code = hashlib.sha256("\n".join(one.text for one in body).encode())
     del found["NOP"]
     if not found:
         msg = f"{name[:60]}: no readable instruction"

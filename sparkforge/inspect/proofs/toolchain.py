@@ -75,11 +75,13 @@ class Readers:
         Raises:
             ProofError: it can't be read.
         """
-        # cuobjdump looks for nvdisasm on the PATH, and finds nothing, silently, without it
+        return read(self.dump("-sass", cubin), self.dump("--dump-resource-usage", cubin))
+
+    def dump(self, what: str, cubin: Path) -> str:
+        """Return cuobjdump's output for one of its options."""
+        # it looks for nvdisasm on the PATH, and finds nothing, silently, without it
         env = {"PATH": f"{self.folder}{os.pathsep}{os.environ.get('PATH', '')}"}
-        sass = call(self.folder / "cuobjdump", "-sass", cubin, env=env).stdout.decode()
-        usage = call(self.folder / "cuobjdump", "--dump-resource-usage", cubin, env=env)
-        return read(sass, usage.stdout.decode())
+        return call(self.folder / "cuobjdump", what, cubin, env=env).stdout.decode()
 
 
 @dataclass(frozen=True)

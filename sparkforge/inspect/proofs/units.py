@@ -42,6 +42,7 @@ class Unit:
         generated: operand types of a file by FlashInfer's generator, in its spelling.
         upstream: of the patched tree with its headers, or None.
         triton: built by ``triton_aot``, not by nvcc.
+        stage: machine code of the build's stage ``kernels``; ``decode`` has its requirements.
         control: has to fail, which shows that the checks find failures.
     """
 
@@ -55,6 +56,7 @@ class Unit:
     generated: tuple[str, str] | None = None
     upstream: str | None = "flashinfer"
     triton: bool = False
+    stage: bool = False
     control: bool = False
 
 
@@ -129,6 +131,15 @@ UNITS: tuple[Unit, ...] = (
         Promise(BF16, kernels=1, sized=True),
         ci=("121a",),
         triton=True,
+        upstream=None,
+    ),
+    Unit(
+        "decode-kernels",
+        "every decode kernel of the vLLM series, as the wheels have them: loads, no local memory",
+        ("121a", "120a", "90a"),
+        Promise(None),
+        ci=("121a", "120a", "90a"),
+        stage=True,
         upstream=None,
     ),
     Unit(

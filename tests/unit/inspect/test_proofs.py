@@ -183,7 +183,7 @@ def test_the_list_of_units_is_sound() -> None:
     names = [unit.name for unit in UNITS]
     assert len(set(names)) == len(names)
     for unit in UNITS:
-        sources = [unit.text, unit.file, unit.generated, unit.triton or None]
+        sources = [unit.text, unit.file, unit.generated, unit.triton or None, unit.stage or None]
         assert sum(source is not None for source in sources) == 1, unit.name
         assert set(unit.ci) <= set(unit.archs)
         if unit.upstream is None and unit.file:
