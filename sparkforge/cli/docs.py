@@ -32,9 +32,9 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         "docs",
         parents=[groups.pins, groups.output],
         help="write the pages that the checkout generates",
-        description="Write docs/patches.md, docs/roofline.md with its picture, and the table in"
-        " docs/doctor.md. (docs/carry.md follows the upstreams' releases: build.py rebase --all"
-        " --onto latest:6 --table)",
+        description="Write docs/patches.md, docs/roofline.md with its picture, and the tables in"
+        " docs/decode-kernels.md and docs/doctor.md. (docs/carry.md follows the upstreams'"
+        " releases: build.py rebase --all --onto latest:6 --table)",
     )
     docs.add_argument("--check", action="store_true", help="fail if one is stale; write nothing")
     docs.set_defaults(entry=here(Options, _docs))
@@ -55,16 +55,24 @@ def _docs(options: Options) -> int:
 def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.inspect.doctor import command as doctor
-    from sparkforge.inspect.perf import rooflinetable
+    from sparkforge.inspect.perf import kerneltable, kernelwork, rooflinetable
     from sparkforge.series import docs
 
     folder = root / "docs"
     case = rooflinetable.case(all_pins.target(_ROOFLINE_TARGET), _ROOFLINE_TARGET)
+    patches = chosen_series(None, root, all_pins)
+    recorded = kernelwork.load()
+    for one in patches:
+        if (pin := all_pins.upstream(one.upstream).kernels) is not None:
+            kernelwork.check(recorded, one, pin.folder)
     return {
-        folder / "patches.md": docs.page(chosen_series(None, root, all_pins), all_pins.upstreams),
+        folder / "patches.md": docs.page(patches, all_pins.upstreams),
         folder / "roofline.md": generated.between(
             folder / "roofline.md", rooflinetable.markdown(case)
         ),
         folder / "roofline.svg": rooflinetable.svg(case),
+        folder / "decode-kernels.md": generated.between(
+            folder / "decode-kernels.md", kerneltable.markdown(recorded)
+        ),
         folder / "doctor.md": generated.between(folder / "doctor.md", doctor.markdown()),
     }

@@ -22,4 +22,9 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         metavar="N",
         help="parallel compilers (default: as many as fit in memory)",
     )
+    proofs.add_argument(
+        "--record",
+        action="store_true",
+        help="write what the decode kernels do into the checkout; `build.py docs` uses it",
+    )
     proofs.set_defaults(entry=later("sparkforge.inspect.proofs.command"))

@@ -10,6 +10,7 @@ from sparkforge.build.options import OutputOptions
 from sparkforge.cli.parser import Parents, Subparsers, count, here, positive
 from sparkforge.core.log import log
 from sparkforge.pins import pins
+from sparkforge.pins.pins import Target
 from sparkforge.sources.project import recover_checkout
 
 
@@ -24,6 +25,7 @@ class Options:
     layers: str | None
     bandwidth: float | None
     kv_cache_dtype: Literal["auto", "fp8"]
+    kernels: bool
     pins: Path | None
     output: OutputOptions
 
@@ -66,6 +68,11 @@ def register(subparsers: Subparsers, groups: Parents) -> None:
         default="auto",
         help="type of the KV cache; auto: BF16",
     )
+    roofline.add_argument(
+        "--kernels",
+        action="store_true",
+        help="show what limits each decode kernel instead, from its machine code",
+    )
     roofline.set_defaults(entry=here(Options, _roofline))
 
 
@@ -74,6 +81,8 @@ def _roofline(options: Options) -> int:
     from sparkforge.inspect.perf import rooflinetable
 
     target = pins.load(recover_checkout(options.pins)).target(options.target)
+    if options.kernels:
+        return _kernels(options, target)
     case = rooflinetable.case(
         target,
         options.target,
@@ -88,4 +97,16 @@ def _roofline(options: Options) -> int:
         log.json(rooflinetable.as_json(case, table))
         return 0
     rooflinetable.show(case, table)
+    return 0
+
+
+def _kernels(options: Options, target: Target) -> int:
+    """Print what limits each decode kernel."""
+    from sparkforge.inspect.perf import kerneltable, kernelwork
+
+    machine, recorded = kerneltable.machine_of(target, options.target), kernelwork.load()
+    if options.output.json:
+        log.json(kerneltable.as_json(recorded, machine))
+        return 0
+    kerneltable.show(recorded, machine)
     return 0

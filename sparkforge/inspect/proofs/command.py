@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from sparkforge.build.context import Context
 from sparkforge.build.options import OutputOptions, host_platform
+from sparkforge.core import generated
 from sparkforge.core.disk import disk_errors
-from sparkforge.core.errors import ProofError
+from sparkforge.core.errors import ProofError, UsageError
 from sparkforge.core.log import log
+from sparkforge.inspect.perf import kernelwork
 from sparkforge.inspect.proofs import report, runner, stagekernels, toolchain, triton_aot, units
 from sparkforge.pins.pins import Pins
 from sparkforge.sources.project import Project, ProjectOptions
@@ -24,6 +26,7 @@ class Options:
     ci: bool
     list: bool
     jobs: int | None
+    record: bool
     project: ProjectOptions
     output: OutputOptions
 
@@ -35,6 +38,8 @@ def run(options: Options) -> int:
         ProofError: a proof fails.
     """
     chosen = units.choose(options.names, ci=options.ci)
+    if options.record and not any(unit.stage for unit in chosen):
+        raise UsageError("--record needs the proof decode-kernels", "name it, or name none")
     if options.list:
         return _list(chosen, as_json=options.output.json)
     start = time.monotonic()
@@ -56,9 +61,11 @@ def run(options: Options) -> int:
         verdicts += runner.prove(store, todo, trees, readers, at_once)
     for unit in chosen:
         if unit.stage:
-            for verdict in stagekernels.prove(stagekernels.read(project, readers), unit):
+            found = stagekernels.read(project, readers)
+            for verdict in stagekernels.prove(found, unit):
                 verdicts.append(verdict)
                 runner.tell(verdict)
+            _settle(kernelwork.of(found), record=options.record)
     left_out = []
     for unit in chosen:
         if unit.triton and (why := _no_triton(loaded)):
@@ -86,6 +93,17 @@ def run(options: Options) -> int:
     if options.output.json:
         log.json(document)
     return 0
+
+
+def _settle(found: kernelwork.Recorded, *, record: bool) -> None:
+    """Write the record of the decode kernels' work, or compare it.
+
+    Raises:
+        StaleError: it differs.
+    """
+    wanted = {kernelwork.FILE: kernelwork.text(found)}
+    for path in generated.settle(wanted, kernelwork.COMMAND, check=not record):
+        log.info(f"{path}: written")
 
 
 def _no_triton(loaded: Pins) -> str:

@@ -30,7 +30,7 @@ _BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 _PIPES: Mapping[str, frozenset[str]] = {
     "matrix": frozenset({"HMMA", "QMMA", "OMMA", "IMMA"}),
     "multiply": frozenset({"IMAD"}),
-    "float": frozenset({"FADD", "FFMA", "FMUL", "HADD2", "HFMA2", "HMUL2"}),
+    "float32": frozenset({"FADD", "FFMA", "FMUL", "HADD2", "HFMA2", "HMUL2"}),
     "integer": frozenset(
         {
             *(
@@ -60,7 +60,7 @@ class Flow:
         looped: whether there is a main loop; otherwise all weights are loaded before their use.
         weights: bytes that one pass of the path loads, of 16 bytes a thread.
         instructions: of one pass.
-        integer, multiply, float, matrix: of these, those of each unit.
+        integer, multiply, float32, matrix: of these, those of each unit.
         loaded, shared: bytes that one pass loads, through the first cache and from shared memory.
         beside: instructions of the loop that are not on its path.
         once: instructions outside of the loop, all of them.
@@ -75,7 +75,7 @@ class Flow:
     instructions: int
     integer: int
     multiply: int
-    float: int
+    float32: int
     matrix: int
     loaded: int
     shared: int
@@ -124,7 +124,7 @@ def flow(body: Sequence[Instruction], weights: str) -> Flow | None:
         instructions=len(done),
         integer=units["integer"],
         multiply=units["multiply"],
-        float=units["float"],
+        float32=units["float32"],
         matrix=units["matrix"],
         loaded=sum(_width(one) for one in done if one.opcode in ("LDG", "LD")) * WARP,
         shared=sum(_width(one) for one in done if one.opcode == "LDS") * WARP,

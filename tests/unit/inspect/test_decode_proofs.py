@@ -191,7 +191,7 @@ def test_a_path_leaves_out_what_a_row_ends_with() -> None:
     assert work.looped
     # 30 to e0 are 12; without the STG at 80 and the NOP
     assert (work.instructions, work.beside, work.once) == (10, 1, 6)
-    assert (work.integer, work.multiply, work.matrix, work.float) == (2, 1, 1, 0)
+    assert (work.integer, work.multiply, work.matrix, work.float32) == (2, 1, 1, 0)
     assert work.weights == 2 * 512
     assert (work.loaded, work.shared) == (2 * 512, 512)
     assert work.early

@@ -1,0 +1,114 @@
+"""The work of the decode kernels, as their machine code has it, recorded in the checkout.
+
+The tables in docs/ follow from this record, so that they need neither a compiler nor a GPU.
+`build.py proofs decode-kernels` compares it with the machine code, and writes it with --record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.build.stages.kernels import sources_of
+from sparkforge.core import plain, typed
+from sparkforge.core.errors import StaleError
+from sparkforge.inspect.perf.machines import GB10, H200
+from sparkforge.inspect.proofs.flow import Flow
+from sparkforge.inspect.proofs.stagekernels import Read
+from sparkforge.series.series import Series
+
+FILE = Path(__file__).with_name("decode_kernels.json")
+COMMAND = "proofs decode-kernels --record"
+_ARCHES = (GB10.arch, H200.arch)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kernel.
+
+    Attributes:
+        threads: of a block.
+        registers: of a thread.
+        shared: static shared memory of a block, bytes.
+        flow: of a warp; None: it reads no weights.
+    """
+
+    name: str
+    threads: int
+    registers: int
+    shared: int
+    flow: Flow | None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The kernels of each architecture.
+
+    Attributes:
+        sources: blob of each source that they were compiled from.
+        compiler: its version.
+    """
+
+    sources: Mapping[str, str]
+    compiler: str
+    kernels: Mapping[str, tuple[Work, ...]]
+
+
+def of(found: Read) -> Recorded:
+    """Return the record of machine code."""
+    kernels = {
+        arch: tuple(
+            Work(one.kernel.name, one.threads, one.kernel.registers, one.kernel.shared, one.work)
+            for one in sorted(found.decoded[arch], key=lambda one: one.kernel.name)
+        )
+        for arch in _ARCHES
+    }
+    return Recorded(dict(found.sources), found.manifest.compiler, kernels)
+
+
+def text(recorded: Recorded) -> str:
+    """Return a record as its file has it: one kernel a line."""
+    values = typed.as_json(recorded)
+    arches = ",\n".join(
+        f'  "{arch}": [\n' + ",\n".join(f"   {json.dumps(kernel)}" for kernel in kernels) + "\n  ]"
+        for arch, kernels in values["kernels"].items()
+    )
+    sources = json.dumps(values["sources"], indent=2).replace("\n", "\n ")
+    compiler = json.dumps(values["compiler"])
+    return (
+        f'{{\n "sources": {sources},\n "compiler": {compiler},\n "kernels": {{\n{arches}\n }}\n}}\n'
+    )
+
+
+def load(path: Path = FILE) -> Recorded:
+    """Return the record.
+
+    Raises:
+        StaleError: there is none of this version.
+    """
+    found = typed.load(Recorded, plain.json_of(path.read_bytes())) if path.is_file() else None
+    if found is None:
+        raise StaleError(
+            f"{path}: missing, or of another version",
+            f"update it: build.py {COMMAND}, then build.py docs",
+        )
+    return found
+
+
+def check(recorded: Recorded, series: Series, folder: str) -> None:
+    """Compare the record with the kernels' sources in a series.
+
+    Raises:
+        StaleError: it is of other sources.
+    """
+    now = sources_of(series, folder)
+    if now != recorded.sources:
+        differ = sorted(
+            path
+            for path in now.keys() | recorded.sources.keys()
+            if now.get(path) != recorded.sources.get(path)
+        )
+        msg = f"{FILE}: the kernels have changed since: {', '.join(differ)}"
+        raise StaleError(msg, f"update it: build.py {COMMAND}, then build.py docs")
