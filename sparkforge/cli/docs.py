@@ -55,7 +55,7 @@ def _docs(options: Options) -> int:
 def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.inspect.doctor import command as doctor
-    from sparkforge.inspect.perf import kerneltable, kernelwork, rooflinetable
+    from sparkforge.inspect.perf import kerneltable, kernelwork, rooflinepicture, rooflinetable
     from sparkforge.series import docs
 
     folder = root / "docs"
@@ -70,7 +70,7 @@ def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
         folder / "roofline.md": generated.between(
             folder / "roofline.md", rooflinetable.markdown(case)
         ),
-        folder / "roofline.svg": rooflinetable.svg(case),
+        folder / "roofline.svg": rooflinepicture.svg(case),
         folder / "decode-kernels.md": generated.between(
             folder / "decode-kernels.md", kerneltable.markdown(recorded)
         ),

@@ -1,15 +1,18 @@
-"""The roofline as people and programs read it: rows, text, Markdown, JSON and one picture."""
+"""The roofline as people and programs read it: rows, text, Markdown and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sparkforge.core import pages
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
+from sparkforge.inspect.perf import speculation
+from sparkforge.inspect.perf.launches import EMPTY_US, OWN, SMALL_US, USUAL, cost_ms
+from sparkforge.inspect.perf.machines import GB10, SUSTAINED_GB_S
 from sparkforge.inspect.perf.published import FIGURES, READ_ON, Figure
 from sparkforge.inspect.perf.roofline import ceiling, parse_layers
 from sparkforge.inspect.perf.shapes import SHAPES
@@ -23,20 +26,24 @@ CONTEXT = 2048
 PUBLISHED_MODEL = "gpt-oss-120b"
 
 
-_STEPS: tuple[tuple[str, Moe, str], ...] = (
-    ("release", "marlin-release", ""),
-    ("Marlin pads less", "marlin", ""),
-    ("qkv=mxfp8", "marlin", "qkv=mxfp8"),
-    ("qkv=mxfp8,o=mxfp8", "marlin", "qkv=mxfp8,o=mxfp8"),
-    ("qkv=mxfp8,o=mxfp8,lm_head=mxfp8", "marlin", "qkv=mxfp8,o=mxfp8,lm_head=mxfp8"),
-    ("qkv", "marlin", "qkv"),
-    ("qkv,o", "marlin", "qkv,o"),
-    ("qkv,o,lm_head=mxfp8", "marlin", "qkv,o,lm_head=mxfp8"),
-    ("qkv,o,lm_head", "marlin", "qkv,o,lm_head"),
-    ("experts by CUTLASS: qkv,o,lm_head", "flashinfer_cutlass", "qkv,o,lm_head"),
-    ("experts by Triton: qkv,o,lm_head", "triton", "qkv,o,lm_head"),
+_STEPS: tuple[tuple[str, Moe, str, int | None], ...] = (
+    ("release", "marlin-release", "", USUAL),
+    ("Marlin pads less", "marlin", "", USUAL),
+    ("qkv=mxfp8", "marlin", "qkv=mxfp8", USUAL),
+    ("qkv=mxfp8,o=mxfp8", "marlin", "qkv=mxfp8,o=mxfp8", USUAL),
+    ("qkv=mxfp8,o=mxfp8,lm_head=mxfp8", "marlin", "qkv=mxfp8,o=mxfp8,lm_head=mxfp8", USUAL),
+    ("qkv", "marlin", "qkv", USUAL),
+    ("qkv,o", "marlin", "qkv,o", USUAL),
+    ("qkv,o,lm_head=mxfp8", "marlin", "qkv,o,lm_head=mxfp8", USUAL),
+    ("qkv,o,lm_head", "marlin", "qkv,o,lm_head", USUAL),
+    ("decode kernels: qkv,o,lm_head", "marlin", "qkv,o,lm_head", OWN),
+    ("experts by CUTLASS: qkv,o,lm_head", "flashinfer_cutlass", "qkv,o,lm_head", None),
+    ("experts by Triton: qkv,o,lm_head", "triton", "qkv,o,lm_head", None),
 )
-"""Name, MoE backend, --mxfp4-layers. Each row has the change of the second one, too."""
+"""Name, MoE backend, --mxfp4-layers, launches of a layer (None: not profiled).
+
+Each row has the change of the second one, too.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,10 +63,21 @@ class Case:
     batch: int
     kv_cache: KvCache
 
+    @property
+    def sustained(self) -> float:
+        """GB/s that memory sustains, if the share is what others measured on a GB10."""
+        return self.bandwidth * SUSTAINED_GB_S / GB10.memory_gb_s
+
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration, its bytes and its ceiling (tokens a second over all sequences)."""
+    """One configuration, its bytes and its ceiling (tokens a second over all sequences).
+
+    Attributes:
+        sustained: the ceiling at the bandwidth that memory sustains.
+        launches: of a step; None: not known.
+        with_launches: ``sustained`` with the dearest and the cheapest cost of the launches.
+    """
 
     name: str
     moe: Moe
@@ -68,6 +86,9 @@ class Row:
     ceiling: float
     gain: float
     gb_per_token: float
+    sustained: float
+    launches: int | None
+    with_launches: tuple[float, float] | None
 
 
 def case(
@@ -107,15 +128,36 @@ def rows(case: Case, layers: str | None = None) -> list[Row]:
     steps = list(_STEPS)
     if layers is not None:
         parse_layers(layers)
-        steps.append((f"--layers {layers}", "marlin", layers))
+        steps.append((f"--layers {layers}", "marlin", layers, USUAL))
     made: list[Row] = []
-    for name, moe, spec in steps:
+    for name, moe, spec, per_layer in steps:
         setup = Setup(moe, parse_layers(spec) if spec else {}, case.kv_cache)
         step = step_bytes(case.shape, setup, context=case.context, batch=case.batch)
         speed = ceiling(step, case.bandwidth, case.batch)
         gain = speed / made[0].ceiling if made else 1.0
-        made.append(Row(name, moe, spec, step, speed, gain, step.total / case.batch / GB))
+        slower = ceiling(step, case.sustained, case.batch)
+        launches = None if per_layer is None else per_layer * case.shape.layers
+        made.append(
+            Row(
+                name,
+                moe,
+                spec,
+                step,
+                speed,
+                gain,
+                step.total / case.batch / GB,
+                slower,
+                launches,
+                None if launches is None else _with_launches(slower, case.batch, launches),
+            )
+        )
     return made
+
+
+def _with_launches(speed: float, batch: int, launches: int) -> tuple[float, float]:
+    """Return tokens a second if a step takes the cost of its launches longer, dearest first."""
+    least, most = (1 / (1 / speed + ms / 1e3 / batch) for ms in cost_ms(launches))
+    return most, least
 
 
 def compared(case: Case) -> list[tuple[Figure, float | None]]:
@@ -137,12 +179,23 @@ def compared(case: Case) -> list[tuple[Figure, float | None]]:
 
 # -- cells -----------------------------------------------------------------------
 
-HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "")
+_HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "")
+VERIFY_HEAD = ("tokens a step", *(str(n) for n in speculation.TOKENS))
 PUBLISHED_HEAD = ("theirs, not ours", "tok/s", "published", "our ceiling", "share", "source")
+
+
+def head(case: Case) -> tuple[str, ...]:
+    """Return the head of the table."""
+    return (*_HEAD, f"at {case.sustained:g} GB/s", "launches", "ms", "with launches")
 
 
 def cells(row: Row, batch: int) -> tuple[str, ...]:
     """Return a row's texts, GB a token of each part among them."""
+    launches: tuple[str, ...] = ("-", "-", "-")
+    if row.launches is not None and row.with_launches is not None:
+        least, most = cost_ms(row.launches)
+        slow, fast = row.with_launches
+        launches = (str(row.launches), f"{least:.1f} to {most:.1f}", f"{slow:.1f} to {fast:.1f}")
     step = row.step
     parts = (step.experts, step.qkv + step.o, step.lm_head, step.kv, step.router + step.other)
     return (
@@ -151,7 +204,25 @@ def cells(row: Row, batch: int) -> tuple[str, ...]:
         f"{row.gb_per_token:.3f}",
         f"{row.ceiling:.1f} tok/s",
         f"x{row.gain:.2f}",
+        f"{row.sustained:.1f}",
+        *launches,
     )
+
+
+def verify_cells(case: Case) -> list[tuple[str, ...]]:
+    """Return the texts of what speculation has to accept, a line for each profile."""
+    made = speculation.table(case.shape, case.context)
+    experts = [f"{point.experts:.1f}" for point in made[0][2]]
+    return [
+        ("experts of a layer", *experts),
+        *(
+            (
+                f"{name}, {size / GB:.2f} GB",
+                *(f"{point.accepted:.2f} ({point.share:.0%})" for point in points),
+            )
+            for name, size, points in made
+        ),
+    ]
 
 
 def published_title(case: Case) -> str:
@@ -186,7 +257,9 @@ def show(case: Case, table: Sequence[Row]) -> None:
         f" {case.bandwidth:g} GB/s"
     )
     log.info(NOTE)
-    log.table([HEAD, *(cells(row, case.batch) for row in table)])
+    log.table([head(case), *(cells(row, case.batch) for row in table)])
+    log.heading("drafts that a step has to accept on average to pay, of one sequence")
+    log.table([VERIFY_HEAD, *verify_cells(case)])
     theirs = compared(case)
     if theirs:
         log.heading(published_title(case))
@@ -201,7 +274,12 @@ def markdown(case: Case) -> str:
     theirs = compared(case)
     return pages.render(
         Path(__file__).with_name("roofline.md.j2"),
-        head=HEAD,
+        head=head(case),
+        empty_us=EMPTY_US,
+        small_us=SMALL_US,
+        sustained=case.sustained,
+        verify_head=VERIFY_HEAD,
+        verify=verify_cells(case),
         ours=[cells(row, case.batch) for row in rows(case)],
         read_on=READ_ON,
         published_head=PUBLISHED_HEAD,
@@ -228,8 +306,23 @@ def as_json(case: Case, table: Sequence[Row]) -> Mapping[str, Any]:
                 "gb_per_token": row.gb_per_token,
                 "ceiling_tok_s": row.ceiling,
                 "gain": row.gain,
+                "sustained_tok_s": row.sustained,
+                "launches": row.launches,
+                "sustained_with_launches_tok_s": row.with_launches,
             }
             for row in table
+        ],
+        "sustained_gb_s": case.sustained,
+        "speculation": [
+            {
+                "profile": name,
+                "bytes": size,
+                "steps": [
+                    asdict(point) | {"accepted": point.accepted, "share": point.share}
+                    for point in points
+                ],
+            }
+            for name, size, points in speculation.table(case.shape, case.context)
         ],
         "published_by_others": [
             {
@@ -244,62 +337,3 @@ def as_json(case: Case, table: Sequence[Row]) -> Mapping[str, Any]:
             for figure, limit in compared(case)
         ],
     }
-
-
-# -- the picture -------------------------------------------------------------------
-
-_PARTS = (
-    ("experts", "#3b6ea5"),
-    ("qkv + o", "#d98032"),
-    ("lm_head", "#8a5aa8"),
-    ("KV and rest", "#8c8c8c"),
-)
-_LEFT, _SCALE, _LINE, _TOP, _WIDTH = 250, 72, 26, 62, 760
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A coloured piece of a bar, or of the legend; in pixels."""
-
-    x: float
-    colour: str
-    width: float = 0.0
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class _Bar:
-    """One configuration: its pieces, and the text behind them."""
-
-    name: str
-    y: int
-    parts: Sequence[_Part]
-    end: float
-    text: str
-
-
-def svg(case: Case) -> str:
-    """Return the picture: GB a token by part, one bar a configuration, its ceiling behind it."""
-    table = rows(case)
-    return pages.render(
-        Path(__file__).with_name("roofline.svg.j2"),
-        case=case,
-        width=_WIDTH,
-        height=_TOP + len(table) * _LINE + 12,
-        left=_LEFT,
-        legend=[
-            _Part(_LEFT + 100 * i, colour, text=name) for i, (name, colour) in enumerate(_PARTS)
-        ],
-        bars=[_bar(row, case.batch, _TOP + i * _LINE) for i, row in enumerate(table)],
-    )
-
-
-def _bar(row: Row, batch: int, y: int) -> _Bar:
-    step = row.step
-    sizes = (step.experts, step.qkv + step.o, step.lm_head, step.kv + step.router + step.other)
-    parts, x = [], float(_LEFT)
-    for size, (_, colour) in zip(sizes, _PARTS, strict=True):
-        parts.append(_Part(x, colour, size / batch / GB * _SCALE))
-        x += parts[-1].width
-    text = f"{row.gb_per_token:.2f} GB, {row.ceiling:.0f} tok/s"
-    return _Bar(row.name, y, parts, x + 6, text)

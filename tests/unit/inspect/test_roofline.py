@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparkforge.cli.main import main
 from sparkforge.core.errors import UsageError
-from sparkforge.inspect.perf import rooflinetable
+from sparkforge.inspect.perf import launches, rooflinepicture, rooflinetable, speculation
 from sparkforge.inspect.perf.roofline import ceiling, checkpoint, parse_layers
 from sparkforge.inspect.perf.shapes import SHAPES
 from sparkforge.pins import pins
@@ -32,6 +33,12 @@ from sparkforge.serving.traffic import (
 from tests.support import ROOT
 
 BIG, SMALL = SHAPES["gpt-oss-120b"], SHAPES["gpt-oss-20b"]
+
+
+def spark() -> rooflinetable.Case:
+    return rooflinetable.case(pins.load(ROOT / "pins.yaml").target("spark"), "spark")
+
+
 ALL = parse_layers("qkv,o,lm_head")
 MOES: list[Moe] = list(MOE_MULTIPLES)
 
@@ -174,6 +181,64 @@ def test_distinct_experts_by_counting() -> None:
     assert distinct_experts(4, 2, 2) == pytest.approx(sum(seen) / len(seen))
 
 
+# -- launches and speculation ------------------------------------------------------------
+
+
+def test_the_second_ceiling_and_launches_by_hand() -> None:
+    table = {row.name: row for row in rooflinetable.rows(spark())}
+    release, own = table["release"], table["decode kernels: qkv,o,lm_head"]
+    assert spark().sustained == pytest.approx(240)
+    assert release.sustained == pytest.approx(240e9 / 5_255_241_984)
+    # 17 and 10 launches of 36 layers; 0.86 us each, or 1,300 us in 432
+    assert (release.launches, own.launches) == (612, 360)
+    least, most = launches.cost_ms(612)
+    assert least == pytest.approx(0.52632)
+    assert most == pytest.approx(1.8417, abs=1e-4)
+    step = 2_871_447_552 / 240e9
+    assert own.with_launches is not None
+    slow, fast = own.with_launches
+    assert fast == pytest.approx(1 / (step + 360 * 0.86e-6))
+    assert slow == pytest.approx(1 / (step + 360 * 1300e-6 / 432))
+    assert own.step == table["qkv,o,lm_head"].step
+    assert table["experts by Triton: qkv,o,lm_head"].with_launches is None
+
+
+def test_launches_cost_a_step_not_a_token() -> None:
+    case = replace(spark(), batch=8)
+    row = rooflinetable.rows(case)[0]
+    assert row.with_launches is not None
+    assert row.with_launches[1] == pytest.approx(8 / (row.step.total / 240e9 + 612 * 0.86e-6))
+
+
+def test_what_speculation_has_to_accept_by_hand() -> None:
+    """128 · (1 - (1 - 4/128)^n) experts; n = 2: 7.875 of 4."""
+    setup = Setup("marlin")
+    one = step_bytes(BIG, setup, context=2048)
+    two = speculation.verify_bytes(BIG, setup, context=2048, tokens=2)
+    assert two.experts == pytest.approx(one.experts * 7.875 / 4)
+    assert (two.kv, two.qkv, two.lm_head) == (one.kv, one.qkv, one.lm_head)
+    assert two.total - one.total == pytest.approx(one.experts * 3.875 / 4 + 2 * 2880)
+    (exact, _, fast) = speculation.table(BIG, 2048)
+    assert exact[1] == one.total
+    assert [point.tokens for point in exact[2]] == [2, 3, 4, 5, 6, 7, 8]
+    # 1.948 GB of 5.125 are experts: 1 + 0.380 * 0.96875
+    assert exact[2][0].ratio == pytest.approx(1.3682, abs=1e-4)
+    assert exact[2][0].accepted == pytest.approx(0.3682, abs=1e-4)
+    last = fast[2][-1]
+    assert last.experts == pytest.approx(28.7104, abs=1e-4)
+    # 1 + 0.678 * (28.71 - 4) / 4, of seven drafts
+    assert last.accepted == pytest.approx(4.191, abs=1e-3)
+    assert last.share == pytest.approx(4.191 / 7, abs=1e-3)
+
+
+def test_fewer_dense_bytes_ask_for_more_accepted_drafts() -> None:
+    for points in zip(*(points for _, _, points in speculation.table(BIG, 2048)), strict=True):
+        assert [point.accepted for point in points] == sorted(point.accepted for point in points)
+    texts = rooflinetable.verify_cells(spark())
+    assert texts[1][:2] == ("exact: as published, 5.13 GB", "0.37 (37%)")
+    assert texts[3][0].endswith("2.87 GB")
+
+
 # -- words -----------------------------------------------------------------------------
 
 
@@ -218,6 +283,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     asked = rows["--layers o"]
     saved = rows["Marlin pads less"]["bytes"]["o"] - asked["bytes"]["o"]
     assert saved == 36 * 2880 * 4096 * (2 - 17 / 32)
+    assert rows["release"]["sustained_tok_s"] < rows["release"]["ceiling_tok_s"]
+    assert rows["release"]["launches"] == 612
+    exact = told["speculation"][0]
+    assert [step["tokens"] for step in exact["steps"]] == [2, 3, 4, 5, 6, 7, 8]
     assert all(figure["source"] for figure in told["published_by_others"])
 
     assert main(["roofline", "--target", "spark"]) == 0
@@ -285,8 +354,8 @@ def test_the_page_is_what_the_model_says(
 def test_the_picture_shows_the_bytes() -> None:
     target = pins.load(ROOT / "pins.yaml").target("spark")
     case = rooflinetable.case(target, "spark")
-    picture = rooflinetable.svg(case)
-    assert picture == rooflinetable.svg(case)
+    picture = rooflinepicture.svg(case)
+    assert picture == rooflinepicture.svg(case)
     root = ET.fromstring(picture)
     space = {"svg": "http://www.w3.org/2000/svg"}
     bars = [rect for rect in root.findall("svg:rect", space) if rect.get("height") == "19"]

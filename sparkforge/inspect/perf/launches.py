@@ -1,0 +1,23 @@
+"""Launches of a decoding step, and what they cost on an H200. Ours, measured there on 2026-11-21.
+
+A launch costs time on every GPU, whatever its memory: until it begins, until its first bytes are
+there, and until the next kernel may read what it wrote.
+"""
+
+from __future__ import annotations
+
+EMPTY_US = 0.86
+"""An empty kernel in a CUDA graph: the least that a launch costs."""
+SMALL_US = 1300 / (36 * 12)
+"""One of the small kernels of a step, mostly latency.
+
+Source: the profile of one step of gpt-oss-120b, batch 1, vLLM's default compile mode. All but the
+four products of a layer and the head took 1.3 ms, in 12 launches a layer.
+"""
+USUAL, OWN = 17, 10
+"""Launches of a layer: with Marlin, by that profile; with the decode kernels, by docs/h200.md."""
+
+
+def cost_ms(launches: int) -> tuple[float, float]:
+    """Return the least that launches cost, and their cost if each is like a small kernel, in ms."""
+    return launches * EMPTY_US / 1e3, launches * SMALL_US / 1e3
