@@ -36,6 +36,7 @@ def run(options: Options) -> int:
 
     Raises:
         ProofError: a proof fails.
+        StaleError: the record of the decode kernels' work differs.
     """
     chosen = units.choose(options.names, ci=options.ci)
     if options.record and not any(unit.stage for unit in chosen):
@@ -55,7 +56,7 @@ def run(options: Options) -> int:
     }
     todo = runner.jobs(with_nvcc, trees, store)
     at_once = runner.width(options.jobs)
-    verdicts = []
+    verdicts, works = [], []
     if with_nvcc:
         log.heading(f"{len(todo)} unit(s) to prove, {at_once} at once, with nvcc {nvcc}")
         verdicts += runner.prove(store, todo, trees, readers, at_once)
@@ -65,7 +66,7 @@ def run(options: Options) -> int:
             for verdict in stagekernels.prove(found, unit):
                 verdicts.append(verdict)
                 runner.tell(verdict)
-            _settle(kernelwork.of(found), record=options.record)
+            works.append(kernelwork.of(found))
     left_out = []
     for unit in chosen:
         if unit.triton and (why := _no_triton(loaded)):
@@ -90,6 +91,8 @@ def run(options: Options) -> int:
     )
     if failed:
         raise ProofError(f"failed: {', '.join(failed)}", "see dist/proofs/report.md")
+    for work in works:
+        _settle(work, record=options.record)
     if options.output.json:
         log.json(document)
     return 0
