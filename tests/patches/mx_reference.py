@@ -11,6 +11,7 @@ which one they take. Nothing in here is fast.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -43,18 +44,34 @@ class Quantized:
 
 
 def mxfp4(x: npt.NDArray[np.floating]) -> Quantized:
-    """Quantise to E2M1.
+    """Quantise to E2M1 under the scale of least squared error for each block.
 
-    The scale puts the exponent of the largest magnitude, once that is rounded to the two
-    significant bits of an element, on the largest exponent an element has (two).
+    The first to try puts the exponent of the largest magnitude, once that is rounded to the two
+    significant bits of an element, on the largest exponent an element has (two). Another has to be
+    better, by however little. Zeros get the smallest scale there is.
     """
     blocks = _blocks(x)
     largest = np.abs(blocks).max(axis=-1)
     fraction, exponent = np.frexp(largest)  # fraction in [0.5, 1)
     # Two significant bits: 0.5, 0.75, 1; a tie goes away from zero.
     carries = np.floor(fraction * 4 + 0.5) >= 4
-    exponents = np.where(largest > 0, exponent - 1 + carries - 2, -127)
-    return _quantize(blocks, exponents, _values(exponent_bits=2, mantissa_bits=1, bias=1))
+    first = np.where(largest > 0, np.maximum(exponent - 1 + carries - 2, -127), -127)
+    values = _values(exponent_bits=2, mantissa_bits=1, bias=1)
+    best = first.copy()
+    tries = {shift: _quantize(blocks, first + shift, values) for shift in (0, -1, 1, -2, 2)}
+    squares = {
+        shift: np.square((tried.values.reshape(blocks.shape) - blocks) / np.exp2(first)[..., None])
+        for shift, tried in tries.items()
+    }
+    for place in np.ndindex(first.shape):
+        least = 0
+        for shift in (-1, 1, -2, 2):
+            # fsum rounds once, so that its sign is right; the squares are exact.
+            differs = math.fsum((*squares[shift][place], *-squares[least][place]))
+            if differs < 0 and -127 <= first[place] + shift <= 127:
+                least = shift
+        best[place] += least
+    return _quantize(blocks, best, values)
 
 
 def mxfp8(x: npt.NDArray[np.floating]) -> Quantized:

@@ -167,24 +167,78 @@ def dummy(request: dict[str, Any], out: Path) -> Any:
 
 
 def quantizers(request: dict[str, Any], out: Path) -> Any:
-    """Codes and scales that the torch quantisers give for the request's weights."""
+    """Codes and scales that the torch quantisers give for the request's weights, and the memory
+    that they take for them."""
     import numpy as np
     import torch
     from vllm.model_executor.layers.quantization.utils import mxfp4_utils, mxfp8_utils
 
-    for slice_elems in (mxfp4_utils._QUANT_SLICE_ELEMS, 1000):
-        # The second round cuts the weights into many slices, the last one shorter.
+    def cut(slice_elems: int) -> None:
         mxfp4_utils._QUANT_SLICE_ELEMS = mxfp8_utils._QUANT_SLICE_ELEMS = slice_elems
-        suffix = "" if slice_elems > 1000 else "-sliced"
+
+    # The second round cuts the weights into many slices, the last one shorter.
+    for suffix, slice_elems, threads in (("", 1 << 24, 1), ("-otherwise", 1000, 3)):
+        cut(slice_elems)
+        torch.set_num_threads(threads)
         for name, path in request["weights"].items():
-            weight = torch.from_numpy(np.load(path))
+            dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
+            weight = torch.from_numpy(np.load(path)).to(dtype)
             packed, scales = mxfp4_utils.mxfp4_quantize(weight)
             np.save(out / f"{name}-mxfp4{suffix}.npy", packed.numpy())
             np.save(out / f"{name}-mxfp4-scales{suffix}.npy", scales.numpy())
             values, scales = mxfp8_utils.mxfp8_quantize_weight_torch(weight)
             np.save(out / f"{name}-mxfp8{suffix}.npy", values.view(torch.uint8).numpy())
             np.save(out / f"{name}-mxfp8-scales{suffix}.npy", scales.numpy())
-    return {}
+
+    slice_elems = 1 << 16
+    cut(slice_elems)
+    results: dict[str, Any] = {}
+    for fmt, quantize in (
+        ("mxfp4", mxfp4_utils.mxfp4_quantize_torch),
+        ("mxfp8", mxfp8_utils.mxfp8_quantize_weight_torch),
+    ):
+        results[fmt] = {}
+        for slices in (3, 12):
+            weight = torch.randn(slices * slice_elems // 256, 256, dtype=torch.bfloat16)
+            taken = peak_bytes(partial(quantize, weight))
+            results[fmt][f"{slices} slices"] = taken / slice_elems
+    return results
+
+
+def peak_bytes(action: Callable[[], Any]) -> int:
+    """Bytes of tensors that were made and alive at once, less those of the result."""
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    storages: dict[int, tuple[Any, int]] = {}
+    peak = 0
+
+    def alive() -> int:
+        return sum(size for storage, size in storages.values() if not storage.expired())
+
+    class Watch(TorchDispatchMode):  # type: ignore[misc]  # no torch for mypy
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal peak
+            given = {leaf.untyped_storage()._cdata for leaf in tensors_in((args, kwargs))}
+            result = func(*args, **(kwargs or {}))
+            for tensor in tensors_in(result):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in given:
+                    storages[len(storages)] = StorageWeakRef(storage), storage.nbytes()
+            peak = max(peak, alive())
+            return result
+
+    def tensors_in(tree: Any) -> list[Any]:
+        return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+    with Watch():
+        kept = action()
+    assert kept
+    return peak - alive()
 
 
 def linear(request: dict[str, Any], out: Path) -> Any:
