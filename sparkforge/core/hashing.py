@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
+
+_READ: dict[tuple[int, ...], str] = {}
+"""The sha256 of files that this run has read, by device, inode, size, mtime and ctime."""
 
 
 def key_of(inputs: Mapping[str, Any]) -> str:
@@ -25,18 +27,17 @@ def sha256_file(path: Path) -> str:
 def intact(path: Path, sha256: str) -> bool:
     """Return whether a file exists with its recorded bytes.
 
-    Within one run a file is read again only if the operating system reports a change.
+    Within one run a file, under all of its names, is read again only if the operating system
+    reports a change.
     """
     try:
         now = path.stat()
     except FileNotFoundError:
         return False
-    return _read_once(path, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns) == sha256
-
-
-@cache
-def _read_once(path: Path, *state: int) -> str:
-    return sha256_file(path)
+    state = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+    if state not in _READ:
+        _READ[state] = sha256_file(path)
+    return _READ[state] == sha256
 
 
 def code_digest(*files: Path) -> str:
