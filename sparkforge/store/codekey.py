@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -55,34 +54,41 @@ def code_of(module: str) -> str:
     digest = hashlib.sha256()
     for path in closure(module):
         name = path.relative_to(_ROOT).as_posix()
-        digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(name.encode() + b"\0" + _digest(path))
     return digest.hexdigest()[:16]
+
+
+@cache
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
 
 
 @cache
 def closure(module: str) -> tuple[Path, ...]:
     """Return the files that a module's results depend on, without ``PASSED_OVER``, sorted."""
+    passed_over = {_ROOT / f"{name.replace('.', '/')}.py" for name in PASSED_OVER}
     found: set[Path] = set()
     waiting = list(_files(module))
     while waiting:
         path = waiting.pop()
-        name = ".".join(path.relative_to(_ROOT).with_suffix("").parts)
-        if path not in found and name not in PASSED_OVER:
+        if path not in found and path not in passed_over:
             found.add(path)
             waiting += _needs(path)
     return tuple(sorted(found))
 
 
-def _files(name: str) -> Iterator[Path]:
-    """Yield the files of a module and of its packages; a name in a module counts as the module."""
+@cache
+def _files(name: str) -> tuple[Path, ...]:
+    """Return the files of a module and of its packages; a name in a module counts as the module."""
     folder = _ROOT
+    found: list[Path] = []
     for part in name.split(".")[1:]:
         if (folder / f"{part}.py").is_file():
-            yield folder / f"{part}.py"
-            return
+            return (*found, folder / f"{part}.py")
         folder /= part
         if (folder / "__init__.py").is_file():
-            yield folder / "__init__.py"
+            found.append(folder / "__init__.py")
+    return tuple(found)
 
 
 @cache

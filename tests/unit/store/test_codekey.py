@@ -78,8 +78,8 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    codekey.closure.cache_clear()
-    codekey._needs.cache_clear()
+    for cached in (codekey.closure, codekey._files, codekey._needs, codekey._digest):
+        cached.cache_clear()
 
 
 # read as files by the module of a kind, or one that it imports
@@ -99,6 +99,7 @@ def test_a_line_in_any_module_that_makes_an_item_changes_its_key(
     for path in sorted(copy.rglob("*.py")):
         text = path.read_bytes()
         path.write_bytes(text + b"changed = 1\n")
+        codekey._digest.cache_clear()
         for kind, module in kinds.items():
             if code_of(module) != before[kind]:
                 changed[kind].add(path.relative_to(copy).as_posix())
