@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,7 @@ class Context:
     wheels: str = "overlay"
     native: str = "patched"
     jobs: int | None = None
+    _series: dict[str, Series] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
     def of(cls, project: Project, target_name: str, platform: Platform) -> Context:
@@ -135,8 +136,10 @@ class Context:
         return upstream.model_copy(update={"source_file": key, "files": files})
 
     def series_of(self, upstream: str) -> Series:
-        """Read an upstream's series; raises what ``series.read`` does."""
-        return series.read(self.root / "patches" / upstream)
+        """Return an upstream's series, read once for a build; raises what ``series.read`` does."""
+        if upstream not in self._series:
+            self._series[upstream] = series.read(self.root / "patches" / upstream)
+        return self._series[upstream]
 
 
 def release_name(pins: Pins, target: Target) -> str:

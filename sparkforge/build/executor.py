@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from sparkforge.build.context import Context
@@ -13,9 +14,11 @@ from sparkforge.build.item import Item, Results, StepResult
 from sparkforge.build.receipt import differences
 from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.core.log import human_bytes, log
+from sparkforge.core.parallel import in_parallel
 from sparkforge.store.artefact import Artefact, T
 
 _NEW = ("never built for this target",)
+_PARALLEL = 4  # items that are looked up at once
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,14 @@ class Step:
 def plan(context: Context, items: Sequence[Item[Any]]) -> list[Step]:
     """Return what a build would do, without doing any of it."""
     counted: set[str] = set()  # sha256 of files: two items may need one, which is fetched once
-    return [_step(context, item, items, counted) for item in items]
+    standing = _standing(context, items)
+    return [
+        _step(context, item, stands, counted) for item, stands in zip(items, standing, strict=True)
+    ]
 
 
-def _step(context: Context, item: Item[Any], items: Sequence[Item[Any]], counted: set[str]) -> Step:
-    if _stands(context, item, items):
+def _step(context: Context, item: Item[Any], stands: bool, counted: set[str]) -> Step:
+    if stands:
         return Step(item.stage, item.label, item.key, "in the store", (), 0)
     state = "to make again" if _forced(context, item) else "to make"
     absent = {
@@ -81,8 +87,17 @@ def _forced(context: Context, item: Item[Any]) -> bool:
     return item.stage in context.force and not item.kept
 
 
+def _standing(context: Context, items: Sequence[Item[Any]]) -> list[bool]:
+    """Return of each item whether its result in the store is used as it is."""
+
+    def one(item: Item[Any], stopping: Event) -> bool:
+        return _stands(context, item, items)
+
+    # at once: it hashes wheels, and asks git and the engine
+    return list(in_parallel(one, items, _PARALLEL))
+
+
 def _stands(context: Context, item: Item[Any], items: Sequence[Item[Any]]) -> bool:
-    """Return whether an item's result in the store is used as it is."""
     artefact = None if _forced(context, item) else item.find(context.store)
     return artefact is not None and _valid(context, artefact, item, items)
 
@@ -125,17 +140,26 @@ def build(context: Context, until: str) -> Build:
     return Build(graph, run(context, graph.until(until)))
 
 
-def run(context: Context, items: Sequence[Item[Any]]) -> Results:
+def run(
+    context: Context, items: Sequence[Item[Any]], steps: Sequence[Step] | None = None
+) -> Results:
     """Make what the store lacks, in order.
 
     A failure stops the build; what is finished by then stays and is not made again.
+
+    Args:
+        steps: the plan of these items, made just now; None: there is none.
     """
     made: set[Item[Any]] = set()
     renewed: set[Path] = set()
+    missing = None if steps is None else [step.made for step in steps]
     while True:
+        if missing is None:
+            missing = [not stands for stands in _standing(context, items)]
         try:
-            return _run(context, items, made)
+            return _run(context, items, missing, made)
         except DamagedRepository as error:
+            missing = None
             if error.repository in renewed:
                 raise
             renewed.add(error.repository)
@@ -143,18 +167,22 @@ def run(context: Context, items: Sequence[Item[Any]]) -> Results:
             context.store.drop_repository(error.repository)
 
 
-def _run(context: Context, items: Sequence[Item[Any]], made: set[Item[Any]]) -> Results:
+def _run(
+    context: Context,
+    items: Sequence[Item[Any]],
+    missing: Sequence[bool],
+    made: set[Item[Any]],
+) -> Results:
     """As ``run``; notes in ``made`` what it has made, and stops at a damaged repository."""
     steps: list[StepResult[Any]] = []
-    makes = [not _stands(context, item, items) for item in items]
     for at, item in enumerate(items):
         again = _forced(context, item)
         kept = item.find(context.store)
         if kept is not None and not again:
+            # what was made just now may have changed what this one was made of
+            again = not _valid(context, kept, item, items) if made else missing[at]
             # what something is made of is read whole before: a damaged one is not passed on
-            again = not _valid(context, kept, item, items) or (
-                any(makes[at + 1 :]) and not item.sound(kept)
-            )
+            again = again or (any(missing[at + 1 :]) and not item.sound(kept))
             if again:
                 log.warning(
                     f"{item.label}: missing, damaged or outdated in the store: rebuilding it"

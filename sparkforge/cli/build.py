@@ -139,7 +139,7 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     if any(step.made and step.label == "environment" for step in steps):
         # before anything else is fetched
         interpreter.ensure(context.store, context.target.python, offline=options.project.offline)
-    build = executor.Build(graph, executor.run(context, todo))
+    build = executor.Build(graph, executor.run(context, todo, steps))
     mention_fallback(build)
     seconds = time.monotonic() - start
     document = receipt.receipt(

@@ -261,8 +261,7 @@ def check_owner(folder: Path, *, refused: bool = False) -> None:
         owner = folder.stat().st_uid
     except (FileNotFoundError, NotADirectoryError):
         return  # not created yet
-    covered = any(one == "*" or folder.is_relative_to(one) for one in trusted())
-    if not refused and (owner in us() or covered):
+    if not refused and (owner in us() or _covered(folder)):
         return
     msg = f"{folder}: belongs to another user (uid {owner}), who could make us run any program"
     remedy = (
@@ -286,6 +285,11 @@ def us() -> set[int]:
     """Return the users whose folders are accepted: under sudo also its caller, as in git."""
     sudo = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
     return {os.geteuid(), *([int(sudo)] if sudo.isdecimal() else [])}
+
+
+def _covered(folder: Path) -> bool:
+    """Return whether the user's git settings trust a folder of any owner."""
+    return any(one == "*" or folder.is_relative_to(one) for one in trusted())
 
 
 @cache

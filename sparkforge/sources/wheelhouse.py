@@ -16,7 +16,6 @@ from threading import Event
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from packaging.markers import Marker
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -108,6 +107,8 @@ def read_lock(path: Path) -> list[Locked]:
 
 def _applies(item: Locked, python: str, platform: str) -> bool:
     """Return whether a line applies to this Python and platform."""
+    from packaging.markers import Marker  # not needed by a build in which nothing changed
+
     environment = {
         "python_version": python,
         "python_full_version": f"{python}.0",

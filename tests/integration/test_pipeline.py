@@ -78,6 +78,18 @@ def test_a_second_build_makes_nothing_and_asks_nobody(project: Project) -> None:
     assert project.requests() == []
 
 
+def test_a_second_build_starts_and_imports_no_more_than_it_needs(project: Project) -> None:
+    project.build()
+    out, err = project.run(*BUILD, "--verbose", PYTHONPROFILEIMPORTTIME="1")
+    started = [line for line in (out + err).splitlines() if line.strip().startswith("+ ")]
+    assert len(started) == 2, started  # git finds the source's commit, and the series'
+    assert all(" cat-file " in line for line in started)
+    imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
+    assert {"sparkforge.build.executor", "sparkforge.sources.wheelhouse", "yaml"} <= imported
+    slow = {"docker", "git", "jinja2", "requests", "urllib3", "unearth", "numpy", "filelock"}
+    assert not imported & {*slow, "packaging.markers", "cyclonedx", "zstandard", "uv"}
+
+
 def test_another_store_gives_the_same_bytes(project: Project, tmp_path: Path) -> None:
     project.build()
     first = project.wheel.read_bytes()
