@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from sparkforge.build.options import OutputOptions, chosen_series, source_plan
@@ -11,11 +12,16 @@ from sparkforge.cli import editing
 from sparkforge.cli.parser import Parents, Parser, Subparsers, here, source_option
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import log
+from sparkforge.core.parallel import in_parallel
 from sparkforge.pins import pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import lint, series, worktree
+from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
 from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
+from sparkforge.sources.sources import Source
+
+_PARALLEL = 4  # series that are applied at once
 
 
 @dataclass(frozen=True)
@@ -121,22 +127,24 @@ def _check(options: CheckOptions) -> int:
     plan = source_plan(options.source, project.access, RELEASE_PLAN)
     report: dict[str, Any] = {}
     problems: list[str] = []
+    todo: list[tuple[Series, Source]] = []
     for one in chosen_series(options.upstream, project.root, loaded):
-        problems += lint.lint(one, project.root, loaded.upstreams[one.upstream].paths)
-        series.check_emptied(one, loaded.upstreams[one.upstream])
-        if not one.patches:
-            report[one.upstream] = {"patches": 0}
-            continue
         upstream = loaded.upstreams[one.upstream]
-        source = sources.ensure(store, one.upstream, upstream, plan, project.access)
-        patched = series.apply(store, one, source, again=True)
-        recorded = upstream.patched.get(source.provider)
+        problems += lint.lint(one, project.root, upstream.paths)
+        series.check_emptied(one, upstream)
+        report[one.upstream] = {"patches": len(one.patches)}
+        if one.patches:
+            source = sources.ensure(store, one.upstream, upstream, plan, project.access)
+            todo.append((one, source))
+
+    def applied(one: tuple[Series, Source], stopping: Event) -> Patched:
+        return series.apply(store, *one, again=True)
+
+    # each in a repository of its own
+    for (one, source), patched in zip(todo, in_parallel(applied, todo, _PARALLEL), strict=True):
+        recorded = loaded.upstreams[one.upstream].patched.get(source.provider)
         series.check_record(one.upstream, source, patched.commit, patched.tree, recorded)
-        report[one.upstream] = {
-            "patches": len(one.patches),
-            "tree": patched.tree,
-            "recorded": recorded is not None,
-        }
+        report[one.upstream] |= {"tree": patched.tree, "recorded": recorded is not None}
         note = (
             "as recorded"
             if recorded
