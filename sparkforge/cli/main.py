@@ -2,66 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
+import itertools
 import os
 import platform
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from sparkforge.cli import (
-    ablate,
-    bench,
-    build,
-    clean,
-    dev,
-    docs,
-    doctor,
-    images,
-    model,
-    overview,
-    patches,
-    pins,
-    proofs,
-    rebase,
-    roofline,
-    serve,
-    sign,
-    verify,
-    watch,
-)
+from sparkforge.cli import overview
 from sparkforge.cli.parser import Parser, from_namespace, parents
 from sparkforge.core import errors, gitsafe
 from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
 
 _DEFAULT_COMMAND = "build"
-_COMMANDS = (
-    build,
-    serve,
-    images,
-    verify,
-    clean,
-    model,
-    bench,
-    roofline,
-    proofs,
-    pins,
-    patches,
-    dev,
-    ablate,
-    docs,
-    doctor,
-    rebase,
-    watch,
-    sign,
-    overview,
-)
+_MODULES: Mapping[str, str] = {
+    "explain": "build",
+    "smoke": "build",
+    "rollback": "images",
+    "exit-codes": "version",
+}
+"""The modules beside this one of commands that are not named after theirs."""
 _STARTS_A_SERVER = ("smoke", "serve", "bench quality")
 _TAKES_A_COMMAND = ("ablate", "dev")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -85,15 +54,30 @@ _REFUSED = {
 
 
 @cache
-def _parser() -> Parser:
+def _parser(command: str = "") -> Parser:
+    """Return the parser of the whole command line; only of one command where it is named."""
     parser = overview.Overview(prog="build.py")
     subparsers = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
     groups = parents()
-    for command in _COMMANDS:
-        command.register(subparsers, groups)
+    every = [*itertools.chain(*overview.GROUPS.values()), *overview.QUESTIONS.values()]
+    chosen = [command] if command in every else every
+    for module in dict.fromkeys(_MODULES.get(name, name) for name in chosen):
+        import_module(f"sparkforge.cli.{module}").register(subparsers, groups)
     return parser
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a command line.
+
+    Raises:
+        UsageError: it has an option or a value that the command does not take.
+    """
+    try:
+        return _parser(words[0]).parse_args(words)
+    except UsageError:
+        return _parser().parse_args(words)  # knows which commands take an option
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.usage(overview.short())
         return UsageError.exit_code
     try:
-        parsed = _parser().parse_args(words)
+        parsed = _parsed(words)
         as_json = parsed.json
         log.configure(to_stderr=as_json, verbose=parsed.verbose)
         if behind == [] and parsed.command in _TAKES_A_COMMAND:

@@ -1,24 +1,13 @@
-"""What `build.py`, `--help`, `--version` and `--exit-codes` print."""
+"""The commands in groups, and what `build.py` and `--help` print of them."""
 
 from __future__ import annotations
 
 import argparse
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from sparkforge import __version__
-from sparkforge.build.context import release_name
-from sparkforge.build.options import OutputOptions
-from sparkforge.cli.parser import Parents, Parser, Subparsers, Unrecognized, here
-from sparkforge.core import errors
+from sparkforge.cli.parser import Parser, Unrecognized
 from sparkforge.core.errors import UsageError
-from sparkforge.core.hashing import sha256_file
-from sparkforge.core.log import log
-from sparkforge.pins import pins
-from sparkforge.sources.project import recover_checkout
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "use": ("doctor", "build", "model", "serve", "smoke", "images", "rollback", "verify", "clean"),
@@ -41,29 +30,6 @@ _MORE = """\
 `build.py build --target NAME`. smoke, serve and bench pass arguments after -- to `vllm serve`:
   build.py serve --target cpu -- --mxfp4-layers qkv,o,lm_head
 """
-
-
-@dataclass(frozen=True)
-class VersionOptions:
-    """Options of ``--version``."""
-
-    pins: Path | None
-    output: OutputOptions
-
-
-@dataclass(frozen=True)
-class ExitCodesOptions:
-    """Options of ``--exit-codes``."""
-
-    output: OutputOptions
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the commands behind ``--version`` and ``--exit-codes``; no help lists them."""
-    version = subparsers.add_parser("version", parents=[groups.pins, groups.output])
-    version.set_defaults(entry=here(VersionOptions, _version))
-    codes = subparsers.add_parser("exit-codes", parents=[groups.output])
-    codes.set_defaults(entry=here(ExitCodesOptions, _exit_codes))
 
 
 def short() -> str:
@@ -135,35 +101,3 @@ def _listed(names: Sequence[str]) -> str:
 def _examples() -> str:
     rows = "".join(f"  python3 build.py {words:22}  # {what}\n" for words, what in _EXAMPLES)
     return f"examples:\n{rows}"
-
-
-def _version(options: VersionOptions) -> int:
-    path = recover_checkout(options.pins)
-    all_pins = pins.load(path)
-    python, sha256 = platform.python_version(), sha256_file(path)
-    releases = {
-        name: release_name(all_pins, target) for name, target in sorted(all_pins.targets.items())
-    }
-    if options.output.json:
-        log.json(
-            {
-                "sparkforge": __version__,
-                "python": python,
-                "pins_sha256": sha256,
-                "releases": releases,
-            }
-        )
-    else:
-        log.heading(f"sparkforge {__version__} (Python {python})")
-        rows = [(f"target {name}", release) for name, release in releases.items()]
-        log.table([*rows, (path.name, f"sha256 {sha256[:12]}")])
-    return 0
-
-
-def _exit_codes(options: ExitCodesOptions) -> int:
-    rows = errors.exit_codes()
-    if options.output.json:
-        log.json({"exit_codes": {str(code): meaning for code, meaning in rows}})
-    else:
-        log.table([(f"{code:3}", meaning) for code, meaning in rows])
-    return 0

@@ -183,14 +183,6 @@ def test_the_build_context_holds_what_the_recipe_copies_and_no_more() -> None:
     assert let_in == {name for name in image.RECIPE if name != "Dockerfile"}
 
 
-def test_no_command_pays_for_what_it_does_not_use() -> None:
-    code = "import sys, sparkforge.cli; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert not {"cyclonedx", "packageurl", "zstandard"} & set(done.stdout.split())
-
-
 def built(provider: Provider = "release") -> Build:
     graph = graph_of(context())
     source = SourceResult(provider, "a" * 40, "b" * 40, "here")

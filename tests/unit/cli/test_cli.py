@@ -150,15 +150,29 @@ def test_every_exit_code_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         assert found[str(code)] == meaning
 
 
+def test_a_command_imports_no_other_commands() -> None:
+    code = """
+import sys
+from sparkforge.cli.main import _parsed
+_parsed(["clean", "--all"])
+print(*(name for name in sys.modules if name.startswith("sparkforge.cli.")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    names = {name.rpartition(".")[2] for name in done.stdout.split()}
+    assert names == {"main", "parser", "overview", "clean"}
+
+
 @pytest.mark.parametrize(
     ("words", "homes"),
     [
         (["explain", "--target", "cpu", "--port", "5"], "build, smoke, serve and bench quality"),
         (["explain", "--target", "cpu", "--ready-timeout=9"], "build, smoke, serve and bench"),
-        (["bench", "quality", "--target", "cpu", "--jobs", "3"], "build, verify, proofs and dev"),
+        (["bench", "quality", "--target", "cpu", "--jobs", "3"], "build, verify, dev and proofs"),
         (["dev", "--target", "cpu", "--chat"], "--chat belongs to serve"),
         (["clean", "--target", "cpu"], "and other commands"),
-        (["patches", "list", "--store", "x"], "--store belongs to build, "),
+        (["patches", "list", "--store", "x"], "--store belongs to doctor, build, "),
         (["roofline", "--target", "spark", "--check"], "belongs to patches export and docs"),
         (["roofline", "--target", "spark", "--docs"], "use build.py docs"),
     ],

@@ -1,0 +1,72 @@
+"""What `--version` and `--exit-codes` print."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge import __version__
+from sparkforge.build.context import release_name
+from sparkforge.build.options import OutputOptions
+from sparkforge.cli.parser import Parents, Subparsers, here
+from sparkforge.core import errors
+from sparkforge.core.hashing import sha256_file
+from sparkforge.core.log import log
+from sparkforge.pins import pins
+from sparkforge.sources.project import recover_checkout
+
+
+@dataclass(frozen=True)
+class VersionOptions:
+    """Options of ``--version``."""
+
+    pins: Path | None
+    output: OutputOptions
+
+
+@dataclass(frozen=True)
+class ExitCodesOptions:
+    """Options of ``--exit-codes``."""
+
+    output: OutputOptions
+
+
+def register(subparsers: Subparsers, groups: Parents) -> None:
+    """Add the commands behind ``--version`` and ``--exit-codes``; no help lists them."""
+    version = subparsers.add_parser("version", parents=[groups.pins, groups.output])
+    version.set_defaults(entry=here(VersionOptions, _version))
+    codes = subparsers.add_parser("exit-codes", parents=[groups.output])
+    codes.set_defaults(entry=here(ExitCodesOptions, _exit_codes))
+
+
+def _version(options: VersionOptions) -> int:
+    path = recover_checkout(options.pins)
+    all_pins = pins.load(path)
+    python, sha256 = platform.python_version(), sha256_file(path)
+    releases = {
+        name: release_name(all_pins, target) for name, target in sorted(all_pins.targets.items())
+    }
+    if options.output.json:
+        log.json(
+            {
+                "sparkforge": __version__,
+                "python": python,
+                "pins_sha256": sha256,
+                "releases": releases,
+            }
+        )
+    else:
+        log.heading(f"sparkforge {__version__} (Python {python})")
+        rows = [(f"target {name}", release) for name, release in releases.items()]
+        log.table([*rows, (path.name, f"sha256 {sha256[:12]}")])
+    return 0
+
+
+def _exit_codes(options: ExitCodesOptions) -> int:
+    rows = errors.exit_codes()
+    if options.output.json:
+        log.json({"exit_codes": {str(code): meaning for code, meaning in rows}})
+    else:
+        log.table([(f"{code:3}", meaning) for code, meaning in rows])
+    return 0
