@@ -15,13 +15,14 @@ from pathlib import Path
 
 from sparkforge.build import image
 from sparkforge.build.options import OutputOptions, platform_of
+from sparkforge.core.command import Entry, argument, needed, option, switch
 from sparkforge.core.errors import ImageError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
 from sparkforge.runtime.engine import Engine, connect
-from sparkforge.sources.project import recover_checkout
+from sparkforge.sources.project import pins_option, recover_checkout
 
 MODELS_VOLUME = "sparkforge-models"
 """Of the models; docker-compose.yml names it. It is none of the Compose project's own, so that
@@ -93,24 +94,29 @@ def on_engine(engine: Engine, targets: Sequence[str], variables: Mapping[str, st
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImagesOptions:
     """Options of ``images``."""
 
-    target: str | None
-    prune: bool
-    dry_run: bool
-    pins: Path | None
+    target: str | None = option("list only this target's images", metavar="NAME")
+    prune: bool = switch("remove images older than the one before the one that Compose uses")
+    dry_run: bool = switch("with --prune: print the images and exit")
+    pins: Path | None = pins_option()
     output: OutputOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RollbackOptions:
     """Options of ``rollback``."""
 
-    target: str
-    image: str | None
-    pins: Path | None
+    target: str = needed("target whose image to switch", metavar="NAME")
+    image: str | None = argument(
+        "image or tag from `build.py images` (default: the previous image)",
+        default=None,
+        nargs="?",
+        metavar="IMAGE",
+    )
+    pins: Path | None = pins_option()
     output: OutputOptions
 
 
@@ -251,3 +257,9 @@ def _chosen(baked: Sequence[Baked], target: str, wanted: str | None, used: str) 
         msg = f"{baked[at].image} is the oldest image of target {target}"
         raise ImageError(msg, f"see {listing}")
     return baked[at + 1]
+
+
+COMMANDS = (
+    Entry("images", ImagesOptions, images),
+    Entry("rollback", RollbackOptions, rollback),
+)

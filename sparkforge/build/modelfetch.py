@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sparkforge.build import composing
 from sparkforge.build.options import OutputOptions
+from sparkforge.core.command import Entry, needed, switch
 from sparkforge.core.errors import (
     EngineError,
     FetchError,
@@ -30,7 +31,7 @@ from sparkforge.runtime import envfile
 from sparkforge.runtime.engine import Engine, connect
 from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
 from sparkforge.serving.hub import Progress
-from sparkforge.sources.project import recover_checkout
+from sparkforge.sources.project import pins_option, recover_checkout
 
 _CACHE = "/var/cache/sparkforge/huggingface"
 _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/fetching.py"
@@ -106,13 +107,13 @@ class Wanted:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``model fetch``."""
 
-    target: str
-    dry_run: bool
-    pins: Path | None
+    target: str = needed("target whose model to download", metavar="NAME")
+    dry_run: bool = switch("print the model and the folder, and exit")
+    pins: Path | None = pins_option()
     output: OutputOptions
 
 
@@ -195,3 +196,6 @@ def _remove(engine: Engine, name: str) -> None:
         engine.client.containers.get(name).remove(force=True)
     except NotFound:
         log.detail(f"container {name} has ended")
+
+
+COMMANDS = (Entry("model fetch", Options, run, "download the model to where Compose looks for it"),)

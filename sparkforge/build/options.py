@@ -6,7 +6,9 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from sparkforge.core.command import count, grouped, option, port, positive, switch
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.pins.pins import RELEASE_PLAN, Pins, SourcePlan, Target
 from sparkforge.pins.types import MACHINES, Platform
@@ -21,40 +23,110 @@ SOURCES: Mapping[str, SourcePlan] = {
 """What --source can say."""
 
 
+def source_option(default: str) -> Any:
+    """Declare --source; see ``source_plan``.
+
+    Args:
+        default: what its default is, as text.
+    """
+    return option(
+        "release: release files; git: commits of the pinned tags; auto: git, or the release"
+        " file if git is unreachable",
+        default_is=default,
+        choices=tuple(SOURCES),
+        group="sources",
+    )
+
+
 @dataclass(frozen=True)
 class OutputOptions:
     """How a command reports; every command has them."""
 
-    json: bool = False
-    verbose: bool = False
+    json: bool = switch(
+        "print one JSON document to stdout, even on failure", group="store and output"
+    )
+    verbose: bool = switch(
+        "print every command that is run", "-v", "--verbose", group="store and output"
+    )
 
 
 @dataclass(frozen=True)
 class VariantOptions:
-    """Which build of a target: what its result depends on."""
+    """Which build of a target: what its result depends on; see also ``as_last``."""
 
-    source: str | None = None
-    engine: str = "auto"
-    base: str | None = None
-    wheels: str | None = None
-    native: str | None = None
+    source: str | None = source_option("targets.NAME.source in pins.yaml")
+    engine: str = option(
+        "container engine; none: a virtual environment",
+        default="auto",
+        default_is="auto",
+        choices=("auto", "docker", "none"),
+        group="image",
+    )
+    base: str | None = option(
+        "base image: NAME@sha256:… or a local image", metavar="IMAGE", group="image"
+    )
+    wheels: str | None = option(
+        "overlay: replace the patched files in the release wheel; compile: build from the"
+        " patched tree in a container",
+        default_is="overlay",
+        choices=("overlay", "compile"),
+        group="wheels",
+    )
+    native: str | None = option(
+        "with --wheels compile: compile patched native files only, or all",
+        default_is="patched",
+        choices=("patched", "all"),
+        group="wheels",
+    )
+
+
+def as_last() -> Any:
+    """Declare ``VariantOptions`` whose defaults are those of the last build."""
+    return grouped(
+        **dict.fromkeys(("source", "engine", "wheels", "native"), "as in the last build")
+    )
 
 
 @dataclass(frozen=True)
 class ToolOptions:
     """What a build works with, and what its result does not depend on."""
 
-    builder: str | None = None
-    ca_bundle: Path | None = None
-    jobs: int | None = None
+    builder: str | None = option(
+        "buildx builder (default: the engine's own)", metavar="NAME", group="image"
+    )
+    ca_bundle: Path | None = option(
+        "CA certificates for the image's build steps, for example of a proxy",
+        type=Path,
+        metavar="FILE",
+        group="image",
+    )
+    jobs: int | None = option(
+        "with --wheels compile: parallel compilers (default: as many as fit in memory)",
+        type=count,
+        metavar="N",
+        group="wheels",
+    )
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """The server of the smoke test, or of a command that starts one."""
 
-    port: int = 0
-    ready_timeout: float | None = None
+    port: int = option(
+        "loopback port",
+        default=0,
+        default_is="a free port",
+        type=port,
+        metavar="N",
+        group="server",
+    )
+    ready_timeout: float | None = option(
+        "time limit of the server's start",
+        default_is="300",
+        type=positive,
+        metavar="SECONDS",
+        group="server",
+    )
 
 
 def source_plan(source: str | None, access: Access, default: SourcePlan) -> SourcePlan:

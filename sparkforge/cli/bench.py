@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.build import executor, publish
-from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions
+from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions, as_last
 from sparkforge.build.setup import context_of, last_variant
-from sparkforge.cli.parser import Parents, Parser, Subparsers, count, here, share
+from sparkforge.core.command import Entry, behind, count, needed, option, repeated, share
 from sparkforge.core.errors import QualityError, SmokeError, UsageError
 from sparkforge.core.log import log
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class QualityOptions:
     """Options of ``bench quality``.
 
@@ -26,78 +26,53 @@ class QualityOptions:
         max_score_drop: share of questions.
     """
 
-    target: str
-    model: Path | None
-    layers: tuple[str, ...]
-    max_kl: float
-    min_agreement: float
-    max_score_drop: float
-    prompts: int | None
-    questions: int | None
-    tokens: int
-    top: int
-    arguments: tuple[str, ...]
+    target: str = needed("target to measure", metavar="NAME")
+    model: Path | None = option(
+        "checkpoint to measure (default: a tiny test model)", type=Path, metavar="DIR"
+    )
+    layers: tuple[str, ...] = repeated(
+        "--mxfp4-layers value to measure; may be repeated"
+        " (default: qkv, o, lm_head, and all three)",
+        metavar="KINDS",
+    )
+    max_kl: float = option(
+        "limit of the mean KL divergence of the next token (default: 0.1)",
+        default=0.1,
+        type=share,
+        metavar="NATS",
+    )
+    min_agreement: float = option(
+        "least share of positions with the same top token (default: 0.9)",
+        default=0.9,
+        type=share,
+        metavar="SHARE",
+    )
+    max_score_drop: float = option(
+        "limit of the drop in right answers (default: 0.05)",
+        default=0.05,
+        type=share,
+        metavar="SHARE",
+    )
+    prompts: int | None = option(
+        "number of prompts to continue (default: all 24)", type=count, metavar="N"
+    )
+    questions: int | None = option(
+        "number of questions to ask (default: all 65)", type=count, metavar="N"
+    )
+    tokens: int = option(
+        "tokens per continuation (default: 64)", default=64, type=count, metavar="N"
+    )
+    top: int = option(
+        "top logprobs to compare per position; the rest are pooled (default: 256)",
+        default=256,
+        type=count,
+        metavar="N",
+    )
+    arguments: tuple[str, ...] = behind()
     project: ProjectOptions
     output: OutputOptions
-    variant: VariantOptions
+    variant: VariantOptions = as_last()
     server: ServerOptions
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the commands that measure."""
-    parser = subparsers.add_parser("bench", help="measure the answers of the last build")
-    actions = parser.add_subparsers(
-        dest="action", required=True, metavar="ACTION", parser_class=Parser
-    )
-    bench = actions.add_parser(
-        "quality",
-        parents=[*groups.project, groups.last_variant, groups.server],
-        help="measure how --mxfp4-layers changes the model's answers",
-    )
-    bench.add_argument("--target", required=True, metavar="NAME", help="target to measure")
-    bench.add_argument(
-        "--model",
-        type=Path,
-        metavar="DIR",
-        help="checkpoint to measure (default: a tiny test model)",
-    )
-    bench.add_argument(
-        "--layers",
-        action="append",
-        default=[],
-        metavar="KINDS",
-        help="--mxfp4-layers value to measure; may be repeated"
-        " (default: qkv, o, lm_head, and all three)",
-    )
-    bench.add_argument(
-        "--max-kl",
-        type=share,
-        default=0.1,
-        metavar="NATS",
-        help="limit of the mean KL divergence of the next token (default: 0.1)",
-    )
-    bench.add_argument(
-        "--min-agreement",
-        type=share,
-        default=0.9,
-        metavar="SHARE",
-        help="least share of positions with the same top token (default: 0.9)",
-    )
-    bench.add_argument(
-        "--max-score-drop",
-        type=share,
-        default=0.05,
-        metavar="SHARE",
-        help="limit of the drop in right answers (default: 0.05)",
-    )
-    for name, default, what in (
-        ("prompts", None, "number of prompts to continue (default: all 24)"),
-        ("questions", None, "number of questions to ask (default: all 65)"),
-        ("tokens", 64, "tokens per continuation (default: 64)"),
-        ("top", 256, "top logprobs to compare per position; the rest are pooled (default: 256)"),
-    ):
-        bench.add_argument(f"--{name}", type=count, default=default, metavar="N", help=what)
-    bench.set_defaults(entry=here(QualityOptions, _quality), arguments=())
 
 
 def _quality(options: QualityOptions) -> int:
@@ -154,3 +129,13 @@ def report_quality(document: Mapping[str, Any], *, as_json: bool) -> int:
         remedy = "the other results are above; see the servers' output"
         code = log.failure(SmokeError(words, remedy))
     return code
+
+
+COMMANDS = (
+    Entry(
+        "bench quality",
+        QualityOptions,
+        _quality,
+        "measure how --mxfp4-layers changes the model's answers",
+    ),
+)

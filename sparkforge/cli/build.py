@@ -15,11 +15,12 @@ from sparkforge.build.options import (
     ServerOptions,
     ToolOptions,
     VariantOptions,
+    as_last,
     platform_of,
 )
 from sparkforge.build.setup import context_of, last_variant
-from sparkforge.cli.parser import Parents, Subparsers, here
 from sparkforge.core import disk
+from sparkforge.core.command import Entry, behind, needed, option, repeated, switch
 from sparkforge.core.errors import EngineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
@@ -27,14 +28,16 @@ from sparkforge.runtime import interpreter
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BuildOptions:
     """Options of ``build``."""
 
-    target: str
-    until: str
-    force: tuple[str, ...]
-    dry_run: bool
+    target: str = needed("target to build, from pins.yaml", metavar="NAME")
+    until: str = option("stop after this stage", default=STAGES[-1], choices=STAGES)
+    force: tuple[str, ...] = repeated(
+        "run this stage again even if its result is in the store", choices=STAGES
+    )
+    dry_run: bool = switch("print the plan and exit")
     project: ProjectOptions
     output: OutputOptions
     variant: VariantOptions
@@ -42,64 +45,26 @@ class BuildOptions:
     server: ServerOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
     """Options of ``explain``."""
 
-    target: str
+    target: str = needed("target to explain", metavar="NAME")
     project: ProjectOptions
     output: OutputOptions
-    variant: VariantOptions
+    variant: VariantOptions = as_last()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SmokeOptions:
     """Options of ``smoke``."""
 
-    target: str
-    arguments: tuple[str, ...]
+    target: str = needed("target to test", metavar="NAME")
+    arguments: tuple[str, ...] = behind()
     project: ProjectOptions
     output: OutputOptions
-    variant: VariantOptions
+    variant: VariantOptions = as_last()
     server: ServerOptions
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the commands that build a target, or say what a build would do."""
-    build = subparsers.add_parser(
-        "build",
-        parents=[*groups.project, groups.variant, groups.tools, groups.server],
-        help="fetch, patch, build and test (default)",
-    )
-    build.add_argument(
-        "--target", required=True, metavar="NAME", help="target to build, from pins.yaml"
-    )
-    build.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
-    build.add_argument(
-        "--force",
-        action="append",
-        choices=STAGES,
-        default=[],
-        help="run this stage again even if its result is in the store",
-    )
-    build.add_argument("--dry-run", action="store_true", help="print the plan and exit")
-    build.set_defaults(entry=here(BuildOptions, _build))
-
-    explain = subparsers.add_parser(
-        "explain",
-        parents=[*groups.project, groups.last_variant],
-        help="show what would be rebuilt, and which input changed",
-    )
-    explain.add_argument("--target", required=True, metavar="NAME", help="target to explain")
-    explain.set_defaults(entry=here(ExplainOptions, _explain))
-
-    smoke = subparsers.add_parser(
-        "smoke",
-        parents=[*groups.project, groups.last_variant, groups.server],
-        help="repeat the smoke test on the last build",
-    )
-    smoke.add_argument("--target", required=True, metavar="NAME", help="target to test")
-    smoke.set_defaults(entry=here(SmokeOptions, _smoke), arguments=())
 
 
 def _build(options: BuildOptions) -> int:
@@ -291,3 +256,10 @@ def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: Vari
             )
         )
     return 0
+
+
+COMMANDS = (
+    Entry("build", BuildOptions, _build),
+    Entry("explain", ExplainOptions, _explain),
+    Entry("smoke", SmokeOptions, _smoke),
+)

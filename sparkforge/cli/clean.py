@@ -6,34 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build.options import OutputOptions
-from sparkforge.cli.parser import Parents, Subparsers, here
+from sparkforge.core.command import Entry, switch
 from sparkforge.core.log import human_bytes, log
-from sparkforge.sources.project import store_of
+from sparkforge.sources.project import store_of, store_option
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``clean``."""
 
-    store: Path | None
-    all: bool
-    superseded: bool
+    store: Path | None = store_option()
+    all: bool = switch("delete downloads and git mirrors, too", one_of="a")
+    superseded: bool = switch("delete only results that no target's newest build uses", one_of="a")
     output: OutputOptions
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the command."""
-    clean = subparsers.add_parser(
-        "clean", parents=[groups.store, groups.output], help="delete build results from the store"
-    )
-    how = clean.add_mutually_exclusive_group()
-    how.add_argument("--all", action="store_true", help="delete downloads and git mirrors, too")
-    how.add_argument(
-        "--superseded",
-        action="store_true",
-        help="delete only results that no target's newest build uses",
-    )
-    clean.set_defaults(entry=here(Options, _clean))
 
 
 def _clean(options: Options) -> int:
@@ -46,3 +31,6 @@ def _clean(options: Options) -> int:
     if options.output.json:
         log.json({"freed_bytes": freed})
     return 0
+
+
+COMMANDS = (Entry("clean", Options, _clean),)

@@ -7,37 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build.options import OutputOptions, chosen_series
-from sparkforge.cli.parser import Parents, Subparsers, here
 from sparkforge.core import generated
+from sparkforge.core.command import Entry, switch
 from sparkforge.core.log import log
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins
-from sparkforge.sources.project import recover_checkout
+from sparkforge.sources.project import pins_option, recover_checkout
 
 _ROOFLINE_TARGET = "spark"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``docs``."""
 
-    check: bool
-    pins: Path | None
+    check: bool = switch("fail if one is stale; write nothing")
+    pins: Path | None = pins_option()
     output: OutputOptions
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the command."""
-    docs = subparsers.add_parser(
-        "docs",
-        parents=[groups.pins, groups.output],
-        help="write the pages that the checkout generates",
-        description="Write docs/patches.md, docs/roofline.md with its picture, and the tables in"
-        " docs/decode-kernels.md and docs/doctor.md. (docs/carry.md follows the upstreams'"
-        " releases: build.py rebase --all --onto latest:6 --table)",
-    )
-    docs.add_argument("--check", action="store_true", help="fail if one is stale; write nothing")
-    docs.set_defaults(entry=here(Options, _docs))
 
 
 def _docs(options: Options) -> int:
@@ -76,3 +62,15 @@ def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
         ),
         folder / "doctor.md": generated.between(folder / "doctor.md", doctor.markdown()),
     }
+
+
+COMMANDS = (
+    Entry(
+        "docs",
+        Options,
+        _docs,
+        description="Write docs/patches.md, docs/roofline.md with its picture, and the tables in"
+        " docs/decode-kernels.md and docs/doctor.md. (docs/carry.md follows the upstreams'"
+        " releases: build.py rebase --all --onto latest:6 --table)",
+    ),
+)

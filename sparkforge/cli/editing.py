@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sparkforge.build.options import OutputOptions
-from sparkforge.cli.parser import Parents, Parser, Subparsers, here
+from sparkforge.core.command import Entry, argument, option, repeated, switch
 from sparkforge.core.errors import SeriesError, StaleError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -21,15 +22,19 @@ from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.sources.sources import Source
 
 
+def _trailer(key: str) -> Any:
+    return option(f"value of the trailer {key}", metavar="TEXT")
+
+
 @dataclass(frozen=True)
 class TrailerOptions:
     """Values of trailers of a patch's message."""
 
-    upstream_status: str | None
-    drop_when: str | None
-    risk: str | None
-    test: str | None
-    native: str | None
+    upstream_status: str | None = _trailer("Upstream-Status")
+    drop_when: str | None = _trailer("Drop-when")
+    risk: str | None = _trailer("Risk")
+    test: str | None = _trailer("Test")
+    native: str | None = _trailer("Native")
 
     def given(self) -> dict[str, str]:
         """Return the values that are given, by the name of the trailer."""
@@ -38,96 +43,43 @@ class TrailerOptions:
         return {key: value for key, value in keys.items() if value is not None}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """Options of ``patches export``."""
 
-    folder: Path
-    check: bool
-    drop: tuple[str, ...]
+    folder: Path = argument(
+        "work tree (default: the current folder)", default=Path(), nargs="?", type=Path
+    )
+    check: bool = switch("fail if it would change a file; write nothing")
+    drop: tuple[str, ...] = repeated(
+        "patch whose commit was removed on purpose; may be repeated", metavar="NAME"
+    )
     project: ProjectOptions
     output: OutputOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImportOptions:
     """Options of ``patches import``."""
 
-    upstream: str
-    file: tuple[Path, ...]
-    before: str | None
-    subject: str | None
-    why: str | None
+    upstream: str = argument()
+    file: tuple[Path, ...] = argument(nargs="+", type=Path)
+    before: str | None = option("insert before this patch (default: at the end)", metavar="NAME")
+    subject: str | None = option("subject to use instead of the patch's own", metavar="TEXT")
+    why: str | None = option("text to put before the patch's message", metavar="TEXT")
     trailers: TrailerOptions
     project: ProjectOptions
     output: OutputOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NewOptions:
     """Options of ``patches new``."""
 
-    folder: Path
-    subject: str
+    folder: Path = argument("work tree from `patches apply`", type=Path)
+    subject: str = argument("one line that says what the patch does")
     trailers: TrailerOptions
     output: OutputOptions
-
-
-def register(actions: Subparsers, groups: Parents) -> None:
-    """Add the commands that write patches."""
-    export = actions.add_parser(
-        "export",
-        parents=groups.project,
-        help="write the commits of a work tree back as patches",
-    )
-    export.add_argument(
-        "folder",
-        type=Path,
-        nargs="?",
-        default=Path(),
-        help="work tree (default: the current folder)",
-    )
-    export.add_argument(
-        "--check", action="store_true", help="fail if it would change a file; write nothing"
-    )
-    export.add_argument(
-        "--drop",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="patch whose commit was removed on purpose; may be repeated",
-    )
-    export.set_defaults(entry=here(ExportOptions, _export))
-    import_ = actions.add_parser(
-        "import",
-        parents=[*groups.project, _trailer_options()],
-        help="import patches (mbox, .patch, diff) into a series",
-    )
-    import_.add_argument("upstream")
-    import_.add_argument("file", type=Path, nargs="+")
-    import_.add_argument(
-        "--before", metavar="NAME", help="insert before this patch (default: at the end)"
-    )
-    import_.add_argument(
-        "--subject", metavar="TEXT", help="subject to use instead of the patch's own"
-    )
-    import_.add_argument("--why", metavar="TEXT", help="text to put before the patch's message")
-    import_.set_defaults(entry=here(ImportOptions, _import))
-    new = actions.add_parser(
-        "new",
-        parents=[groups.output, _trailer_options()],
-        help="commit the staged changes of a work tree with a message template",
-    )
-    new.add_argument("folder", type=Path, help="work tree from `patches apply`")
-    new.add_argument("subject", help="one line that says what the patch does")
-    new.set_defaults(entry=here(NewOptions, _new))
-
-
-def _trailer_options() -> Parser:
-    parser = Parser(add_help=False)
-    for key in (*TRAILERS, NATIVE):
-        parser.add_argument(f"--{key.lower()}", metavar="TEXT", help=f"value of the trailer {key}")
-    return parser
 
 
 def _source(project: Project, upstream: str) -> Source:
@@ -226,3 +178,25 @@ def _new(options: NewOptions) -> int:
     if options.output.json:
         log.json({"folder": str(tree.folder), "commit": commit})
     return 0
+
+
+COMMANDS = (
+    Entry(
+        "patches export",
+        ExportOptions,
+        _export,
+        "write the commits of a work tree back as patches",
+    ),
+    Entry(
+        "patches import",
+        ImportOptions,
+        _import,
+        "import patches (mbox, .patch, diff) into a series",
+    ),
+    Entry(
+        "patches new",
+        NewOptions,
+        _new,
+        "commit the staged changes of a work tree with a message template",
+    ),
+)

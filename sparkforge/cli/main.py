@@ -18,19 +18,40 @@ from types import FrameType
 from typing import NoReturn
 
 from sparkforge.cli import overview
-from sparkforge.cli.parser import Parser, from_namespace, parents
+from sparkforge.cli.parser import Parser, add_commands, from_namespace
 from sparkforge.core import errors, gitsafe
+from sparkforge.core.command import Entry
 from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
 
 _DEFAULT_COMMAND = "build"
+_HELP = ("-h", "--help")
 _MODULES: Mapping[str, str] = {
-    "explain": "build",
-    "smoke": "build",
-    "rollback": "images",
-    "exit-codes": "version",
+    "doctor": "inspect.doctor.command",
+    "build": "cli.build",
+    "model": "build.modelfetch",
+    "serve": "cli.serve",
+    "smoke": "cli.build",
+    "images": "build.composing",
+    "rollback": "build.composing",
+    "verify": "inspect.verify.command",
+    "clean": "cli.clean",
+    "patches": "cli.patches",
+    "pins": "cli.pins",
+    "dev": "maintain.dev.command",
+    "rebase": "maintain.rebase.command",
+    "watch": "maintain.watch.command",
+    "docs": "cli.docs",
+    "explain": "cli.build",
+    "roofline": "cli.roofline",
+    "bench": "cli.bench",
+    "ablate": "maintain.ablate.command",
+    "proofs": "inspect.proofs.command",
+    "sign": "inspect.verify.signing",
+    "version": "cli.version",
+    "exit-codes": "cli.version",
 }
-"""The modules beside this one of commands that are not named after theirs."""
+"""The module of each command, in its ``COMMANDS``; only that of the one in use is imported."""
 _STARTS_A_SERVER = ("smoke", "serve", "bench quality")
 _TAKES_A_COMMAND = ("ablate", "dev")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,16 +76,16 @@ _REFUSED = {
 
 @cache
 def _parser(command: str = "") -> Parser:
-    """Return the parser of the whole command line; only of one command where it is named."""
+    """Return the parser of the whole command line; of one command only, if it is named.
+
+    Args:
+        command: ``--help`` stands for none.
+    """
     parser = overview.Overview(prog="build.py")
-    subparsers = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=Parser
-    )
-    groups = parents()
-    every = [*itertools.chain(*overview.GROUPS.values()), *overview.QUESTIONS.values()]
-    chosen = [command] if command in every else every
-    for module in dict.fromkeys(_MODULES.get(name, name) for name in chosen):
-        import_module(f"sparkforge.cli.{module}").register(subparsers, groups)
+    chosen = [command] if command in _MODULES else [] if command in _HELP else _MODULES
+    modules = dict.fromkeys(_MODULES[name] for name in chosen)
+    found = [import_module(f"sparkforge.{module}").COMMANDS for module in modules]
+    add_commands(parser, itertools.chain(*found), overview.GROUPS)
     return parser
 
 
@@ -96,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.remove("--quality")
         words.insert(1, "quality")
     # `build.py --target spark` is `build.py build --target spark`
-    if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
+    if words and words[0].startswith("-") and words[0] not in _HELP:
         words.insert(0, _DEFAULT_COMMAND)
     # a killed build must clean up as an interrupted one does
     for number in _ENDING:
@@ -123,8 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(msg, f"{', '.join(_STARTS_A_SERVER)} pass them to vllm serve")
         if behind:
             parsed.arguments = behind
-        kind, run = parsed.entry()
-        code: int = run(from_namespace(kind, parsed))
+        command: Entry = parsed.entry
+        code = command.run(from_namespace(command.options, parsed))
     except SparkforgeError as error:
         return _fail(error, as_json=as_json)
     except KeyboardInterrupt:

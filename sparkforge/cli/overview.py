@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkforge.cli.parser import Parser, Unrecognized
 from sparkforge.core.errors import UsageError
 
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "use": ("doctor", "build", "model", "serve", "smoke", "images", "rollback", "verify", "clean"),
-    "change": ("patches", "pins", "dev", "rebase", "watch", "docs"),
-    "judge": ("explain", "roofline", "bench", "ablate", "proofs", "sign"),
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "use": {
+        "doctor": "check that this machine can build and serve a target",
+        "build": "fetch, patch, build and test (default)",
+        "model": "download a target's model in advance",
+        "serve": "serve the last build on loopback until Ctrl-C",
+        "smoke": "repeat the smoke test on the last build",
+        "images": "list built images and the one that Compose uses",
+        "rollback": "switch Compose to the previous image, or to another",
+        "verify": "rebuild from scratch and compare every byte; or check an image",
+        "clean": "delete build results from the store",
+    },
+    "change": {
+        "patches": "list, check, apply or edit patches",
+        "pins": "check pins.yaml and record the patched trees",
+        "dev": "run a shell, or -- COMMAND, against editable patched work trees",
+        "rebase": "move a series to another release; without options: show progress",
+        "watch": "look for newer upstream releases and try the series on them",
+        "docs": "write the pages that the checkout generates",
+    },
+    "judge": {
+        "explain": "show what would be rebuilt, and which input changed",
+        "roofline": "compute the decode speed that memory bandwidth allows",
+        "bench": "measure the answers of the last build",
+        "ablate": "check that tests notice a missing patch; find the patch that breaks something",
+        "proofs": "compile, disassemble and check the GPU kernels",
+        "sign": "sign a build's receipt, checksums, SBOM and provenance with cosign",
+    },
 }
-"""Every command, by what it is for."""
+"""Every command, by what it is for, with what it does."""
 QUESTIONS: Mapping[str, str] = {"--version": "version", "--exit-codes": "exit-codes"}
 """Options that stand in place of a command, and the command that answers them."""
 _EXAMPLES = (
@@ -39,15 +62,11 @@ def short() -> str:
     )
 
 
-def long(commands: Mapping[str, str]) -> str:
-    """Return what `build.py --help` prints.
-
-    Args:
-        commands: what each command is for, by its name.
-    """
+def long() -> str:
+    """Return what `build.py --help` prints."""
     blocks = [f"usage: build.py COMMAND [OPTIONS]\n\n{_examples()}"]
-    for group, names in GROUPS.items():
-        rows = "".join(f"  {name:9} {commands[name]}\n" for name in names)
+    for group, commands in GROUPS.items():
+        rows = "".join(f"  {name:9} {what}\n" for name, what in commands.items())
         blocks.append(f"{group}:\n{rows}")
     blocks.append(
         "options:\n"
@@ -85,11 +104,7 @@ class Overview(Parser):
         return [name.removeprefix(f"{self.prog} ") for name in found]
 
     def format_help(self) -> str:
-        listed = {}
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                listed = {one.dest: str(one.help) for one in action._get_subactions()}
-        return long(listed)
+        return long()
 
 
 def _listed(names: Sequence[str]) -> str:

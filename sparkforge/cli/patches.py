@@ -7,9 +7,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from sparkforge.build.options import OutputOptions, chosen_series, source_plan
+from sparkforge.build.options import OutputOptions, chosen_series, source_option, source_plan
 from sparkforge.cli import editing
-from sparkforge.cli.parser import Parents, Parser, Subparsers, here, source_option
+from sparkforge.core.command import Entry, argument
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
@@ -18,74 +18,39 @@ from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import lint, series, worktree
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
-from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
+from sparkforge.sources.project import Project, ProjectOptions, pins_option, recover_checkout
 from sparkforge.sources.sources import Source
 
 _PARALLEL = 4  # series that are applied at once
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SeriesOptions:
     """Options of ``patches list`` and ``patches stats``."""
 
-    upstream: str | None
-    pins: Path | None
+    upstream: str | None = argument("only this upstream's series", default=None, nargs="?")
+    pins: Path | None = pins_option()
     output: OutputOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     """Options of ``patches check``."""
 
-    upstream: str | None
-    source: str | None
+    upstream: str | None = argument("only this upstream's series", default=None, nargs="?")
+    source: str | None = source_option("release")
     project: ProjectOptions
     output: OutputOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ApplyOptions:
     """Options of ``patches apply``."""
 
-    upstream: str
-    folder: Path
+    upstream: str = argument()
+    folder: Path = argument("folder to create; must not exist", type=Path)
     project: ProjectOptions
     output: OutputOptions
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the commands about the series."""
-    parser = subparsers.add_parser("patches", help="list, check, apply or edit patches")
-    actions = parser.add_subparsers(
-        dest="action", required=True, metavar="ACTION", parser_class=Parser
-    )
-    listing = actions.add_parser(
-        "list", parents=[groups.pins, groups.output], help="list all patches in order"
-    )
-    listing.add_argument("upstream", nargs="?", help="only this upstream's series")
-    listing.set_defaults(entry=here(SeriesOptions, _list))
-    check = actions.add_parser(
-        "check",
-        parents=groups.project,
-        help="lint the patches and check that they apply and give the recorded trees",
-    )
-    check.add_argument("upstream", nargs="?", help="only this upstream's series")
-    source_option(check, "release")
-    check.set_defaults(entry=here(CheckOptions, _check))
-    apply = actions.add_parser(
-        "apply",
-        parents=groups.project,
-        help="create a git work tree with the patches as commits",
-    )
-    apply.add_argument("upstream")
-    apply.add_argument("folder", type=Path, help="folder to create; must not exist")
-    apply.set_defaults(entry=here(ApplyOptions, _apply))
-    editing.register(actions, groups)
-    stats = actions.add_parser(
-        "stats", parents=[groups.pins, groups.output], help="show the size of each patch"
-    )
-    stats.add_argument("upstream", nargs="?", help="only this upstream's series")
-    stats.set_defaults(entry=here(SeriesOptions, _stats))
 
 
 def _list(options: SeriesOptions) -> int:
@@ -198,3 +163,22 @@ def _stats(options: SeriesOptions) -> int:
     else:
         log.table([docs.STATS_HEAD, *docs.stats_rows(chosen)])
     return 0
+
+
+COMMANDS = (
+    Entry("patches list", SeriesOptions, _list, "list all patches in order"),
+    Entry(
+        "patches check",
+        CheckOptions,
+        _check,
+        "lint the patches and check that they apply and give the recorded trees",
+    ),
+    Entry(
+        "patches apply",
+        ApplyOptions,
+        _apply,
+        "create a git work tree with the patches as commits",
+    ),
+    *editing.COMMANDS,
+    Entry("patches stats", SeriesOptions, _stats, "show the size of each patch"),
+)

@@ -6,71 +6,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build.options import OutputOptions, source_plan
-from sparkforge.cli.parser import Parents, Parser, Subparsers, here, source_option
+from sparkforge.build.options import OutputOptions, source_option, source_plan
 from sparkforge.core import transaction
+from sparkforge.core.command import Entry, argument
 from sparkforge.core.log import log
 from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.sources import sources
-from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
+from sparkforge.sources.project import Project, ProjectOptions, pins_option, recover_checkout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     """Options of ``pins check``."""
 
-    pins: Path | None
+    pins: Path | None = pins_option()
     output: OutputOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecordOptions:
     """Options of ``pins record``."""
 
-    source: str | None
+    source: str | None = source_option("release")
     project: ProjectOptions
     output: OutputOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ResolveOptions:
     """Options of ``pins resolve``."""
 
-    upstream: tuple[str, ...]
+    upstream: tuple[str, ...] = argument(
+        "upstreams to look up, even if recorded (default: those without a commit)",
+        default=(),
+        nargs="*",
+    )
     project: ProjectOptions
     output: OutputOptions
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the commands about pins.yaml."""
-    parser = subparsers.add_parser("pins", help="check pins.yaml and record the patched trees")
-    actions = parser.add_subparsers(
-        dest="action", required=True, metavar="ACTION", parser_class=Parser
-    )
-    check = actions.add_parser(
-        "check", parents=[groups.pins, groups.output], help="check pins.yaml"
-    )
-    check.set_defaults(entry=here(CheckOptions, _check))
-    record = actions.add_parser(
-        "record",
-        parents=groups.project,
-        help="record the patched trees in pins.yaml",
-    )
-    source_option(record, "release")
-    record.set_defaults(entry=here(RecordOptions, _record))
-    resolve = actions.add_parser(
-        "resolve",
-        parents=groups.project,
-        help="look up the commits that pins.yaml leaves out, and record them",
-    )
-    resolve.add_argument(
-        "upstream",
-        nargs="*",
-        help="upstreams to look up, even if recorded (default: those without a commit)",
-    )
-    resolve.set_defaults(entry=here(ResolveOptions, _resolve))
 
 
 def _check(options: CheckOptions) -> int:
@@ -153,3 +127,15 @@ def _resolve(options: ResolveOptions) -> int:
     if options.output.json:
         log.json(found)
     return 0
+
+
+COMMANDS = (
+    Entry("pins check", CheckOptions, _check, "check pins.yaml"),
+    Entry("pins record", RecordOptions, _record, "record the patched trees in pins.yaml"),
+    Entry(
+        "pins resolve",
+        ResolveOptions,
+        _resolve,
+        "look up the commits that pins.yaml leaves out, and record them",
+    ),
+)

@@ -7,73 +7,37 @@ from pathlib import Path
 from typing import Literal
 
 from sparkforge.build.options import OutputOptions
-from sparkforge.cli.parser import Parents, Subparsers, count, here, positive
+from sparkforge.core.command import Entry, count, needed, option, positive, switch
 from sparkforge.core.log import log
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Target
-from sparkforge.sources.project import recover_checkout
+from sparkforge.sources.project import pins_option, recover_checkout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``roofline``."""
 
-    target: str
-    model: str | None
-    context: int
-    batch: int
-    layers: str | None
-    bandwidth: float | None
-    kv_cache_dtype: Literal["auto", "fp8"]
-    kernels: bool
-    pins: Path | None
+    target: str = needed("target whose memory and model to use", metavar="NAME")
+    model: str | None = option("model (default: the target's)", metavar="NAME")
+    context: int = option(
+        "context length in tokens (default: 2048)", default=2048, type=count, metavar="N"
+    )
+    batch: int = option(
+        "sequences decoded at once (default: 1)", default=1, type=count, metavar="N"
+    )
+    layers: str | None = option(
+        "add a row for this --mxfp4-layers value, such as qkv,o,lm_head=mxfp8", metavar="SPEC"
+    )
+    bandwidth: float | None = option(
+        "memory bandwidth (default: the target's)", type=positive, metavar="GB/s"
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = option(
+        "type of the KV cache; auto: BF16", default="auto", choices=("auto", "fp8")
+    )
+    kernels: bool = switch("show what limits each decode kernel instead, from its machine code")
+    pins: Path | None = pins_option()
     output: OutputOptions
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the command."""
-    roofline = subparsers.add_parser(
-        "roofline",
-        parents=[groups.pins, groups.output],
-        help="compute the decode speed that memory bandwidth allows",
-    )
-    roofline.add_argument(
-        "--target", required=True, metavar="NAME", help="target whose memory and model to use"
-    )
-    roofline.add_argument("--model", metavar="NAME", help="model (default: the target's)")
-    roofline.add_argument(
-        "--context",
-        type=count,
-        default=2048,
-        metavar="N",
-        help="context length in tokens (default: 2048)",
-    )
-    roofline.add_argument(
-        "--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)"
-    )
-    roofline.add_argument(
-        "--layers",
-        metavar="SPEC",
-        help="add a row for this --mxfp4-layers value, such as qkv,o,lm_head=mxfp8",
-    )
-    roofline.add_argument(
-        "--bandwidth",
-        type=positive,
-        metavar="GB/s",
-        help="memory bandwidth (default: the target's)",
-    )
-    roofline.add_argument(
-        "--kv-cache-dtype",
-        choices=("auto", "fp8"),
-        default="auto",
-        help="type of the KV cache; auto: BF16",
-    )
-    roofline.add_argument(
-        "--kernels",
-        action="store_true",
-        help="show what limits each decode kernel instead, from its machine code",
-    )
-    roofline.set_defaults(entry=here(Options, _roofline))
 
 
 def _roofline(options: Options) -> int:
@@ -110,3 +74,6 @@ def _kernels(options: Options, target: Target) -> int:
         return 0
     kerneltable.show(recorded, machine)
     return 0
+
+
+COMMANDS = (Entry("roofline", Options, _roofline),)

@@ -6,49 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build import executor
-from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions
+from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions, as_last
 from sparkforge.build.setup import context_of, last_variant
-from sparkforge.cli.parser import Parents, Subparsers, here, server_options
+from sparkforge.core.command import Entry, behind, grouped, needed, option, switch
 from sparkforge.core.errors import UsageError
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``serve``."""
 
-    target: str
-    model: Path | None
-    chat: bool
-    arguments: tuple[str, ...]
+    target: str = needed("target to serve", metavar="NAME")
+    model: Path | None = option(
+        "checkpoint to serve (default: a tiny test model)", type=Path, metavar="DIR", one_of="a"
+    )
+    chat: bool = switch("serve a tiny model with canned chat and tool-call replies", one_of="a")
+    arguments: tuple[str, ...] = behind()
     project: ProjectOptions
     output: OutputOptions
-    variant: VariantOptions
-    server: ServerOptions
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the command."""
-    serve = subparsers.add_parser(
-        "serve",
-        parents=[*groups.project, groups.last_variant, server_options("8000", "none")],
-        help="serve the last build on loopback until Ctrl-C",
-    )
-    serve.add_argument("--target", required=True, metavar="NAME", help="target to serve")
-    model = serve.add_mutually_exclusive_group()
-    model.add_argument(
-        "--model",
-        type=Path,
-        default=None,
-        metavar="DIR",
-        help="checkpoint to serve (default: a tiny test model)",
-    )
-    model.add_argument(
-        "--chat",
-        action="store_true",
-        help="serve a tiny model with canned chat and tool-call replies",
-    )
-    serve.set_defaults(entry=here(Options, _serve), arguments=())
+    variant: VariantOptions = as_last()
+    server: ServerOptions = grouped(port="8000", ready_timeout="none")
 
 
 def _serve(options: Options) -> int:
@@ -77,3 +55,6 @@ def _serve(options: Options) -> int:
         limit_s=limit,
         as_json=options.output.json,
     )
+
+
+COMMANDS = (Entry("serve", Options, _serve),)

@@ -9,35 +9,27 @@ from pathlib import Path
 from sparkforge import __version__
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions
-from sparkforge.cli.parser import Parents, Subparsers, here
 from sparkforge.core import errors
+from sparkforge.core.command import Entry
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.pins import pins
-from sparkforge.sources.project import recover_checkout
+from sparkforge.sources.project import pins_option, recover_checkout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VersionOptions:
     """Options of ``--version``."""
 
-    pins: Path | None
+    pins: Path | None = pins_option()
     output: OutputOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExitCodesOptions:
     """Options of ``--exit-codes``."""
 
     output: OutputOptions
-
-
-def register(subparsers: Subparsers, groups: Parents) -> None:
-    """Add the commands behind ``--version`` and ``--exit-codes``; no help lists them."""
-    version = subparsers.add_parser("version", parents=[groups.pins, groups.output])
-    version.set_defaults(entry=here(VersionOptions, _version))
-    codes = subparsers.add_parser("exit-codes", parents=[groups.output])
-    codes.set_defaults(entry=here(ExitCodesOptions, _exit_codes))
 
 
 def _version(options: VersionOptions) -> int:
@@ -70,3 +62,9 @@ def _exit_codes(options: ExitCodesOptions) -> int:
     else:
         log.table([(f"{code:3}", meaning) for code, meaning in rows])
     return 0
+
+
+COMMANDS = (
+    Entry("version", VersionOptions, _version),
+    Entry("exit-codes", ExitCodesOptions, _exit_codes),
+)

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sparkforge.core import gitsafe, transaction
+from sparkforge.core.command import option, repeated, switch
 from sparkforge.core.errors import UsageError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
@@ -19,14 +21,33 @@ from sparkforge.store.store import Store
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def pins_option() -> Any:
+    """Declare --pins: another checkout's pins.yaml, for tests."""
+    return option(None, type=Path, metavar="FILE")
+
+
+def store_option() -> Any:
+    """Declare --store; see ``store_of``."""
+    return option(
+        "cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)",
+        type=Path,
+        metavar="DIR",
+        group="store and output",
+    )
+
+
 @dataclass(frozen=True)
 class ProjectOptions:
     """Where a command works: pins.yaml of the checkout, the store, the network."""
 
-    pins: Path | None = None
-    store: Path | None = None
-    offline: bool = False
-    mirror: tuple[str, ...] = ()
+    pins: Path | None = pins_option()
+    store: Path | None = store_option()
+    offline: bool = switch("use no network, only the store", group="network")
+    mirror: tuple[str, ...] = repeated(
+        "fetch this upstream's commit from here; may be repeated",
+        metavar="UPSTREAM=URL-or-path",
+        group="network",
+    )
 
 
 def store_of(named: str | Path | None) -> Store:

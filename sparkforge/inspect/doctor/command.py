@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
+from sparkforge.core.command import Entry, option, positive, switch
 from sparkforge.core.errors import DoctorError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.doctor import (
@@ -30,7 +31,7 @@ from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.serving import pagecache
 from sparkforge.serving.cluster import ClusterError, Settings, settings
-from sparkforge.sources.project import recover_checkout, store_of
+from sparkforge.sources.project import pins_option, recover_checkout, store_of, store_option
 
 Probe = Callable[[Readings, Wanted], Iterator[Finding]]
 PROBES: tuple[Probe, ...] = (
@@ -44,7 +45,7 @@ _WAIT_S = 30.0  # for the other side of a pair
 _MARKS = {"ok": ("32", "✓"), "note": ("2", "·"), "warn": ("33", "!"), "fail": ("31;1", "✗")}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``doctor``.
 
@@ -52,16 +53,38 @@ class Options:
         report: "" for a file with the time in its name.
     """
 
-    target: str | None
-    model: Path | None
-    cluster: bool
-    wait: float | None
-    save: Path | None
-    readings: Path | None
-    report: str | None
-    no_chats: bool
-    pins: Path | None
-    store: Path | None
+    target: str | None = option(
+        "target to check for (default: guessed from the hardware)", metavar="NAME"
+    )
+    model: Path | None = option(
+        "check this checkpoint instead of the hub's cache", type=Path, metavar="DIR"
+    )
+    cluster: bool = switch("also check the two-machine setup; run on both machines")
+    wait: float | None = option(
+        "with --cluster: how long to wait for the other machine (default: 30)",
+        type=positive,
+        metavar="SECONDS",
+    )
+    save: Path | None = option(
+        "also store the readings, to judge them elsewhere", type=Path, metavar="FILE", one_of="a"
+    )
+    readings: Path | None = option(
+        "judge readings that --save stored on another machine",
+        type=Path,
+        metavar="FILE",
+        one_of="a",
+    )
+    report: str | None = option(
+        "pack readings, logs and test chats into an archive for a bug report"
+        " (default: sparkforge-report-TIME.tar.gz)",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        one_of="a",
+    )
+    no_chats: bool = switch("with --report: send no test chats to the server")
+    pins: Path | None = pins_option()
+    store: Path | None = store_option()
     output: OutputOptions
 
 
@@ -258,3 +281,6 @@ def _hub(variables: Mapping[str, str]) -> Path:
         return pagecache.expanded(chosen)
     home = variables.get("HF_HOME") or "~/.cache/huggingface"
     return pagecache.expanded(home) / "hub"
+
+
+COMMANDS = (Entry("doctor", Options, run),)

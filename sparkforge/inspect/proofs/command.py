@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sparkforge.build.context import Context
 from sparkforge.build.options import OutputOptions, host_platform
 from sparkforge.core import generated
+from sparkforge.core.command import Entry, argument, count, option, switch
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import ProofError, UsageError
 from sparkforge.core.log import log
@@ -18,15 +19,21 @@ from sparkforge.pins.pins import Pins
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``proofs``."""
 
-    names: tuple[str, ...]
-    ci: bool
-    list: bool
-    jobs: int | None
-    record: bool
+    names: tuple[str, ...] = argument(
+        "proofs to run (default: all)", default=(), nargs="*", metavar="NAME"
+    )
+    ci: bool = switch("run the smallest sufficient set")
+    list: bool = switch("list the proofs and exit")
+    jobs: int | None = option(
+        "parallel compilers (default: as many as fit in memory)", type=count, metavar="N"
+    )
+    record: bool = switch(
+        "write what the decode kernels do into the checkout; `build.py docs` uses it"
+    )
     project: ProjectOptions
     output: OutputOptions
 
@@ -136,3 +143,6 @@ def _list(chosen: list[units.Unit], *, as_json: bool) -> int:
         log.info(f"{unit.name}  [{' '.join(unit.archs)}]")
         log.info(f"    {unit.summary}")
     return 0
+
+
+COMMANDS = (Entry("proofs", Options, run),)

@@ -17,8 +17,15 @@ from sparkforge.build import executor, setup
 from sparkforge.build.context import Context
 from sparkforge.build.executor import Build
 from sparkforge.build.item import wheel_path
-from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, platform_of
+from sparkforge.build.options import (
+    OutputOptions,
+    ToolOptions,
+    VariantOptions,
+    as_last,
+    platform_of,
+)
 from sparkforge.build.results import ImageArchiveResult, ImageResult
+from sparkforge.core.command import Entry, argument, option
 from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
@@ -44,17 +51,25 @@ _SHOWN = 20
 _DIFFOSCOPE_LINES = 80
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``verify``."""
 
-    image: str | None
-    target: str | None
-    until: str
+    image: str | None = argument(
+        "check that this checkout builds this image: an archive, a receipt.json or a name"
+        " that the engine knows; with --key or --identity also a folder of published files"
+        " (default: rebuild --target and compare)",
+        default=None,
+        nargs="?",
+    )
+    target: str | None = option("target to rebuild and compare", metavar="NAME")
+    until: str = option(
+        "compare up to this stage (default: image)", default="image", choices=("wheels", "image")
+    )
     trust: signing.Trust
     project: ProjectOptions
     output: OutputOptions
-    variant: VariantOptions
+    variant: VariantOptions = as_last()
     tools: ToolOptions
 
 
@@ -281,3 +296,6 @@ def _platform(stated: str, target: pins.Target) -> Platform:
             return one
     msg = f"the image is for {stated}, but its target is not"
     raise ImageError(msg, f"the target's platforms: {', '.join(target.platforms)}")
+
+
+COMMANDS = (Entry("verify", Options, run),)

@@ -18,13 +18,14 @@ from typing import Any
 from sparkforge.build.options import OutputOptions
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, image_of, is_receipt
 from sparkforge.core import plain
+from sparkforge.core.command import Entry, needed, option, switch
 from sparkforge.core.errors import CommandError, SignError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.programs import have
 from sparkforge.core.run import call
 from sparkforge.pins import pins
-from sparkforge.sources.project import recover_checkout
+from sparkforge.sources.project import pins_option, recover_checkout
 
 RECEIPT = "receipt.json"
 SIGNED = (RECEIPT, SUMS, SBOM, PROVENANCE)
@@ -47,20 +48,28 @@ class Trust:
         key: file of a public key, or its name in a key service.
     """
 
-    key: str | None
-    identity: str | None
-    issuer: str | None
+    key: str | None = option("require signatures by this public key", metavar="FILE")
+    identity: str | None = option(
+        "require keyless signatures by this identity (e-mail or URI)", metavar="WHO"
+    )
+    issuer: str | None = option("OIDC issuer of --identity", metavar="URL")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``sign``."""
 
-    target: str
-    key: str | None
-    no_log: bool
-    image: str | None
-    pins: Path | None
+    target: str = needed("target whose newest build to sign", metavar="NAME")
+    key: str | None = option(
+        "private key, or a key service's name as cosign writes it; password in"
+        " COSIGN_PASSWORD (default: keyless, by identity)",
+        metavar="FILE",
+    )
+    no_log: bool = switch("make no entry in the public transparency log; needs no network")
+    image: str | None = option(
+        "also sign the image in the registry that it was pushed to", metavar="REPOSITORY@sha256:…"
+    )
+    pins: Path | None = pins_option()
     output: OutputOptions
 
 
@@ -322,3 +331,6 @@ def _cosign(*words: str | Path) -> None:
         hints = (hint for sign, hint in _HINTS if sign in error.what)
         remedy = next(hints, "see cosign's output above")
         raise SignError(f"cosign {words[0]} failed:\n{error.what}", remedy) from None
+
+
+COMMANDS = (Entry("sign", Options, run),)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparkforge.build.options import OutputOptions, chosen_series
+from sparkforge.core.command import Entry, argument, behind, option, switch
 from sparkforge.core.errors import UsageError
 from sparkforge.maintain.ablate import job
 from sparkforge.maintain.ablate.checks import Builder, Check, Command, Shared, Smoke, Trees
@@ -17,7 +18,7 @@ from sparkforge.maintain.ablate.job import Job
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``ablate``.
 
@@ -26,19 +27,39 @@ class Options:
         arguments: the command after ``--``.
     """
 
-    patch: tuple[str, ...]
-    without: str | None
-    bisect: str | None
-    upstream: str | None
-    merge_only: bool
-    smoke: bool
-    target: str | None
-    provide: Literal["trees", "wheels", "environment"]
-    good: str | None
-    bad: str | None
-    again: bool
-    python: Path | None
-    arguments: tuple[str, ...]
+    patch: tuple[str, ...] = argument(
+        "patches to leave out, one at a time (default: each)", default=(), nargs="*"
+    )
+    without: str | None = option("leave these patches out together", metavar="A,B")
+    bisect: str | None = option(
+        "find the patch at which a command starts to fail or to pass: a"
+        " shell command, the arguments after --, or --smoke",
+        nargs="?",
+        const="",
+        metavar="COMMAND",
+    )
+    upstream: str | None = option("limit to the series of this upstream", metavar="NAME")
+    merge_only: bool = switch("only check that the other patches still merge; run no tests")
+    smoke: bool = switch("run the target's smoke test instead of the patches' tests")
+    target: str | None = option(
+        "target whose wheels, environment or smoke test to use", metavar="NAME"
+    )
+    provide: Literal["trees", "wheels", "environment"] = option(
+        "what to build before the command runs (default: trees)",
+        default="trees",
+        choices=("trees", "wheels", "environment"),
+    )
+    good: str | None = option(
+        "with --bisect: good with the patches up to this one; or none, all", metavar="PATCH"
+    )
+    bad: str | None = option(
+        "with --bisect: bad with the patches up to this one; or none, all", metavar="PATCH"
+    )
+    again: bool = switch("with --bisect: ignore the results of an interrupted run")
+    python: Path | None = option(
+        "Python with pytest (default: .venv-dev, created if missing)", type=Path, metavar="FILE"
+    )
+    arguments: tuple[str, ...] = behind()
     project: ProjectOptions
     output: OutputOptions
 
@@ -159,3 +180,6 @@ def _identity(command: Sequence[str]) -> list[Any]:
             data = None
         found.append([word, hashlib.sha256(data).hexdigest() if data is not None else None])
     return found
+
+
+COMMANDS = (Entry("ablate", Options, run),)

@@ -11,8 +11,9 @@ from typing import Any
 
 from sparkforge.build import executor, graph, publish, setup
 from sparkforge.build.context import Context
-from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions
+from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, as_last
 from sparkforge.build.stages.wheels import release_wheel
+from sparkforge.core.command import Entry, argument, behind, needed, option
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
@@ -77,7 +78,7 @@ class Place:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``dev``.
 
@@ -85,13 +86,17 @@ class Options:
         arguments: the command after ``--``.
     """
 
-    upstream: tuple[str, ...]
-    target: str
-    dir: Path | None
-    arguments: tuple[str, ...]
+    upstream: tuple[str, ...] = argument(
+        "upstreams whose work trees to use (default: the target's)", default=(), nargs="*"
+    )
+    target: str = needed("target whose work trees to use", metavar="NAME")
+    dir: Path | None = option(
+        "folder of the work trees (default: dev/TARGET)", type=Path, metavar="DIR"
+    )
+    arguments: tuple[str, ...] = behind()
     project: ProjectOptions
     output: OutputOptions
-    variant: VariantOptions
+    variant: VariantOptions = as_last()
     tools: ToolOptions
 
 
@@ -223,3 +228,6 @@ def _tell(place: Place) -> None:
         " build.py patches"
         " export DIR"
     )
+
+
+COMMANDS = (Entry("dev", Options, run),)

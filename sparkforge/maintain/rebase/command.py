@@ -9,6 +9,7 @@ from typing import Any
 
 from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.core import generated
+from sparkforge.core.command import Entry, argument, option, switch
 from sparkforge.core.errors import RebaseStopped, UsageError
 from sparkforge.core.log import log
 from sparkforge.maintain.rebase import carry, drift, release_spec, report, state, testing
@@ -23,7 +24,7 @@ from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
 _MANY = re.compile(r"latest:([1-9][0-9]?)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``rebase``.
 
@@ -31,16 +32,22 @@ class Options:
         go_on: --continue.
     """
 
-    upstream: str | None
-    all: bool
-    onto: str | None
-    dry_run: bool
-    table: bool
-    commit: str | None
-    test: bool
-    go_on: bool
-    skip: str | None
-    abort: bool
+    upstream: str | None = argument("upstream whose series to move", default=None, nargs="?")
+    all: bool = switch("try every upstream; change nothing")
+    onto: str | None = option(
+        "new base: TAG, full commit SHA, release:VERSION, release:FILE or latest;"
+        " with --all also latest:N for the N newest",
+        metavar="WHERE",
+    )
+    dry_run: bool = switch("show the result without changing files")
+    table: bool = switch("with --all: write docs/carry.md")
+    commit: str | None = option("commit that the release was built from", metavar="SHA")
+    test: bool = switch("run the tests that the patches name when the rebase is done")
+    go_on: bool = switch("continue a stopped or killed rebase", "--continue", one_of="a")
+    skip: str | None = option(
+        "drop the patch that stopped the rebase", metavar="REASON", one_of="a"
+    )
+    abort: bool = switch("cancel the rebase; patches/ and pins.yaml stay as they are", one_of="a")
     project: ProjectOptions
     output: OutputOptions
 
@@ -307,3 +314,6 @@ def _document(now: State, drifts: tuple[DependencyDrift, ...]) -> dict[str, Any]
         },
         "companions": [item.as_json() for item in drifts],
     }
+
+
+COMMANDS = (Entry("rebase", Options, run),)

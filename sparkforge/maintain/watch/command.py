@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build.options import OutputOptions
+from sparkforge.core.command import Entry, argument, option, repeated, switch
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
@@ -14,14 +15,18 @@ from sparkforge.series import series
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``watch``."""
 
-    upstream: tuple[str, ...]
-    pre: bool
-    known: tuple[str, ...]
-    markdown: Path | None
+    upstream: tuple[str, ...] = argument("upstreams to check (default: all)", default=(), nargs="*")
+    pre: bool = switch("include pre-releases")
+    known: tuple[str, ...] = repeated(
+        "ignore this release and older ones; may be repeated", metavar="[UPSTREAM=]VERSION"
+    )
+    markdown: Path | None = option(
+        "write the result to this file as issue text", type=Path, metavar="FILE"
+    )
     project: ProjectOptions
     output: OutputOptions
 
@@ -53,3 +58,6 @@ def run(options: Options) -> int:
         log.json({"watch": [one.as_json() for one in found], "exit_code": code})
     releases.show(found)
     return code
+
+
+COMMANDS = (Entry("watch", Options, run),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import textwrap
@@ -17,7 +16,18 @@ import pytest
 
 from sparkforge.build.options import OutputOptions, ServerOptions
 from sparkforge.cli.main import _parser
-from sparkforge.cli.parser import CHOOSES, Parser, from_namespace
+from sparkforge.cli.parser import Parser, add_options, from_namespace
+from sparkforge.core.command import (
+    Entry,
+    argument,
+    behind,
+    grouped,
+    needed,
+    option,
+    repeated,
+    switch,
+)
+from sparkforge.core.errors import UsageError
 
 COMMANDS: Mapping[str, Parser] = {
     parser.prog.removeprefix("build.py "): parser for parser in _parser().commands()
@@ -35,21 +45,10 @@ def leaves(kind: type[Any], at: str = "") -> Iterator[str]:
             yield f"{at}{field.name}"
 
 
-def options_of(parser: Parser) -> list[str]:
-    """Return the names of a command's options, and of those that main sets."""
-    named = [action.dest for action in parser._actions if action.dest != "help"]
-    return sorted({*named, *parser._defaults} - set(CHOOSES))
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_has_a_field_for_each_option(command: str) -> None:
-    kind, _ = COMMANDS[command]._defaults["entry"]()
-    assert sorted(path.rpartition(".")[2] for path in leaves(kind)) == options_of(COMMANDS[command])
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_reads_each_of_its_options(command: str) -> None:
-    kind, run = COMMANDS[command]._defaults["entry"]()
+    entry: Entry = COMMANDS[command]._defaults["entry"]
+    kind, run = entry.options, entry.run
     assert kind.__dataclass_params__.frozen
     (parameter,) = inspect.signature(run).parameters
     assert set(leaves(kind)) - reads(run, parameter, kind) == READ_BY_MAIN
@@ -173,6 +172,21 @@ def by_call(function: Any, place: int | str, path: list[str], kind: type[Any]) -
 # -- the checks themselves -------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """Options of each kind."""
+
+    file: Path = argument("a file", type=Path)
+    name: str = needed("a name")
+    tag: tuple[str, ...] = repeated("tags")
+    quiet: bool = switch("say nothing", "-q", "--quiet")
+    one: str | None = option("one", one_of="ones")
+    other: str | None = option("the other", one_of="ones")
+    hidden: str | None = option(None)
+    arguments: tuple[str, ...] = behind()
+    server: ServerOptions = grouped(port="8000")
+
+
 @dataclass(frozen=True)
 class Sample:
     """Options that the functions below read in different ways."""
@@ -239,13 +253,25 @@ def test_an_option_counts_as_read_where_it_is(
     assert reads(function, "options", Sample) == expected
 
 
-def test_options_and_fields_must_be_the_same() -> None:
-    given = {"name": "x", "count": 2, "files": [Path("a")], "port": 1, "ready_timeout": None}
-    more = {"json": True, "verbose": False, "command": "build", "entry": None}
-    found = from_namespace(Sample, argparse.Namespace(**given, **more))
-    assert found == Sample("x", 2, (Path("a"),), ServerOptions(port=1), OutputOptions(json=True))
-    with pytest.raises(TypeError, match="Sample: no field for colour"):
-        from_namespace(Sample, argparse.Namespace(**given, **more, colour="red"))
-    del given["port"]
-    with pytest.raises(TypeError, match="ServerOptions: no option for port"):
-        from_namespace(Sample, argparse.Namespace(**given, **more))
+def test_fields_say_what_argparse_gets() -> None:
+    parser = Parser(prog="x")
+    add_options(parser, Declared)
+    found = from_namespace(
+        Declared, parser.parse_args(["a.txt", "--name", "n", "--tag", "1", "--tag", "2", "-q"])
+    )
+    assert found == Declared(
+        file=Path("a.txt"), name="n", tag=("1", "2"), quiet=True, server=ServerOptions()
+    )
+    with pytest.raises(UsageError, match="--name"):
+        parser.parse_args(["a.txt"])
+    with pytest.raises(UsageError, match="not allowed with"):
+        parser.parse_args(["a.txt", "--name", "n", "--one", "1", "--other", "2"])
+    text = " ".join(parser.format_help().split())
+    assert "server: --port N loopback port (default: 8000)" in text
+    assert "--ready-timeout SECONDS time limit of the server's start (default: 300)" in text
+    assert "--hidden" not in text
+
+
+def test_a_field_without_a_declaration_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        add_options(Parser(), Sample)

@@ -1,0 +1,150 @@
+"""Commands as data: a frozen dataclass declares the options that ``cli/parser.py`` registers.
+
+A field is an option by its default: ``target: str = needed("target to build", metavar="NAME")``.
+A field that is a dataclass of options itself brings all of them. Each field's name is the option's,
+and further keywords are those of argparse's ``add_argument``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any
+
+OPTION = "option"
+"""Key of a field's ``Declared`` in its metadata."""
+DEFAULTS = "defaults"
+"""Key of the defaults that a group has in a command, as text, in the metadata of its field."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One command.
+
+    Attributes:
+        name: its words, such as ``patches check``.
+        options: a frozen dataclass of options.
+        run: takes one of those, and returns the exit code.
+        help: for the list of commands beside it; of a single word, ``cli/overview.py`` has it.
+        description: above its own help.
+    """
+
+    name: str
+    options: type[Any]
+    run: Callable[[Any], int]
+    help: str = ""
+    description: str | None = None
+
+
+@dataclass(frozen=True)
+class Declared:
+    """How argparse gets an option.
+
+    Attributes:
+        words: how it is written; empty: as its field, and for an argument its place.
+        help: None: it is not listed.
+        group: title above it in the command's help; "": none.
+        one_of: options with the same name here exclude each other; "": none.
+        default: what its default is, where commands differ; "": part of ``help``, or plain.
+        more: further keywords of ``add_argument``; None: it is what follows ``--``.
+    """
+
+    words: tuple[str, ...] = ()
+    help: str | None = None
+    group: str = ""
+    one_of: str = ""
+    default: str = ""
+    more: Mapping[str, Any] | None = None
+    positional: bool = False
+
+
+def option(
+    help: str | None,
+    *words: str,
+    default: Any = None,
+    group: str = "",
+    one_of: str = "",
+    default_is: str = "",
+    **more: Any,
+) -> Any:
+    """Declare an option; arguments as in ``Declared``."""
+    declared = Declared(words, help, group, one_of, default_is, more)
+    return field(default=default, metadata={OPTION: declared})
+
+
+def needed(help: str, **more: Any) -> Any:
+    """Declare an option that must be given."""
+    return option(help, default=MISSING, required=True, **more)
+
+
+def switch(help: str, *words: str, **more: Any) -> Any:
+    """Declare an option without a value: False, unless it is given."""
+    return option(help, *words, default=False, action="store_true", **more)
+
+
+def repeated(help: str, **more: Any) -> Any:
+    """Declare an option that may be given several times: a tuple."""
+    return option(help, default=(), action="append", **more)
+
+
+def argument(help: str = "", *, default: Any = MISSING, **more: Any) -> Any:
+    """Declare an argument by its place; with a default it may be left out."""
+    return field(default=default, metadata={OPTION: Declared((), help, more=more, positional=True)})
+
+
+def behind() -> Any:
+    """Declare what follows ``--``: a tuple."""
+    return field(default=(), metadata={OPTION: Declared()})
+
+
+def grouped(**defaults: str) -> Any:
+    """Declare a group of options whose defaults are this command's own, as text for its help."""
+    return field(metadata={DEFAULTS: defaults})
+
+
+# -- values ----------------------------------------------------------------------------------
+
+
+def port(text: str) -> int:
+    """A TCP port, 0 for a free one."""
+    port = int(text) if text.isdecimal() else -1
+    if not 0 <= port <= 65535:
+        msg = f"{text!r} is not a port: use 0 to 65535"
+        raise argparse.ArgumentTypeError(msg)
+    return port
+
+
+def _number(text: str) -> float:
+    """Return a number; what is none gives one that no bounds let in."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def share(text: str) -> float:
+    """A finite number from 0."""
+    number = _number(text)
+    if not 0 <= number < float("inf"):
+        msg = f"{text!r} is not a number of at least 0"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    number = int(text) if text.isdecimal() else 0
+    if not 0 < number <= 10**9:
+        msg = f"{text!r} is not a whole number from 1 to 10^9"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def positive(text: str) -> float:
+    """A number that can be divided by."""
+    number = _number(text)
+    if not 1e-6 <= number <= 1e9:  # what is beyond divides to nothing, or to infinity
+        msg = f"{text!r} is not a number from 10^-6 to 10^9"
+        raise argparse.ArgumentTypeError(msg)
+    return number
