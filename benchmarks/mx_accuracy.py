@@ -1,37 +1,41 @@
-"""How far MXFP4 and MXFP8 move a weight, and a product with it: --mxfp4-layers' cost in accuracy.
+"""How far MXFP4, MXFP8 and INT8 move a weight, and a product with it: what --mxfp4-layers costs.
 
-    PYTHON benchmarks/mx_accuracy.py [--trained FILE.safetensors]... [--json OUT.json]
+    PYTHON benchmarks/mx_accuracy.py [--model FOLDER]... [--json OUT.json]
 
-PYTHON: an interpreter with the patched vLLM, e.g. that of the cpu target's environment; its own
-quantisers are measured. Nobody here has the weights of gpt-oss, so these are made up at the shapes
-of gpt-oss-120b, from what trained weights are known to do: heavier tails than a normal
-distribution, and outliers that sit in single elements, in input channels or in output rows. With
---trained, the matrices of a model that someone trained are measured too.
+PYTHON: an interpreter with the patched vLLM, e.g. that of the cpu target's environment; MXFP4 and
+MXFP8 are its own quantisers. Nobody here has the weights of gpt-oss, so these are made up at the
+shapes of gpt-oss-120b, from what trained weights are known to do: heavier tails than a normal
+distribution, rows of different size, and outliers that sit in single elements or input channels.
+With --model, the matrices of a checkpoint are measured instead: FOLDER has its *.safetensors. Of
+matrices that differ in the layer's number only (and of queries, keys and values), 8192 rows
+together, evenly spread.
 
-For each matrix and format: the relative error of the weight, ||Q(W) - W|| / ||W|| (Frobenius), the
-same as a signal-to-noise ratio in dB, the worst single row, and the relative error of y = W x for
-activations with outlier channels. Beside the scale rule that the code has stand the ones that it
-could have had:
+For each matrix and format: the relative error of the weight, ||Q(W) - W|| / ||W|| (Frobenius), and
+of y = W x for activations with outlier channels. The first pair of tables has the formats, the
+second the choice of the scale:
 
-    mxfp4          the exponent of the block's largest magnitude, rounded to two bits, less two
-    mxfp4 floor    without that rounding: the conversion in the OCP MX text
-    mxfp4 ceil     the smallest scale with which nothing is cut off
-    mxfp4 best     the one of these (and half, and twice) with the least squared error
-    mxfp8          the smallest scale with which nothing is cut off
+    mxfp4           of all powers of two the one with the least squared error
+    mxfp4 largest   the exponent of the block's largest magnitude, rounded to two bits, less two
+    mxfp4 OCP       without that rounding: the conversion in the OCP MX text
+    mxfp8           the smallest power of two with which nothing is cut off
+    mxfp8 best      the one of half of it, it and twice it with the least squared error
+    int8/N          BF16, the largest magnitude of N elements over 127
+    mxint8          the smallest power of two with which nothing is cut off, for 32 elements
+
+"-": N does not divide the row.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import safe_open
 from vllm.model_executor.layers.quantization.utils import mxfp4_utils, mxfp8_utils
 
 BLOCK = 32
@@ -42,11 +46,14 @@ MAX_ROWS = 8192
 SHAPES = {"qkv": (5120, 2880), "o": (2880, 4096), "lm_head": (201_088, 2880)}
 
 STANDARD_DEVIATION = 0.02
+ROW_SPREAD = 0.5
+"""Standard deviation of the logarithm of a row's size."""
 OUTLIER_SHARE = 0.005
 OUTLIER_FACTOR = 20.0
 COLUMNS_OF_X = 64
 
 Quantise = Callable[[torch.Tensor], torch.Tensor]
+Errors = dict[str, dict[str, float] | None]
 
 
 def vllm_mxfp4(weight: torch.Tensor) -> torch.Tensor:
@@ -65,53 +72,90 @@ def vllm_mxfp8(weight: torch.Tensor) -> torch.Tensor:
     return values.float()
 
 
+def powers(exponent: torch.Tensor) -> torch.Tensor:
+    """2**exponent, float32 [..., 1]: from its bits, so exact."""
+    return (exponent + 127 << 23).view(torch.float32).unsqueeze(-1)
+
+
 def e2m1(blocks: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     """Blocks [..., 32] rounded to E2M1 under scales of 2**exponent [...]; ties to even codes."""
-    scale = (exponent + 127 << 23).view(torch.float32).unsqueeze(-1)  # from its bits: exact
+    scale = powers(exponent)
     size = (blocks.abs() / scale).clamp(max=6)
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     # torch.round takes ties to the even multiple, whose code is even too
     return torch.copysign(torch.round(size / step) * step * scale, blocks)
 
 
-def exponents(blocks: torch.Tensor, rule: str) -> torch.Tensor:
-    """The exponent of each block's scale under a rule for MXFP4, int32."""
-    largest = blocks.abs().amax(dim=-1).clamp(min=2.0**-120)
-    fraction, exponent = torch.frexp(largest)  # fraction in [0.5, 1)
-    floor = exponent - 1 - 2
-    if rule == "floor":
-        return floor
-    if rule == "ceil":
-        return floor + (fraction > 0.75)  # beyond six in units of the floor's scale
-    assert rule == "round"
-    return floor + (fraction >= 0.875)  # seven and more
+def e4m3(blocks: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """As e2m1, for E4M3."""
+    scale = powers(exponent)
+    return (blocks / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 
-def with_rule(rule: str) -> Quantise:
-    """MXFP4 under a scale rule, written from the definition."""
+def exponents(blocks: torch.Tensor, limit: float) -> torch.Tensor:
+    """The smallest exponent that puts a block's largest magnitude below `limit`, int32."""
+    largest = blocks.abs().amax(dim=-1).clamp(min=2.0**-100)
+    return torch.frexp(largest / limit).exponent
+
+
+# Seven is where rounding to two bits carries; 448.0001 because 448 itself fits.
+OCP, CARRIED, FITS_E4M3, FITS_INT8 = 8.0, 7.0, 448.0001, 127.5
+
+
+def with_scale(
+    encode: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], limit: float
+) -> Quantise:
+    """An MX format whose scale follows from a block's largest magnitude."""
 
     def quantise(weight: torch.Tensor) -> torch.Tensor:
         blocks = weight.float().unflatten(-1, (-1, BLOCK))
-        if rule != "best":
-            return e2m1(blocks, exponents(blocks, rule)).flatten(-2)
-        best, least = blocks, torch.full(blocks.shape[:-1], math.inf)
-        for shift in (-1, 0, 1):
-            tried = e2m1(blocks, exponents(blocks, "round") + shift)
-            error = (tried - blocks).square().sum(-1)
-            best = torch.where((error < least).unsqueeze(-1), tried, best)
-            least = torch.minimum(error, least)
-        return best.flatten(-2)
+        return encode(blocks, exponents(blocks, limit)).flatten(-2)
 
     return quantise
 
 
+def best_mxfp8(weight: torch.Tensor) -> torch.Tensor:
+    """MXFP8 under the best of three scales."""
+    blocks = weight.float().unflatten(-1, (-1, BLOCK))
+    exponent = exponents(blocks, FITS_E4M3)
+    tried = torch.stack([e4m3(blocks, exponent + shift) for shift in (0, -1, 1)])
+    best = (tried - blocks).square().sum(-1).argmin(0)
+    return tried.take_along_dim(best[None, ..., None], 0).squeeze(0).flatten(-2)
+
+
+def int8(group: int) -> Quantise:
+    """INT8 with a BF16 scale for `group` elements."""
+
+    def quantise(weight: torch.Tensor) -> torch.Tensor:
+        groups = weight.float().unflatten(-1, (-1, group))
+        largest = groups.abs().amax(dim=-1, keepdim=True)
+        scale = (largest / 127).bfloat16().float().clamp(min=2.0**-100)
+        return ((groups / scale).round().clamp(-128, 127) * scale).flatten(-2)
+
+    return quantise
+
+
+def int8_codes(blocks: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """As e2m1, for integers of eight bits."""
+    scale = powers(exponent)
+    return (blocks / scale).round().clamp(-127, 127) * scale
+
+
 FORMATS: dict[str, Quantise] = {
     "mxfp4": vllm_mxfp4,
-    "mxfp4 floor": with_rule("floor"),
-    "mxfp4 ceil": with_rule("ceil"),
-    "mxfp4 best": with_rule("best"),
     "mxfp8": vllm_mxfp8,
+    "mxint8": with_scale(int8_codes, FITS_INT8),
+    "int8/128": int8(128),
+    "int8/64": int8(64),
+    "int8/32": int8(32),
+    "mxfp4 largest": with_scale(e2m1, CARRIED),
+    "mxfp4 OCP": with_scale(e2m1, OCP),
+    "mxfp8 best": best_mxfp8,
 }
+TABLES = (
+    ("mxfp4", "mxfp8", "mxint8", "int8/128", "int8/64", "int8/32"),
+    ("mxfp4", "mxfp4 largest", "mxfp4 OCP", "mxfp8", "mxfp8 best"),
+)
 
 
 def made_up(rows: int, columns: int, kind: str, seed: int) -> torch.Tensor:
@@ -125,13 +169,13 @@ def made_up(rows: int, columns: int, kind: str, seed: int) -> torch.Tensor:
         for _ in range(degrees):
             squares += torch.randn(rows, columns, generator=generator).square()
         weight /= (squares / degrees).sqrt()
+    elif kind == "spread of rows":
+        weight *= torch.exp(ROW_SPREAD * torch.randn(rows, 1, generator=generator))
     elif kind == "outlier elements":
         chosen = torch.rand(rows, columns, generator=generator) < OUTLIER_SHARE / 5
         weight[chosen] *= OUTLIER_FACTOR
     elif kind == "outlier columns":
         weight[:, _some(columns, generator)] *= OUTLIER_FACTOR
-    elif kind == "outlier rows":
-        weight[_some(rows, generator)] *= OUTLIER_FACTOR
     else:
         assert kind == "normal"
     return (weight * STANDARD_DEVIATION).bfloat16()
@@ -144,11 +188,11 @@ def _some(count: int, generator: torch.Generator) -> torch.Tensor:
 
 KINDS = (
     "normal",
-    "student 4",
+    "student 5",
     "student 3",
+    "spread of rows",
     "outlier elements",
     "outlier columns",
-    "outlier rows",
 )
 
 
@@ -161,79 +205,100 @@ def activations(columns: int, seed: int) -> torch.Tensor:
     return x
 
 
-def measure(weight: torch.Tensor, seed: int) -> dict[str, dict[str, float]]:
-    """Errors of every format on one weight [N, K]."""
+def measure(weight: torch.Tensor, seed: int) -> Errors:
+    """Errors of every format on one weight [N, K]; None where the format cannot have it."""
     exact = weight.float()
     x = activations(exact.shape[1], seed)
     y = exact @ x
-    rows = exact.norm(dim=1).clamp(min=1e-30)
-    results = {}
+    results: Errors = {}
     for name, quantise in FORMATS.items():
+        if exact.shape[1] % int(name.partition("/")[2] or BLOCK) != 0:
+            results[name] = None
+            continue
         error = quantise(weight) - exact
-        relative = float(error.norm() / exact.norm())
         results[name] = {
-            "weight": relative,
-            "sqnr_db": -20 * math.log10(relative),
-            "worst_row": float((error.norm(dim=1) / rows).max()),
-            "output": float((error @ x).norm() / y.norm()),
+            "weight": float(error.norm() / exact.norm()),
+            "product": float((error @ x).norm() / y.norm()),
         }
     return results
 
 
-def check_rule(weight: torch.Tensor) -> None:
-    """The code's rule as this file describes it gives what the code gives."""
-    if not torch.equal(with_rule("round")(weight), vllm_mxfp4(weight)):
-        raise SystemExit("vLLM's MXFP4 quantiser is not what this file says it is")
+def check_least(weight: torch.Tensor) -> None:
+    """No scale from a quarter to four times the largest magnitude's has less error than vLLM's."""
+    blocks = weight.double().unflatten(-1, (-1, BLOCK))
+    ours = (vllm_mxfp4(weight).double().unflatten(-1, (-1, BLOCK)) - blocks).square().sum(-1)
+    exponent = exponents(blocks.float(), CARRIED)
+    for shift in range(-2, 3):
+        other = (e2m1(blocks.float(), exponent + shift).double() - blocks).square().sum(-1)
+        if (ours > other * (1 + 1e-9)).any():
+            raise SystemExit("vLLM's MXFP4 quantiser is not what this file says it is")
 
 
-def trained(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Matrices of a checkpoint by name, those of all layers under one another."""
-    from safetensors.torch import load_file
+def of_checkpoint(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Matrices of a checkpoint in BF16 by name, sampled, those of all layers under one another."""
+    groups: dict[tuple[str, int], list[tuple[Path, str, int]]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                part = file.get_slice(name)
+                shape = part.get_shape()
+                floats = part.get_dtype() in ("BF16", "F16", "F32")
+                if floats and len(shape) == 2 and shape[1] % BLOCK == 0 and min(shape) >= 4 * BLOCK:
+                    kind = re.sub(r"\b[qkv]_proj\b", "qkv_proj", re.sub(r"\.\d+\.", ".*.", name))
+                    groups.setdefault((kind, shape[1]), []).append((path, name, shape[0]))
+    if not groups:
+        raise SystemExit(f"{folder} has no matrices in *.safetensors")
+    for (kind, _), members in groups.items():
+        step = -(-sum(rows for _, _, rows in members) // MAX_ROWS)
+        parts = []
+        for path, name, _ in members:
+            with safe_open(path, framework="pt") as file:
+                parts.append(file.get_tensor(name)[::step].bfloat16())
+        yield kind, torch.cat(parts)
 
-    groups: dict[str, list[torch.Tensor]] = {}
-    for name, tensor in load_file(path).items():
-        if tensor.dim() == 2 and tensor.shape[1] % BLOCK == 0 and min(tensor.shape) >= 4 * BLOCK:
-            groups.setdefault(re.sub(r"\.\d+\.", ".*.", name), []).append(tensor)
-    for name, tensors in groups.items():
-        yield name, torch.cat(tensors)[:: max(1, sum(map(len, tensors)) // MAX_ROWS)].bfloat16()
 
-
-def line(label: str, results: dict[str, dict[str, float]], field: str) -> str:
-    cells = " | ".join(f"{results[name][field]:.4f}" for name in FORMATS)
-    return f"| {label} | {cells} |"
+def print_tables(results: dict[str, Errors]) -> None:
+    """Print Markdown."""
+    for names in TABLES:
+        for field, title in (("weight", "of the weight"), ("product", "of y = W x")):
+            print(f"\nrelative error {title}\n")
+            print(f"| {' | '.join(('layer, weights', *names))} |\n|{'---|' * (len(names) + 1)}")
+            for label, errors in results.items():
+                cells = [f"{found[field]:.4f}" if (found := errors[n]) else "-" for n in names]
+                print(f"| {label} | {' | '.join(cells)} |")
 
 
 def main() -> None:
     """Print Markdown tables; with --json write every figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--trained", type=Path, action="append", default=[], metavar="FILE")
+    parser.add_argument("--model", type=Path, action="append", default=[], metavar="FOLDER")
     parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument(
+        "--rows", type=int, default=MAX_ROWS, help="of a made-up layer, at the most"
+    )
     options = parser.parse_args()
 
-    results: dict[str, dict[str, dict[str, float]]] = {}
-    start = time.monotonic()
-    for number, (layer, (rows, columns)) in enumerate(SHAPES.items()):
-        for kind in KINDS:
-            weight = made_up(min(rows, MAX_ROWS), columns, kind, seed=number)
-            check_rule(weight[:512])
-            results[f"{layer}, {kind}"] = measure(weight, seed=100 + number)
-    for file in options.trained:
-        for name, weight in trained(file):
-            check_rule(weight[:512])
-            results[name] = measure(weight, seed=200)
+    def made_up_layers() -> Iterator[tuple[str, torch.Tensor]]:
+        for number, (layer, (rows, columns)) in enumerate(SHAPES.items()):
+            for kind in KINDS:
+                weight = made_up(min(rows, options.rows), columns, kind, seed=number)
+                yield f"{layer}, {kind}", weight
 
-    head = f"| {' | '.join(('layer, weights', *FORMATS))} |\n|{'---|' * (len(FORMATS) + 1)}"
-    for field, title in (
-        ("weight", "relative error of the weight"),
-        ("worst_row", "relative error of its worst row"),
-        ("output", "relative error of y = W x, x with outlier channels"),
-    ):
-        print(f"\n{title}\n\n{head}")
-        for label, result in results.items():
-            print(line(label, result, field))
+    def layers() -> Iterator[tuple[str, torch.Tensor]]:
+        if not options.model:
+            yield from made_up_layers()
+        for folder in options.model:
+            yield from of_checkpoint(folder)
+
+    start = time.monotonic()
+    results: dict[str, Errors] = {}
+    for number, (label, weight) in enumerate(layers()):
+        check_least(weight[:512])
+        results[label] = measure(weight, seed=100 + number)
+    print_tables(results)
     print(f"\n{time.monotonic() - start:.0f} s, torch {torch.__version__}")
     if options.json:
-        document: dict[str, Any] = {"torch": torch.__version__, "results": results}
+        document = {"torch": torch.__version__, "results": results}
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

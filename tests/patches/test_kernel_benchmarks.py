@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sparkforge.checkpoints.tiny import TinyCheckpoint
 from tests.patches.checkout import CHECKOUT as ROOT
 
 TIMEOUT_S = 1800
@@ -100,6 +101,34 @@ def test_they_call_vllm_rightly(patched_python: Path, tmp_path: Path) -> None:
     assert distances.pop("dense mxfp8") > 0.1
     assert set(distances) == {"moe 256x128", "moe 192x128", "dense mxfp4"}
     assert all(0 < distance < 0.006 for distance in distances.values()), distances
+
+
+@pytest.mark.parametrize("weights", ["made up", "of a checkpoint"])
+def test_accuracy_is_measured(
+    patched_python: Path, tiny: TinyCheckpoint, tmp_path: Path, weights: str
+) -> None:
+    """Exit code 0 also says that no scale tried has less error than vLLM's for MXFP4."""
+    out = tmp_path / "out.json"
+    what: tuple[str | Path, ...] = ("--model", tiny.path)
+    if weights == "made up":
+        what = ("--rows", "64")
+    said = _run(patched_python, tmp_path, ROOT / "benchmarks/mx_accuracy.py", *what, "--json", out)
+    results = json.loads(out.read_text(encoding="utf-8"))["results"]
+    kinds = {"qkv", "o", "lm_head"}
+    if weights == "made up":
+        assert {label.partition(",")[0] for label in results} == kinds
+    else:
+        layer = "model.layers.*.self_attn"
+        assert {f"{layer}.qkv_proj.weight", f"{layer}.o_proj.weight", "lm_head.weight"} <= set(
+            results
+        )
+    for label, errors in results.items():
+        error = {name: found and found["weight"] for name, found in errors.items()}
+        assert 0.01 < error["mxfp4"] <= error["mxfp4 largest"], label
+        assert 0.001 < error["int8/32"] < min(error["mxint8"], error["int8/64"]), label
+        # 128 elements do not divide a row of 2880.
+        assert (error["int8/128"] is None) == label.startswith(("qkv", "lm_head,")), label
+        assert f"| {label} | {error['mxfp4']:.4f} | {error['mxfp8']:.4f} |" in said
 
 
 def test_the_quantiser_rounds_to_the_nearest(patched_python: Path, tmp_path: Path) -> None:
