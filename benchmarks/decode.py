@@ -32,6 +32,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,12 +223,15 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         "prefill_ms": prefill,
     }
     if arguments.profile:
-        result["kernels"] = profile(lambda: generate(66, 1), steps=64)
+        result["kernels"] = {"a decode step at batch 1": profile(lambda: generate(66, 1), steps=64)}
+        for prompt in arguments.prefill:
+            name = f"a prefill of {prompt} tokens"
+            result["kernels"][name] = profile(partial(generate, 1, 1, prompt), steps=1)
     return result
 
 
 def profile(work: Any, *, steps: int) -> list[dict[str, Any]]:
-    """Return the GPU kernels of ``work``, the heaviest first, in microseconds a decode step."""
+    """Return the GPU kernels of ``work``, the heaviest first, in microseconds a step."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recorder
 
@@ -374,7 +378,7 @@ def main() -> None:
     parser.add_argument(
         "--mode", type=int, choices=GRAPHS, default=3, help="vLLM's compilation mode (default: 3)"
     )
-    parser.add_argument("--profile", action="store_true", help="and the kernels at batch 1")
+    parser.add_argument("--profile", action="store_true", help="and the kernels at batch 1 and of each prefill")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -390,9 +394,10 @@ def main() -> None:
                 arguments.json.write_text(json.dumps(merged, indent=1) + "\n")
     print(table(merged))
     for result in merged if arguments.profile else []:
-        print(f"\n{result['case']['name']}: GPU kernels a decode step at batch 1")
-        for row in result["kernels"]:
-            print(f"{row['us_per_step']:9.1f} us {row['calls']:7.1f}x  {row['name'][:110]}")
+        for work, rows in result["kernels"].items():
+            print(f"\n{result['case']['name']}: GPU kernels of {work}")
+            for row in rows:
+                print(f"{row['us_per_step']:9.1f} us {row['calls']:7.1f}x  {row['name'][:110]}")
 
 
 if __name__ == "__main__":

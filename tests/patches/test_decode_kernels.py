@@ -370,3 +370,7 @@ def test_dense_layers_that_they_cannot_take_are_named(
     answer = computed["self_check"][layer]
     assert not answer["packed"]
     assert answer["said"] == [f"INFO: Decode kernels are not used for MXFP4 {reason}."]
+
+
+def test_the_half_of_a_layer_is_four_launches_with_few_rows(computed: Any) -> None:
+    pass
