@@ -156,10 +156,13 @@ class Launches:
         shares = memory(o.shares, slots, torch.float32).to(torch.float64)
         x = memory(o.x, (o.rows if gate_up else slots) * o.k, torch.bfloat16).view(-1, o.k)
         experts = max(*ids, 0) + 1
-        weights = memory(o.weights, experts * o.k * o.n // 8, torch.int32)
-        weights = weights.view(experts, o.k // 16, 2 * o.n)
-        scales = memory(o.scales, experts * o.k // 32 * o.n, torch.uint8).view(experts, -1, o.n)
-        bias = memory(o.bias, experts * o.n, torch.bfloat16).view(experts, o.n)
+        assert o.stride >= o.n
+        assert o.stride % 64 == 0
+        weights = memory(o.weights, experts * o.k * o.stride // 8, torch.int32)
+        weights = weights.view(experts, o.k // 16, 2 * o.stride)
+        scales = memory(o.scales, experts * o.k // 32 * o.stride, torch.uint8)
+        scales = scales.view(experts, -1, o.stride)
+        bias = memory(o.bias, experts * o.stride, torch.bfloat16).view(experts, o.stride)
         dtype, columns = (torch.bfloat16, o.n // 2) if gate_up else (torch.float32, o.n)
         out = memory(o.out, slots * columns, dtype).view(slots, columns)
         for slot, expert in enumerate(ids):
@@ -168,7 +171,7 @@ class Launches:
                 continue
             row = x[slot // 4 if gate_up else slot].to(torch.float64)
             product = row @ marlin_layout.weight(weights[expert], scales[expert])
-            product += marlin_layout.bias(bias[expert])
+            product = (product + marlin_layout.bias(bias[expert]))[: o.n]
             if gate_up:
                 gate, up = product[::2].clamp(max=7), product[1::2].clamp(-7, 7)
                 product = gate * torch.sigmoid(1.702 * gate) * (up + 1)

@@ -68,6 +68,6 @@ int main() {
   list<int>("Combine", {(int)sizeof(C), AT(C, experts), AT(C, ids), AT(C, residual), AT(C, norm), AT(C, sum),
                         AT(C, normed), AT(C, k), AT(C, epsilon)});
   list<int>("Expert", {(int)sizeof(E), AT(E, x), AT(E, weights), AT(E, scales), AT(E, bias), AT(E, ids),
-                       AT(E, shares), AT(E, out), AT(E, k), AT(E, n), AT(E, rows)}, "}}\n");
+                       AT(E, shares), AT(E, out), AT(E, k), AT(E, n), AT(E, stride), AT(E, rows)}, "}}\n");
   return 0;
 }
