@@ -470,7 +470,7 @@ void check_layer(int rows, int k, int n) {
   Device<bf16> dx(x), dr(residual), dn(norm), dw(weights), db(bias), sum((size_t)rows * k), normed((size_t)rows * k);
   Device<int> ids(rows * 4);
   Device<float> shares(rows * 4);
-  run_route(0, {dx.data, dr.data, dn.data, dw.data, db.data, sum.data, normed.data, ids.data, shares.data, k, n, rows, 1e-5f});
+  run_route(0, {dx.data, dr.data, dn.data, dw.data, db.data, nullptr, sum.data, normed.data, ids.data, shares.data, k, n, rows, 1e-5f});
   const auto got_sum = sum.read((size_t)rows * k), got_normed = normed.read((size_t)rows * k);
   const auto got_ids = ids.read(rows * 4);
   const auto got_shares = shares.read(rows * 4);
@@ -501,6 +501,20 @@ void check_layer(int rows, int k, int n) {
       // a logit may be rounded to the other side
       if (fabs(got_shares[row * 4 + i] - exp(float_of(__float2bfloat16(logits[id]))) / total) > 0.02) worst = INFINITY;
     }
+  }
+  // the same, with the last row padding: it has no experts, and the others have the same
+  std::vector<char> pads(rows);
+  pads[rows - 1] = 1;
+  Device<char> padding(pads);
+  run_route(0, {dx.data, dr.data, dn.data, dw.data, db.data, (const bool*)padding.data, sum.data, normed.data, ids.data, shares.data, k, n, rows, 1e-5f});
+  const auto padded_ids = ids.read(rows * 4);
+  for (int i = 0; i < rows * 4; i++) if (padded_ids[i] != (i / 4 == rows - 1 ? -1 : got_ids[i])) worst = INFINITY;
+  // residual and norm alone
+  launch(0, add_norm, dim3(rows), layer::kThreads, 0, layer::Normed{dx.data, dr.data, dn.data, sum.data, normed.data, k, 1e-5f});
+  const auto added = sum.read((size_t)rows * k), added_normed = normed.read((size_t)rows * k);
+  for (size_t i = 0; i < added.size(); i++) {
+    judged(float_of(added[i]), float_of(got_sum[i]), 1);
+    judged(float_of(added_normed[i]), float_of(got_normed[i]), 1);
   }
   std::vector<float> parts((size_t)rows * 4 * k);
   for (auto& v : parts) v = between(-2000, 2000, 1 / 700.f);
@@ -536,7 +550,7 @@ void time_layer(int rows) {
   static Device<float> shares(32), parts(32 * k);
   static Device<int> ids(32);
   const float route = microseconds([&](cudaStream_t stream, int i) {
-    run_route(stream, {x.data, residual.data, norm.data, weights.data + (size_t)i * n * k, bias.data, sum.data, normed.data, ids.data, shares.data, k, n, rows, 1e-5f});
+    run_route(stream, {x.data, residual.data, norm.data, weights.data + (size_t)i * n * k, bias.data, nullptr, sum.data, normed.data, ids.data, shares.data, k, n, rows, 1e-5f});
   });
   const float combine = microseconds([&](cudaStream_t stream, int) {
     launch(stream, experts_combine, dim3(rows), layer::kThreads, 0, layer::Combined{parts.data, ids.data, residual.data, norm.data, sum.data, normed.data, k, 1e-5f});
