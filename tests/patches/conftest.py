@@ -19,6 +19,7 @@ from sparkforge.checkpoints.tiny import TinyCheckpoint, make_tiny_gpt_oss
 from sparkforge.core.index import Index
 from sparkforge.runtime.environment import python_path
 from sparkforge.sources.sources import Access
+from tests.patches import decode_answers as decode
 from tests.patches import dequant_probe, flashinfer_code
 from tests.patches.checkout import CHECKOUT, store
 from tests.patches.probing import PROMPT
@@ -42,6 +43,8 @@ _GROUPS = {
     "test_mxfp8_moe_sm12x": "flashinfer",
     "test_bf16_dequant": "dequant",
     "test_cpu_isa": "dequant",
+    "test_decode_kernels": "decode",
+    "test_decode_half": "decode",
 }
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
 # idle. A wrong order costs only time.
@@ -98,6 +101,20 @@ def patched_python(baked: dict[str, Path]) -> Path:
 def stock_python(baked: dict[str, Path]) -> Path:
     """Interpreter of the environment that has the release as upstream made it."""
     return python_path(baked[f"environment ({UNPATCHED})"])
+
+
+@pytest.fixture(scope="session")
+def decode_layout(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the index functions of the decode kernels say; None without a CUDA compiler."""
+    return decode.layout(tmp_path_factory.mktemp("layout"))
+
+
+@pytest.fixture(scope="session")
+def decode_answers(
+    patched_python: Path, decode_layout: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    """What the decode kernels' Python side answers and computes."""
+    return decode.ask(patched_python, decode_layout, tmp_path_factory.mktemp("decode"))
 
 
 @pytest.fixture(scope="session")

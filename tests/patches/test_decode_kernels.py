@@ -15,11 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.patches.probing import run_module
-from tests.patches.trees import tree
+from tests.patches.decode_answers import CAPABILITIES
 
-TIMEOUT_S = 1800
-CAPABILITIES = ("8.9", "9.0", "10.0", "12.0", "12.1")
 COVERED = ("9.0", "12.0", "12.1")
 DECODE = "DecodeMxFp4LinearKernel DecodeMxFp8LinearKernel"
 MARLIN = "MarlinMxFp4LinearKernel MarlinMxfp8LinearKernel"
@@ -30,27 +27,13 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA co
 
 
 @pytest.fixture(scope="module")
-def layout(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the index functions of the CUDA sources say; None without a compiler."""
-    if shutil.which("nvcc") is None:
-        return None
-    folder = tmp_path_factory.mktemp("layout")
-    sources = tree("vllm", folder / "tree", patched=True, only=("csrc/decode_kernels",))
-    program = folder / "layout"
-    probe = Path(__file__).with_name("probes") / "probe_decode_layout.cu"
-    words = ["nvcc", "-std=c++17", "-O0", "-arch=sm_90a", f"-I{sources / 'csrc/decode_kernels'}"]
-    subprocess.run([*words, "-o", str(program), str(probe)], check=True, timeout=TIMEOUT_S)
-    return json.loads(subprocess.run([program], capture_output=True, check=True).stdout)
+def layout(decode_layout: Any) -> Any:
+    return decode_layout
 
 
 @pytest.fixture(scope="module")
-def answers(patched_python: Path, layout: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("decode")
-    asked, out = folder / "asked.json", folder / "out.json"
-    request = {"places": layout, "capabilities": CAPABILITIES}
-    asked.write_text(json.dumps(request), encoding="utf-8")
-    run_module(patched_python, "probe_decode_kernels", asked, out, folder=folder)
-    return json.loads(out.read_text(encoding="utf-8"))
+def answers(decode_answers: Any) -> Any:
+    return decode_answers
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +156,7 @@ def test_the_option_is_parsed_and_refused(patched_python: Path, tmp_path: Path) 
 
 
 def test_the_driver_is_called_as_the_kernels_need_it(computed: Any) -> None:
-    load, *attributes, first, second = computed["driver"]["calls"]
+    load, *attributes, first, second, in_cluster = computed["driver"]["calls"]
     assert load == ["load", "cubin of 90a"]
     # every kernel is loaded before the first launch, with all shared memory that is left to it
     names = ["experts_combine", "expand_mxfp4"]
@@ -186,9 +169,12 @@ def test_the_driver_is_called_as_the_kernels_need_it(computed: Any) -> None:
         "block": [256, 1, 1],
         "shared": 1024,
         "stream": 77,
-        "dependent": ["dependent", 1, 1],
+        "dependent": ["dependent", 1],
+        "others": [],
         "operands": [16, 32, 48, 64],
     }
+    # the three blocks in x are a cluster, and those in y another
+    assert in_cluster == first | {"others": [["cluster", {"x": 3, "y": 1, "z": 1}]]}
     assert computed["driver"]["refused"] == [
         "KeyError: 'no'",
         "RuntimeError: CUDA driver: CUDA_ERROR_INVALID_VALUE",
@@ -372,5 +358,14 @@ def test_dense_layers_that_they_cannot_take_are_named(
     assert answer["said"] == [f"INFO: Decode kernels are not used for MXFP4 {reason}."]
 
 
-def test_the_half_of_a_layer_is_four_launches_with_few_rows(computed: Any) -> None:
-    pass
+# -- the half of a layer: more in test_decode_half.py ---------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
+def test_the_half_of_a_layer_is_four_launches_with_few_rows(computed: Any, rows: int) -> None:
+    answer = computed["half"]["compute"]["rows"][str(rows)]
+    most = {3: 4, 5: 8}.get(rows, rows)
+    products = [f"experts_gate_up_{most}", f"experts_down_{most}"]
+    assert answer["launches"] == [f"route_{most}", *products, "experts_combine"]
+    assert max(answer["errors"]) < ROUNDED
+    assert answer["kept"]

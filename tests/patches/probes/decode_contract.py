@@ -70,11 +70,13 @@ class Launches:
     Attributes:
         names: of the kernels launched so far.
         spoil: what is done to each kernel's result, for example to make it wrong.
+        choose: what is done to the experts that a router chose, int64 [rows, 4].
     """
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.spoil: Any = lambda result: result
+        self.choose: Any = lambda ids: ids
 
     def __call__(
         self,
@@ -84,14 +86,20 @@ class Launches:
         shared: int,
         operands: Any,
         device: torch.device,
+        cluster: bool = False,
     ) -> None:
         """Compute what the kernel of this name does."""
         assert device.type == "cpu"
         self.names.append(name)
         family, _, rest = name.partition("_")
-        {"dense": self._dense, "expand": self._expand, "experts": self._experts}[family](
-            rest.split("_"), grid, threads, shared, operands
-        )
+        assert cluster == (family == "route")
+        {
+            "add": self._add_norm,
+            "dense": self._dense,
+            "expand": self._expand,
+            "experts": self._experts,
+            "route": self._route,
+        }[family](rest.split("_"), grid, threads, shared, operands)
 
     def _dense(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
         kind, form, most = words[0], words[1], int(words[-1])
@@ -132,17 +140,69 @@ class Launches:
         out = memory(o.out, o.n * o.tiles * 64, torch.bfloat16).view(o.n, -1)
         out.copy_(self.spoil(self._weights(words[0], o)))
 
+    def _add_norm(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
+        assert (grid[1], threads, shared) == (1, 512, 0)
+        assert o.k <= 8 * 512
+        self._normalized(self._added(grid[0], o), o)
+
+    def _route(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
+        (most,) = map(int, words)
+        assert most in (1, 2, 4, 8)
+        assert most // 2 < o.rows <= most
+        assert (grid, threads, shared) == ((o.n // 16, 1), 512, most * (o.k + 32) * 2)
+        # a cluster has at most 8 blocks, 16 experts each
+        assert o.n % 16 == 0
+        assert 0 < o.n <= 128
+        assert o.k % 64 == 0
+        assert o.k <= 3072
+        assert o.weights % 16 == 0
+        normed = self._normalized(self._added(o.rows, o), o)
+        weights = memory(o.weights, o.n * o.k, torch.bfloat16).view(o.n, o.k).to(torch.float64)
+        product = normed @ weights.T + memory(o.bias, o.n, torch.bfloat16).to(torch.float64)
+        # rounded like the product of BF16 that this replaces; of equal logits the first is larger
+        logits = product.to(torch.bfloat16).to(torch.float64)
+        largest, ids = (t[:, :4] for t in logits.sort(dim=-1, descending=True, stable=True))
+        shares = memory(o.shares, o.rows * 4, torch.float32).view(o.rows, 4)
+        shares.copy_(self.spoil(largest.softmax(-1)))
+        if o.padding is not None:
+            pads = memory(o.padding, o.rows, torch.bool)
+            ids = torch.where(pads[:, None], -1, ids)
+        memory(o.ids, o.rows * 4, torch.int32).view(o.rows, 4).copy_(self.choose(ids))
+
+    def _added(self, rows: int, o: Any) -> torch.Tensor:
+        assert o.x % 16 == o.residual % 16 == o.norm % 16 == 0
+        x, residual = (
+            memory(at, rows * o.k, torch.bfloat16).view(rows, o.k).to(torch.float64)
+            for at in (o.x, o.residual)
+        )
+        return x + residual
+
+    def _normalized(self, total: torch.Tensor, o: Any) -> torch.Tensor:
+        """Write a sum, and RMSNorm of what it is before it is rounded; return what was written."""
+        norm = memory(o.norm, o.k, torch.bfloat16).to(torch.float64)
+        assert o.epsilon > 0
+        factor = (total.square().mean(-1, keepdim=True) + o.epsilon).rsqrt()
+        normed = memory(o.normed, total.numel(), torch.bfloat16).view(total.shape)
+        normed.copy_(self.spoil(total * factor * norm))
+        memory(o.sum, total.numel(), torch.bfloat16).view(total.shape).copy_(self.spoil(total))
+        return normed.to(torch.float64)
+
     def _experts(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
         if words == ["combine"]:
             rows = grid[0]
             assert (grid[1], threads, shared) == (1, 512, 0)
-            assert (o.residual, o.norm, o.normed) == (None, None, None)
             assert o.k <= 8 * 512
             sums = memory(o.experts, 4 * rows * o.k, torch.float32).view(rows, 4, o.k)
             there = memory(o.ids, 4 * rows, torch.int32).view(rows, 4) >= 0
             out = memory(o.sum, rows * o.k, torch.bfloat16).view(rows, o.k)
             kept = torch.where(there[..., None], sums, torch.zeros_like(sums))
-            out.copy_(self.spoil(kept.to(torch.float64).sum(1)))
+            total = kept.to(torch.float64).sum(1)
+            if o.residual is None:
+                assert (o.norm, o.normed) == (None, None)
+                out.copy_(self.spoil(total))
+            else:
+                total += memory(o.residual, rows * o.k, torch.bfloat16).view(rows, o.k)
+                self._normalized(total, o)
             return
         gate_up, most = words[0] == "gate", int(words[-1])
         assert most in (1, 2, 4, 8)

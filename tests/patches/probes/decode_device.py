@@ -131,7 +131,8 @@ class Driver:
         CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES="static shared",
     )
     CUlaunchAttributeID = types.SimpleNamespace(
-        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="dependent"
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="dependent",
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster",
     )
 
     CUstream = Named  # tvm_ffi asks for it
@@ -141,7 +142,9 @@ class Driver:
         self.error = Named(0, "CUDA_SUCCESS")
 
     def CUlaunchAttribute(self) -> Any:
-        return types.SimpleNamespace(value=types.SimpleNamespace())
+        return types.SimpleNamespace(
+            value=types.SimpleNamespace(clusterDim=types.SimpleNamespace())
+        )
 
     def CUlaunchConfig(self) -> Any:
         return types.SimpleNamespace()
@@ -172,7 +175,8 @@ class Driver:
 
         (address,) = (ctypes.c_void_p * 1).from_address(arguments)
         operands = module.CombineOperands.from_address(address)
-        (attribute,) = config.attrs
+        assert config.numAttrs == len(config.attrs)
+        dependent, *others = config.attrs
         self.calls.append(
             {
                 "function": function,
@@ -181,10 +185,10 @@ class Driver:
                 "shared": config.sharedMemBytes,
                 "stream": config.hStream,
                 "dependent": [
-                    attribute.id,
-                    attribute.value.programmaticStreamSerializationAllowed,
-                    config.numAttrs,
+                    dependent.id,
+                    dependent.value.programmaticStreamSerializationAllowed,
                 ],
+                "others": [[other.id, vars(other.value.clusterDim)] for other in others],
                 "operands": [operands.experts, operands.ids, operands.sum, operands.k],
             }
         )

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.patches.probes import decode_experts, decode_results, decode_selfcheck
+from tests.patches.probes import decode_experts, decode_half, decode_results, decode_selfcheck
 from tests.patches.probes.decode_device import Named, configured, emulate, logged, ship, start
 from tests.patches.probes.probe_selection import HEAVY, outcome
 
@@ -80,7 +80,7 @@ def _selection(capability: str, folder: Path, out: Path) -> None:
 
 
 def _driver() -> dict[str, Any]:
-    """What reaches the driver of two launches and of one that it refuses."""
+    """What reaches the driver of three launches and of one that it refuses."""
     import torch
     from vllm.model_executor.kernels.decode import module
 
@@ -94,8 +94,8 @@ def _driver() -> dict[str, Any]:
     operands = module.CombineOperands(experts=16, ids=32, sum=48, k=64)
     device = torch.device("cuda", 0)
     try:
-        for _ in range(2):
-            module.launch("experts_combine", (3, 2), 256, 1024, operands, device)
+        for options in ({}, {}, {"cluster": True}):
+            module.launch("experts_combine", (3, 2), 256, 1024, operands, device, **options)
         calls = list(driver.calls)
         unknown = outcome(lambda: str(module.launch("no", (1, 1), 1, 0, operands, device)))
         driver.error = Named(1, "CUDA_ERROR_INVALID_VALUE")
@@ -118,7 +118,7 @@ def _structures() -> dict[str, list[int]]:
     from vllm.model_executor.kernels.decode import module
 
     found = {}
-    for name in ("Dense", "Expand", "Expert", "Combine"):
+    for name in ("Dense", "Expand", "Expert", "Combine", "Norm", "Route"):
         kind = getattr(module, f"{name}Operands")
         offsets = [getattr(kind, field).offset for field, _ in kind._fields_]
         found[name] = [ctypes.sizeof(kind), *offsets]
@@ -140,6 +140,7 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
         "bf16": decode_results.bf16_layers,
         "head": decode_results.head,
         "experts": decode_experts.experts,
+        "half": lambda launches: decode_half.half(launches, folder),
         "self_check": decode_selfcheck.self_check,
     }
     for name, step in steps.items():

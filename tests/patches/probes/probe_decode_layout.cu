@@ -61,12 +61,19 @@ int main() {
   using E = experts::Operands;
   using X = dense::Expanded;
   using C = layer::Combined;
+  using N = layer::Normed;
+  using R = layer::Routed;
   std::printf("\"structures\": {");
   list<int>("Dense", {(int)sizeof(D), AT(D, x), AT(D, weights), AT(D, scales), AT(D, bias), AT(D, residual),
                       AT(D, out), AT(D, n), AT(D, tiles), AT(D, rows)});
   list<int>("Expand", {(int)sizeof(X), AT(X, weights), AT(X, scales), AT(X, out), AT(X, n), AT(X, tiles)});
   list<int>("Combine", {(int)sizeof(C), AT(C, experts), AT(C, ids), AT(C, residual), AT(C, norm), AT(C, sum),
                         AT(C, normed), AT(C, k), AT(C, epsilon)});
+  list<int>("Norm", {(int)sizeof(N), AT(N, x), AT(N, residual), AT(N, norm), AT(N, sum), AT(N, normed), AT(N, k),
+                     AT(N, epsilon)});
+  list<int>("Route", {(int)sizeof(R), AT(R, x), AT(R, residual), AT(R, norm), AT(R, weights), AT(R, bias),
+                      AT(R, padding), AT(R, sum), AT(R, normed), AT(R, ids), AT(R, shares), AT(R, k), AT(R, n),
+                      AT(R, rows), AT(R, epsilon)});
   list<int>("Expert", {(int)sizeof(E), AT(E, x), AT(E, weights), AT(E, scales), AT(E, bias), AT(E, ids),
                        AT(E, shares), AT(E, out), AT(E, k), AT(E, n), AT(E, stride), AT(E, rows)}, "}}\n");
   return 0;

@@ -1,0 +1,307 @@
+"""A gpt-oss model whose halves of layers are one operator, with the contract as its kernels.
+
+Runs inside the interpreter under test; used by probe_decode_kernels.py. Real are the model, its
+blocks, norms, routers, runners, experts and their loading; the attention, Marlin's CUDA operators,
+the choice of experts and the kernels are not.
+"""
+
+from __future__ import annotations
+
+import types
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from tests.patches.probes.decode_device import configured, error_of, load, logged
+
+HIDDEN, INNER, EXPERTS, LAYERS, WORDS = 128, 64, 32, 3, 64
+CLEAR = 0.1
+"""Least distance of the fourth largest logit from the fifth, in rows that are compared: rounding
+to BF16 in another place must not change which experts a row has."""
+
+
+class Made(NamedTuple):
+    """A model and what it was made with."""
+
+    model: Any
+    config: Any
+    weights: dict[str, Any]
+    """The checkpoint, in its own layout."""
+    said: list[str]
+
+
+def prepare(folder: Path) -> None:
+    """Give vLLM what a worker gives it before a model is made.
+
+    Marlin's operators stay what ``decode_experts.experts`` put in their place.
+    """
+    import torch
+    import vllm._custom_ops as ops
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.layers.fused_moe.experts import marlin_moe
+    from vllm.v1.worker import workspace
+
+    from tests.patches.probes.probe_marlin_padding import _swiglu
+
+    def topk_softmax(
+        shares: Any, ids: Any, _: Any, logits: Any, renormalize: bool, *, is_padding: Any
+    ) -> None:
+        assert renormalize
+        largest, chosen = logits.float().topk(4)
+        shares.copy_(largest.softmax(-1))
+        ids.copy_(chosen)
+        if is_padding is not None:
+            ids[is_padding] = -1
+
+    ops.topk_softmax = topk_softmax
+    marlin_moe.MarlinExperts.activation = lambda self, _, out, both, **__: out.copy_(_swiglu(both))
+    torch.accelerator.empty_cache = lambda: None
+    workspace.init_workspace_manager(torch.device("cpu"))
+    with configured("off") as config:
+        config.model_config.is_moe = False
+        meeting = f"file://{folder / 'meeting'}"
+        parallel_state.init_distributed_environment(1, 0, meeting, 0, "gloo")
+        parallel_state.initialize_model_parallel(backend="gloo")
+
+
+def make(option: str, weights: dict[str, Any] | None = None, plain: int | None = None) -> Made:
+    """Return a model as a loader makes it.
+
+    Args:
+        option: of ``--decode-kernels``.
+        weights: the checkpoint; None: a random one.
+        plain: the layer whose MLP is of a class derived from vLLM's, as other models have.
+
+    """
+    import torch
+    from vllm.config import CompilationMode
+    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
+    from vllm.model_executor.models import gpt_oss
+
+    class Attention(torch.nn.Module):  # type: ignore[misc]
+        """Computes each row alone, so that rows can be left out."""
+
+        def __init__(self, config: Any, **_: Any) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(HIDDEN, HIDDEN))
+
+        def forward(self, x: Any, positions: Any) -> Any:
+            return x @ self.weight.T + positions[:, None].to(x.dtype) / 16
+
+    class OtherMLP(gpt_oss.MLPBlock):  # type: ignore[misc]
+        pass
+
+    class Block(gpt_oss.TransformerBlock):  # type: ignore[misc]
+        attention_cls = Attention
+
+        def __init__(self, *arguments: Any, prefix: str, **options: Any) -> None:
+            if prefix.endswith(f".{plain}"):
+                self.mlp_cls = OtherMLP
+            super().__init__(*arguments, prefix=prefix, **options)
+
+    class Model(gpt_oss.GptOssModel):  # type: ignore[misc]
+        block_cls = Block
+
+    with configured(option) as config, logged() as lines:
+        config.model_config.hf_config = types.SimpleNamespace(
+            hidden_size=HIDDEN,
+            intermediate_size=INNER,
+            num_local_experts=EXPERTS,
+            num_experts_per_tok=4,
+            vocab_size=WORDS,
+            num_hidden_layers=LAYERS,
+        )
+        config.model_config.dtype = torch.bfloat16
+        config.kernel_config.moe_backend = "marlin"
+        config.compilation_config.mode = CompilationMode.NONE
+        config.quant_config = GptOssMxfp4Config()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            model = Model(vllm_config=config, prefix="model")
+        finally:
+            torch.set_default_dtype(torch.float32)
+        if weights is None:
+            shapes = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
+            weights = {name: _random(name, *shape) for name, shape in shapes.items()}
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(requires_grad=False).copy_(weights[name])
+        for block in model.layers:
+            for layer in (block.mlp.router, block.mlp.experts.routed_experts):
+                load(layer.quant_method, layer)
+    return Made(model, config, weights, [line for line in lines if "Decode kernels" in line])
+
+
+def _random(name: str, shape: Any, dtype: Any) -> Any:
+    import torch
+
+    if dtype == torch.uint8:
+        low, high = (115, 121) if name.endswith("_scale") else (0, 256)
+        return torch.randint(low, high, shape, dtype=dtype)
+    values = torch.randn(shape)
+    if "norm" in name:
+        values = 1 + 0.3 * values
+    elif name.endswith(("attn.weight", "router.weight")):
+        values *= 3 / HIDDEN**0.5
+    return values.to(dtype)
+
+
+def _wanted(made: Made, layer: int, x: Any, residual: Any, real: Any) -> tuple[Any, Any, Any]:
+    """What half a layer has to give, in float64: normed, sum, and how clear each choice is."""
+
+    from tests.patches.probes.probe_marlin_padding import _reference
+
+    own = f"layers.{layer}."
+    names = [f"layers.{layer + 1}.input_layernorm.weight", "norm.weight"]
+    following = next(made.weights[name] for name in names if name in made.weights)
+
+    def norm(rows: Any, weight: Any) -> Any:
+        return rows * (rows.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+
+    total = x.double() + residual.double()
+    normed = norm(total, made.weights[f"{own}post_attention_layernorm.weight"])
+    router = f"{own}mlp.router."
+    logits = normed @ made.weights[f"{router}weight"].double().T
+    logits += made.weights[f"{router}bias"].double()
+    best = logits.topk(5)
+    experts = f"{own}mlp.experts.routed_experts."
+    data = {name.removeprefix(experts): value for name, value in made.weights.items()}
+    data |= {"x": normed, "topk_ids": best.indices[:, :4]}
+    data["topk_weights"] = best.values[:, :4].softmax(-1) * real[:, None]
+    total = total + _reference(data)
+    return norm(total, following), total, best.values[:, 3] - best.values[:, 4]
+
+
+def _clear_rows(made: Made, layer: int, count: int) -> tuple[Any, Any]:
+    import torch
+
+    x, residual = (torch.randn(3 * count, HIDDEN).to(torch.bfloat16) for _ in range(2))
+    clear = _wanted(made, layer, x, residual, torch.ones(3 * count))[2] > CLEAR
+    x, residual = x[clear][:count].clone(), residual[clear][:count].clone()
+    assert x.shape[0] == count
+    return x, residual
+
+
+def compute(launches: Any, made: Made) -> dict[str, Any]:
+    """The operator's results and launches by number of rows, and where it must not be used."""
+    import torch
+    from vllm.forward_context import set_forward_context
+    from vllm.model_executor.kernels.decode import layer as ours
+    from vllm.model_executor.kernels.decode import selfcheck
+    from vllm.model_executor.layers.fused_moe.runner import moe_runner
+
+    half = made.model.layers[0].moe_half
+    x, residual = _clear_rows(made, 0, 17)
+    result: dict[str, Any] = {}
+
+    def call(rows: int, padding: Any = None, layer: int = 0) -> dict[str, Any]:
+        launches.names.clear()
+        given = x[:rows].clone(), residual[:rows].clone()
+        with set_forward_context(None, made.config, is_padding=padding):
+            found = made.model.layers[layer].moe_half(*given)
+        real = torch.ones(rows) if padding is None else (~padding[:rows]).float()
+        wanted = _wanted(made, layer, *given, real)
+        return {
+            "launches": list(launches.names),
+            "errors": [error_of(*pair) for pair in zip(found, wanted, strict=False) if rows],
+            "shapes": [list(out.shape) for out in found],
+            "kept": bool((given[0] == x[:rows]).all() and (given[1] == residual[:rows]).all()),
+        }
+
+    result["rows"] = {rows: call(rows) for rows in (0, 1, 2, 3, 4, 5, 8, 9, 17)}
+    result["the last layer"] = call(3, layer=LAYERS - 1)
+    # the mask has a place for each row that a CUDA graph may have
+    padding = torch.tensor([False, True, False, True, True, False, True, True])
+    result["padding"] = {rows: call(rows, padding) for rows in (1, 2, 5, 8)}
+    given = x[:5].clone(), residual[:5].clone()
+    with torch._subclasses.FakeTensorMode() as mode:
+        found = half(*map(mode.from_tensor, given))
+    result["fake"] = [[list(out.shape), str(out.dtype), out.stride()] for out in found]
+
+    # a layer's name, or the next one in the order of the calls
+    with mock.patch.object(moe_runner, "_USE_LAYERNAME", new=False):
+        made.config.compilation_config.fast_moe_cold_start = True
+        with set_forward_context(None, made.config):
+            names = [block.mlp.experts._encode_layer_name() for block in made.model.layers]
+            errors = []
+            for layer, name in enumerate(names):
+                rows = 2 if layer == 1 else 9
+                found = ours._decode_moe_half(x[:rows], residual[:rows], name)
+                wanted = _wanted(made, layer, x[:rows], residual[:rows], torch.ones(rows))
+                errors.append(error_of(found[1], wanted[1]))
+        result["by order"] = {"names": names, "errors": errors}
+
+    marlin = half.runner.routed_experts.quant_method.moe_kernel.fused_experts
+    with mock.patch.object(marlin, "uses_decode_kernels", new=False):
+        half.prepare(marlin)
+        result["Marlin's experts"] = {rows: call(rows) for rows in (3, 9)}
+    selfcheck._passed.clear()
+    launches.spoil = lambda value: value * 1.03
+    half.prepare(marlin)
+    launches.spoil = lambda value: value
+    result["failed self-check"] = {rows: call(rows) for rows in (0, 3, 9)}
+    selfcheck._passed.clear()
+    selfcheck._switched_off.clear()
+    half.prepare(marlin)
+    result["prepared again"] = call(3)
+    return result
+
+
+def whole(launches: Any, made: Made) -> dict[str, Any]:
+    """Hidden states of the model, against one with the same weights and without the operator."""
+    import torch
+    from vllm.forward_context import set_forward_context
+
+    off = make("off", made.weights)
+    mixed = make("auto", made.weights, plain=1)
+    words = torch.randint(0, WORDS, (90,))
+    clear = torch.ones(90, dtype=torch.bool)
+
+    def note(_: Any, __: Any, logits: Any) -> None:
+        best = logits.float().topk(5).values
+        clear.logical_and_(best[:, 3] - best[:, 4] > CLEAR)
+
+    def run(one: Made, words: Any, aux: tuple[int, ...]) -> list[Any]:
+        one.model._set_aux_hidden_state_layers(aux)
+        launches.names.clear()
+        with set_forward_context(None, one.config):
+            found = one.model(words, words)
+        return [found[0], *found[1]] if aux else [found]
+
+    with ExitStack() as stack:
+        for block in off.model.layers:
+            stack.callback(block.mlp.router.register_forward_hook(note).remove)
+        run(off, words, ())
+    words = words[clear]
+    assert words.numel() > 17, words.numel()
+    result: dict[str, Any] = {"off": {"said": off.said}}
+    for name, one in (("joined", made), ("mixed", mixed)):
+        blocks = one.model.layers
+        result[name] = {
+            "said": one.said,
+            "joined": [block.moe_half is not None for block in blocks],
+            "input is normalized": [block.input_is_normalized for block in blocks],
+            "output is normalized": one.model.output_is_normalized,
+        }
+        for rows in (4, 17):
+            for aux in ((), (0, 1, 2, 3)):
+                wanted = run(off, words[:rows], aux)
+                assert not any(n.startswith(("route", "add_norm")) for n in launches.names)
+                found = run(one, words[:rows], aux)
+                errors = [error_of(*p) for p in zip(found, wanted, strict=True)]
+                result[name][f"{rows} rows, {len(aux)} more"] = errors
+            result[name][f"launches with {rows} rows"] = list(launches.names)
+    return result
+
+
+def half(launches: Any, folder: Path) -> dict[str, Any]:
+    """Everything about the operator; ``folder`` is for the process group's files."""
+    from tests.patches.probes import decode_half_choice
+
+    prepare(folder)
+    made = make("auto")
+    return {
+        "model": whole(launches, made),
+        "compute": compute(launches, made),
+        "choice": decode_half_choice.choice(launches, made),
+    }

@@ -1,0 +1,204 @@
+"""What follows the attention of a gpt-oss layer as one operator: on the CPU, in vLLM's own model.
+
+As in test_decode_kernels.py, a contract stands in for the kernels (probes/decode_contract.py). The
+model, its loading and the usual path are vLLM's (probes/decode_half.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+ROUNDED = 0.004
+"""Largest relative error of a result that was rounded to BF16 twice."""
+TWO_PATHS = 0.012
+"""The same of two paths through three layers, which round in different places. A norm that is
+applied twice makes it 0.2 and more."""
+FEW = ["route_4", "experts_gate_up_4", "experts_down_4", "experts_combine"]
+NORMS = ["add_norm", "add_norm"]
+NOT_USED = "INFO: Decode kernels are not used for norms and routers: "
+
+
+@pytest.fixture(scope="module")
+def half(decode_answers: Any) -> Any:
+    return decode_answers["computed"]["half"]
+
+
+# -- one layer -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [0, 9, 17])
+def test_more_rows_take_the_usual_path_between_two_norms(half: Any, rows: int) -> None:
+    answer = half["compute"]["rows"][str(rows)]
+    assert answer["launches"] == (NORMS if rows else [])
+    assert answer["shapes"] == [[rows, 128]] * 2
+    assert all(error < ROUNDED for error in answer["errors"])
+    assert len(answer["errors"]) == (2 if rows else 0)
+    assert answer["kept"]
+
+
+def test_the_last_layer_ends_with_the_models_norm(half: Any) -> None:
+    answer = half["compute"]["the last layer"]
+    assert answer["launches"] == FEW
+    assert max(answer["errors"]) < ROUNDED
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+def test_rows_that_pad_have_no_experts(half: Any, rows: int) -> None:
+    answer = half["compute"]["padding"][str(rows)]
+    assert answer["launches"][0] == f"route_{8 if rows == 5 else rows}"
+    assert max(answer["errors"]) < ROUNDED
+
+
+def test_the_fake_gives_what_the_operator_gives(half: Any) -> None:
+    assert half["compute"]["fake"] == [[[5, 128], "torch.bfloat16", [128, 1]]] * 2
+
+
+def test_layers_are_found_by_the_order_of_the_calls(half: Any) -> None:
+    answer = half["compute"]["by order"]
+    assert answer["names"] == ["from_forward_context"] * 3
+    assert max(answer["errors"]) < ROUNDED
+
+
+def test_experts_that_stay_with_marlin_leave_the_norms(half: Any) -> None:
+    for rows, answer in half["compute"]["Marlin's experts"].items():
+        assert answer["launches"] == NORMS, rows
+        assert max(answer["errors"]) < ROUNDED + 0.002  # Marlin rounds more often
+
+
+def test_a_failed_self_check_leaves_the_usual_path(half: Any) -> None:
+    answers = half["compute"]["failed self-check"]
+    launches = {rows: answer["launches"] for rows, answer in answers.items()}
+    assert launches == {"0": [], "3": FEW[1:], "9": []}
+    assert answers["0"]["shapes"] == [[0, 128]] * 2
+    for rows in ("3", "9"):
+        assert max(answers[rows]["errors"]) < 2 * ROUNDED  # torch rounds the sum before the norm
+        assert answers[rows]["kept"]
+    # weights that are loaded again are compared again
+    assert half["compute"]["prepared again"]["launches"] == FEW
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "joined"), [("joined", [True, True, True]), ("mixed", [True, False, True])]
+)
+def test_the_model_gives_the_same_hidden_states(half: Any, model: str, joined: list[bool]) -> None:
+    answer = half["model"][model]
+    assert answer["joined"] == joined
+    assert answer["input is normalized"] == [False, *joined[:-1]]
+    assert answer["output is normalized"]
+    for rows in (4, 17):
+        (alone,) = answer[f"{rows} rows, 0 more"]
+        with_more = answer[f"{rows} rows, 4 more"]
+        assert len(with_more) == 5
+        assert max(alone, *with_more) < TWO_PATHS, rows
+
+
+def test_layers_of_other_classes_are_as_they_were(half: Any) -> None:
+    assert half["model"]["joined"]["launches with 4 rows"] == FEW * 3
+    assert half["model"]["joined"]["launches with 17 rows"] == NORMS * 3
+    assert half["model"]["mixed"]["launches with 4 rows"] == FEW + FEW[1:] + FEW
+    assert half["model"]["mixed"]["launches with 17 rows"] == NORMS * 2
+
+
+def test_a_model_compares_the_kernels_once(half: Any) -> None:
+    experts, norms = half["model"]["joined"]["said"]
+    assert experts.startswith("INFO: Decode kernels are used for MXFP4 experts 32 x 128 x 64: ")
+    assert norms.startswith("INFO: Decode kernels are used for norms and routers 32 x 128: ")
+    assert half["model"]["off"]["said"] == []
+
+
+# -- choice ----------------------------------------------------------------------------------------
+
+REFUSED = {
+    "another backend": "the experts are not MXFP4 with Marlin as MoE backend",
+    "no MXFP4": "the experts are not MXFP4 with Marlin as MoE backend",
+    "LoRA": "LoRA is enabled",
+    "float16": "activations are torch.float16, not bfloat16",
+    "two devices": "the model is spread over devices",
+    "returned experts": "the experts of each token are returned",
+    "offloaded": "weights are offloaded to the host",
+    "prefetched": "weights are offloaded to the host",
+    "padded": "a hidden size of 128 (padded: 256)",
+    "k = 96": "a hidden size of 96 (padded: 96)",
+    "k = 3136": "a hidden size of 3136 (padded: 3136)",
+    "24 experts": "24 experts",
+    "144 experts": "144 experts",
+    "float16 norm": "norms and routers are not bfloat16",
+    "float32 router": "norms and routers are not bfloat16",
+}
+FITS = ("fits", "the largest")
+
+
+def test_every_reason_has_a_case(half: Any) -> None:
+    assert {name.rpartition(", ")[0] for name in half["choice"]["refused"]} == {*REFUSED, *FITS}
+
+
+@pytest.mark.parametrize("layer", REFUSED)
+def test_layers_that_it_cannot_take_stay_as_they_are(half: Any, layer: str) -> None:
+    answer = half["choice"]["refused"][f"{layer}, auto"]
+    assert answer == {
+        "joined": False,
+        "known": True,
+        "said": [f"{NOT_USED}{REFUSED[layer]}."],
+    }
+
+
+@pytest.mark.parametrize("layer", FITS)
+def test_layers_that_fit_are_joined(half: Any, layer: str) -> None:
+    answer = half["choice"]["refused"][f"{layer}, auto"]
+    assert answer == {"joined": True, "known": True, "said": []}
+
+
+@pytest.mark.parametrize("layer", [*REFUSED, *FITS])
+def test_off_joins_nothing_and_says_nothing(half: Any, layer: str) -> None:
+    answer = half["choice"]["refused"][f"{layer}, off"]
+    assert answer == {"joined": False, "known": True, "said": []}
+
+
+# -- the self-check --------------------------------------------------------------------------------
+
+TOO_LARGE = "more than 0.02"
+WRONG = {
+    "3 % too large": TOO_LARGE,
+    "NaN": "they differ by nan",
+    "an error": "RuntimeError: CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS",
+    "add_norm 3 % too large": TOO_LARGE,
+    "route 3 % too large": TOO_LARGE,
+    "experts_combine 3 % too large": TOO_LARGE,
+    "the rows of 8 NaN": "they differ by nan",
+    "an expert twice": "ValueError: a row has an expert twice",
+    "rows without experts": "ValueError: a row has an expert twice",
+    "experts beside those chosen": TOO_LARGE,
+    "padding that has experts": "ValueError: a row that pads has experts",
+}
+
+
+@pytest.mark.parametrize("option", ["auto", "on"])
+@pytest.mark.parametrize("name", ["right", "1 % too large", "zero weights"])
+def test_right_kernels_pass(half: Any, name: str, option: str) -> None:
+    answer = half["choice"]["self_check"][f"{name}, {option}"]
+    assert answer["used"]
+    assert not answer["compared again"]
+    (line,) = answer["said"]
+    assert line.startswith("INFO: Decode kernels are used for norms and routers 32 x 128: ")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_kernels_are_switched_off(half: Any, name: str) -> None:
+    answer = half["choice"]["self_check"][f"{name}, auto"]
+    assert not answer["used"]
+    assert not answer["compared again"]
+    (line,) = answer["said"]
+    assert line.startswith("WARNING: Decode kernels for norms and routers are switched off. ")
+    assert WRONG[name] in line
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_kernels_are_an_error_where_they_were_asked_for(half: Any, name: str) -> None:
+    answer = half["choice"]["self_check"][f"{name}, on"]
+    assert answer["raised"].startswith("--decode-kernels on: those for norms and routers 32 x 128 ")
+    assert WRONG[name] in answer["raised"]
