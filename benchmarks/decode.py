@@ -121,10 +121,14 @@ class Case:
         return cls(name, tree, backend, layers, kernels)
 
 
-def write_checkpoint(folder: Path, layers: int) -> None:
-    """Write a config.json with ``layers`` layers; vLLM makes the weights up."""
+def write_checkpoint(folder: Path, layers: int, experts: int) -> None:
+    """Write a config.json with so many layers and experts; vLLM makes the weights up."""
     kinds = ["sliding_attention" if n % 2 == 0 else "full_attention" for n in range(layers)]
-    config = SHAPES | {"num_hidden_layers": layers, "layer_types": kinds}
+    config = SHAPES | {
+        "num_hidden_layers": layers,
+        "num_local_experts": experts,
+        "layer_types": kinds,
+    }
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -162,7 +166,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     with tempfile.TemporaryDirectory() as name:
-        write_checkpoint(Path(name), arguments.layers)
+        write_checkpoint(Path(name), arguments.layers, arguments.experts)
         start = time.perf_counter()
         extra = {"mxfp4_layers": case.layers, "decode_kernels": case.kernels}
         llm = LLM(
@@ -267,6 +271,8 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             spec(case),
             "--layers",
             str(arguments.layers),
+            "--experts",
+            str(arguments.experts),
             "--prompt",
             str(arguments.prompt),
             "--tokens",
@@ -366,6 +372,9 @@ def main() -> None:
     )
     parser.add_argument("--case", type=Case.parse, action="append", required=True)
     parser.add_argument("--layers", type=int, default=SHAPES["num_hidden_layers"])
+    parser.add_argument(
+        "--experts", type=int, default=SHAPES["num_local_experts"], help="32 in gpt-oss-20b"
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 8])
     parser.add_argument(
         "--prefill", type=int, nargs="*", default=[], help="prompt lengths to time the prefill of"
@@ -378,7 +387,9 @@ def main() -> None:
     parser.add_argument(
         "--mode", type=int, choices=GRAPHS, default=3, help="vLLM's compilation mode (default: 3)"
     )
-    parser.add_argument("--profile", action="store_true", help="and the kernels at batch 1 and of each prefill")
+    parser.add_argument(
+        "--profile", action="store_true", help="and the kernels at batch 1 and of each prefill"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
