@@ -512,9 +512,15 @@ void check_layer(int rows, int k, int n) {
   // residual and norm alone
   launch(0, add_norm, dim3(rows), layer::kThreads, 0, layer::Normed{dx.data, dr.data, dn.data, sum.data, normed.data, k, 1e-5f});
   const auto added = sum.read((size_t)rows * k), added_normed = normed.read((size_t)rows * k);
-  for (size_t i = 0; i < added.size(); i++) {
-    judged(float_of(added[i]), float_of(got_sum[i]), 1);
-    judged(float_of(added_normed[i]), float_of(got_normed[i]), 1);
+  for (int row = 0; row < rows; row++) {
+    double squares = 0;
+    std::vector<double> both(k);
+    for (int i = 0; i < k; i++) {
+      both[i] = float_of(x[(size_t)row * k + i]) + float_of(residual[(size_t)row * k + i]);
+      squares += both[i] * both[i];
+      judged(float_of(added[(size_t)row * k + i]), both[i], 1);
+    }
+    for (int i = 0; i < k; i++) judged(float_of(added_normed[(size_t)row * k + i]), both[i] / sqrt(squares / k + 1e-5) * float_of(norm[i]), 1);
   }
   std::vector<float> parts((size_t)rows * 4 * k);
   for (auto& v : parts) v = between(-2000, 2000, 1 / 700.f);
