@@ -16,8 +16,10 @@ class Options:
     """Options of ``clean``."""
 
     store: Path | None = store_option()
-    all: bool = switch("delete downloads and git mirrors, too", one_of="a")
-    superseded: bool = switch("delete only results that no target's newest build uses", one_of="a")
+    all: bool = switch("delete downloads and git mirrors, too", one_of="results")
+    superseded: bool = switch(
+        "delete only results that no target's newest build uses", one_of="results"
+    )
     output: OutputOptions
 
 

@@ -138,12 +138,13 @@ def add_options(
         if declared.more is None:
             parser.set_defaults(**{field.name: field.default})
             continue
-        where: argparse._ActionsContainer = parser
         if declared.group and declared.group not in groups:
             groups[declared.group] = parser.add_argument_group(declared.group)
         if declared.one_of and declared.one_of not in exclusive:
             exclusive[declared.one_of] = parser.add_mutually_exclusive_group()
-        where = groups.get(declared.group) or exclusive.get(declared.one_of) or parser
+        where: argparse._ActionsContainer = (
+            groups.get(declared.group) or exclusive.get(declared.one_of) or parser
+        )
         text = declared.help
         if declared.default:
             text = f"{text} (default: {(defaults or {}).get(field.name, declared.default)})"

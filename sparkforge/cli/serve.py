@@ -19,9 +19,9 @@ class Options:
 
     target: str = needed("target to serve", metavar="NAME")
     model: Path | None = option(
-        "checkpoint to serve (default: a tiny test model)", type=Path, metavar="DIR", one_of="a"
+        "checkpoint to serve (default: a tiny test model)", type=Path, metavar="DIR", one_of="model"
     )
-    chat: bool = switch("serve a tiny model with canned chat and tool-call replies", one_of="a")
+    chat: bool = switch("serve a tiny model with canned chat and tool-call replies", one_of="model")
     arguments: tuple[str, ...] = behind()
     project: ProjectOptions
     output: OutputOptions

@@ -66,13 +66,16 @@ class Options:
         metavar="SECONDS",
     )
     save: Path | None = option(
-        "also store the readings, to judge them elsewhere", type=Path, metavar="FILE", one_of="a"
+        "also store the readings, to judge them elsewhere",
+        type=Path,
+        metavar="FILE",
+        one_of="readings",
     )
     readings: Path | None = option(
         "judge readings that --save stored on another machine",
         type=Path,
         metavar="FILE",
-        one_of="a",
+        one_of="readings",
     )
     report: str | None = option(
         "pack readings, logs and test chats into an archive for a bug report"
@@ -80,7 +83,7 @@ class Options:
         nargs="?",
         const="",
         metavar="FILE",
-        one_of="a",
+        one_of="readings",
     )
     no_chats: bool = switch("with --report: send no test chats to the server")
     pins: Path | None = pins_option()

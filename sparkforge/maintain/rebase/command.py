@@ -43,11 +43,13 @@ class Options:
     table: bool = switch("with --all: write docs/carry.md")
     commit: str | None = option("commit that the release was built from", metavar="SHA")
     test: bool = switch("run the tests that the patches name when the rebase is done")
-    go_on: bool = switch("continue a stopped or killed rebase", "--continue", one_of="a")
+    go_on: bool = switch("continue a stopped or killed rebase", "--continue", one_of="answer")
     skip: str | None = option(
-        "drop the patch that stopped the rebase", metavar="REASON", one_of="a"
+        "drop the patch that stopped the rebase", metavar="REASON", one_of="answer"
     )
-    abort: bool = switch("cancel the rebase; patches/ and pins.yaml stay as they are", one_of="a")
+    abort: bool = switch(
+        "cancel the rebase; patches/ and pins.yaml stay as they are", one_of="answer"
+    )
     project: ProjectOptions
     output: OutputOptions
 
