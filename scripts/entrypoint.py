@@ -8,10 +8,11 @@ first. Further arguments are options of `vllm serve`. docs/serving.md has the st
     SPARKFORGE_MODEL_REVISION   commit on the hub; without it the newest
     SPARKFORGE_DOWNLOAD         entrypoint, or vllm: vLLM downloads while it loads
     SPARKFORGE_MODEL_NAME       the model's name for clients; without it the model's own
-    SPARKFORGE_PROFILE          file of the profile (pins.yaml); empty: none
+    SPARKFORGE_PROFILE          exact, balanced or fast, the choices of the image's profile; or a
+                                profile file, with a / in its path; empty: no profile
     SPARKFORGE_SERVE_ARGS       options of the target, set by the build
     SPARKFORGE_EXTRA_ARGS       further options, e.g. --max-num-seqs 8
-    SPARKFORGE_MXFP4_LAYERS     e.g. qkv,o,lm_head; off by default (docs/mxfp4-layers.md)
+    SPARKFORGE_MXFP4_LAYERS     e.g. qkv,o,lm_head; must fit a chosen profile
     SPARKFORGE_GPU_MEMORY_UTILIZATION   share of all memory; without it: computed (docs/serving.md)
     SPARKFORGE_MEMORY_GUARD     off, warn or on: watch free memory; on where GPU and host share it
     SPARKFORGE_MEMORY_MARKS     GiB below which it warns, refuses requests, ends the server; 6,4,2

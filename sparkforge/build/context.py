@@ -89,18 +89,26 @@ class Context:
 
     @property
     def serve(self) -> tuple[str, ...]:
-        """Options of ``vllm serve`` for a virtual environment: the profile's, then the target's.
+        """Options of ``vllm serve`` for a virtual environment: the profile's, then the target's."""
+        return self.serve_with(self.serving)
+
+    def serve_with(self, profile: Profile) -> tuple[str, ...]:
+        """Return the same with another profile.
 
         Of memory it names the most that the profile allows; an image holds the profile itself, and
         works out what the machine has available.
         """
-        profile = Profile.of(Document(self.target_name, self.profile))
         return (*profile.options(most_memory=True), *self.target.serve)
 
     @property
     def profile(self) -> dict[str, Any]:
         """The target's profile, as an image gets it."""
         return self.pins.profile_of(self.target)
+
+    @property
+    def serving(self) -> Profile:
+        """The same, as the image reads it."""
+        return Profile.of(Document(self.target_name, self.profile))
 
     @property
     def release(self) -> str:

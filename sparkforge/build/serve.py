@@ -29,6 +29,8 @@ from sparkforge.runtime import envfile, servers
 from sparkforge.runtime.environment import python_path
 from sparkforge.runtime.serverlog import ending
 from sparkforge.runtime.servers import LOOPBACK, Launch, ProcessServer
+from sparkforge.serving import arguments, choices
+from sparkforge.serving.profile import Profile
 from sparkforge.store.artefact import Artefact
 
 _COMPOSE_GRACE_S = 60.0  # more than the container's own (docker-compose.yml: 30 s)
@@ -53,6 +55,25 @@ def checkpoint(model: Path) -> Path:
         msg = f"--model {model}: {what}"
         raise UsageError(msg, "give the folder of a checkpoint")
     return model.resolve()
+
+
+def chosen(context: Context, name: str) -> Profile:
+    """Return the target's profile with the choice of ``--profile``.
+
+    Raises:
+        UsageError: there is no such choice, or another setting contradicts it.
+    """
+    option = "--profile"
+    others = {choices.OPTION: arguments.value(context.arguments, choices.OPTION)}
+    if context.engine is not None:  # Compose passes it on
+        variable = "SPARKFORGE_MXFP4_LAYERS"
+        others[variable] = envfile.seen(context.root / ".env").get(variable)
+    try:
+        profile = choices.pick(context.serving, name, option)
+        choices.check(profile, f"{option} {name}", others)
+    except choices.ChoiceError as error:
+        raise UsageError(error.what, error.hint) from None
+    return profile
 
 
 def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
@@ -143,6 +164,7 @@ def serve(
     model: Path | None = None,
     *,
     chat: bool = False,
+    profile: Profile | None = None,
     limit_s: float = float("inf"),
     as_json: bool = False,
 ) -> int:
@@ -151,6 +173,7 @@ def serve(
     Args:
         model: folder of a checkpoint; None: the tiny one.
         chat: the tiny one that speaks Harmony, with the parsers that it takes.
+        profile: with the choice of ``--profile``; None: Compose's, else the target's.
         limit_s: how long it may load.
         as_json: print address and model as a JSON document as soon as it answers.
 
@@ -163,7 +186,7 @@ def serve(
     """
     is_image = isinstance(product.result, ImageResult)
     with (
-        _server(context, product, model, chat=chat) as (server, name),
+        _server(context, product, model, profile, chat=chat) as (server, name),
         servers.kept_log(server, server.output_path),
     ):
         follower = _Follower(server.output_path)
@@ -240,16 +263,22 @@ def _until_it_ends(server: ProcessServer, follower: _Follower) -> int:
 
 
 def _server(
-    context: Context, product: Artefact[Product], model: Path | None, *, chat: bool
+    context: Context,
+    product: Artefact[Product],
+    model: Path | None,
+    profile: Profile | None,
+    *,
+    chat: bool,
 ) -> AbstractContextManager[tuple[ProcessServer, str | None]]:
     if isinstance(product.result, ImageResult):
-        return _image_server(context, product.result, model, chat=chat)
-    return _environment_server(context, product.path, model, chat=chat)
+        return _image_server(context, product.result, model, profile, chat=chat)
+    served = profile or context.serving
+    return _environment_server(context, product.path, model, served, chat=chat)
 
 
 @contextmanager
 def _image_server(
-    context: Context, built: ImageResult, model: Path | None, *, chat: bool
+    context: Context, built: ImageResult, model: Path | None, profile: Profile | None, *, chat: bool
 ) -> Iterator[tuple[ProcessServer, str | None]]:
     from sparkforge.build.launcher import CHAT_OPTIONS
 
@@ -266,8 +295,10 @@ def _image_server(
         environment["SPARKFORGE_MODEL_NAME"] = os.environ.get("SPARKFORGE_MODEL_NAME", CHAT_NAME)
     if model is not None:
         environment["SPARKFORGE_MODEL_DIR"] = str(checkpoint(model))
-    if arguments := (*(CHAT_OPTIONS if chat else ()), *context.arguments):
-        environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(arguments)
+    if options := (*(CHAT_OPTIONS if chat else ()), *context.arguments):
+        environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(options)
+    if profile is not None:
+        environment["SPARKFORGE_PROFILE"] = profile.choice
     seen = {**envfile.seen(context.root / ".env"), **environment}
     if not seen.get("SPARKFORGE_RESTART"):
         environment["SPARKFORGE_RESTART"] = "no"  # somebody looks on: show the first failure
@@ -282,25 +313,27 @@ def _image_server(
 
 @contextmanager
 def _environment_server(
-    context: Context, environment: Path, model: Path | None, *, chat: bool
+    context: Context, environment: Path, model: Path | None, profile: Profile, *, chat: bool
 ) -> Iterator[tuple[ProcessServer, str | None]]:
     from sparkforge.build.launcher import CHAT_OPTIONS, SMOKE_VARIABLES, from_environment
 
     folder = context.root / "dist" / context.target_name
     folder.mkdir(parents=True, exist_ok=True)
     if chat:
-        chosen = chat_model(folder, in_environment(python_path(environment)))
+        weights = chat_model(folder, in_environment(python_path(environment)))
     else:
-        chosen = checkpoint(model) if model is not None else tiny_model(folder)
-    name = chosen.name if model is not None else CHAT_NAME if chat else servers.MODEL_NAME
+        weights = checkpoint(model) if model is not None else tiny_model(folder)
+    name = weights.name if model is not None else CHAT_NAME if chat else servers.MODEL_NAME
     launch = Launch(
-        chosen,
-        context.serve,
+        weights,
+        context.serve_with(profile),
         (*(CHAT_OPTIONS if chat else ()), *context.arguments),
         SMOKE_VARIABLES if model is None else {},
         context.port or 8000,
         name=name,
     )
+    if told := choices.line(profile, (*launch.options, *launch.arguments), weights):
+        log.info(told)
     cache = context.store.cache_path("serve")
     with from_environment(environment, launch, folder, cache, Path.cwd()) as server:
         yield server, name

@@ -22,6 +22,11 @@ class Options:
         "checkpoint to serve (default: a tiny test model)", type=Path, metavar="DIR", one_of="model"
     )
     chat: bool = switch("serve a tiny model with canned chat and tool-call replies", one_of="model")
+    profile: str | None = option(
+        "exact, balanced or fast: format of the dense layers (default: SPARKFORGE_PROFILE for an"
+        " image, else the target's)",
+        metavar="NAME",
+    )
     arguments: tuple[str, ...] = behind()
     project: ProjectOptions
     output: OutputOptions
@@ -45,6 +50,7 @@ def _serve(options: Options) -> int:
     if options.chat and context.target.smoke is None:
         msg = f"--chat: target {context.target_name} serves a real model; it has no tiny one"
         raise UsageError(msg, "use --target cpu, or omit --chat")
+    profile = None if options.profile is None else serve.chosen(context, options.profile)
     build = executor.build(context, "image")
     limit = options.server.ready_timeout or float("inf")
     return serve.serve(
@@ -52,6 +58,7 @@ def _serve(options: Options) -> int:
         build.results.artefact(build.graph.product),
         options.model,
         chat=options.chat,
+        profile=profile,
         limit_s=limit,
         as_json=options.output.json,
     )

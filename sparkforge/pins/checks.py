@@ -84,6 +84,9 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
         ):
             if value is not None and value not in pinned:
                 report(("profiles", name, key), f"{value!r} is not pinned", "pin it")
+        if profile.choice is not None and profile.choice not in pins.choices:
+            what = f"{profile.choice!r} is not among choices"
+            report(("profiles", name, "choice"), what, "add it there")
     for name, target in pins.targets.items():
         here = ("targets", name)
         if target.base is not None and target.base not in pins.images:

@@ -12,7 +12,7 @@ from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import checks, yamlfile
 from sparkforge.pins.compiling import Compile, Kernels
 from sparkforge.pins.pathmap import PathRule
-from sparkforge.pins.profiles import Profile
+from sparkforge.pins.profiles import Choice, Profile
 from sparkforge.pins.types import (
     REMEDIES,
     UNKNOWN,
@@ -237,6 +237,8 @@ class Pins(Model):
     images: Mapping[Name, BaseImage]
     models: Mapping[Name, ModelPin]
     vocabularies: Mapping[Name, Vocabulary]
+    choices: Mapping[Name, Choice] = Field(default_factory=dict)
+    """What users take for a profile with a ``choice``."""
     profiles: Mapping[Name, Profile] = Field(default_factory=dict)
     targets: Mapping[Name, Target]
 
@@ -262,6 +264,11 @@ class Pins(Model):
             return {}
         profile = self.profiles[target.profile]
         document: dict[str, Any] = profile.model_dump(mode="json", exclude_defaults=True)
+        if profile.choice is not None:
+            document["choices"] = {
+                name: one.model_dump(mode="json", exclude_defaults=True)
+                for name, one in self.choices.items()
+            }
         if profile.vocabulary is not None:
             document["vocabulary_sha256"] = self.vocabularies[profile.vocabulary].sha256
         if target.cuda_arch is not None:

@@ -21,6 +21,13 @@ class MemoryPlan(Model):
     """With less, the model does not start: weights, activations, one request's KV cache."""
 
 
+class Choice(Model):
+    """What the user's choice sets in a profile."""
+
+    mxfp4_layers: LayerList | None = None
+    """Dense layers that are quantised while loading; docs/mxfp4-layers.md."""
+
+
 class Profile(Model):
     """How a model is served: the options of ``vllm serve``, and what has to come of them.
 
@@ -33,7 +40,9 @@ class Profile(Model):
     kv_cache_dtype: Name | None = None
     load_format: Name | None = None
     mxfp4_layers: LayerList | None = None
-    """Dense layers that are quantised while loading; docs/mxfp4-layers.md."""
+    """Dense layers that are quantised while loading, for a profile without a choice."""
+    choice: Name | None = None
+    """The one among ``choices`` that counts where the user takes none; null: the user has none."""
     max_model_len: Count | None = None
     """Tokens of prompt and answer together."""
     max_num_seqs: Count | None = None
@@ -68,6 +77,13 @@ class Profile(Model):
             msg = "sizes must ascend"
             raise ValueError(msg)
         return sizes
+
+    @model_validator(mode="after")
+    def _chosen(self) -> Profile:
+        if self.choice is not None and self.mxfp4_layers is not None:
+            msg = "has both mxfp4_layers and a choice"
+            raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _asked(self) -> Profile:

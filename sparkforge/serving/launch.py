@@ -13,6 +13,7 @@ from sparkforge.serving import (
     access,
     caches,
     checks,
+    choices,
     cluster,
     command,
     compilers,
@@ -69,6 +70,11 @@ class Model:
 
     name: str
     revision: str
+
+    @property
+    def folder(self) -> Path | None:
+        """The checkpoint; None where vLLM downloads it."""
+        return Path(self.name) if settings.is_folder(self.name) else None
 
     def weights(self, variables: Mapping[str, str]) -> list[Path]:
         """Return the weight files that are on this machine."""
@@ -228,6 +234,8 @@ def _plan(
         say(description)
     place = [] if chosen.pair is None else cluster.place(chosen.pair)
     line = launch.command.line(model.name, place, share)
+    if told := choices.line(profile, line, model.folder, chosen.machines):
+        say(told)
     say(shlex.join(access.redacted(line)))
     jobs = compilers.max_jobs(profile, line, chosen.max_jobs)
     hang_s = chosen.hang_s

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sparkforge.serving import arguments
+from sparkforge.serving import arguments, traffic
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.errors import StartError
 from sparkforge.serving.memory import MemoryPlan
@@ -20,6 +20,17 @@ _KINDS: Mapping[str, type] = {
     "bool | None": bool,
 }
 """Types of JSON values, by the annotations of a profile's fields."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user's choice sets in a profile.
+
+    Attributes:
+        mxfp4_layers: dense layers that are quantised while loading; None: none.
+    """
+
+    mxfp4_layers: str | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,8 @@ class Profile:
         memory: for a memory that GPU and host share; None: vLLM's own share.
         evict_page_cache: drop the weight files from the page cache before and after loading.
         warm_up: ``off``, ``quick`` or ``full``.
+        choices: by name; the user takes one (``choices.pick``).
+        choice: the one that counts, in a file the default; None: there are no choices.
         answers: the model has to answer a question at the end of the warm-up.
         expect: backends that vLLM has to choose, by kind (``moe``, ``attention``, ``linear``).
         on_mismatch: ``fail`` or ``warn`` where it chooses another.
@@ -50,6 +63,8 @@ class Profile:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     mxfp4_layers: str | None = None
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    choice: str | None = None
     reasoning_parser: str | None = None
     cudagraph_capture_sizes: tuple[int, ...] = ()
     tool_call_parser: str | None = None
@@ -71,7 +86,7 @@ class Profile:
         """Return the profile in a JSON document; null stands for the default.
 
         Raises:
-            DocumentError: a key is unknown, or a value has another type.
+            DocumentError: a key is unknown, a value has another type, or the choices do not fit.
         """
         document.check_keys(field.name for field in fields(cls))
         found = {
@@ -88,6 +103,7 @@ class Profile:
                 document.get(int, "cudagraph_capture_sizes", index) for index in range(len(sizes))
             ),
             memory=_memory(document),
+            choices=_choices(document),
             expect={kind: document.get(str, "expect", kind) for kind in expected},
         )
 
@@ -107,7 +123,18 @@ class Profile:
     def document(self) -> dict[str, Any]:
         """Return the profile as JSON values, without defaults."""
         default = asdict(Profile())
-        return {name: value for name, value in asdict(self).items() if value != default[name]}
+        values = {name: value for name, value in asdict(self).items() if value != default[name]}
+        if self.choices:
+            values["choices"] = {
+                name: {key: value for key, value in asdict(one).items() if value is not None}
+                for name, one in self.choices.items()
+            }
+        return values
+
+    @property
+    def layers(self) -> str | None:
+        """Value of ``--mxfp4-layers``: the choice's, if there are choices; None: none."""
+        return self.mxfp4_layers if self.choice is None else self.choices[self.choice].mxfp4_layers
 
     def options(self, *, most_memory: bool = False) -> list[str]:
         """Return the options of ``vllm serve``.
@@ -128,7 +155,7 @@ class Profile:
             ("--max-model-len", self.max_model_len),
             ("--max-num-seqs", self.max_num_seqs),
             ("--max-num-batched-tokens", self.max_num_batched_tokens),
-            ("--mxfp4-layers", self.mxfp4_layers),
+            ("--mxfp4-layers", self.layers),
             ("--reasoning-parser", self.reasoning_parser),
         ):
             if value is not None:
@@ -181,3 +208,23 @@ def _memory(document: Document) -> MemoryPlan | None:
         most_percent=document.get(int, "memory", "most_percent"),
         least_gib=document.get(int, "memory", "least_gib"),
     )
+
+
+def _choices(document: Document) -> dict[str, Choice]:
+    names = document.find(dict, "choices") or {}
+    found = {}
+    for name in names:
+        one = Document(f"{name} of {document.what}", document.get(dict, "choices", name))
+        one.check_keys(field.name for field in fields(Choice))
+        layers = one.find(str, "mxfp4_layers")
+        try:
+            traffic.parse_layers(layers or "moe")
+        except traffic.LayersError as error:
+            raise DocumentError(f"mxfp4_layers of {one.what}: {error}") from None
+        found[name] = Choice(layers)
+    chosen = document.find(str, "choice")
+    if chosen not in (found or {None}):
+        raise DocumentError(f"choice of {document.what} is {chosen!r}, which is not in choices")
+    if found and document.find(str, "mxfp4_layers") is not None:
+        raise DocumentError(f"{document.what} has both mxfp4_layers and choices")
+    return found

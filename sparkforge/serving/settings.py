@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.serving import access, arguments, cluster, variables
+from sparkforge.serving import access, arguments, choices, cluster, variables
 from sparkforge.serving.errors import StartError
 from sparkforge.serving.profile import Profile
 
 _SHARE = "/opt/sparkforge/share"
+_PROFILE = "SPARKFORGE_PROFILE"
 _WARM_UPS = ("off", "quick", "full")
 _PREFLIGHTS = ("auto", "off", "always")
 
@@ -39,7 +40,7 @@ class Settings:
         revision: commit, branch or tag on the hub; "": the newest.
         served_name: the model's name for clients; "": vLLM's choice.
         downloads: the entrypoint downloads the model; else vLLM does, or it is a folder.
-        profile: defaults of the image, or of the user's own file.
+        profile: of the image with the user's choice, or the user's own file.
         share: folder of the build's data in the image.
         release: of the image.
         target_options: of ``vllm serve``, set by the build.
@@ -131,7 +132,15 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> Settings:
     model, options = _model(words, environment)
     share = Path(environment.get("SPARKFORGE_SHARE") or _SHARE)
     profile = _profile(environment, share)
+    target = variables.options(environment, "SPARKFORGE_SERVE_ARGS")
     caller = [*variables.options(environment, "SPARKFORGE_EXTRA_ARGS"), *options]
+    layers = variables.layers(environment)
+    if named := _named(environment):
+        others = {
+            "SPARKFORGE_MXFP4_LAYERS": layers,
+            choices.OPTION: arguments.value([*target, *caller], choices.OPTION),
+        }
+        choices.check(profile, f"{_PROFILE}={named}", others)
     pair = cluster.settings(environment)
     downloader = variables.choice(
         environment, "SPARKFORGE_DOWNLOAD", "entrypoint", ("entrypoint", "vllm")
@@ -149,9 +158,9 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> Settings:
         profile=profile,
         share=share,
         release=environment.get("SPARKFORGE_RELEASE", ""),
-        target_options=tuple(variables.options(environment, "SPARKFORGE_SERVE_ARGS")),
+        target_options=tuple(target),
         caller_options=tuple(caller),
-        layers=variables.layers(environment),
+        layers=layers,
         memory_share=variables.memory_share(environment),
         port=variables.listen_port(environment),
         host=variables.listen_host(environment),
@@ -184,13 +193,27 @@ def _model(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, S
     return model, words
 
 
+def _named(environment: Mapping[str, str]) -> str:
+    """Return the choice that the user made among those of the image's profile, or ""."""
+    own = environment.get(_PROFILE, "")
+    return "" if "/" in own else own
+
+
 def _profile(environment: Mapping[str, str], share: Path) -> Profile:
-    """Return the user's own profile, the image's, or an empty one."""
-    own = environment.get("SPARKFORGE_PROFILE")
-    path = share / "profile.json" if own is None else Path(own)
-    if own == "" or (own is None and not path.is_file()):
+    """Return the user's own profile, the image's with the user's choice, or an empty one.
+
+    Raises:
+        ChoiceError: the image's profile has no such choice.
+    """
+    own = environment.get(_PROFILE)
+    if own == "":
         return Profile()
-    return Profile.load(path)
+    if own and "/" in own:
+        return Profile.load(Path(own))
+    path = share / "profile.json"
+    profile = Profile.load(path) if path.is_file() else Profile()
+    named = _named(environment)
+    return choices.pick(profile, named, _PROFILE) if named else profile
 
 
 def _warm_up(environment: Mapping[str, str], profile: Profile) -> WarmUpSettings:

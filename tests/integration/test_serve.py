@@ -18,7 +18,7 @@ import requests
 
 from sparkforge.build import serve
 from sparkforge.build.results import EnvironmentResult, ImageResult
-from sparkforge.core.errors import PortError, SmokeError
+from sparkforge.core.errors import PortError, SmokeError, UsageError
 from sparkforge.runtime.servers import free_port
 from tests.results import artefact, context_of
 from tests.support import ROOT
@@ -51,18 +51,20 @@ def bake(root: Path, *, before: str = "", seconds: float = 0) -> None:
     python.chmod(0o755)
 
 
-def run_it(root: Path, port: int, *, as_json: bool = False) -> int:
+def run_it(root: Path, port: int, profile: str | None = None) -> int:
     """Serve what ``bake`` made; in a process of its own, that Ctrl-C ends."""
     found = artefact(EnvironmentResult(), root / "environment")
-    return serve.serve(context_of("cpu", root=root, port=port), found, as_json=as_json)
+    context = context_of("cpu", root=root, port=port)
+    chosen = None if profile is None else serve.chosen(context, profile)
+    return serve.serve(context, found, profile=chosen)
 
 
 def test_it_loads_then_says_what_to_use_and_ends_at_ctrl_c(tmp_path: Path) -> None:
-    bake(tmp_path, seconds=1)
+    bake(tmp_path, before='echo "$*" >&2', seconds=1)
     port = free_port(0)
     code = (
         "import sys; from pathlib import Path; from tests.integration.test_serve import run_it;"
-        f" sys.exit(run_it(Path({str(tmp_path)!r}), {port}))"
+        f" sys.exit(run_it(Path({str(tmp_path)!r}), {port}, 'balanced'))"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code],
@@ -79,7 +81,12 @@ def test_it_loads_then_says_what_to_use_and_ends_at_ctrl_c(tmp_path: Path) -> No
                 if line.startswith("  try"):
                     break
             words = "".join(said)
-            assert "loading tiny-gpt-oss" in said[0]
+            assert re.search(
+                r"profile balanced: a token reads 0\.00\S+ GB at 2,048 tokens of context;"
+                r" with fast 0\.00",
+                said[0],
+            )
+            assert "loading tiny-gpt-oss" in said[1]
             assert words.index("loading") < words.index("ready after") < words.index("URL    ")
             assert f"URL    http://127.0.0.1:{port}/v1\n" in words
             assert "model  tiny-gpt-oss\n" in words
@@ -90,7 +97,9 @@ def test_it_loads_then_says_what_to_use_and_ends_at_ctrl_c(tmp_path: Path) -> No
             assert requests.post(curl[1], json=body, timeout=_WAIT_S).ok
             # what the server printed up to here is in its file only
             assert "engine" not in words
-            assert "engine" in (tmp_path / "dist" / "cpu" / "server.log").read_text()
+            kept = (tmp_path / "dist" / "cpu" / "server.log").read_text()
+            assert "engine" in kept
+            assert " --mxfp4-layers qkv=mxfp8,o=mxfp8,lm_head=mxfp8 " in kept
             child.send_signal(signal.SIGINT)
             rest = child.stdout.read()
             assert child.wait(_WAIT_S) == 0, rest
@@ -141,7 +150,8 @@ def test_an_image_is_served_by_compose_until_its_end(
     docker.parent.mkdir()
     fake = ROOT / "tests" / "fake_server.py"
     docker.write_text(
-        f'#!/bin/sh\necho "$*" restart "$SPARKFORGE_RESTART" >{tmp_path}/words\n'
+        "#!/bin/sh\n"
+        f'echo "$*" profile "$SPARKFORGE_PROFILE" restart "$SPARKFORGE_RESTART" >{tmp_path}/words\n'
         f'{sys.executable} {fake} "$SPARKFORGE_PORT" 1 &\n'
         f"until [ -e {tmp_path}/enough ]; do sleep 0.1; done\n"
         "kill $!\necho was ended\nexit 7\n"
@@ -156,17 +166,37 @@ def test_an_image_is_served_by_compose_until_its_end(
 
     monkeypatch.setattr(serve, "_until_it_ends", until_it_ends)
     image = artefact(ImageResult("x/cpu:1", "sha256:1", None, "base", ()), tmp_path)
+    context = context_of("cpu", root=tmp_path, port=port)
     with pytest.raises(SmokeError, match="the server exited with code 7"):
-        serve.serve(context_of("cpu", root=tmp_path, port=port), image)
+        serve.serve(context, image, profile=serve.chosen(context, "fast"))
     words = (tmp_path / "words").read_text().split()
     assert words[0] == "compose"
     # somebody looks on, so a failure is neither repeated nor waited for
-    assert words[-3:] == ["up", "restart", "no"]
+    assert words[-5:] == ["up", "profile", "fast", "restart", "no"]
     said = capsys.readouterr().out
     # a container says how far it is: serve passes that on while it loads
     assert said.index("Using 'MARLIN'") < said.index("ready after") < said.index("was ended")
     assert f"URL    http://127.0.0.1:{port}/v1" in said
     assert "model  m\n" in said
+
+
+def test_a_profile_that_is_none_or_is_contradicted_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARKFORGE_MXFP4_LAYERS", raising=False)
+    context = context_of("cpu", root=tmp_path, arguments=("--mxfp4-layers", "qkv"))
+    with pytest.raises(UsageError, match="--profile 'fats': no such profile") as refusal:
+        serve.chosen(context, "fats")
+    assert refusal.value.remedy.startswith("did you mean fast? use balanced, exact or fast")
+    with pytest.raises(UsageError, match="but --mxfp4-layers is 'qkv'") as refusal:
+        serve.chosen(context, "fast")
+    assert refusal.value.exit_code == 2
+    # what Compose would pass on
+    (tmp_path / ".env").write_text("SPARKFORGE_MXFP4_LAYERS=o\n")
+    context = context_of("cpu", root=tmp_path, engine=object())
+    with pytest.raises(UsageError, match="but SPARKFORGE_MXFP4_LAYERS is 'o'"):
+        serve.chosen(context, "fast")
+    assert serve.chosen(context_of("cpu", root=tmp_path), "fast").choice == "fast"
 
 
 def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Profiles of pins.yaml against vLLM itself: its parser takes every option, its words are the ones
-that the check of backends looks for, and its package has the pinned Harmony vocabulary.
+"""Profiles of pins.yaml against vLLM itself: its parser takes every option of every choice, its
+words are the ones that the check of backends looks for, and its package has the pinned Harmony
+vocabulary.
 
 No patch is tested here; it stands here for the interpreters that are baked for this folder.
 """
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from sparkforge.pins import pins
-from sparkforge.serving import backends, command
+from sparkforge.serving import backends, choices, command
 from sparkforge.serving.document import Document
 from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT
@@ -23,8 +24,11 @@ from tests.support import ROOT
 
 PROBE = Path(__file__).with_name("probes") / "probe_profiles.py"
 PINS = pins.load(CHECKOUT / "pins.yaml")
-DOCUMENTS = {target.profile: PINS.profile_of(target) for target in PINS.targets.values()}
-NAMES = [name for name in DOCUMENTS if name is not None]
+DOCUMENTS = {
+    target.profile: PINS.profile_of(target) for target in PINS.targets.values() if target.profile
+}
+NAMES = list(DOCUMENTS)
+CHOSEN = [(name, choice) for name, document in DOCUMENTS.items() for choice in document["choices"]]
 WRONG = {
     "unknown value": ["--moe-backend", "nosuch"],
     "unknown option": ["--nosuch"],
@@ -35,16 +39,14 @@ WRONG = {
 @pytest.fixture(scope="module")
 def answer(patched_python: Path) -> Any:
     options = {
-        name: [
+        f"{name} {choice}": [
             *command.QUIET,
-            *Profile.of(Document(name, DOCUMENTS[name])).options(),
+            *choices.pick(Profile.of(Document(name, DOCUMENTS[name])), choice, "").options(),
             "--gpu-memory-utilization",
             "0.74",
         ]
-        for name in NAMES
+        for name, choice in CHOSEN
     }
-    # in no profile, and can be asked for
-    options["opt-in"] = ["--mxfp4-layers", "qkv,o,lm_head"]
     asked = json.dumps({"options": options, "wrong": WRONG})
     done = subprocess.run(
         [patched_python, PROBE], input=asked, capture_output=True, text=True, check=False
@@ -53,9 +55,9 @@ def answer(patched_python: Path) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str) -> None:
-    found = answer["parsed"][name]
+@pytest.mark.parametrize(("name", "choice"), CHOSEN)
+def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str, choice: str) -> None:
+    found = answer["parsed"][f"{name} {choice}"]
     document = DOCUMENTS[name]
     assert found["quiet"] == "/health,/metrics,/v1/models"
     assert found["gpu_memory_utilization"] == 0.74
@@ -64,6 +66,8 @@ def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str) -> None:
     # keys that are no option of vLLM; a new key must be in one of the two
     ours = {
         "model",
+        "choices",
+        "choice",
         "memory",
         "evict_page_cache",
         "vocabulary",
@@ -75,18 +79,14 @@ def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str) -> None:
         "cuda_arch",
     }
     assert set(document) - set(told) <= ours
+    assert found["mxfp4_layers"] == document["choices"][choice].get("mxfp4_layers")
 
 
 def test_gpt_oss_gets_its_own_parsers(answer: Any) -> None:
-    found = answer["parsed"]["spark-gpt-oss-120b"]
+    found = answer["parsed"]["spark-gpt-oss-120b exact"]
     assert found["reasoning_class"] == "GptOssReasoningParser"
     assert found["tool_class"] == "GptOssToolParser"
     assert found["enable_auto_tool_choice"]
-
-
-def test_quantised_layers_can_be_asked_for_and_are_in_no_profile(answer: Any) -> None:
-    assert answer["parsed"]["opt-in"]["mxfp4_layers"] == "qkv,o,lm_head"
-    assert all(answer["parsed"][name]["mxfp4_layers"] is None for name in NAMES)
 
 
 @pytest.mark.parametrize("what", WRONG)

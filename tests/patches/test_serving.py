@@ -26,10 +26,12 @@ UNHEALTHY_S = 600  # the image's interval, time-out and retries give 45 on a qui
 
 def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_path: Path) -> None:
     guarded = {"SPARKFORGE_MEMORY_GUARD": "on", "SPARKFORGE_MEMORY_MARKS": "0.003,0.002,0.001"}
-    with serving(patched_python, tmp_path, {**known(), **guarded}) as one:
+    fast = {"SPARKFORGE_PROFILE": "fast"}  # a choice of users, up to the kernels that vLLM takes
+    with serving(patched_python, tmp_path, {**known(), **guarded, **fast}) as one:
         # loading takes longer than three looks at a server that hangs would
         one.wait_for("first token", READY_S)
-        assert "backends: moe BF16_DEQUANT" in one.output()
+        assert "entrypoint: profile fast: a token reads 0.00" in one.output()
+        assert "backends: moe BF16_DEQUANT, linear CPU" in one.output()
         assert one.complete(3).json()["usage"]["completion_tokens"] == 3
         assert one.complete(3, key="another").status_code == 401
         assert one.health().returncode == 0

@@ -59,10 +59,14 @@ models:
   tiny: {{repository: a/b, revision: {COMMIT}}}
 vocabularies:
   words: {{file: w.txt, sha256: {HASH}}}
+choices:
+  slow: {{}}
+  quick: {{mxfp4_layers: "qkv,o"}}
 profiles:
   plain: {{}}
   full:
     model: tiny
+    choice: slow
     vocabulary: words
     max_num_seqs: 4
     cudagraph_capture_sizes: [1, 2, 4]
@@ -148,6 +152,10 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("[1, 2, 4]", "[4, 2, 1]", "profiles.full.cudagraph_capture_sizes", "ascend", "fix"),
         ("caching: true", "caching: yes", "profiles.full.prefix_caching", "'yes'", "fix"),
         ("percent: 80", "percent: 100", "profiles.full.memory.most_percent", "95", "fix"),
+        ("choice: slow", "choice: slower", "profiles.full.choice", "'slower'", "add it there"),
+        ("  full:\n", "  full:\n    mxfp4_layers: o\n", "profiles.full", "has both", "fix"),
+        ('"qkv,o"', '"--x"', "choices.quick.mxfp4_layers", "'--x'", "list layers as in"),
+        ("slow: {}", "slow: {a: b}", "choices.slow.a", "unknown key", "spelling"),
         ("{moe: MARLIN}", "{lm_head: X}", "profiles.full.expect.lm_head", "'lm_head'", "use"),
         (f"index: sha256:{HASH}", "index: latest", "images.base.index", "'latest'", "not a tag"),
         (
@@ -598,6 +606,8 @@ def test_a_profile_is_handed_on_with_what_it_says_and_its_vocabularys_hash(tmp_p
         "vocabulary_sha256": HASH,
         "max_num_seqs": 4,
         "cudagraph_capture_sizes": [1, 2, 4],
+        "choices": {"slow": {}, "quick": {"mxfp4_layers": "qkv,o"}},
+        "choice": "slow",
         "prefix_caching": True,
         "expect": {"moe": "MARLIN"},
         "memory": {"keep_free_gib": 2, "most_percent": 80, "least_gib": 3},

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sparkforge.build import jobs
+from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.pins import pins
 from sparkforge.serving import (
     command,
@@ -145,6 +146,109 @@ def test_the_profiles_options_come_first_and_its_backends_are_expected(
     # who names another attention backend gets it
     assert plan.expected == {"moe": "MARLIN"}
     assert plan.strict
+
+
+CHOICES = {
+    "choices": {"exact": {}, "fast": {"mxfp4_layers": "qkv,o,lm_head"}},
+    "choice": "exact",
+    "expect": {"moe": "MARLIN", "linear": "DECODE"},
+}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "variables", "arguments", "layers"),
+    [
+        (None, {}, [], []),
+        ("exact", {}, [], []),
+        ("fast", {}, [], ["--mxfp4-layers", "qkv,o,lm_head"]),
+        # where nobody chose, other settings of layers count as ever
+        (None, {"MXFP4_LAYERS": "qkv"}, [], ["--mxfp4-layers=qkv"]),
+        (None, {}, ["--mxfp4-layers", "o"], ["--mxfp4-layers", "o"]),
+        (
+            "fast",
+            {"MXFP4_LAYERS": "o,qkv,lm_head"},
+            [],
+            ["--mxfp4-layers", "qkv,o,lm_head", "--mxfp4-layers=o,qkv,lm_head"],
+        ),
+    ],
+)
+def test_a_choice_of_the_images_profile_is_taken_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    chosen: str | None,
+    variables: dict[str, str],
+    arguments: list[str],
+    layers: list[str],
+) -> None:
+    profile(tmp_path, **CHOICES)
+    monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
+    for name, value in {**variables, **({"PROFILE": chosen} if chosen else {})}.items():
+        monkeypatch.setenv(f"SPARKFORGE_{name}", value)
+    plan = plan_of(entrypoint, monkeypatch, arguments)
+    assert plan.command[7:] == layers
+    assert set(plan.expected) == ({"moe", "linear"} if layers else {"moe"})
+
+
+def test_the_line_of_the_choice_comes_before_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    profile(tmp_path, **CHOICES)
+    model = make_tiny_gpt_oss(tmp_path / "model").path
+    monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
+    monkeypatch.setenv("SPARKFORGE_MODEL", str(model))
+    plan_of(entrypoint, monkeypatch, [])
+    said = capsys.readouterr().err
+    assert "entrypoint: profile exact: a token reads 0.00" in said
+    assert "; with fast 0.00" in said
+    assert said.index("profile exact") < said.index("vllm serve")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "layers", "arguments", "words"),
+    [
+        (
+            "fats",
+            "",
+            [],
+            "SPARKFORGE_PROFILE 'fats': no such profile: did you mean fast? use exact",
+        ),
+        ("mine.json", "", [], "SPARKFORGE_PROFILE 'mine.json': no such profile: use exact or fast"),
+        (
+            "fast",
+            "qkv",
+            [],
+            "SPARKFORGE_PROFILE=fast quantises qkv,o,lm_head, but SPARKFORGE_MXFP4_L",
+        ),
+        (
+            "exact",
+            "",
+            ["--mxfp4_layers=o"],
+            "=exact quantises no layers, but --mxfp4-layers is 'o'",
+        ),
+    ],
+)
+def test_a_choice_that_is_none_or_is_contradicted_is_one_error(
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    chosen: str,
+    layers: str,
+    arguments: list[str],
+    words: str,
+) -> None:
+    profile(tmp_path, **CHOICES)
+    monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
+    monkeypatch.setenv("SPARKFORGE_PROFILE", chosen)
+    monkeypatch.setenv("SPARKFORGE_MXFP4_LAYERS", layers)
+    assert entrypoint.main(arguments) == EX_CONFIG
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

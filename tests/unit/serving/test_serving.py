@@ -64,7 +64,7 @@ def test_options_of_a_full_profile() -> None:
 
 
 def test_every_field_of_a_profile_is_read() -> None:
-    read_apart = {"cudagraph_capture_sizes", "memory", "expect"}
+    read_apart = {"cudagraph_capture_sizes", "memory", "expect", "choices"}
     plain = {one.name for one in fields(Profile) if one.type in _KINDS}
     assert plain | read_apart == {one.name for one in fields(Profile)}
     assert not plain & read_apart
@@ -81,7 +81,9 @@ def test_the_image_reads_every_profile_that_a_build_writes() -> None:
 
 def test_both_sides_have_the_same_fields() -> None:
     names = {field.name for field in fields(Profile)}
-    assert names - {"vocabulary_sha256", "cuda_arch"} == set(profiles.Profile.model_fields)
+    assert names - {"vocabulary_sha256", "cuda_arch", "choices"} == set(
+        profiles.Profile.model_fields
+    )
     plan = {field.name for field in fields(MemoryPlan)}
     assert plan == set(profiles.MemoryPlan.model_fields)
 
