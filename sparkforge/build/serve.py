@@ -66,8 +66,7 @@ def chosen(context: Context, name: str) -> Profile:
     option = "--profile"
     others = {choices.OPTION: arguments.value(context.arguments, choices.OPTION)}
     if context.engine is not None:  # Compose passes it on
-        variable = "SPARKFORGE_MXFP4_LAYERS"
-        others[variable] = envfile.seen(context.root / ".env").get(variable)
+        others[choices.LAYERS] = envfile.seen(context.root / ".env").get(choices.LAYERS)
     try:
         profile = choices.pick(context.serving, name, option)
         choices.check(profile, f"{option} {name}", others)
@@ -298,7 +297,7 @@ def _image_server(
     if options := (*(CHAT_OPTIONS if chat else ()), *context.arguments):
         environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(options)
     if profile is not None:
-        environment["SPARKFORGE_PROFILE"] = profile.choice
+        environment[choices.VARIABLE] = profile.choice
     seen = {**envfile.seen(context.root / ".env"), **environment}
     if not seen.get("SPARKFORGE_RESTART"):
         environment["SPARKFORGE_RESTART"] = "no"  # somebody looks on: show the first failure

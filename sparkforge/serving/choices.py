@@ -13,6 +13,8 @@ from sparkforge.serving.profile import Profile
 from sparkforge.serving.shapes import Shape
 from sparkforge.serving.traffic import GB, Format, Kind, KvCache, Moe, Setup
 
+VARIABLE = "SPARKFORGE_PROFILE"
+LAYERS = "SPARKFORGE_MXFP4_LAYERS"
 OPTION = "--mxfp4-layers"
 _CONTEXT = 2048  # tokens, as in docs/roofline.md
 _Layers = Mapping[Kind, Format]
@@ -29,6 +31,12 @@ class ChoiceError(StartError):
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(f"{what}: {hint}")
         self.what, self.hint = what, hint
+
+
+def named(variables: Mapping[str, str]) -> str:
+    """Return the name in ``SPARKFORGE_PROFILE``; "" for none, or where it is the path of a file."""
+    value = variables.get(VARIABLE, "")
+    return "" if "/" in value else value
 
 
 def pick(profile: Profile, name: str, setting: str) -> Profile:

@@ -11,7 +11,6 @@ from sparkforge.serving.errors import StartError
 from sparkforge.serving.profile import Profile
 
 _SHARE = "/opt/sparkforge/share"
-_PROFILE = "SPARKFORGE_PROFILE"
 _WARM_UPS = ("off", "quick", "full")
 _PREFLIGHTS = ("auto", "off", "always")
 
@@ -135,12 +134,12 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> Settings:
     target = variables.options(environment, "SPARKFORGE_SERVE_ARGS")
     caller = [*variables.options(environment, "SPARKFORGE_EXTRA_ARGS"), *options]
     layers = variables.layers(environment)
-    if named := _named(environment):
+    if named := choices.named(environment):
         others = {
-            "SPARKFORGE_MXFP4_LAYERS": layers,
+            choices.LAYERS: layers,
             choices.OPTION: arguments.value([*target, *caller], choices.OPTION),
         }
-        choices.check(profile, f"{_PROFILE}={named}", others)
+        choices.check(profile, f"{choices.VARIABLE}={named}", others)
     pair = cluster.settings(environment)
     downloader = variables.choice(
         environment, "SPARKFORGE_DOWNLOAD", "entrypoint", ("entrypoint", "vllm")
@@ -193,27 +192,20 @@ def _model(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, S
     return model, words
 
 
-def _named(environment: Mapping[str, str]) -> str:
-    """Return the choice that the user made among those of the image's profile, or ""."""
-    own = environment.get(_PROFILE, "")
-    return "" if "/" in own else own
-
-
 def _profile(environment: Mapping[str, str], share: Path) -> Profile:
     """Return the user's own profile, the image's with the user's choice, or an empty one.
 
     Raises:
         ChoiceError: the image's profile has no such choice.
     """
-    own = environment.get(_PROFILE)
+    own, named = environment.get(choices.VARIABLE), choices.named(environment)
     if own == "":
         return Profile()
-    if own and "/" in own:
+    if own and not named:
         return Profile.load(Path(own))
     path = share / "profile.json"
     profile = Profile.load(path) if path.is_file() else Profile()
-    named = _named(environment)
-    return choices.pick(profile, named, _PROFILE) if named else profile
+    return choices.pick(profile, named, choices.VARIABLE) if named else profile
 
 
 def _warm_up(environment: Mapping[str, str], profile: Profile) -> WarmUpSettings:

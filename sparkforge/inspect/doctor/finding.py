@@ -216,6 +216,11 @@ CHECKS: Mapping[str, Check] = {
                 "fail: the engine cannot give a container the GPU",
                 "without it docker compose up fails: could not select device driver nvidia",
             ),
+            "profile": (
+                "SPARKFORGE_PROFILE and SPARKFORGE_MXFP4_LAYERS",
+                "fail: no such profile, or the two differ",
+                "the server does not start with it (docs/serving.md, exact, balanced, fast)",
+            ),
             "port": (
                 "listeners on SPARKFORGE_PORT",
                 "warn: in use",

@@ -13,6 +13,7 @@ from sparkforge.inspect.doctor.finding import Finding
 from sparkforge.inspect.doctor.reading import Readings
 from sparkforge.inspect.doctor.rights import USER
 from sparkforge.inspect.doctor.wanted import MODEL_BYTES, Wanted
+from sparkforge.serving import choices
 
 _GIB = 1 << 30
 _LEAST = 2 * _GIB
@@ -266,6 +267,26 @@ def _room(seen: Readings, name: str) -> Iterator[Finding]:
         yield Finding("model-disk", "ok", summary)
 
 
+def profile(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    given, layers = seen.variables.get(choices.VARIABLE), seen.variables.get(choices.LAYERS)
+    named = choices.named(seen.variables)
+    if not want.profile.choices:
+        return
+    if given is not None and not named:
+        yield Finding("profile", "note", f"of your own: {given}" if given else "none")
+        return
+    try:
+        chosen = want.profile
+        if named:
+            chosen = choices.pick(chosen, named, choices.VARIABLE)
+            choices.check(chosen, f"{choices.VARIABLE}={named}", {choices.LAYERS: layers})
+    except choices.ChoiceError as error:
+        yield Finding("profile", "fail", error.what, error.hint)
+        return
+    replaced = f"; {choices.LAYERS}: {layers}" if layers else ""
+    yield Finding("profile", "ok", f"{chosen.choice}{replaced}")
+
+
 def port(seen: Readings, want: Wanted) -> Iterator[Finding]:
     text = seen.variables.get("SPARKFORGE_PORT") or "8000"
     if not text.isdecimal() or not 0 < int(text) <= 65535:
@@ -291,4 +312,4 @@ def listening(text: str) -> set[int]:
     return {int(number, 16) for number, state in rows if state == _LISTEN}
 
 
-PROBES = (store, model, model_rights, port)
+PROBES = (store, model, model_rights, profile, port)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import Platform
@@ -25,7 +25,8 @@ class Wanted:
         cuda_arch: compute capability, as ``12.1``; None: no GPU is needed.
         cuda: oldest CUDA that the driver must run, as ``(13, 0)``; None without a GPU.
         needs_engine: it is served from an image, not from a virtual environment.
-        memory: the profile's plan for unified memory.
+        profile: as an image has it, with the default choice.
+        memory: its plan for unified memory.
         model: name in pins.yaml, repository and revision; None: the build makes a checkpoint.
         moe_backend: the profile's ``--moe-backend``, or "auto".
         store_bytes: size of the store after the first build.
@@ -37,6 +38,7 @@ class Wanted:
     cuda_arch: str | None = None
     cuda: tuple[int, int] | None = None
     needs_engine: bool = False
+    profile: Profile = field(default_factory=Profile)
     memory: MemoryPlan | None = None
     model: tuple[str, str, str] | None = None
     moe_backend: str = "auto"
@@ -66,6 +68,7 @@ def wanted(pins: Pins, name: str) -> Wanted:
         cuda_arch=target.cuda_arch,
         cuda=(int(backend[1]), int(backend[2])) if backend else None,
         needs_engine=target.base is not None,
+        profile=profile,
         memory=profile.memory,
         moe_backend=profile.moe_backend or "auto",
         model=(str(target.model), pin.repository, pin.revision) if pin else None,

@@ -290,6 +290,22 @@ NO = {"exists": True, "readable": False, "writable": False, "folder": False}
         ),
         ({"compose": Glimpse(0, "1.29.2\n")}, "compose", "warn", "older than 2.20"),
         ({"variables": {"SPARKFORGE_PORT": "80 00"}}, "port", "fail", "'80 00'"),
+        (
+            {"variables": {"SPARKFORGE_PROFILE": "fats"}},
+            "profile",
+            "fail",
+            "'fats': no such profile",
+        ),
+        (
+            {"variables": {"SPARKFORGE_PROFILE": "fast", "SPARKFORGE_MXFP4_LAYERS": "o"}},
+            "profile",
+            "fail",
+            "but SPARKFORGE_MXFP4_LAYERS is 'o'",
+        ),
+        ({"variables": {"SPARKFORGE_MXFP4_LAYERS": "o"}}, "profile", "ok", "exact; SPARKFORGE_M"),
+        ({"variables": {"SPARKFORGE_PROFILE": "balanced"}}, "profile", "ok", "balanced"),
+        ({"variables": {"SPARKFORGE_PROFILE": "/a/file"}}, "profile", "note", "/a/file"),
+        ({"variables": {"SPARKFORGE_PROFILE": ""}}, "profile", "note", "none"),
         # machine
         ({"facts": {**FACTS, "machine": "x86_64"}}, "architecture", "fail", "linux/arm64"),
         ({"facts": {**FACTS, "page_size": "65536"}}, "page-size", "warn", "64 KiB"),
