@@ -120,17 +120,8 @@ def watch_loading() -> Iterator[dict[str, Any]]:
 def plain(request: dict[str, Any], out: Path) -> Any:
     """The BF16 checkpoint of the same model, as it is."""
     import numpy as np
-    from vllm import LLM
 
-    engine = LLM(
-        request["bf16_checkpoint"],
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        max_num_seqs=4,
-        max_num_batched_tokens=512,
-        max_logprobs=-1,
-        logprobs_mode="raw_logits",
-    )
+    engine = base.small_engine(request["bf16_checkpoint"])
     rows, _ = base.raw_logits(engine, request["prompt"], 1)
     np.save(out / "plain.npy", rows)
     del engine
@@ -139,9 +130,17 @@ def plain(request: dict[str, Any], out: Path) -> Any:
 
 
 def two_ranks(request: dict[str, Any], out: Path) -> Any:
-    """The real thing on two ranks, whose second vocabulary shard is padded."""
-    import numpy as np
+    """The real thing on two ranks, whose second vocabulary shard is padded.
 
+    The ranks are forked. On CPUs vLLM starts Python for each, so that it preloads a library for
+    binding threads to cores, which is off here.
+    """
+    import multiprocessing
+
+    import numpy as np
+    from vllm.v1.executor import multiproc_executor
+
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     engine = base.make_engine(
         request["checkpoint"], tensor_parallel_size=2, **request["engines"]["all"]
     )
