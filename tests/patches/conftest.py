@@ -41,14 +41,24 @@ _GROUPS = {
     "test_flashinfer_python": "flashinfer",
     "test_flashinfer_moe_sources": "flashinfer",
     "test_mxfp8_moe_sm12x": "flashinfer",
-    "test_bf16_dequant": "dequant",
-    "test_cpu_isa": "dequant",
-    "test_decode_kernels": "decode",
-    "test_decode_half": "decode",
+    # what forks.py starts for one of them is there for the others
+    "test_bf16_dequant": "forks",
+    "test_cpu_isa": "forks",
+    "test_decode_half": "forks",
+    "test_decode_kernels": "forks",
+    "test_fastsafetensors": "forks",
+    "test_forks": "forks",
+    "test_kernel_benchmarks": "forks",
+    "test_marlin_moe_padding": "forks",
+    "test_mxfp4_layers": "forks",
+    "test_mxfp8_moe_backend": "forks",
+    "test_profiles": "forks",
+    "test_selection": "forks",
+    "test_unified_memory": "forks",
 }
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
 # idle. A wrong order costs only time.
-_LONGEST = ("test_mxfp4_layers", "test_chat", "flashinfer", "test_serving", "dequant")
+_LONGEST = ("forks", "test_chat", "flashinfer", "test_serving")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
@@ -68,8 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One cache of vLLM for all workers: it looks at a model's class in a process of its own, 15 s
-    of CPU, and keeps what it learnt by the hash of the class's source."""
+    """One folder for all workers, see ``forks.known``."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent

@@ -35,7 +35,9 @@ POLICIES = {
 }
 
 
-def make(tiny: TinyCheckpoint, folder: Path) -> Callable[[Path, str], Path]:
+def make(
+    tiny: TinyCheckpoint, folder: Path, *, forked: bool = False
+) -> Callable[[Path, str], Path]:
     """Return a function that runs steps of the probe in an interpreter; see ``runner``."""
     request = {
         "checkpoint": str(tiny.path),
@@ -51,7 +53,7 @@ def make(tiny: TinyCheckpoint, folder: Path) -> Callable[[Path, str], Path]:
         "available": too_little(tiny),
         "policies": list(POLICIES),
     }
-    return runner(PROBE, request, folder, TIMEOUT_S)
+    return runner(PROBE, request, folder, TIMEOUT_S, forked=forked)
 
 
 def too_little(tiny: TinyCheckpoint) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.patches import forks
 from tests.patches.checkout import ROOT
 
 TIMEOUT_S = 1800
@@ -36,6 +37,8 @@ def runner(
     folder: Path,
     timeout: float,
     variables: Mapping[str, str] | None = None,
+    *,
+    forked: bool = False,
 ) -> Callable[[Path, str], Path]:
     """Return ``run(python, steps)``, which runs a probe's steps and returns the folder they fill.
 
@@ -45,6 +48,7 @@ def runner(
         folder: for the request, and a folder a run.
         timeout: of a run, in seconds.
         variables: further ones of the environment.
+        forked: do not start Python but fork it, in the environment of ``forks.of``.
     """
     request_path = folder / "request.json"
     request_path.write_text(json.dumps(request), encoding="utf-8")
@@ -56,17 +60,23 @@ def runner(
 
     def run(python: Path, steps: str) -> Path:
         out = Path(tempfile.mkdtemp(prefix=f"{steps.partition(',')[0]}-", dir=folder))
-        done = subprocess.run(
-            [python, probe, steps, request_path, out],
-            env=env,
-            cwd=out,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        (out / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
-        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        words: list[str | Path] = [probe, steps, request_path, out]
+        if forked:
+            code, said = forks.of(python).run(words, out, timeout)
+        else:
+            done = subprocess.run(
+                [python, *words],
+                env={**env, **forks.known(python)},
+                cwd=out,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+            code, said = done.returncode, done.stdout
+        (out / "log").write_text(said, encoding="utf-8")
+        assert code == 0, f"exit code {code}\n{said[-6000:]}"
         return out
 
     return run
@@ -83,18 +93,24 @@ def run_module(
 
     Args:
         folder: to run in.
-        variables: further ones of the environment.
+        variables: further ones of the environment; with none, Python is forked (``forks.of``).
     """
-    done = subprocess.run(
-        [python, "-m", f"tests.patches.probes.{probe}", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    name = f"tests.patches.probes.{probe}"
+    if variables is None:
+        code, said = forks.of(python).run([name, *arguments], folder, TIMEOUT_S, module=True)
+    else:
+        done = subprocess.run(
+            [python, "-m", name, *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        code, said = done.returncode, done.stdout
+    assert code == 0, f"exit code {code}\n{said[-6000:]}"
 
 
 def result_of(out: Path) -> dict[str, Any]:

@@ -28,15 +28,6 @@ READY_S = 900  # some 40 on a quiet machine
 HANG_S = 20
 
 
-def known() -> dict[str, str]:
-    """Return the cache that the tests of a run share, for a server that compiles nothing.
-
-    What other tests made vLLM learn about the model's class is there: 15 s of CPU.
-    """
-    name = "VLLM_CACHE_ROOT"
-    return {name: os.environ[name]}
-
-
 class Served:
     """The entrypoint with the cpu target's profile, as the image runs it."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.patches import forks
 from tests.patches.decode_answers import CAPABILITIES
+from tests.patches.probing import TIMEOUT_S
 
 COVERED = ("9.0", "12.0", "12.1")
 DECODE = "DecodeMxFp4LinearKernel DecodeMxFp8LinearKernel"
@@ -124,7 +125,7 @@ def parse(*options):
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             parser = make_arg_parser(FlexibleArgumentParser())
-            arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", "m", *options]))
+            arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", ".", *options]))
             return arguments.decode_kernels
         except SystemExit:
             return said.getvalue()
@@ -137,16 +138,17 @@ def config(option):
         return str(error)
 
 options = [[], ["--decode-kernels", "off"], ["--decode-kernels=on"], ["--decode-kernels", "1"]]
-print(json.dumps([*(parse(*each) for each in options), str(config("on"))]))
+with open("said.json", "w") as said:
+    json.dump([*(parse(*each) for each in options), str(config("on"))], said)
 """
 
 
 def test_the_option_is_parsed_and_refused(patched_python: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [patched_python, "-c", OPTION], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    *parsed, wrong, refused = json.loads(done.stdout.splitlines()[-1])
+    script = tmp_path / "option.py"
+    script.write_text(OPTION, encoding="utf-8")
+    code, said = forks.of(patched_python).run([script], tmp_path, TIMEOUT_S)
+    assert code == 0, said[-4000:]
+    *parsed, wrong, refused = json.loads((tmp_path / "said.json").read_text(encoding="utf-8"))
     assert parsed == ["auto", "off", "on"]
     assert "invalid choice: '1'" in wrong
     assert "--decode-kernels on: they need a CUDA device" in refused

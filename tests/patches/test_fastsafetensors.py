@@ -20,7 +20,7 @@ from sparkforge.pins import pins
 from sparkforge.sources import sources
 from sparkforge.sources.sources import Access
 from tests.patches.checkout import CHECKOUT, store
-from tests.patches.probing import runner
+from tests.patches.probing import TIMEOUT_S, runner
 from tests.patches.releases import unpack
 
 PROBE = Path(__file__).with_name("probes") / "probe_fastsafetensors.py"
@@ -38,12 +38,13 @@ def result(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> An
     wheel = sources.fetch_release_file(store(), WHEEL, Access(Index(), {}, offline=False))
     unpack(wheel, "", folder / "packages")
     request = {
+        "packages": str(folder / "packages"),
         "checkpoint": str(make_tiny_gpt_oss(folder / "tiny").path),
         "prompt": list(range(40, 60)),
         "layers": "qkv,o,lm_head=mxfp8",
         "devices": ["NVIDIA GB10", "NVIDIA H200"],
     }
-    run = runner(PROBE, request, folder, 300, {"PYTHONPATH": str(folder / "packages")})
+    run = runner(PROBE, request, folder, TIMEOUT_S, forked=True)
     out = run(patched_python, "tensors,unified,logits")
     return json.loads((out / "result.json").read_text())
 

@@ -12,6 +12,7 @@ import pytest
 
 from sparkforge.checkpoints.tiny import TinyCheckpoint
 from tests.patches.checkout import CHECKOUT as ROOT
+from tests.patches.probing import run_module
 
 TIMEOUT_S = 1800
 
@@ -95,7 +96,7 @@ def test_without_a_gpu_it_says_so(patched_python: Path, tmp_path: Path) -> None:
 
 def test_they_call_vllm_rightly(patched_python: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    _run(patched_python, tmp_path, "-m", "tests.patches.probes.probe_benchmarks", out)
+    run_module(patched_python, "probe_benchmarks", out, folder=tmp_path)
     distances = json.loads(out.read_text(encoding="utf-8"))
     # The stand-in for the MXFP8 kernel multiplies nothing.
     assert distances.pop("dense mxfp8") > 0.1

@@ -19,7 +19,6 @@ import pytest
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tensors import to_bf16
 from sparkforge.checkpoints.tiny import VOCAB_SIZE, TinyCheckpoint
-from sparkforge.runtime import isa
 from tests.patches import mx_reference as mx
 from tests.patches.probing import PROMPT, relative_distance, result_of, runner
 
@@ -126,9 +125,7 @@ def probe(
         "capabilities": [[7, 5], [8, 0], [9, 0], [10, 0], [12, 0], [12, 1]],
         "shapes": [[5120, 2880], [2880, 4096], [201088, 2880]],
     }
-    # With AMX vLLM keeps a packed copy of each small layer that is not quantised, as a tensor that
-    # the test of stray copies could not tell from one of ours.
-    return runner(PROBE, request, folder, TIMEOUT_S, isa.without_amx())
+    return runner(PROBE, request, folder, TIMEOUT_S, forked=True)
 
 
 @pytest.fixture(scope="module")

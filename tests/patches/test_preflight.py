@@ -13,7 +13,8 @@ import pytest
 from sparkforge.checkpoints import trial
 from sparkforge.serving import preflight
 from sparkforge.serving.errors import EX_CONFIG
-from tests.patches.served import READY_S, known, serving
+from tests.patches.forks import known
+from tests.patches.served import READY_S, serving
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
@@ -26,7 +27,7 @@ def test_the_preflight_with_vllm(patched_python: Path, tmp_path: Path, right: bo
             answer["prompt"] = [one + 0.5 for one in answer["prompt"]]
         (folder / preflight.REFERENCE).write_text(json.dumps(reference))
     given = {"SPARKFORGE_PREFLIGHT": "always", "SPARKFORGE_SHARE": str(tmp_path / "share")}
-    with serving(patched_python, tmp_path, {**known(), **given}) as one:
+    with serving(patched_python, tmp_path, {**known(patched_python), **given}) as one:
         if right:
             one.wait_for("entrypoint: preflight: log-probabilities", READY_S)
             assert "backends: moe BF16_DEQUANT" in one.output()

@@ -20,9 +20,9 @@ from sparkforge.serving import backends, choices, command
 from sparkforge.serving.document import Document
 from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT
+from tests.patches.probing import run_module
 from tests.support import ROOT
 
-PROBE = Path(__file__).with_name("probes") / "probe_profiles.py"
 PINS = pins.load(CHECKOUT / "pins.yaml")
 DOCUMENTS = {
     target.profile: PINS.profile_of(target) for target in PINS.targets.values() if target.profile
@@ -37,7 +37,7 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def answer(patched_python: Path) -> Any:
+def answer(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     options = {
         f"{name} {choice}": [
             *command.QUIET,
@@ -47,12 +47,11 @@ def answer(patched_python: Path) -> Any:
         ]
         for name, choice in CHOSEN
     }
-    asked = json.dumps({"options": options, "wrong": WRONG})
-    done = subprocess.run(
-        [patched_python, PROBE], input=asked, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    folder = tmp_path_factory.mktemp("profiles")
+    asked, out = folder / "asked.json", folder / "out.json"
+    asked.write_text(json.dumps({"options": options, "wrong": WRONG}), encoding="utf-8")
+    run_module(patched_python, "probe_profiles", asked, out, folder=folder)
+    return json.loads(out.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("name", "choice"), CHOSEN)

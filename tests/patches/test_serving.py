@@ -19,7 +19,8 @@ from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.run import group_alive
 from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
 from tests.hub import COMMIT, Hub
-from tests.patches.served import READY_S, known, serving
+from tests.patches.forks import known
+from tests.patches.served import READY_S, serving
 
 UNHEALTHY_S = 600  # the image's interval, time-out and retries give 45 on a quiet machine
 
@@ -27,7 +28,7 @@ UNHEALTHY_S = 600  # the image's interval, time-out and retries give 45 on a qui
 def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_path: Path) -> None:
     guarded = {"SPARKFORGE_MEMORY_GUARD": "on", "SPARKFORGE_MEMORY_MARKS": "0.003,0.002,0.001"}
     fast = {"SPARKFORGE_PROFILE": "fast"}  # a choice of users, up to the kernels that vLLM takes
-    with serving(patched_python, tmp_path, {**known(), **guarded, **fast}) as one:
+    with serving(patched_python, tmp_path, {**known(patched_python), **guarded, **fast}) as one:
         # loading takes longer than three looks at a server that hangs would
         one.wait_for("first token", READY_S)
         assert "entrypoint: profile fast: a token reads 0.00" in one.output()
@@ -75,7 +76,8 @@ def test_vllm_asks_the_hub_nothing_and_ends_with_its_engine(
         "HF_ENDPOINT": hub.url,
         "HF_HUB_OFFLINE": "0",
     }
-    with serving(patched_python, tmp_path, {**known(), **from_hub}, model=model) as one:
+    variables = {**known(patched_python), **from_hub}
+    with serving(patched_python, tmp_path, variables, model=model) as one:
         one.wait_for("some/model is complete in", READY_S)
         asked = len(hub.requests)
         one.wait_for("first token", READY_S)
@@ -89,7 +91,7 @@ def test_vllm_asks_the_hub_nothing_and_ends_with_its_engine(
 
 
 def test_another_backend_ends_the_start(patched_python: Path, tmp_path: Path) -> None:
-    with serving(patched_python, tmp_path, known(), expect={"moe": "MARLIN"}) as one:
+    with serving(patched_python, tmp_path, known(patched_python), expect={"moe": "MARLIN"}) as one:
         assert one.process.wait(READY_S) == EX_CONFIG
         text = "error: vLLM chose the moe backend BF16_DEQUANT; the profile says MARLIN"
         assert text in one.output()

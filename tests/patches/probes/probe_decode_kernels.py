@@ -10,7 +10,6 @@ operators, self-check and expert classes; the device (fake_cuda.py), Marlin's CU
 
 from __future__ import annotations
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -22,7 +21,7 @@ from typing import Any
 
 from tests.patches.probes import decode_experts, decode_half, decode_results, decode_selfcheck
 from tests.patches.probes.decode_device import Named, configured, emulate, logged, ship, start
-from tests.patches.probes.probe_selection import HEAVY, outcome
+from tests.patches.probes.probe_selection import outcome
 
 # -- what is selected ------------------------------------------------------------------
 
@@ -155,8 +154,6 @@ def main() -> None:
     folder = out.parent / "devices"
     folder.mkdir()
     os.environ |= {"VLLM_NO_USAGE_STATS": "1"}
-    for name in HEAVY:
-        importlib.import_module(name)
     fork = multiprocessing.get_context("fork")
     jobs: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
         capability: (_selection, (capability, folder)) for capability in asked["capabilities"]

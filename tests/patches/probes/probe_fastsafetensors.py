@@ -76,21 +76,12 @@ def tensors(request: dict[str, Any], out: Path) -> Any:
 def logits(request: dict[str, Any], out: Path) -> Any:
     """Whether a model with MXFP4 experts and quantised layers is the same through both loaders."""
     import numpy as np
-    from vllm import LLM
 
     given = []
     for load_format in ("auto", "fastsafetensors"):
         with on_the_cpu() as asked:
-            engine = LLM(
-                request["checkpoint"],
-                kernel_config={"moe_backend": "bf16_dequant"},
-                mxfp4_layers=request["layers"],
-                load_format=load_format,
-                enforce_eager=True,
-                enable_prefix_caching=False,
-                max_num_seqs=4,
-                max_logprobs=-1,
-                logprobs_mode="raw_logits",
+            engine = base.make_engine(
+                request["checkpoint"], mxfp4_layers=request["layers"], load_format=load_format
             )
         given.append(base.raw_logits(engine, request["prompt"], 3))
         del engine
@@ -124,6 +115,7 @@ def unified(request: dict[str, Any], out: Path) -> Any:
 def main() -> None:
     steps, request_path, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     request = json.loads(request_path.read_text(encoding="utf-8"))
+    sys.path.insert(0, request["packages"])
     result = {}
     for name in steps.split(","):
         result[name] = {"tensors": tensors, "logits": logits, "unified": unified}[name](

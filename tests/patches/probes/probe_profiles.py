@@ -1,9 +1,10 @@
 """Runs in the patched interpreter: what vLLM's own parser makes of a profile's options.
 
-    python probe_profiles.py < '{"options": {"NAME": ["--moe-backend", …], …}, "wrong": {…}}'
+usage: python -m tests.patches.probes.probe_profiles ASKED.json OUT.json
 
-Prints one JSON object: by name, the parsed values, and how those in ``wrong`` were refused; and the
-sentences that the check of backends looks for, as vLLM's source makes them.
+ASKED: '{"options": {"NAME": ["--moe-backend", …], …}, "wrong": {…}}'. OUT: by name, the parsed
+values, and how those in ``wrong`` were refused; and the sentences that the check of backends looks
+for, as vLLM's source makes them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import io
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -23,8 +25,11 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 def parsed(options: list[str]) -> dict[str, Any]:
-    """Parse as ``vllm serve`` does; an unknown option or value raises SystemExit."""
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", *options])
+    """Parse as ``vllm serve`` does; an unknown option or value raises SystemExit.
+
+    The model is a folder: offline, any other name has to be in the hub's cache.
+    """
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", ".", *options])
     validate_parsed_serve_args(arguments)
     engine = AsyncEngineArgs.from_cli_args(arguments)
     found: dict[str, Any] = {
@@ -64,12 +69,13 @@ def refusal(options: list[str]) -> str:
 
 
 def main() -> None:
-    """Answer on standard output."""
-    asked = json.load(sys.stdin)
+    """Read the questions, write the answers."""
+    asked = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     result = {name: parsed(options) for name, options in asked["options"].items()}
     refused = {name: refusal(options) for name, options in asked["wrong"].items()}
     sentences = {backend.name: _make_log_backend(backend) for backend in Mxfp4MoeBackend}
-    json.dump({"parsed": result, "refused": refused, "moe": sentences}, sys.stdout)
+    answers = {"parsed": result, "refused": refused, "moe": sentences}
+    Path(sys.argv[2]).write_text(json.dumps(answers), encoding="utf-8")
 
 
 if __name__ == "__main__":

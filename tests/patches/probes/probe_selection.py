@@ -3,14 +3,13 @@
 usage: python -m tests.patches.probes.probe_selection OUT_FOLDER CAPABILITY...
 
 One process a capability, because vLLM keeps what it once learnt about the platform; each is a fork
-of one that has imported what knows nothing of it. The device is made up (fake_cuda.py); the
+of this one, which has not imported it. The device is made up (fake_cuda.py); the
 selectors are the installed ones. An outcome is a list: what was selected or how it was refused,
 then the warnings that were logged meanwhile.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import multiprocessing
@@ -28,16 +27,6 @@ from tests.patches.probes import fake_cuda
 
 Outcome = list[str]
 Table = dict[str, Outcome]
-
-# Packages beside vLLM's own take most of the time that its import takes.
-HEAVY = (
-    "torch._inductor.lowering",
-    "transformers.models.auto.image_processing_auto",
-    "openai.types",
-    "cv2",
-    "aiohttp",
-    "fastapi",
-)
 
 # Names with one of these answers share a line of the table.
 ALIKE = {
@@ -336,8 +325,6 @@ def ask_all(capability: str, out: Path) -> None:
 def main() -> None:
     folder, *capabilities = sys.argv[1:]
     os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_NO_USAGE_STATS": "1"}
-    for name in HEAVY:
-        importlib.import_module(name)
     fork = multiprocessing.get_context("fork")
     for capability in capabilities:
         out = Path(folder) / f"{capability}.json"
