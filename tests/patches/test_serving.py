@@ -1,7 +1,8 @@
-"""The image's entrypoint with vLLM itself: it checks the backend, and restarts a frozen engine.
+"""The image's entrypoint with vLLM itself: it reads the backend, and restarts a frozen engine.
 
 No patch is tested here; it stands here for the interpreters that are baked for this folder. What a
-server of test_chat.py shows is there: its end by SIGTERM, and the words for another kernel.
+server of test_chat.py shows is there: its end by SIGTERM, and the words for another kernel. That
+these words end the start: tests/integration/test_starts.py.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def test_vllm_asks_the_hub_nothing_and_ends_with_its_engine(
         "HF_ENDPOINT": hub.url,
         "HF_HUB_OFFLINE": "0",
     }
-    variables = {**known(patched_python), **from_hub}
-    with serving(patched_python, tmp_path, variables, model=model) as one:
+    with serving(
+        patched_python, tmp_path, {**known(patched_python), **from_hub}, model=model
+    ) as one:
         one.wait_for("some/model is complete in", READY_S)
         asked = len(hub.requests)
         one.wait_for("first token", READY_S)
@@ -87,15 +89,6 @@ def test_vllm_asks_the_hub_nothing_and_ends_with_its_engine(
         hub.close()
         os.kill(int(re.findall(r"EngineCore pid=(\d+)", one.output())[0]), signal.SIGKILL)
         assert one.process.wait(UNHEALTHY_S) == EX_TEMPFAIL  # vLLM itself ends with 0 then
-        assert not group_alive(one.group())
-
-
-def test_another_backend_ends_the_start(patched_python: Path, tmp_path: Path) -> None:
-    with serving(patched_python, tmp_path, known(patched_python), expect={"moe": "MARLIN"}) as one:
-        assert one.process.wait(READY_S) == EX_CONFIG
-        text = "error: vLLM chose the moe backend BF16_DEQUANT; the profile says MARLIN"
-        assert text in one.output()
-        assert "first token" not in one.output()
         assert not group_alive(one.group())
 
 
