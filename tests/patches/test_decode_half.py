@@ -178,7 +178,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("option", ["auto", "on"])
-@pytest.mark.parametrize("name", ["right", "1 % too large"])
+@pytest.mark.parametrize("name", ["right", "1 % too large", "large logits"])
 def test_right_kernels_pass(half: Any, name: str, option: str) -> None:
     answer = half["choice"]["self_check"][f"{name}, {option}"]
     assert answer["used"]
