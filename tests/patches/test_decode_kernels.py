@@ -371,3 +371,21 @@ def test_the_half_of_a_layer_is_four_launches_with_few_rows(computed: Any, rows:
     assert answer["launches"] == [f"route_{most}", *products, "experts_combine"]
     assert max(answer["errors"]) < ROUNDED + 0.002  # a third time: the norm, for the experts
     assert answer["kept"]
+
+
+# -- /metrics ------------------------------------------------------------------------------------
+
+
+def test_metrics_say_what_is_in_use(computed: Any) -> None:
+    answer = computed["metrics"]
+    # a shape that failed, or a worker, and the kind counts as not used
+    assert answer["worker"] == {"MXFP4": False, "BF16": True}
+    assert answer["frontend"] == {"MXFP4": False, "BF16": False, "MXFP8": True}
+    line = 'vllm:decode_kernels_in_use{{engine="0",kind="{}",model_name="model"}} {}'
+    kinds = [("MXFP4", 0.0), ("BF16", 0.0), ("MXFP8", 1.0)]
+    assert answer["text"] == [line.format(*kind) for kind in kinds]
+    assert answer["text of none"] == []
+
+
+def test_what_is_in_use_is_no_part_of_the_compile_cache_s_key(computed: Any) -> None:
+    assert computed["metrics"]["same key"]

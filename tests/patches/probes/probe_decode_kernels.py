@@ -19,7 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.patches.probes import decode_experts, decode_half, decode_results, decode_selfcheck
+from tests.patches.probes import (
+    decode_experts,
+    decode_half,
+    decode_metrics,
+    decode_results,
+    decode_selfcheck,
+)
 from tests.patches.probes.decode_device import Named, configured, emulate, logged, ship, start
 from tests.patches.probes.probe_selection import outcome
 
@@ -141,6 +147,7 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
         "experts": decode_experts.experts,
         "half": lambda launches: decode_half.half(launches, folder),
         "self_check": decode_selfcheck.self_check,
+        "metrics": decode_metrics.metrics,
     }
     for name, step in steps.items():
         result[name] = step(launches)
