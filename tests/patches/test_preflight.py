@@ -19,15 +19,15 @@ from tests.patches.served import READY_S, serving
 
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 def test_the_preflight_with_vllm(patched_python: Path, tmp_path: Path, right: bool) -> None:
-    folder = tmp_path / "share" / preflight.NAME
+    folder = tmp_path / preflight.NAME  # the entrypoint's share is tmp_path
     trial.make(folder)
     if not right:  # half a nat is what the mildest of the wrong models is away
         reference = json.loads((folder / preflight.REFERENCE).read_text())
         for answer in reference["answers"]:
             answer["prompt"] = [one + 0.5 for one in answer["prompt"]]
         (folder / preflight.REFERENCE).write_text(json.dumps(reference))
-    given = {"SPARKFORGE_PREFLIGHT": "always", "SPARKFORGE_SHARE": str(tmp_path / "share")}
-    with serving(patched_python, tmp_path, {**known(patched_python), **given}) as one:
+    given = {**known(patched_python), "SPARKFORGE_PREFLIGHT": "always"}
+    with serving(patched_python, tmp_path, given) as one:
         if right:
             one.wait_for("entrypoint: preflight: log-probabilities", READY_S)
             assert "backends: moe BF16_DEQUANT" in one.output()
