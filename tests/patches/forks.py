@@ -64,7 +64,7 @@ class Forks:
                 self._server.stdin.write(f"{json.dumps(request)}\n".encode())
                 self._server.stdin.flush()
             except BrokenPipeError:
-                pass  # its end is told below
+                pass  # it has ended: reading its answer fails, with its own words
             child = self._answer()
             if not self._ready(timeout):
                 os.killpg(child, signal.SIGKILL)

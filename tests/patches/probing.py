@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,23 @@ PROMPT = (b"sparkforge builds patched forks, and checks them. " * 4)[:160]
 MEDIAN_TOLERANCE = 0.015
 FAR = 0.05
 FAR_SHARE = 0.10
+
+
+def _started(
+    words: Sequence[str | Path], env: Mapping[str, str], folder: Path, timeout: float
+) -> tuple[int, str]:
+    """Return a program's exit code, and all that it printed."""
+    done = subprocess.run(
+        words,
+        env=env,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
 def runner(
@@ -64,17 +81,8 @@ def runner(
         if forked:
             code, said = forks.of(python).run(words, out, timeout)
         else:
-            done = subprocess.run(
-                [python, *words],
-                env={**env, **forks.known(python)},
-                cwd=out,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-            code, said = done.returncode, done.stdout
+            known = {**env, **forks.known(python)}
+            code, said = _started([python, *words], known, out, timeout)
         (out / "log").write_text(said, encoding="utf-8")
         assert code == 0, f"exit code {code}\n{said[-6000:]}"
         return out
@@ -99,17 +107,8 @@ def run_module(
     if variables is None:
         code, said = forks.of(python).run([name, *arguments], folder, TIMEOUT_S, module=True)
     else:
-        done = subprocess.run(
-            [python, "-m", name, *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        code, said = done.returncode, done.stdout
+        env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+        code, said = _started([python, "-m", name, *arguments], env, folder, TIMEOUT_S)
     assert code == 0, f"exit code {code}\n{said[-6000:]}"
 
 
