@@ -42,6 +42,7 @@ def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.inspect.doctor import command as doctor
     from sparkforge.inspect.perf import kerneltable, kernelwork, rooflinepicture, rooflinetable
+    from sparkforge.inspect.report import claims
     from sparkforge.series import docs
 
     folder = root / "docs"
@@ -60,6 +61,7 @@ def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
         folder / "decode-kernels.md": generated.between(
             folder / "decode-kernels.md", kerneltable.markdown(recorded)
         ),
+        folder / "status.md": claims.page(folder / "status.md"),
         folder / "doctor.md": generated.between(folder / "doctor.md", doctor.markdown()),
     }
 
@@ -70,7 +72,7 @@ COMMANDS = (
         Options,
         _docs,
         description="Write docs/patches.md, docs/roofline.md with its picture, and the tables in"
-        " docs/decode-kernels.md and docs/doctor.md. (docs/carry.md follows the upstreams'"
-        " releases: build.py rebase --all --onto latest:6 --table)",
+        " docs/decode-kernels.md, docs/doctor.md and docs/status.md. (docs/carry.md follows the"
+        " upstreams' releases: build.py rebase --all --onto latest:6 --table)",
     ),
 )

@@ -47,6 +47,7 @@ _MODULES: Mapping[str, str] = {
     "bench": "cli.bench",
     "ablate": "maintain.ablate.command",
     "proofs": "inspect.proofs.command",
+    "report": "inspect.report.command",
     "sign": "inspect.verify.signing",
     "version": "cli.version",
     "exit-codes": "cli.version",

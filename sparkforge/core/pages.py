@@ -1,7 +1,7 @@
 """Generated pages, by jinja2: values are escaped, and a missing name is an error.
 
 A template is stored beside the module that fills it. In ``NAME.md.j2`` values are escaped for
-Markdown, in ``NAME.svg.j2`` for XML.
+Markdown, in ``NAME.svg.j2`` for XML, in ``NAME.html.j2`` for HTML.
 """
 
 from __future__ import annotations

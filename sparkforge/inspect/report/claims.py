@@ -1,0 +1,136 @@
+"""docs/claims.yaml: what was tested, and on which machines. docs/status.md follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from sparkforge.core import generated, pages
+from sparkforge.core.errors import UsageError
+from sparkforge.pins import yamlfile
+from sparkforge.pins.types import Model
+
+Machine = Literal["x86", "arm64", "h200", "spark"]
+Level = Literal["proved", "partly", "simulated", "compiled", "not run"]
+MACHINES: Mapping[Machine, str] = {
+    "x86": "x86-64",
+    "arm64": "arm64, emulated",
+    "h200": "H200",
+    "spark": "Spark",
+}
+"""The machines of the matrix, and the head of each column."""
+LEVELS: Mapping[Level, str] = {
+    "proved": "ran there, on the real thing",
+    "partly": "some of it ran there",
+    "simulated": "ran there against a simulated device, server or machine",
+    "compiled": "compiled and disassembled there",
+    "not run": "applies there, and nobody has run it",
+}
+"""What a cell of the matrix can say, and its meaning."""
+NAME = "claims.yaml"
+"""The file, in docs/."""
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class Claim(Model):
+    """A feature, and the evidence for it; texts are Markdown.
+
+    Attributes:
+        machines: how far each machine has shown it; one that is left out has nothing to do with it.
+        tested: what was tested, and how.
+        open: what was not; None: nothing is known to be.
+    """
+
+    claim: _Text
+    machines: Annotated[Mapping[Machine, Level], Field(min_length=1)]
+    tested: _Text
+    open: _Text | None = None
+
+
+class Area(Model):
+    """Claims that belong together."""
+
+    area: _Text
+    claims: Annotated[tuple[Claim, ...], Field(min_length=1)]
+
+
+_AREAS = TypeAdapter(tuple[Area, ...])
+
+
+def load(path: Path) -> tuple[Area, ...]:
+    """Read the file.
+
+    Raises:
+        UsageError: it is missing or malformed.
+    """
+    hint = f"the head of docs/{NAME} describes the values"
+    try:
+        document = yamlfile.read(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", "restore it from git") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8", hint) from None
+    except yamlfile.NotYamlError as error:
+        raise UsageError(f"{path}:{error.line}: {error}", hint) from None
+    for line, problem in document.problems:
+        raise UsageError(f"{path}:{line}: {problem}", hint)
+    try:
+        return _AREAS.validate_python(document.data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        line, where = document.line(first["loc"]), yamlfile.dotted(first["loc"])
+        raise UsageError(f"{path}:{line}: {where}: {first['msg']}", hint) from None
+
+
+def count(areas: tuple[Area, ...]) -> Mapping[Machine, Mapping[Level, int]]:
+    """Return how many claims have each level, by machine."""
+    return {
+        machine: {
+            level: sum(
+                claim.machines.get(machine) == level for area in areas for claim in area.claims
+            )
+            for level in LEVELS
+        }
+        for machine in MACHINES
+    }
+
+
+def markdown(areas: tuple[Area, ...]) -> str:
+    """Return the generated part of docs/status.md."""
+    return pages.render(
+        Path(__file__).with_name("status.md.j2"),
+        areas=areas,
+        head=["claim", *MACHINES.values()],
+        rows=lambda area: [_row(claim) for claim in area.claims],
+        evidence=_evidence,
+        levels=LEVELS,
+    )
+
+
+def page(path: Path) -> str:
+    """Return docs/status.md, by the claims beside it.
+
+    Raises:
+        UsageError: one of both is missing or malformed.
+    """
+    return generated.between(path, markdown(load(path.with_name(NAME))))
+
+
+def _row(claim: Claim) -> tuple[str, ...]:
+    cells = (claim.machines.get(machine) for machine in MACHINES)
+    return (pages.Markdown(claim.claim), *(_cell(level) for level in cells))
+
+
+def _evidence(claim: Claim) -> str:
+    left = "" if claim.open is None else f" *Open:* {claim.open}."
+    return pages.Markdown(f"**{claim.claim}**: {claim.tested}.{left}")
+
+
+def _cell(level: Level | None) -> str:
+    """Return a level as a cell: what is proved catches the eye, and so does what is not."""
+    if level is None:
+        return ""
+    return pages.Markdown(f"**{level}**" if level in ("proved", "not run") else level)

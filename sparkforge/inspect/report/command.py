@@ -1,0 +1,76 @@
+"""report."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.build.options import OutputOptions, chosen_series
+from sparkforge.core import pages
+from sparkforge.core.command import Entry, needed, option
+from sparkforge.core.disk import write_file
+from sparkforge.core.log import log
+from sparkforge.inspect.report import claims
+from sparkforge.inspect.report.gather import Gathered, gather
+from sparkforge.pins import pins
+from sparkforge.sources.project import pins_option, recover_checkout
+
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of ``report``."""
+
+    target: str = needed("target whose last build to report on", metavar="NAME")
+    out: Path | None = option(
+        "write the page here (default: dist/TARGET/report.html)", type=Path, metavar="FILE"
+    )
+    pins: Path | None = pins_option()
+    output: OutputOptions
+
+
+def _report(options: Options) -> int:
+    """Write the page."""
+    path = recover_checkout(options.pins)
+    loaded = pins.load(path)
+    target = loaded.target(options.target)
+    used = {name for wheel, plan in target.wheels.items() for name in (wheel, *plan.carries)}
+    series = [one for one in chosen_series(None, path.parent, loaded) if one.upstream in used]
+    it = gather(path.parent, path, loaded, options.target, series)
+    out = options.out or path.parent / "dist" / options.target / "report.html"
+    write_file(out, html(it).encode())
+    log.info(f"{out}: written")
+    if options.output.json:
+        log.json({"page": str(out)})
+    return 0
+
+
+def html(it: Gathered) -> str:
+    """Return the page: one file without scripts, that needs no network."""
+    return pages.render(
+        Path(__file__).with_name("page.html.j2"),
+        it=it,
+        made=sum(step.state == "made" for step in it.steps),
+        machines=claims.MACHINES,
+        levels=claims.LEVELS,
+        counts=claims.count(it.areas),
+        plain=_plain,
+    )
+
+
+def _plain(markdown: str) -> str:
+    """Return a claim's Markdown as text: of links their words, of code the code."""
+    return _LINK.sub(r"\1", markdown).replace("`", "").replace("\\", "")
+
+
+COMMANDS = (
+    Entry(
+        "report",
+        Options,
+        _report,
+        description="Write one self-contained HTML page about the last build of a target: steps,"
+        " files, patches, kernels, results of bench and accept, and what was tested where.",
+    ),
+)

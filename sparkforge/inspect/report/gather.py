@@ -1,0 +1,258 @@
+"""What the report page shows, read from the checkout and from ``dist/TARGET/``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sparkforge.build import receipt
+from sparkforge.build.context import release_name
+from sparkforge.core import plain
+from sparkforge.core.errors import UsageError
+from sparkforge.core.hashing import sha256_file
+from sparkforge.inspect.perf import kernelwork
+from sparkforge.inspect.report import claims
+from sparkforge.inspect.report.claims import Area
+from sparkforge.pins.pins import Pins
+from sparkforge.series.docs import why
+from sparkforge.series.series import Series
+
+_T = TypeVar("_T", bound=BaseModel)
+
+
+class _Part(BaseModel):
+    """Of a document, the fields that the page needs."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class _Item(_Part):
+    stage: str
+    label: str
+    key: str
+
+
+class _Time(_Part):
+    state: str
+    seconds: float
+
+
+class _Run(_Part):
+    machine: str
+    python: str
+    seconds: float
+    items: Mapping[str, _Time]
+
+
+class Receipt(_Part):
+    """The receipt of the last build."""
+
+    sparkforge: str
+    platform: str
+    pins_sha256: str
+    files: Mapping[str, str]
+    items: tuple[_Item, ...]
+    run: _Run
+
+
+class _Component(_Part):
+    name: str
+    type: str
+    version: str = ""
+
+
+class _Bill(_Part):
+    components: tuple[_Component, ...]
+
+
+class _Proof(_Part):
+    label: str
+    ok: bool
+    control: bool
+    kernels: tuple[Mapping[str, object], ...]
+    compile_seconds: float
+
+
+class Proofs(_Part):
+    """The report of ``build.py proofs``."""
+
+    nvcc: str
+    proofs: tuple[_Proof, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An item of the build.
+
+    Attributes:
+        share: of the longest item's time, 0 to 1.
+    """
+
+    stage: str
+    label: str
+    key: str
+    state: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class File:
+    """A published file.
+
+    Attributes:
+        state: whether the file is there, has the receipt's hash, and has a signature beside it.
+    """
+
+    name: str
+    sha256: str
+    state: Literal["missing", "changed", "as built", "as built, signature beside it"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A patch, as the page lists it."""
+
+    upstream: str
+    subject: str
+    why: str
+    risk: str
+    test: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An SVG file in base64, and what it shows."""
+
+    alt: str
+    base64: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A result of bench or accept on this machine: a table with its pictures."""
+
+    title: str
+    file: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    pictures: Sequence[Picture] = ()
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All that the page shows.
+
+    Attributes:
+        kinds: components of the bill by their type.
+        same_pins: whether pins.yaml is still the one that was built.
+        kernels: of each architecture of the recorded machine code, how many kernels.
+        proofs: None: `build.py proofs` has not run in this checkout.
+    """
+
+    target: str
+    version: str
+    receipt: Receipt
+    same_pins: bool
+    steps: Sequence[Step]
+    files: Sequence[File]
+    kinds: Mapping[str, int]
+    components: Sequence[tuple[str, str]]
+    changes: Sequence[Change]
+    kernels: Mapping[str, int]
+    compiler: str
+    proofs: Proofs | None
+    measured: Sequence[Measured]
+    areas: tuple[Area, ...]
+
+
+def gather(
+    root: Path, pins_path: Path, pins: Pins, target: str, series: Sequence[Series]
+) -> Gathered:
+    """Read everything.
+
+    Args:
+        series: those of the target's upstreams.
+
+    Raises:
+        UsageError: the target was not built, or a file is none of this version's.
+        StaleError: the record of the decode kernels is of another version.
+    """
+    folder = root / "dist" / target
+    built = _read(folder / "receipt.json", Receipt, f"build.py --target {target}")
+    bill = _read(folder / receipt.SBOM, _Bill, f"build.py --target {target}")
+    proofs_path = root / "dist" / "proofs" / "report.json"
+    recorded = kernelwork.load()
+    return Gathered(
+        target=target,
+        version=release_name(pins, pins.target(target)),
+        receipt=built,
+        same_pins=built.pins_sha256 == sha256_file(pins_path),
+        steps=_steps(built),
+        files=[_file(folder, name, digest) for name, digest in sorted(built.files.items())],
+        kinds=Counter(part.type for part in bill.components),
+        components=[(part.name, part.version) for part in bill.components],
+        changes=[
+            Change(
+                one.upstream,
+                patch.subject,
+                why(patch),
+                patch.trailers.get("Risk", ""),
+                patch.trailers.get("Test", ""),
+            )
+            for one in series
+            for patch in one.patches
+        ],
+        kernels={arch: len(kernels) for arch, kernels in recorded.kernels.items()},
+        compiler=recorded.compiler,
+        proofs=_read(proofs_path, Proofs, "build.py proofs") if proofs_path.exists() else None,
+        measured=(),
+        areas=claims.load(root / "docs" / claims.NAME),
+    )
+
+
+def _read(path: Path, kind: type[_T], command: str) -> _T:
+    """Read a document of an earlier command.
+
+    Raises:
+        UsageError: it is missing, or of another shape.
+    """
+    try:
+        return kind.model_validate(plain.json_of(path.read_bytes()))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file", f"run {command} first") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", "make it readable") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path}: {where}: {first['msg']}", f"run {command} again") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}", f"run {command} again") from None
+
+
+def _steps(built: Receipt) -> Sequence[Step]:
+    """Return the items in the order of the build, each with its time."""
+    times = built.run.items
+    longest = max((time.seconds for time in times.values()), default=0.0) or 1.0
+    return [
+        Step(item.stage, item.label, item.key, time.state, time.seconds, time.seconds / longest)
+        for item in built.items
+        if (time := times.get(item.label)) is not None
+    ]
+
+
+def _file(folder: Path, name: str, digest: str) -> File:
+    """Compare a published file with the receipt."""
+    path = folder / name
+    if not path.is_file():
+        return File(name, digest, "missing")
+    if sha256_file(path) != digest:
+        return File(name, digest, "changed")
+    signed = path.with_name(path.name + receipt.SUFFIX).is_file()
+    return File(name, digest, "as built, signature beside it" if signed else "as built")

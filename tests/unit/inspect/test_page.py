@@ -1,0 +1,259 @@
+"""`build.py report`: the page of a made-up build, damaged input, and a browser's view of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.cli.main import main
+from sparkforge.core.errors import UsageError
+from sparkforge.inspect.report import claims
+from tests.support import ROOT, sha256
+
+WHEEL = b"a wheel"
+DEEP = "[" * 100_000
+NASTY = '<script>alert("x")</script> & `a|b`'
+PROOFS: Mapping[str, Any] = {
+    "nvcc": "13.0.88",
+    "proofs": [
+        {"label": NASTY, "ok": False, "control": False, "kernels": [{}, {}], "compile_seconds": 7.2}
+    ],
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose cpu target was built, as far as the page reads it."""
+    for name in ("pins.yaml", "patches", "requirements", "docs/claims.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile)(ROOT / name, path)
+    dist = tmp_path / "dist" / "cpu"
+    dist.mkdir(parents=True)
+    (dist / "a.whl").write_bytes(WHEEL)
+    (dist / "b.whl").write_bytes(b"another one now")
+    (dist / "a.whl.sigstore.json").write_text("{}")
+    digests = {"a.whl": sha256(WHEEL), "b.whl": sha256(b"b"), "gone.whl": sha256(b"c")}
+    times = {
+        "wheel": {"state": "made", "seconds": 3.0},
+        NASTY: {"state": "in the store", "seconds": 6},
+    }
+    receipt = {
+        "sparkforge": "9.9",
+        "platform": "linux/amd64",
+        "pins_sha256": sha256((ROOT / "pins.yaml").read_bytes()),
+        "files": digests,
+        "items": [
+            {"stage": "wheels", "label": label, "key": sha256(label.encode())} for label in times
+        ],
+        "run": {"machine": "x86_64", "python": "3.11.7", "seconds": 12.4, "items": times},
+    }
+    parts = [
+        {"name": NASTY, "type": "library", "version": "1"},
+        {"name": "debian", "type": "operating-system"},
+    ]
+    (dist / "receipt.json").write_text(json.dumps(receipt))
+    (dist / "sbom.cdx.json").write_text(json.dumps({"components": parts}))
+    return tmp_path
+
+
+def report(checkout: Path, *words: str) -> int:
+    return main(["report", "--target", "cpu", "--pins", str(checkout / "pins.yaml"), *words])
+
+
+def page_of(checkout: Path) -> str:
+    assert report(checkout) == 0
+    return (checkout / "dist" / "cpu" / "report.html").read_text()
+
+
+class Reader(HTMLParser):
+    """Collects elements, and the text of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[str] = []
+        self._open = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append("")
+            self._open = True
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.rows[-1] += f"{data} "
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "tr":
+            self._open = False
+
+    def row(self, start: str) -> str:
+        """Return the row that begins with a text, its white space made plain."""
+        (found,) = [
+            row for row in (" ".join(row.split()) for row in self.rows) if row.startswith(start)
+        ]
+        return found
+
+
+def test_the_page_shows_the_build(checkout: Path) -> None:
+    (checkout / "dist" / "proofs").mkdir()
+    (checkout / "dist" / "proofs" / "report.json").write_text(json.dumps(PROOFS))
+    page = page_of(checkout)
+    reader = Reader()
+    reader.feed(page)
+    assert reader.row("a.whl") == f"a.whl {sha256(WHEEL)} as built, signature beside it"
+    assert reader.row("b.whl").endswith("changed")
+    assert reader.row("gone.whl").endswith("missing")
+    assert reader.row("wheels wheel") == f"wheels wheel {sha256(b'wheel')[:12]} made 3.0"
+    assert re.search(r"width: 50\.0%.*width: 100\.0%", page, re.DOTALL)
+    assert reader.row(f"{NASTY} 2 7 s failed")
+    # all of vLLM's patches, and none of FlashInfer's, which the cpu target has not
+    patches = len((ROOT / "patches" / "vllm" / "series").read_text().split())
+    assert f"<b>{patches}</b><span>patches</span>" in page
+    assert "flashinfer</h3>" not in page
+    assert "1 × library, 1 × operating-system" in page
+    assert "pins.yaml has changed" not in page
+
+
+def test_the_page_shows_every_claim_by_machine(checkout: Path) -> None:
+    reader = Reader()
+    reader.feed(page_of(checkout))
+    areas = claims.load(ROOT / "docs" / claims.NAME)
+    every = [claim for area in areas for claim in area.claims]
+    cells = [attributes.get("class", "") for tag, attributes in reader.tags if tag == "td"]
+    for level in claims.LEVELS:
+        wanted = sum(list(claim.machines.values()).count(level) for claim in every)
+        assert cells.count(f"level {level.replace(' ', '-')}") == wanted
+    assert "`" not in "".join(reader.rows).replace("`a|b`", "")
+
+
+def test_the_page_is_one_file_without_scripts(checkout: Path) -> None:
+    page = page_of(checkout)
+    assert escape(NASTY) in page.replace("&#34;", "&quot;")
+    reader = Reader()
+    reader.feed(page)
+    assert {tag for tag, _ in reader.tags}.isdisjoint({"script", "link", "iframe"})
+    for _, attributes in reader.tags:
+        for name in ("src", "href"):
+            if (value := attributes.get(name)) is not None:
+                assert value.startswith(("#", "data:"))
+
+
+def test_a_build_of_other_pins_is_named(checkout: Path) -> None:
+    path = checkout / "pins.yaml"
+    path.write_text(f"{path.read_text()}# changed\n")
+    assert "pins.yaml has changed since this build" in page_of(checkout)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        (
+            "receipt.json",
+            None,
+            "receipt.json: no such file\n  hint: run build.py --target cpu first",
+        ),
+        ("receipt.json", "{", "hint: run build.py --target cpu again"),
+        ("receipt.json", DEEP, "values are nested too deeply"),
+        ("receipt.json", '{"sparkforge": 1}', "receipt.json: sparkforge: "),
+        ("sbom.cdx.json", '{"components": {}}', "sbom.cdx.json: components: "),
+        ("../proofs/report.json", "{}", "hint: run build.py proofs again"),
+        ("../../docs/claims.yaml", None, "restore it from git"),
+        ("../../docs/claims.yaml", "- area: A\n  claims: []\n", "claims.yaml:2: [0].claims: "),
+        ("../../docs/claims.yaml", "a: [", "claims.yaml:2: "),
+    ],
+    ids=range(9),
+)
+def test_damaged_input_is_one_error(
+    checkout: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | None, error: str
+) -> None:
+    path = checkout / "dist" / "cpu" / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_text(content)
+    assert report(checkout) == UsageError.exit_code
+    assert error in capsys.readouterr().err
+
+
+def test_a_level_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    text = "- area: A\n  claims:\n  - claim: b\n    machines: {x86: maybe}\n    tested: c\n"
+    (tmp_path / claims.NAME).write_text(text)
+    with pytest.raises(
+        UsageError, match=r"claims\.yaml:4: \[0\]\.claims\[0\]\.machines\.x86: .*'proved'"
+    ):
+        claims.load(tmp_path / claims.NAME)
+
+
+# -- in a browser ----------------------------------------------------------------
+
+BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
+# Reads what a page looks like: texts of too little contrast, and elements beyond the right edge.
+# Contrast is that of WCAG 2, level AA: 4.5 for all text.
+CHECK = """
+const page = document.querySelector("iframe").contentDocument;
+const light = c => c.map(v => v / 255)
+  .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+  .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+const parts = text => text.match(/[0-9.]+/g).map(Number);
+function paper(node) {
+  for (; node; node = node.parentElement) {
+    const c = parts(page.defaultView.getComputedStyle(node).backgroundColor);
+    if (c.length < 4 || c[3] > 0) return c.slice(0, 3);
+  }
+  return [255, 255, 255];
+}
+for (const details of page.querySelectorAll("details")) details.open = true;
+const pale = new Set(), wide = new Set();
+let texts = 0;
+for (const node of page.body.querySelectorAll("*")) {
+  const box = node.getBoundingClientRect();
+  const edge = page.documentElement.clientWidth + 1;
+  if (!node.closest(".wide, figure") && box.right > edge) wide.add(node.tagName);
+  if (![...node.childNodes].some(child => child.nodeType == 3 && child.data.trim())) continue;
+  texts++;
+  const ink = light(parts(page.defaultView.getComputedStyle(node).color).slice(0, 3));
+  const back = light(paper(node));
+  const ratio = (Math.max(ink, back) + .05) / (Math.min(ink, back) + .05);
+  if (ratio < 4.5) pale.add(`${node.tagName}.${node.className} ${ratio.toFixed(2)}`);
+}
+const result = {texts, pale: [...pale], wide: [...wide], paper: paper(page.body)};
+document.querySelector("pre").textContent = JSON.stringify(result);
+"""
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_it(checkout: Path, width: int, scheme: str) -> None:
+    """At a phone's width and a desk's: nothing is cut off, no text is pale, no error."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no Chromium on this machine")
+    page = page_of(checkout)
+    around = checkout / "around.html"
+    around.write_text(
+        f'<!doctype html><iframe style="width: {width}px; height: 900px; border: 0"'
+        f' srcdoc="{escape(page)}"></iframe><pre></pre><script>onload = () => {{{CHECK}}}</script>'
+    )
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    words += [f"--user-data-dir={checkout}/profile", "--enable-logging=stderr", "--dump-dom"]
+    words += ["--blink-settings=preferredColorScheme=" + {"dark": "0", "light": "1"}[scheme]]
+    done = subprocess.run(
+        [browser, *words, around.as_uri()], check=True, capture_output=True, text=True, timeout=300
+    )
+    assert "CONSOLE" not in done.stderr
+    found = json.loads(re.findall(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)[-1])
+    assert found["texts"] > 300
+    assert (found["pale"], found["wide"]) == ([], [])
+    assert (sum(found["paper"]) < 384) == (scheme == "dark")
