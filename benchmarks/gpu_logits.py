@@ -6,7 +6,8 @@
 Serves a made-up gpt-oss checkpoint of a few megabytes in vLLM, once a case (as in decode.py), and
 compares the distribution of every next token with that of the numpy reference of our tests, whose
 weights are quantised in the same places by a quantiser of its own. The hidden size, 320, is one
-that Marlin's stock padding enlarges (to 512) and the series does not.
+that Marlin's stock padding enlarges (to 512) and the series does not. All sizes are such that the
+decode kernels can run; ``--rows 8`` (or fewer) makes each step so small that they do.
 
 Prints, for each case, the Kullback-Leibler divergence from the reference (nats: median and mean
 over positions; where BF16 makes the router pick another expert, a position is far off) and, as a
@@ -37,7 +38,7 @@ from decode import Case, measured, spec  # noqa: E402
 from sparkforge.checkpoints import gptoss, tiny  # noqa: E402
 from tests.patches import mx_reference  # noqa: E402
 
-HIDDEN = 320
+SHAPE = tiny.Shape(hidden=320, inter=128, experts=16, experts_per_token=4, head_dim=64)
 PROMPTS = (
     [ord(letter) for letter in "Weights are read once for every token, whoever asks for it."],
     [(37 * i + 11) % 250 for i in range(96)],  # longer than the sliding window
@@ -65,17 +66,21 @@ def divergence(reference: Logs, other: Logs) -> Logs:
 
 
 def measure(
-    case: Case, attention: str, checkpoint: Path, vocabulary: int
+    case: Case, attention: str, rows: int | None, checkpoint: Path, vocabulary: int
 ) -> list[list[list[float]]]:
     """Return vLLM's log-probabilities: a prompt, a position (from the second), a token."""
     from vllm import LLM, SamplingParams
 
     extra: dict[str, Any] = {"mxfp4_layers": case.layers} if case.layers else {}
+    if case.kernels:
+        extra["decode_kernels"] = case.kernels
+    if rows:
+        extra["max_num_batched_tokens"] = rows
     llm = LLM(
         str(checkpoint),
         skip_tokenizer_init=True,
         max_model_len=256,
-        max_num_seqs=2,
+        max_num_seqs=1,
         gpu_memory_utilization=0.2,
         moe_backend=case.backend,
         attention_backend=attention,
@@ -96,7 +101,7 @@ def measure(
     return found
 
 
-def run_case(case: Case, attention: str, checkpoint: Path) -> list[Logs]:
+def run_case(case: Case, attention: str, rows: int | None, checkpoint: Path) -> list[Logs]:
     """Measure a case in a process of its own.
 
     Raises:
@@ -109,6 +114,7 @@ def run_case(case: Case, attention: str, checkpoint: Path) -> list[Logs]:
         spec(case),
         "--attention",
         attention,
+        *(("--rows", str(rows)) if rows else ()),
         "--measure",
         str(result),
         str(checkpoint),
@@ -123,25 +129,27 @@ def main() -> None:
     )
     parser.add_argument("--case", type=Case.parse, action="append", required=True)
     parser.add_argument("--attention", default="TRITON_ATTN", help="attention backend")
+    parser.add_argument("--rows", type=int, help="tokens a step (default: all of a prompt)")
     parser.add_argument("--limit", type=float, default=0.05, help="median divergence, nats")
     parser.add_argument("--measure", type=Path, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         result, checkpoint = arguments.measure
-        scored = measure(arguments.case[0], arguments.attention, checkpoint, tiny.VOCAB_SIZE)
+        scored = measure(
+            arguments.case[0], arguments.attention, arguments.rows, checkpoint, tiny.VOCAB_SIZE
+        )
         result.write_text(json.dumps(scored))
         return
     wrong = False
     with tempfile.TemporaryDirectory() as name:
-        shape = tiny.Shape(hidden=HIDDEN)
-        checkpoint = tiny.make_tiny_gpt_oss(Path(name) / "checkpoint", shape=shape).path
+        checkpoint = tiny.make_tiny_gpt_oss(Path(name) / "checkpoint", shape=SHAPE).path
         model = gptoss.load(checkpoint)
         print(
             "| case | hidden size | KL from its reference, median | mean | from the other, median |"
         )
         print("| --- | --- | --- | --- | --- |")
         for case in arguments.case:
-            found = run_case(case, arguments.attention, checkpoint)
+            found = run_case(case, arguments.attention, arguments.rows, checkpoint)
             own = mx_reference.quantize_layers(model, formats(case.layers))
             other = mx_reference.quantize_layers(model, BOTH["none" if case.layers else "mxfp4"])
             kl = [
@@ -156,7 +164,7 @@ def main() -> None:
             near, far = float(np.median(kl[0])), float(np.median(kl[1]))
             wrong |= not near < min(arguments.limit, far)
             print(
-                f"| {spec(case)} | {HIDDEN} | {near:.5f} | {kl[0].mean():.5f} | {far:.5f} |",
+                f"| {spec(case)} | {SHAPE.hidden} | {near:.5f} | {kl[0].mean():.5f} | {far:.5f} |",
                 flush=True,
             )
     if wrong:
