@@ -20,6 +20,8 @@ from sparkforge.core.log import log
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.inspect.doctor import chats
 from sparkforge.inspect.doctor.masking import INSTEAD, is_secret_name
+from sparkforge.runtime import client
+from sparkforge.runtime.client import Place
 from sparkforge.serving import moments
 
 _ASK_S = 20.0
@@ -79,7 +81,7 @@ class Run:
     root: Path
     target: str
     container: Container | None
-    place: chats.Place
+    place: Place
 
 
 def find_container(target: str) -> Container | None:
@@ -166,10 +168,10 @@ def _kernel() -> Glimpse:
     return Glimpse(seen.code, "\n".join([*lines, ""]), seen.err, seen.problem)
 
 
-def _chats(place: chats.Place) -> Iterator[Part]:
+def _chats(place: Place) -> Iterator[Part]:
     what = "questions, answers, tokens per second: alone, eight at once, a tool, a long prompt"
     try:
-        model = chats.model_of(place)
+        model = client.model_of(place)
     except (OSError, ValueError) as error:
         why = "no server answers" if isinstance(error, ConnectionError) else str(error)
         yield Part("chats.json", what, problem=f"{place.url}: {why}")

@@ -18,14 +18,13 @@ from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.inspect.doctor import parts
-from sparkforge.inspect.doctor.chats import Place
 from sparkforge.inspect.doctor.masking import mask_of
 from sparkforge.inspect.doctor.parts import Part
 from sparkforge.inspect.doctor.reading import Readings
+from sparkforge.runtime import client
 
 READINGS = "readings.json"
 _MOST = 64 << 20  # bytes of readings in an archive
-_LOOPBACK = "127.0.0.1"
 _CONTENTS = "CONTENTS.txt"
 
 
@@ -70,11 +69,8 @@ def write(
     Raises:
         StoreError: the disk is full.
     """
-    keys = _keys(variables)
-    bind = variables.get("SPARKFORGE_BIND") or _LOOPBACK
-    host = _LOOPBACK if bind in ("0.0.0.0", "localhost") else bind
-    port = variables.get("SPARKFORGE_PORT") or 8000
-    place = Place(f"http://{host}:{port}/v1", keys[0] if keys else "")
+    place = client.place_of(variables)
+    keys = [place.key] if place.key else []
     run = parts.Run(root, target, parts.find_container(target), place)
     mask = mask_of(variables, keys, Path.home(), getpass.getuser(), socket.gethostname())
     found = [
@@ -164,13 +160,3 @@ def readings_in(path: Path) -> str | None:
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"a damaged archive: {error}") from None
     raise ValueError(f"an archive without {READINGS}")
-
-
-def _keys(variables: Mapping[str, str]) -> list[str]:
-    """Return the server's API key, from the file that Compose mounts."""
-    named = variables.get("SPARKFORGE_API_KEY_FILE")
-    try:
-        key = Path(named).expanduser().read_text(encoding="utf-8").strip() if named else ""
-    except (OSError, UnicodeDecodeError, RuntimeError):
-        return []  # the chats then show the server's refusal
-    return [key] if key else []

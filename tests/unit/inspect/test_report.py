@@ -20,6 +20,7 @@ from sparkforge.inspect.doctor import chats, reporting
 from sparkforge.inspect.doctor.masking import mask_of
 from sparkforge.inspect.doctor.parts import Part
 from sparkforge.inspect.doctor.reading import Readings
+from sparkforge.runtime import client
 from sparkforge.serving import moments
 from tests.support import ROOT
 
@@ -80,12 +81,12 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def place() -> Iterator[chats.Place]:
+def place() -> Iterator[client.Place]:
     Hub.asked = 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    yield chats.Place(f"http://127.0.0.1:{server.server_address[1]}/v1", KEY)
+    yield client.Place(f"http://127.0.0.1:{server.server_address[1]}/v1", KEY)
     server.shutdown()
     server.server_close()
     thread.join()
@@ -129,7 +130,7 @@ def report(project: Path, *words: str) -> int:
 
 
 def test_an_archive_holds_what_a_first_run_tells(
-    project: Path, place: chats.Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, place: client.Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "key").write_text(f"{KEY}\n")
     port = place.url.split(":")[2].partition("/")[0]

@@ -1,0 +1,346 @@
+"""Requests to a running OpenAI server: one chat client for doctor's report and for accept.
+
+Answers come from outside: a wrong shape is a ValueError, a broken connection an OSError.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from sparkforge.core import plain
+from sparkforge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import requests
+
+CHAT, COMPLETIONS, RESPONSES = "/chat/completions", "/completions", "/responses"
+LOOPBACK = "127.0.0.1"
+CONNECT_S = 5.0
+SILENCE_S = 600.0
+"""Longest time without a byte: a long prompt, or a kernel that is compiled."""
+_SHOWN = 300  # characters of a server's words in a message
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the server is.
+
+    Attributes:
+        url: with ``/v1`` at its end.
+        key: API key, or "".
+    """
+
+    url: str
+    key: str = ""
+
+    @property
+    def root(self) -> str:
+        """The URL without ``/v1``: of ``/health`` and ``/metrics``."""
+        return self.url.removesuffix("/v1")
+
+
+@dataclass(frozen=True)
+class Model:
+    """The served model: its name, and tokens of prompt and answer together."""
+
+    name: str
+    max_len: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call; ``arguments`` should be JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer that was not streamed."""
+
+    status: int
+    text: str
+
+    def json(self) -> Any:
+        """Return the body of an answer with status 200.
+
+        Raises:
+            ValueError: another status, or no JSON.
+        """
+        if self.status != 200:
+            raise ValueError(f"status {self.status}: {self.text[:_SHOWN]}")
+        return plain.json_of(self.text)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A chat's answer, streamed or not.
+
+    Attributes:
+        finish: ``finish_reason``.
+        prompt_tokens, tokens: counted by the server; 0: it did not say.
+        reasoning_last: reasoning came after content.
+        complete: the stream ended with ``[DONE]``.
+        moments: seconds from the request to each piece of a stream.
+    """
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[Call, ...] = ()
+    finish: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    reasoning_last: bool = False
+    complete: bool = True
+    moments: tuple[float, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is neither reasoning nor content nor a call."""
+        return not (self.reasoning or self.content or self.calls)
+
+
+def place_of(variables: Mapping[str, str], url: str | None = None) -> Place:
+    """Return the server of Compose's variables, with the key in SPARKFORGE_API_KEY_FILE.
+
+    Args:
+        url: of another server, with or without ``/v1``; None: Compose's port.
+
+    Raises:
+        UsageError: it is no address of HTTP.
+    """
+    if url is None:
+        bind = variables.get("SPARKFORGE_BIND") or LOOPBACK
+        host = LOOPBACK if bind in ("0.0.0.0", "localhost") else bind
+        port = variables.get("SPARKFORGE_PORT") or 8000
+        return Place(f"http://{host}:{port}/v1", api_key(variables))
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"{url!r} is not the URL of a server", "for example http://127.0.0.1:8000")
+    return Place(f"{url.rstrip('/').removesuffix('/v1')}/v1", api_key(variables))
+
+
+def api_key(variables: Mapping[str, str]) -> str:
+    """Return the key in the file that Compose mounts; "": none, or it cannot be read."""
+    named = variables.get("SPARKFORGE_API_KEY_FILE")
+    try:
+        return Path(named).expanduser().read_text(encoding="utf-8").strip() if named else ""
+    except (OSError, UnicodeDecodeError, RuntimeError):
+        return ""  # requests then show the server's refusal
+
+
+def model_of(place: Place) -> Model:
+    """Return the model that a server serves.
+
+    Raises:
+        ConnectionError: nothing answers there.
+        OSError: the answer is an error.
+        ValueError: its answer is no list of models.
+    """
+    import requests
+
+    with session(place) as opened:
+        try:
+            answer = opened.get(f"{place.url}/models", timeout=CONNECT_S)
+        except requests.ConnectionError as error:
+            raise ConnectionError(str(error)) from None
+    answer.raise_for_status()
+    found = plain.json_of(answer.text)
+    try:
+        first = found["data"][0]
+        return Model(str(first["id"]), int(first.get("max_model_len") or 4096))
+    except (TypeError, KeyError, IndexError, ValueError):
+        raise ValueError("the answer of /v1/models names no model") from None
+
+
+def get(place: Place, path: str) -> str:
+    """Return the body of a page beside ``/v1``, such as ``/metrics``.
+
+    Raises:
+        OSError: no answer, or an error.
+    """
+    with session(place) as opened:
+        answer = opened.get(f"{place.root}{path}", timeout=(CONNECT_S, 60.0))
+        answer.raise_for_status()
+        return answer.text
+
+
+def post(place: Place, path: str, body: Json | bytes, timeout_s: float = SILENCE_S) -> Reply:
+    """Send a request; returns the answer, whatever its status.
+
+    Args:
+        body: a document; bytes are sent as they are, as JSON.
+
+    Raises:
+        OSError: no answer.
+    """
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with session(place) as opened:
+        answer = opened.post(
+            f"{place.url}{path}",
+            data=data,
+            headers={"Content-Type": "application/json"},
+            timeout=(CONNECT_S, timeout_s),
+        )
+        return Reply(answer.status_code, answer.text)
+
+
+def chat(place: Place, body: Json) -> Said:
+    """Ask without streaming.
+
+    Raises:
+        OSError: no answer.
+        ValueError: an error, or no answer of a chat.
+    """
+    found = post(place, CHAT, body).json()
+    try:
+        choice, usage = found["choices"][0], found.get("usage") or {}
+        message = choice["message"]
+        calls = tuple(_call(one) for one in message.get("tool_calls") or [])
+        return Said(
+            reasoning=str(_reasoning(message)),
+            content=str(message.get("content") or ""),
+            calls=calls,
+            finish=choice.get("finish_reason") or "",
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            tokens=int(usage.get("completion_tokens") or 0),
+        )
+    except (TypeError, KeyError, IndexError, AttributeError):
+        raise ValueError(f"no answer of a chat: {json.dumps(found)[:_SHOWN]}") from None
+
+
+def streamed(place: Place, body: Json) -> Said:
+    """Ask with streaming, and read the answer to its end.
+
+    Raises:
+        OSError: no answer, or it breaks off.
+        ValueError: an error, or events of another shape.
+    """
+    taken = _Pieces()
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    event: Json | None = None
+    try:
+        for event in events(place, CHAT, {**body, **more}):
+            taken.add(event)
+        return taken.said()
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError(f"no event of a chat: {json.dumps(event)[:_SHOWN]}") from None
+
+
+def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, None]:
+    """Send a request that streams, and yield its events; None: ``[DONE]``.
+
+    Closing the iterator hangs up, as a client that goes away does.
+
+    Raises:
+        OSError: no answer, or it breaks off.
+        ValueError: an error, or what came is not JSON.
+    """
+    with (
+        session(place) as opened,
+        opened.post(
+            f"{place.url}{path}", json=body, stream=True, timeout=(CONNECT_S, SILENCE_S)
+        ) as answer,
+    ):
+        if answer.status_code != 200:
+            raise ValueError(f"status {answer.status_code}: {answer.text[:_SHOWN]}")
+        for line in answer.iter_lines():
+            name, _, data = line.decode(errors="replace").partition(":")
+            if name != "data":
+                continue
+            if data.strip() == "[DONE]":
+                yield None
+                return
+            event = plain.json_of(data)
+            if isinstance(event, dict):
+                if event.get("error"):
+                    raise ValueError(f"an error in the stream: {data.strip()[:_SHOWN]}")
+                yield event
+
+
+def session(place: Place) -> requests.Session:
+    """Return a session with the key, and without the machine's proxy."""
+    import requests  # 0.5 s, for which most commands have no use
+
+    opened = requests.Session()
+    opened.trust_env = False  # a proxy has no way to this machine's own server
+    if place.key:
+        opened.headers["Authorization"] = f"Bearer {place.key}"
+    return opened
+
+
+@dataclass
+class _Pieces:
+    """Events of a stream, put together. State: what came so far."""
+
+    began: float = field(default_factory=time.monotonic)
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    moments: list[float] = field(default_factory=list)
+    finish: str = ""
+    usage: Json = field(default_factory=dict)
+    complete: bool = False
+    reasoning_last: bool = False
+
+    def add(self, event: Json | None) -> None:
+        if event is None:
+            self.complete = True
+            return
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices") or []:
+            self.finish = choice.get("finish_reason") or self.finish
+            delta = choice.get("delta") or {}
+            thought, text = _reasoning(delta), delta.get("content") or ""
+            self.reasoning_last |= bool(thought and self.content)
+            self.reasoning += [thought] if thought else []
+            self.content += [text] if text else []
+            calls = delta.get("tool_calls") or []
+            for one in calls:
+                made = _call(one)
+                kept = self.calls.setdefault(int(one.get("index") or 0), ["", "", ""])
+                kept[0] = kept[0] or made.id
+                kept[1] += made.name
+                kept[2] += made.arguments
+            if thought or text or calls:
+                self.moments.append(time.monotonic() - self.began)
+
+    def said(self) -> Said:
+        return Said(
+            "".join(self.reasoning),
+            "".join(self.content),
+            tuple(Call(*one) for one in self.calls.values()),
+            self.finish,
+            int(self.usage.get("prompt_tokens") or 0),
+            int(self.usage.get("completion_tokens") or 0),
+            self.reasoning_last,
+            self.complete,
+            tuple(self.moments),
+        )
+
+
+def _reasoning(message: Json) -> str:
+    # two names for it: vLLM's releases changed from one to the other
+    return message.get("reasoning") or message.get("reasoning_content") or ""
+
+
+def _call(one: Json) -> Call:
+    function = one.get("function") or {}
+    return Call(
+        str(one.get("id") or ""),
+        str(function.get("name") or ""),
+        str(function.get("arguments") or ""),
+    )
