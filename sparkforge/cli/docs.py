@@ -40,6 +40,7 @@ def _docs(options: Options) -> int:
 
 def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
     """Return the text of every generated page."""
+    from sparkforge.inspect.accept import command as accept
     from sparkforge.inspect.doctor import command as doctor
     from sparkforge.inspect.perf import kerneltable, kernelwork, rooflinepicture, rooflinetable
     from sparkforge.inspect.report import claims
@@ -62,6 +63,7 @@ def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
             folder / "decode-kernels.md", kerneltable.markdown(recorded)
         ),
         folder / "status.md": claims.page(folder / "status.md"),
+        folder / "accept.md": generated.between(folder / "accept.md", accept.markdown()),
         folder / "doctor.md": generated.between(folder / "doctor.md", doctor.markdown()),
     }
 
@@ -72,7 +74,8 @@ COMMANDS = (
         Options,
         _docs,
         description="Write docs/patches.md, docs/roofline.md with its picture, and the tables in"
-        " docs/decode-kernels.md, docs/doctor.md and docs/status.md. (docs/carry.md follows the"
+        " docs/accept.md, docs/decode-kernels.md, docs/doctor.md and docs/status.md."
+        " (docs/carry.md follows the"
         " upstreams' releases: build.py rebase --all --onto latest:6 --table)",
     ),
 )

@@ -42,6 +42,7 @@ _MODULES: Mapping[str, str] = {
     "rebase": "maintain.rebase.command",
     "watch": "maintain.watch.command",
     "docs": "cli.docs",
+    "accept": "inspect.accept.command",
     "explain": "cli.build",
     "roofline": "cli.roofline",
     "bench": "cli.bench",

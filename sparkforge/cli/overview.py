@@ -14,6 +14,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "build": "fetch, patch, build and test (default)",
         "model": "download a target's model in advance",
         "serve": "serve the last build on loopback until Ctrl-C",
+        "accept": "check a running server: chats, tools, limits, users at once, memory",
         "smoke": "repeat the smoke test on the last build",
         "images": "list built images and the one that Compose uses",
         "rollback": "switch Compose to the previous image, or to another",

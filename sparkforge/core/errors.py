@@ -155,6 +155,11 @@ class PortError(SparkforgeError):
     meaning = "The server's port is in use."
 
 
+class AcceptError(SparkforgeError):
+    exit_code = 26
+    meaning = "A running server fails a check of accept, or does not answer."
+
+
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,14 @@ import requests
 from sparkforge.build.serve import chat_model, in_environment
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
 from sparkforge.core.run import group_alive
+from sparkforge.inspect.accept import command as accept
+from sparkforge.inspect.accept.behind import Behind
+from sparkforge.inspect.accept.row import Subject, judged
 from sparkforge.pins import pins
+from sparkforge.runtime import client
 from sparkforge.serving import backends, steps
+from sparkforge.serving.document import Document
+from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT
 from tests.patches.served import READY_S, Served, serving
 from tests.support import PATIENCE_S, ROOT
@@ -372,6 +379,22 @@ def test_another_kernel_for_quantised_layers_would_be_noticed(server: Served) ->
     watch = backends.Watch({"linear": "MARLIN"})
     said = [watch.feed(line) for line in server.output().splitlines()]
     assert "vLLM chose the linear backend CPU; the profile says MARLIN" in said
+
+
+def test_accept_finds_every_promise_kept(server: Served) -> None:
+    loaded = pins.load(CHECKOUT / "pins.yaml")
+    profile = Profile.of(Document("cpu", loaded.profile_of(loaded.target("cpu"))))
+    place = client.Place(f"http://127.0.0.1:{server.port}/v1", "the-key")
+    log = Behind(log=server.folder / "output")
+    subject = Subject(place, client.model_of(place), profile, log, long_tokens=4000)
+    rows = accept.checked(subject, accept.CHECKS)
+    assert {row.name: row.words for row in rows if row.state == "fail"} == {}
+    unchecked = {row.name for row in rows if row.state == "not checked"}
+    assert unchecked == {"decode kernels"}  # a GPU's
+    # the words are canned: judged as a real model's, they are wrong
+    (chat_check,) = (one for one in accept.CHECKS if one.name == "chat")
+    real = replace(subject, profile=replace(profile, answers=True))
+    assert judged(chat_check, real).state == "fail"
 
 
 def test_users_do_not_wait_for_a_compiler_and_sigterm_stops_it_cleanly(server: Served) -> None:

@@ -1,0 +1,1 @@
+"""``build.py accept``: does a running server keep what this build promises?"""

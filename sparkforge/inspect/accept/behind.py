@@ -1,0 +1,213 @@
+"""What can be seen of the server's process: its log, its memory, its metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sparkforge.core import plain
+from sparkforge.core.run import Glimpse, glimpse
+from sparkforge.inspect.doctor.parts import find_container
+from sparkforge.runtime import client
+from sparkforge.runtime.client import Place
+
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+KV_CACHE, KERNELS = "vllm:kv_cache_usage_perc", "vllm:decode_kernels_in_use"
+_RESIDENT = "process_resident_memory_bytes"
+_ASK_S = 60.0
+_LOG_BYTES = 64 << 20
+_HERE = ("127.0.0.1", "localhost", "::1")
+_PIDS = re.compile(r"\((?:APIServer|EngineCore|Worker)\w* pid=(\d+)\)")
+_METRIC = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# in a container's accounting: memory that the kernel cannot simply drop
+_COUNTED = ("anon", "shmem")
+
+
+class Unseen(Exception):
+    """Something cannot be checked here; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The process behind a URL.
+
+    Attributes:
+        container: id of Compose's container that has the server's port, or "".
+        image: of that container.
+        since: its last start, as Docker writes times.
+        options: the user's own, of ``vllm serve``.
+        log: a file with the server's output; None: the container's.
+        why_not: reason for having neither.
+    """
+
+    container: str = ""
+    image: str = ""
+    since: str = ""
+    log: Path | None = None
+    options: tuple[str, ...] = ()
+    why_not: str = "nothing is known of the server's process"
+
+    def text(self) -> str:
+        """Return the server's log since its last start.
+
+        Raises:
+            Unseen: it cannot be read.
+        """
+        if self.log is not None:
+            try:
+                with self.log.open("rb") as file:
+                    return file.read(_LOG_BYTES).decode(errors="replace")
+            except OSError as error:
+                raise Unseen(f"{self.log}: {error.strerror}") from None
+        if not self.container:
+            raise Unseen(self.why_not)
+        words = ("docker", "logs", "--since", self.since, self.container)
+        seen = glimpse(*words, timeout_s=_ASK_S, limit=_LOG_BYTES)
+        if seen.code != 0:
+            raise Unseen(f"docker logs: {_why(seen)}")
+        return seen.out + seen.err
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of the server: bytes, and whose."""
+
+    size: int
+    whose: str
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A line of /metrics."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What /metrics says.
+
+    Attributes:
+        found: all lines with a number.
+    """
+
+    found: tuple[Metric, ...] = field(default_factory=tuple)
+
+    @classmethod
+    def of(cls, place: Place) -> Metrics:
+        """Ask a server.
+
+        Raises:
+            OSError: no answer.
+        """
+        found = []
+        for line in client.get(place, "/metrics").splitlines():
+            if (match := _METRIC.fullmatch(line)) is None:
+                continue
+            try:
+                value = float(match[3])
+            except ValueError:
+                continue
+            found.append(Metric(match[1], dict(_LABEL.findall(match[2] or "")), value))
+        return cls(tuple(found))
+
+    def named(self, name: str) -> list[Metric]:
+        """Return the lines of one metric."""
+        return [one for one in self.found if one.name == name]
+
+    def total(self, name: str) -> float:
+        """Return the sum of a metric.
+
+        Raises:
+            Unseen: the server does not report it.
+        """
+        if not (lines := self.named(name)):
+            raise Unseen(f"/metrics has no {name} (--disable-log-stats?)")
+        return sum(one.value for one in lines)
+
+
+def find(target: str, place: Place, log: Path | None) -> Behind:
+    """Look for the process behind a URL: a log that was named, else Compose's container."""
+    if log is not None:
+        return Behind(log=log)
+    url = urlsplit(place.url)
+    if url.hostname not in _HERE:
+        return Behind(why_not=f"{url.hostname} is another machine; its log is not here")
+    box = find_container(target)
+    if box is None or box.state != "running":
+        return Behind(why_not=f"Compose has no running container of {target}")
+    seen = glimpse("docker", "inspect", box.id, timeout_s=_ASK_S)
+    try:
+        if seen.code != 0:
+            raise ValueError(_why(seen))
+        return _of(plain.json_of(seen.out)[0], box.id, url.port or 80)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        return Behind(why_not=f"docker inspect: {error}")
+
+
+def _of(inspected: Any, container: str, port: int) -> Behind:
+    """Return a container, if the port is its own.
+
+    Raises:
+        LookupError, TypeError, AttributeError, ValueError: Docker's answer has another shape.
+    """
+    config = inspected["Config"]
+    pairs = dict(text.partition("=")[::2] for text in config.get("Env") or [])
+    if inspected["HostConfig"]["NetworkMode"] == "host":
+        ports = {pairs.get("SPARKFORGE_LISTEN_PORT", "8000")}
+    else:
+        found = inspected["NetworkSettings"]["Ports"] or {}
+        ports = {bind["HostPort"] for binds in found.values() for bind in binds or ()}
+    if str(port) not in ports:
+        return Behind(why_not=f"Compose's container does not have port {port}")
+    words = (*pairs.get("SPARKFORGE_EXTRA_ARGS", "").split(), *(config.get("Cmd") or []))
+    return Behind(
+        container, str(config["Image"]), str(inspected["State"]["StartedAt"]), None, words
+    )
+
+
+def memory(behind: Behind, place: Place) -> Memory:
+    """Return the server's memory now.
+
+    Of a container what its processes cannot be made to give back, page cache aside. Of a log the
+    same for the processes that it names. Else of the process that answers HTTP only, by /metrics.
+
+    Raises:
+        Unseen: none of these can be read.
+    """
+    if behind.container:
+        words = ("docker", "exec", behind.container, "cat", "/sys/fs/cgroup/memory.stat")
+        seen = glimpse(*words, timeout_s=_ASK_S)
+        rows = dict(line.split()[:2] for line in seen.out.splitlines() if " " in line)
+        if seen.code == 0 and all(rows.get(name, "").isdecimal() for name in _COUNTED):
+            return Memory(sum(int(rows[name]) for name in _COUNTED), "the container")
+    if behind.log is not None:
+        sizes = [_of_process(int(pid)) for pid in sorted(set(_PIDS.findall(behind.text())))]
+        if alive := [one for one in sizes if one]:
+            return Memory(sum(alive), f"{len(alive)} processes")
+    try:
+        size = Metrics.of(place).total(_RESIDENT)
+    except OSError as error:
+        raise Unseen(f"/metrics: {error}") from None
+    return Memory(int(size), "the process that answers HTTP")
+
+
+def _of_process(pid: int) -> int:
+    """Return the bytes of a process that are no page cache; 0: there is none."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = re.findall(r"(?m)^Rss(?:Anon|Shmem):\s+(\d+) kB$", text)
+    return sum(int(one) << 10 for one in found)
+
+
+def _why(seen: Glimpse) -> str:
+    return seen.problem or seen.err.strip().partition("\n")[0][:200] or f"exit code {seen.code}"

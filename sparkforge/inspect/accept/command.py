@@ -1,0 +1,194 @@
+"""``build.py accept``: arguments → a running server → checks → one table, and the exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkforge import __version__
+from sparkforge.build.options import OutputOptions
+from sparkforge.core import pages
+from sparkforge.core.command import Entry, count, option
+from sparkforge.core.disk import write_file
+from sparkforge.core.errors import AcceptError, UsageError
+from sparkforge.core.log import log
+from sparkforge.inspect.accept import behind, talk, together
+from sparkforge.inspect.accept.row import STATES, Check, Row, Subject, judged
+from sparkforge.pins import pins
+from sparkforge.pins.pins import Pins
+from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import client, envfile
+from sparkforge.runtime.client import Model, Place
+from sparkforge.serving.document import Document
+from sparkforge.serving.profile import Profile
+from sparkforge.sources.project import pins_option, recover_checkout
+
+CHECKS: tuple[Check, ...] = (*talk.CHECKS, *together.CHECKS)
+_REPORT = Path(__file__).with_name("report.md.j2")
+_MARKS = {"ok": ("32", "✓"), "not checked": ("2", "·"), "fail": ("31;1", "✗")}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of ``accept``."""
+
+    target: str | None = option(
+        "target that the server was built as (default: the one that Compose serves)",
+        metavar="NAME",
+    )
+    url: str | None = option(
+        "URL of the server (default: Compose's address and port on this machine)", metavar="URL"
+    )
+    log: Path | None = option(
+        "file with the server's output, to check backends and memory (default: the log of"
+        " Compose's container)",
+        type=Path,
+        metavar="FILE",
+    )
+    long_prompt: int = option(
+        "most tokens of the long prompt (default: 100000)",
+        default=100_000,
+        type=count,
+        metavar="TOKENS",
+    )
+    pins: Path | None = pins_option()
+    output: OutputOptions
+
+
+def run(options: Options) -> int:
+    """Check a running server; 26 where it breaks a promise or does not answer."""
+    path = recover_checkout(options.pins)
+    all_pins = pins.load(path)
+    variables = envfile.seen(path.parent / ".env")
+    name = options.target or _served(all_pins, variables)
+    profile = Profile.of(Document(name, all_pins.profile_of(all_pins.target(name))))
+    if options.log is not None and not options.log.is_file():
+        raise UsageError(f"--log {options.log}: no such file", "give the server's log")
+    place = client.place_of(variables, options.url)
+    subject = Subject(
+        place,
+        served_model(place),
+        profile,
+        behind.find(name, place, options.log),
+        options.long_prompt,
+    )
+    log.heading(f"{subject.model.name} at {place.url}")
+    rows = checked(subject, CHECKS)
+    show(rows)
+    report = document(name, subject, rows)
+    file = write(path.parent / "dist" / name / "accept", report, rows)
+    log.info(f"report   {_from_here(file)}")
+    if options.output.json:
+        log.json({**report, "report": str(file)})
+    return verdict(rows)
+
+
+def _from_here(file: Path) -> Path:
+    """Return a path from the current folder, if the file is below it."""
+    here = Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file
+
+
+def _served(all_pins: Pins, variables: Mapping[str, str]) -> str:
+    """Return the target that .env names for Compose, else the one for a machine of this kind."""
+    likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
+    names = [one.strip() for one in variables.get("COMPOSE_PROFILES", "").split(",")]
+    return next((one for one in names if one in all_pins.targets), likely)
+
+
+def served_model(place: Place) -> Model:
+    """Return the model of a server that has to answer.
+
+    Raises:
+        AcceptError: it does not.
+    """
+    try:
+        return client.model_of(place)
+    except ConnectionError:
+        msg = f"nothing answers at {place.url}"
+        hint = "start it (docker compose up -d), wait until it is healthy, or give --url"
+        raise AcceptError(msg, hint) from None
+    except (OSError, ValueError) as error:
+        msg = f"{place.url}/models: {error}"
+        hint = "the API key is in the file that SPARKFORGE_API_KEY_FILE names; the URL has no path"
+        raise AcceptError(msg, hint) from None
+
+
+def checked(subject: Subject, checks: Sequence[Check]) -> list[Row]:
+    """Run checks in order, with a line for each."""
+    rows = []
+    for check in checks:
+        log.detail(f"{check.name} …")
+        rows.append(judged(check, subject))
+        colour, mark = _MARKS[rows[-1].state]
+        log.info(f"{log.painted(colour, mark)} {check.name}")
+    return rows
+
+
+def show(rows: Iterable[Row]) -> None:
+    """Print the table, and a hint for each failure."""
+    found = list(rows)
+    log.heading("results")
+    log.table([(one.name, one.state, f"{one.seconds:.1f} s", one.words) for one in found])
+    for one in found:
+        if one.state == "fail":
+            log.info(f"hint for {one.name}: {one.hint}")
+
+
+def verdict(rows: Iterable[Row]) -> int:
+    """Return the exit code, after one line for each failure."""
+    failed = [one for one in rows if one.state == "fail"]
+    if not failed:
+        return 0
+    names = ", ".join(one.name for one in failed)
+    error = AcceptError(
+        f"the server fails {len(failed)} of the checks: {names}", "follow the hints above"
+    )
+    return log.failure(error)
+
+
+def document(target: str, subject: Subject, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the document of ``--json``; docs/accept.md describes it."""
+    counts = {state: sum(one.state == state for one in rows) for state in STATES}
+    return {
+        "target": target,
+        "version": __version__,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "url": subject.place.url,
+        "model": subject.model.name,
+        "max_model_len": subject.model.max_len,
+        "image": subject.behind.image,
+        "ok": counts["fail"] == 0,
+        "counts": counts,
+        "checks": [dataclasses.asdict(one) for one in rows],
+    }
+
+
+def write(folder: Path, report: Mapping[str, Any], rows: Sequence[Row]) -> Path:
+    """Write the report as JSON and as a page; returns the page."""
+    import json
+
+    stem = f"accept-{report['when'].replace(':', '')}"
+    text = json.dumps(report, indent=1, sort_keys=True) + "\n"
+    write_file(folder / f"{stem}.json", text.encode())
+    cells = [(one.name, one.state, f"{one.seconds:.1f}", one.words) for one in rows]
+    hints = [(one.name, one.hint) for one in rows if one.state == "fail"]
+    page = pages.render(_REPORT, document=report, rows=cells, hints=hints)
+    file = folder / f"{stem}.md"
+    write_file(file, page.encode())
+    return file
+
+
+def markdown() -> str:
+    """Return the table of all checks."""
+    return pages.table(
+        ("check", "what has to be true"),
+        [(one.name, pages.Markdown(one.what)) for one in CHECKS],
+    )
+
+
+COMMANDS = (Entry("accept", Options, run),)

@@ -1,0 +1,165 @@
+"""Checks of the server as a whole: users at once, backends, memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from sparkforge.inspect.accept import behind, talk
+from sparkforge.inspect.accept.behind import Metrics, Unseen
+from sparkforge.inspect.accept.row import Check, Subject, Unmet, need
+from sparkforge.inspect.doctor.chats import TOGETHER
+from sparkforge.runtime import client
+from sparkforge.serving import answers
+from sparkforge.serving.backends import Watch
+
+CANCELLED = 4
+IDLE_S = 60.0
+"""Until the gauges are at 0: an abort is handled between two steps of the engine."""
+_LOOK_EVERY_S = 0.2
+_ROUNDS = 4
+GROWTH_BYTES = 64 << 20
+"""What memory may grow by in ``_ROUNDS`` rounds; an estimate."""
+
+
+def hang_up(subject: Subject) -> bool:
+    """Begin an answer that would go on for minutes, and leave after its first piece."""
+    body = {
+        "model": subject.model.name,
+        "prompt": "Hello",
+        "stream": True,
+        "ignore_eos": True,
+        "max_tokens": max(1, subject.model.max_len // 2),
+    }
+    stream = client.events(subject.place, client.COMPLETIONS, body)
+    began = next(stream, None) is not None
+    stream.close()
+    return began
+
+
+def crowd(subject: Subject, cancelled: int = CANCELLED) -> list[client.Said]:
+    """Ask several at once, while others leave; returns the answers."""
+    with ThreadPoolExecutor(TOGETHER + cancelled) as pool:
+        left = [pool.submit(hang_up, subject) for _ in range(cancelled)]
+        body = subject.body(answers.QUESTION)
+        asked = [pool.submit(client.streamed, subject.place, body) for _ in range(TOGETHER)]
+        need(all(one.result() for one in left), "a piece before it is cancelled", "none")
+        return [one.result() for one in asked]
+
+
+def idle(subject: Subject, limit_s: float) -> str:
+    """Wait until no request is left in the server.
+
+    Raises:
+        Unmet: some are, or their part of the KV cache.
+    """
+    end = time.monotonic() + limit_s
+    while True:
+        metrics = Metrics.of(subject.place)
+        left = {
+            "running": metrics.total(behind.RUNNING),
+            "waiting": metrics.total(behind.WAITING),
+            "share of the KV cache": metrics.total(behind.KV_CACHE),
+        }
+        if not any(left.values()):
+            return "running, waiting and KV cache 0"
+        if time.monotonic() > end:
+            got = ", ".join(f"{name} {value:g}" for name, value in left.items())
+            raise Unmet(f"0 after {limit_s:.0f} s", got)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _gauges(subject: Subject) -> str:
+    return idle(subject, IDLE_S)
+
+
+def _together(subject: Subject) -> str:
+    for said in crowd(subject):
+        talk.whole(subject, said)
+    return f"{TOGETHER} answers, {CANCELLED} cancelled"
+
+
+def _backends(subject: Subject) -> str:
+    box, profile = subject.behind, subject.profile
+    # as if layers were quantised: vLLM's log says whether some are
+    expected = profile.expectations(("--mxfp4-layers", "any"), box.options)
+    if not expected:
+        raise Unseen("the profile expects none")
+    watch = Watch(expected)
+    for line in box.text().splitlines():
+        watch.feed(line)
+    for kind, wanted in expected.items():
+        names = watch.seen.get(kind, {wanted})
+        need(names == {wanted}, f"{kind} {wanted}", "/".join(sorted(names)))
+    if not watch.seen:
+        raise Unseen("the log names no backend (rotated, or VLLM_LOGGING_LEVEL)")
+    missing = expected.keys() - watch.seen.keys() - {"linear"}  # only of quantised layers
+    need(not missing, f"a line about {', '.join(sorted(missing))}", "none in the log")
+    return ", ".join(f"{kind} {'/'.join(sorted(names))}" for kind, names in watch.seen.items())
+
+
+def _kernels(subject: Subject) -> str:
+    found = Metrics.of(subject.place).named(behind.KERNELS)
+    if not found:
+        raise Unseen("/metrics names no decode kernel (a CPU, or --decode-kernels off)")
+    kinds = {one.labels.get("kind", "?"): one.value for one in found}
+    off = [kind for kind, value in kinds.items() if not value]
+    need(not off, "every kind in use", f"not used: {', '.join(off)}")
+    return ", ".join(kinds)
+
+
+def _memory(subject: Subject) -> str:
+    for _ in range(2):  # buffers of as many users at once
+        crowd(subject, 0)
+    sizes = list(_sizes(subject))
+    first, last = sizes[0], sizes[-1]
+    need(first.whose == last.whose, f"{first.whose} to the end", last.whose)
+    need(
+        last.size - first.size <= GROWTH_BYTES,
+        f"at most {GROWTH_BYTES >> 20} MiB more",
+        f"{(last.size - first.size) >> 20} MiB more, of {first.whose}",
+    )
+    grown = (last.size - first.size) / (1 << 20)
+    return f"{first.size >> 20} MiB, {grown:+.1f} in {_ROUNDS * TOGETHER} chats ({first.whose})"
+
+
+def _sizes(subject: Subject) -> Iterator[behind.Memory]:
+    yield behind.memory(subject.behind, subject.place)
+    for _ in range(_ROUNDS):
+        crowd(subject, 0)
+    yield behind.memory(subject.behind, subject.place)
+
+
+CHECKS = (
+    Check(
+        "eight at once",
+        "eight streamed chats, while four clients go away",
+        "vllm#37030 showed first with requests at once: try another --moe-backend",
+        _together,
+    ),
+    Check(
+        "gauges",
+        "no request runs or waits afterwards, the KV cache is free",
+        "other clients? otherwise requests leak: doctor --report",
+        _gauges,
+    ),
+    Check(
+        "backends",
+        "the log names those of the profile's `expect`",
+        "SPARKFORGE_EXTRA_ARGS may choose another; else the wheel lacks the kernel",
+        _backends,
+    ),
+    Check(
+        "decode kernels",
+        "`/metrics`: each kind passed its self-check",
+        "the log has the reason (docs/decode-kernels.md)",
+        _kernels,
+    ),
+    Check(
+        "memory",
+        "before and after 32 chats",
+        "run it again; if it grows each time: doctor --report",
+        _memory,
+    ),
+)

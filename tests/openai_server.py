@@ -1,0 +1,299 @@
+"""A stand-in for an OpenAI server, in a thread: it keeps every promise of accept but one.
+
+It answers as the real model would, in canned words. A sin is the name of the promise that it
+breaks; "waits for eight" is none.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.support import PATIENCE_S
+
+KEY = "the-key-of-this-test"
+MAX_LEN = 8192
+THOUGHT = ["The", " user", " wants", " a", " short", " and", " right", " answer"]
+COUNTED = "one two three four five six seven eight nine ten"
+Json = dict[str, Any]
+
+
+class Fake(ThreadingHTTPServer):
+    """State: the sin, and what is counted."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, sin: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.sin = sin
+        self.lock = threading.Lock()
+        self.running = 0
+        self.eight = threading.Barrier(8, timeout=PATIENCE_S)
+        self.answered = 0
+        self.resident = 1 << 30
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # clients go away
+
+    def metrics(self) -> str:
+        label = '{engine="0",model_name="m"}'
+        running = self.running + (self.sin == "leaks a request" and self.answered > 0)
+        used = 0.5 if self.sin == "leaks KV cache" and self.answered else running / 100
+        lines = [
+            "# HELP vllm:num_requests_running x",
+            f"vllm:num_requests_running{label} {running}.0",
+            f"vllm:num_requests_waiting{label} 0.0",
+            f"vllm:kv_cache_usage_perc{label} {used}",
+            f"process_resident_memory_bytes {float(self.resident)}",
+        ]
+        if self.sin == "no statistics":
+            lines = lines[:1]
+        off = 0.0 if self.sin == "a kernel is off" else 1.0
+        if self.sin != "no kernels":
+            lines.append(f'vllm:decode_kernels_in_use{{engine="0",kind="MXFP4 experts"}} {off}')
+        return "\n".join([*lines, ""])
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Fake
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _end(self, status: int, found: Json | str) -> None:
+        data = (found if isinstance(found, str) else json.dumps(found)).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _events(self, found: list[Json], *, done: bool = True) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for one in found:
+            self.wfile.write(f"data: {json.dumps(one)}\n\n".encode())
+            self.wfile.flush()
+        if done:
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            self._end(200, self.server.metrics())
+        elif self.headers.get("Authorization") != f"Bearer {KEY}":
+            self._end(401, {"error": "Unauthorized"})
+        else:
+            self._end(200, {"data": [{"id": "m", "max_model_len": MAX_LEN}]})
+
+    def do_POST(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        fake, sin = self.server, self.server.sin
+        if sin == "dies":
+            return
+        if self.headers.get("Authorization") != f"Bearer {KEY}" and sin != "needs no key":
+            self._end(401, {"error": "Unauthorized"})
+            return
+        try:
+            body = json.loads(data)
+        except ValueError:
+            self._end(500 if sin == "fails at broken JSON" else 400, {"error": "no JSON"})
+            return
+        if body["model"] != "m" and sin != "serves any model":
+            self._end(404, {"error": "no such model"})
+        elif body.get("max_tokens", 1) < 0:
+            self._end(200 if sin == "takes any number" else 400, {"error": "max_tokens"})
+        else:
+            with fake.lock:
+                fake.running += 1
+                fake.answered += 1
+                fake.resident += (3 << 20) if sin == "grows" else 0
+            try:
+                self._answer(body)
+            finally:
+                with fake.lock:
+                    fake.running -= 1
+
+    def _answer(self, body: Json) -> None:
+        if self.path.endswith("/chat/completions"):
+            self._chat(body)
+        elif self.path.endswith("/responses"):
+            self._responses(body)
+        else:
+            self._completion(body)
+
+    # -- chats ---------------------------------------------------------------------------------
+
+    def _chat(self, body: Json) -> None:
+        sin = self.server.sin
+        if sin == "waits for eight":
+            self.server.eight.wait()
+        message, finish = self._message(body)
+        words = [*message["reasoning_"], *message["content_"]]
+        frame = [] if message.get("tool_calls") else ["<|channel|>", "<|end|>"]
+        tokens = [*frame, *words]
+        most = body["max_tokens"]
+        if len(tokens) > most and sin != "ignores max_tokens":
+            tokens, finish = tokens[:most], "length"
+            message |= {"reasoning_": tokens[2:], "content_": []}
+        prompt = sum(len(str(one.get("content") or "").split()) for one in body["messages"])
+        prompt = (
+            9 if sin == "forgets turns" else min(prompt, 90) if sin == "cuts prompts" else prompt
+        )
+        usage = {"prompt_tokens": prompt, "completion_tokens": len(tokens)}
+        if body.get("stream"):
+            self._stream_chat(body, message, finish, usage)
+            return
+        if sin == "no usage":
+            usage = {}
+        calls = message.get("tool_calls") or []
+        said: Json = {
+            "reasoning": "".join(message["reasoning_"]) or None,
+            "content": "".join(message["content_"]) or None,
+            "tool_calls": calls,
+        }
+        choice: Json = {"message": said, "finish_reason": finish}
+        if body.get("logprobs"):
+            choice["logprobs"] = {"content": self._logprobs(tokens, body["top_logprobs"])}
+        self._end(200, {"choices": [choice], "usage": usage})
+
+    def _message(self, body: Json) -> tuple[Json, str]:
+        """Return what the model says, as words, and why it ends."""
+        sin = self.server.sin
+        asked = body["messages"][-1]
+        text, finish, thought = str(asked["content"]), "stop", list(THOUGHT)
+        if asked["role"] == "tool":
+            content = "" if sin == "no answer to a result" else "It is 21 degrees"
+        elif "tools" in body:
+            if sin == "calls no tool" or (sin == "streams no call" and body.get("stream")):
+                return {"reasoning_": thought, "content_": ["No", " tool"]}, "stop"
+            name = "wether" if sin == "calls another tool" else "weather"
+            written = '{"city": ' if sin == "cuts arguments" else '{"city": "Paris"}'
+            call = {
+                "id": "call-1",
+                "index": 0,
+                "type": "function",
+                "function": {"name": name, "arguments": written},
+            }
+            finish = "stop" if sin == "ends a call with stop" else "tool_calls"
+            return {"reasoning_": thought, "content_": [], "tool_calls": [call]}, finish
+        elif "response_format" in body:
+            wrong = {"writes no JSON": "21 degrees", "breaks the schema": '{"temperature": "21"}'}
+            content = wrong.get(sin, '{"temperature": 21}')
+        elif "Which word" in text:
+            content = "heron" if sin == "forgets words" else "kingfisher"
+        else:
+            content = "It is 41 ." if sin == "counts wrong" else "It is 42 ."
+        if sin == "is empty" or (sin == "is empty at once" and self._together()):
+            content, thought = "", []
+        if sin == "splits nothing":
+            content, thought = "".join(thought) + content, []
+        if sin == "shows Harmony":
+            content = f"<|channel|>final {content}"
+        if sin == "repeats reasoning":
+            content = f"{''.join(thought)} {content}"
+        pieces = [f"{' ' if i else ''}{word}" for i, word in enumerate(content.split())]
+        return {"reasoning_": thought, "content_": pieces}, finish
+
+    def _together(self) -> bool:
+        """Wait a moment for others; returns whether there are some."""
+        end = time.monotonic() + PATIENCE_S
+        while self.server.running < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.server.running > 1
+
+    def _stream_chat(self, body: Json, message: Json, finish: str, usage: Json) -> None:
+        sin = self.server.sin
+        thoughts: list[Json] = [{"reasoning": word} for word in message["reasoning_"]]
+        contents: list[Json] = [{"content": word} for word in message["content_"]]
+        calls: list[Json] = []
+        for call in message.get("tool_calls") or []:
+            written = call["function"]["arguments"]
+            whole = {**call, "function": {**call["function"], "arguments": written[:3]}}
+            calls += [
+                {"tool_calls": [whole]},
+                {"tool_calls": [{"index": 0, "function": {"arguments": written[3:]}}]},
+            ]
+        deltas = [*thoughts, *contents, *calls]
+        if sin == "reasons last":
+            deltas = [*contents, *thoughts]
+        if sin == "streams one piece" and not calls:
+            deltas = [{k: "".join(message[f"{k}_"]) for k in ("reasoning", "content")}]
+        events: list[Json] = [{"choices": [{"delta": one}]} for one in deltas]
+        events.append({"choices": [{"delta": {}, "finish_reason": finish}]})
+        if sin != "streams no usage":
+            events.append({"choices": [], "usage": usage})
+        if sin == "breaks a stream":
+            events[3] = {"error": {"message": "the engine is dead"}}
+        self._events(events, done=sin != "never ends a stream")
+
+    def _logprobs(self, tokens: list[str], top: int) -> list[Json]:
+        sin = self.server.sin
+        if sin == "gives few logprobs":
+            tokens = tokens[:-1]
+        best = 0.5 if sin == "gives positive logprobs" else -0.1
+        top -= sin == "gives few alternatives"
+        own = -3.0 if sin == "takes unlikely tokens" else best
+        others = [{"token": "x", "logprob": best - i} for i in range(top)]
+        return [{"token": one, "logprob": own, "top_logprobs": others} for one in tokens]
+
+    # -- the other endpoints -------------------------------------------------------------------
+
+    def _completion(self, body: Json) -> None:
+        if body.get("ignore_eos"):  # goes on until the client goes away
+            self.send_response(200)
+            self.end_headers()
+            while self.server.sin != "cancels nothing" or self.server.running < 2:
+                self.wfile.write(b'data: {"choices": [{"text": " a"}]}\n\n')
+                self.wfile.flush()
+                time.sleep(0.01)
+            return
+        text, finish = f"{COUNTED}", "length"
+        for word in body.get("stop") or []:
+            if self.server.sin != "ignores stop":
+                kept = len(word) if self.server.sin == "keeps the stop word" else 0
+                text = text[: text.index(word) + kept]
+            finish = "length" if self.server.sin == "calls a stop length" else "stop"
+        self._end(200, {"choices": [{"text": text, "finish_reason": finish}]})
+
+    def _responses(self, body: Json) -> None:
+        sin = self.server.sin
+        message = {"type": "message", "content": [{"type": "output_text", "text": "It is 42"}]}
+        output: list[Json] = [{"type": "reasoning", "content": []}, message]
+        if sin == "responds without a message":
+            output.pop()
+        status = "incomplete" if sin == "responds in part" else "completed"
+        whole = {"status": status, "output": output}
+        if not body.get("stream"):
+            self._end(200, whole)
+            return
+        pieces = ["It is", " 43" if sin == "streams another response" else " 42"]
+        events: list[Json] = [
+            {"type": "response.output_text.delta", "delta": one} for one in pieces
+        ]
+        if sin != "cuts a response":
+            events.append({"type": "response.completed", "response": whole})
+        self._events(events, done=False)
+
+
+@contextmanager
+def serving(sin: str = "") -> Iterator[Fake]:
+    """Serve on a free port of loopback."""
+    fake = Fake(sin)
+    thread = threading.Thread(target=fake.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield fake
+    finally:
+        fake.shutdown()
+        fake.server_close()
+        thread.join()

@@ -1,0 +1,339 @@
+"""`build.py accept` against a stand-in that keeps every promise, or breaks one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkforge.cli import main
+from sparkforge.inspect.accept import behind, command, together
+from sparkforge.inspect.accept.behind import Behind
+from sparkforge.inspect.accept.row import Subject, judged
+from sparkforge.pins import pins
+from sparkforge.runtime import client
+from sparkforge.runtime.client import Model, Place
+from sparkforge.serving.document import Document
+from sparkforge.serving.profile import Profile
+from tests.openai_server import KEY, MAX_LEN, Fake, serving
+from tests.support import ROOT
+
+PINS = pins.load(ROOT / "pins.yaml")
+SPARK = Profile.of(Document("spark", PINS.profile_of(PINS.target("spark"))))
+CHOSE = """\
+(EngineCore_DP0 pid=9999999) INFO 11-21 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.
+(EngineCore_DP0 pid=9999999) INFO 11-21 [cuda.py:8] Using AttentionBackendEnum.FLASHINFER backend.
+"""
+# each sin, and the checks that see it
+SINS = {
+    "dies": "chat",
+    "is empty": "chat",
+    "counts wrong": "chat",
+    "no usage": "chat",
+    "never ends a stream": "streamed chat",
+    "streams one piece": "streamed chat",
+    "streams no usage": "streamed chat",
+    "reasons last": "streamed chat",
+    "breaks a stream": "streamed chat",
+    "splits nothing": "reasoning",
+    "shows Harmony": "reasoning",
+    "repeats reasoning": "reasoning",
+    "calls no tool": "tool call",
+    "calls another tool": "tool call",
+    "cuts arguments": "tool call",
+    "ends a call with stop": "tool call",
+    "streams no call": "tool call",
+    "no answer to a result": "tool call",
+    "writes no JSON": "structured output",
+    "breaks the schema": "structured output",
+    "responds without a message": "responses",
+    "responds in part": "responses",
+    "streams another response": "responses",
+    "cuts a response": "responses",
+    "forgets turns": "two turns",
+    "forgets words": "two turns",
+    "cuts prompts": "long prompt",
+    "ignores stop": "stop",
+    "keeps the stop word": "stop",
+    "calls a stop length": "stop",
+    "ignores max_tokens": "max_tokens",
+    "gives few logprobs": "logprobs",
+    "gives positive logprobs": "logprobs",
+    "gives few alternatives": "logprobs",
+    "takes unlikely tokens": "logprobs",
+    "serves any model": "refusals",
+    "fails at broken JSON": "refusals",
+    "takes any number": "refusals",
+    "needs no key": "refusals",
+    "is empty at once": "eight at once",
+    "leaks a request": "gauges",
+    "leaks KV cache": "gauges",
+    "a kernel is off": "decode kernels",
+    "grows": "memory",
+}
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "IDLE_S", 0.3)
+
+
+def subject(fake: Fake, log: Path | None = None) -> Subject:
+    place = Place(f"{fake.url}/v1", KEY)
+    return Subject(place, client.model_of(place), SPARK, Behind(log=log), 500)
+
+
+def states(one: Subject) -> dict[str, str]:
+    return {check.name: judged(check, one).state for check in command.CHECKS}
+
+
+def test_a_good_server_passes_every_check(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(CHOSE)
+    with serving() as fake:
+        one = subject(fake, tmp_path / "log")
+        assert one.model == Model("m", MAX_LEN)
+        assert states(one) == {check.name: "ok" for check in command.CHECKS}
+
+
+def test_eight_users_are_there_at_once() -> None:
+    (check,) = (one for one in command.CHECKS if one.name == "eight at once")
+    with serving("waits for eight") as fake:
+        assert judged(check, subject(fake)).state == "ok"
+
+
+@pytest.mark.parametrize("sin", SINS)
+def test_a_broken_promise_fails_its_check(sin: str) -> None:
+    (check,) = (one for one in command.CHECKS if one.name == SINS[sin])
+    with serving(sin) as fake:
+        one = subject(fake)
+        if check.name == "gauges":
+            client.chat(one.place, one.body("Hello"))
+        row = judged(check, one)
+    assert row.state == "fail", row
+    assert row.expected
+    assert row.got
+    assert row.hint
+    assert "\n" not in row.words + row.hint
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (
+            CHOSE.replace("MARLIN", "TRITON"),
+            "expected moe MARLIN, got TRITON",
+        ),
+        (CHOSE.splitlines()[0], "expected a line about attention, got none in the log"),
+        (
+            f"{CHOSE} INFO [x.py:1] Using MarlinMxFp4LinearKernel for MXFP4 GEMM\n",
+            "expected linear DECODE, got MARLIN",
+        ),
+    ],
+    ids=["other experts", "no attention", "other dense layers"],
+)
+def test_another_backend_than_the_profile_s_fails(tmp_path: Path, log: str, words: str) -> None:
+    (tmp_path / "log").write_text(log)
+    (check,) = (one for one in command.CHECKS if one.name == "backends")
+    with serving() as fake:
+        row = judged(check, subject(fake, tmp_path / "log"))
+    assert (row.state, row.words) == ("fail", words)
+
+
+def test_what_cannot_be_seen_is_not_checked(tmp_path: Path) -> None:
+    with serving("no kernels") as fake:
+        one = subject(fake)
+        found = {check.name: judged(check, one) for check in command.CHECKS[-3:]}
+    assert {name: row.state for name, row in found.items()} == {
+        "backends": "not checked",
+        "decode kernels": "not checked",
+        "memory": "ok",
+    }
+    assert found["memory"].seen.endswith("(the process that answers HTTP)")
+    with serving("no statistics") as fake:
+        row = judged(next(c for c in command.CHECKS if c.name == "gauges"), subject(fake))
+        assert row.state == "not checked"
+        assert "vllm:num_requests_running" in row.seen
+    (tmp_path / "log").write_text("vLLM without a line about backends\n")
+    with serving() as fake:
+        one = subject(fake, tmp_path / "log")
+        row = judged(next(c for c in command.CHECKS if c.name == "backends"), one)
+    assert row.state == "not checked"
+
+
+def test_a_model_of_random_words_is_not_judged_by_them() -> None:
+    (check,) = (one for one in command.CHECKS if one.name == "chat")
+    with serving("counts wrong") as fake:
+        one = subject(fake)
+        assert judged(check, replace(one, profile=Profile())).state == "ok"
+        assert judged(check, one).got.startswith("42 is not in the answer")
+
+
+def test_every_check_has_a_sin() -> None:
+    by_log = {"backends"}
+    assert {*SINS.values(), *by_log} == {check.name for check in command.CHECKS}
+
+
+# -- what is behind a URL ---------------------------------------------------------------------
+
+DOCKER = """#!/bin/sh
+case "$1" in
+ps) printf 'c0ffee\\trunning\\tsparkforge/cpu:1\\n';;
+inspect) cat "$(dirname "$0")/inspected";;
+logs) [ "$3" = 2026-11-23T10:00:00Z ] || exit 1; echo 'of this start';;
+exec) printf 'anon 1048576\\nfile 99999999\\nshmem 1048576\\n';;
+esac
+"""
+
+
+def inspected(port: int, mode: str = "bridge") -> str:
+    binds = {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}], "9/tcp": None}
+    env = [f"SPARKFORGE_LISTEN_PORT={port}", "SPARKFORGE_EXTRA_ARGS=--moe-backend triton"]
+    one = {
+        "Config": {"Env": env, "Cmd": ["--max-num-seqs", "16"], "Image": "sparkforge/cpu:1"},
+        "HostConfig": {"NetworkMode": mode},
+        "NetworkSettings": {"Ports": binds if mode == "bridge" else {}},
+        "State": {"StartedAt": "2026-11-23T10:00:00Z"},
+    }
+    return json.dumps([one])
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "docker").write_text(DOCKER)
+    (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder / "inspected"
+
+
+@pytest.mark.parametrize("mode", ["bridge", "host"])
+def test_the_container_with_the_server_s_port_is_read(docker: Path, mode: str) -> None:
+    docker.write_text(inspected(8123, mode))
+    place = Place("http://127.0.0.1:8123/v1")
+    found = behind.find("cpu", place, None)
+    assert (found.container, found.image) == ("c0ffee", "sparkforge/cpu:1")
+    assert found.text() == "of this start\n"
+    assert behind.memory(found, place) == behind.Memory(2 << 20, "the container")
+    # a backend that the user chose is not the profile's
+    assert "moe" not in SPARK.expectations((), found.options)
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "words"),
+    [
+        (inspected(8001), "http://127.0.0.1:8000/v1", "does not have port 8000"),
+        ("[]", "http://127.0.0.1:8000/v1", "docker inspect"),
+        ("[{}]", "http://127.0.0.1:8000/v1", "docker inspect"),
+        (inspected(8000), "http://192.0.2.1:8000/v1", "is another machine"),
+    ],
+)
+def test_another_server_s_container_is_left_alone(
+    docker: Path, text: str, url: str, words: str
+) -> None:
+    docker.write_text(text)
+    found = behind.find("cpu", Place(url), None)
+    assert not found.container
+    with pytest.raises(behind.Unseen, match=words):
+        found.text()
+
+
+def test_the_processes_that_a_log_names_are_measured(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(f"(APIServer pid={os.getpid()}) INFO x\n(EngineCore_DP0 pid=9999999) y\n")
+    found = behind.memory(Behind(log=log), Place("http://127.0.0.1:9/v1"))
+    assert found.whose == "1 processes"
+    assert found.size > 1 << 20
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout's folder, in which Compose serves the spark target with a key."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    shutil.copy(ROOT / "pins.yaml", folder)  # a link would lead to the real checkout
+    for name in ("patches", "requirements"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "key").write_text(f"{KEY}\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("COMPOSE_PROFILES", "SPARKFORGE_PORT", "SPARKFORGE_BIND"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def accept(project: Path, *words: str) -> int:
+    return main.main(["accept", "--pins", str(project / "pins.yaml"), *words])
+
+
+def compose(project: Path, fake: Fake) -> None:
+    (project / ".env").write_text(
+        f"COMPOSE_PROFILES=spark\nSPARKFORGE_PORT={fake.server_address[1]}\n"
+        f"SPARKFORGE_API_KEY_FILE={project / 'key'}\n"
+    )
+
+
+def test_the_server_of_compose_is_found_and_reported(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = project / "log"
+    log.write_text(CHOSE)
+    with serving() as fake:
+        compose(project, fake)
+        assert accept(project, "--json", "--long-prompt", "500", "--log", str(log)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["target"], found["ok"], found["model"]) == ("spark", True, "m")
+    assert found["counts"] == {"ok": len(command.CHECKS), "fail": 0, "not checked": 0}
+    page = Path(found["report"])
+    assert page.parent == project / "dist" / "spark" / "accept"
+    assert "| tool call | ok |" in page.read_text()
+    kept = json.loads(page.with_suffix(".json").read_text())
+    assert kept["checks"] == found["checks"]
+
+
+def test_a_failed_check_is_one_line_with_a_hint_and_a_code(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving("writes no JSON") as fake:
+        compose(project, fake)
+        assert accept(project, "--long-prompt", "500") == 26
+    said = capsys.readouterr()
+    (row,) = (line for line in said.out.splitlines() if "structured output  fail" in line)
+    assert row.endswith("expected JSON, got 21 degrees")
+    assert "hint for structured output: " in said.out
+    assert "the server fails 1 of the checks: structured output" in said.err
+    (page,) = (project / "dist/spark/accept").glob("*.md")
+    assert "## Failed" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--url", "http://127.0.0.1:9"], 26, "nothing answers at http://127.0.0.1:9/v1"),
+        (["--url", "ftp://127.0.0.1"], 2, "is not the URL of a server"),
+        (["--url", "http://127.0.0.1:99999"], 2, "is not the URL of a server"),
+        (["--log", "missing"], 2, "--log missing: no such file"),
+        (["--target", "none"], 2, "none"),
+    ],
+)
+def test_bad_input_is_one_error(
+    project: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+) -> None:
+    assert accept(project, *words) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert "hint: " in error
+
+
+def test_a_key_that_is_missing_is_said(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as fake:
+        assert accept(project, "--url", fake.url) == 26
+    error = capsys.readouterr().err
+    assert "401" in error
+    assert "SPARKFORGE_API_KEY_FILE" in error
