@@ -51,6 +51,9 @@ cuda spark-linux-arm64.txt aarch64-manylinux_2_39
 cuda rtx-linux-amd64.txt x86_64-manylinux_2_39
 # what reads machine code for `build.py proofs`, on either platform
 lock proofs.in proofs.txt --universal --python-version 3.11 --only-binary :all:
+# llama-benchy of `build.py bench`, on every Python of the driver
+lock bench.in bench.txt --universal --python-version 3.11 --only-binary :all: \
+  --excludes requirements/bench-excludes.txt
 # the compiler of the stage kernels, on either platform
 lock kernels.in kernels.txt --universal --python-version 3.11 --only-binary :all:
 # what wheels are compiled with (--wheels compile), in the builder image

@@ -33,6 +33,26 @@ CHAT_OPTIONS = tuple(
 )
 
 
+_OURS = {"--mxfp4-layers": None, "--decode-kernels": None, "--moe-backend": "bf16_dequant"}
+"""Options of ``vllm serve`` that only the patches have; None: with any value."""
+
+
+def of_release(options: Sequence[str]) -> list[str]:
+    """Return options of ``vllm serve`` without those that only the patches have."""
+    kept: list[str] = []
+    words = iter(options)
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        if name not in _OURS:
+            kept.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if _OURS[name] not in (None, value):
+            kept += [name, value]
+    return kept
+
+
 def mask_files(work: Path) -> dict[str, Path]:
     """Return what hides instruction sets in an image, by its path below site-packages.
 
@@ -127,10 +147,7 @@ class Launcher:
 
     @contextmanager
     def _unpatched(self, name: str, variables: Mapping[str, str]) -> Iterator[Server]:
-        options = list(self.context.serve)
-        if "--moe-backend" in options:
-            at = options.index("--moe-backend")
-            del options[at : at + 2]
+        options = of_release(self.context.serve)
         with self._server(self.release, options, name, variables) as server:
             yield server
 
@@ -151,14 +168,14 @@ class Launcher:
         launch = servers.Launch(
             model, options, further, {**SMOKE_VARIABLES, **variables}, self.context.port
         )
-        restored = self._originals(work) if folder is None else {}
+        restored = self.originals(work) if folder is None else {}
         if isa.VARIABLE in variables and isinstance(self.product.result, ImageResult):
             restored |= mask_files(work)
         product = self.product if folder is None else replace(self.product, path=folder)
         engine, cache = self.context.engine, self.work / "cache"
         return start_server(engine, product, launch, work, cache, restored)
 
-    def _originals(self, work: Path) -> dict[str, Path]:
+    def originals(self, work: Path) -> dict[str, Path]:
         """Write the files that our series replaces as they were, by their path in the wheel.
 
         Mounted over an image's own, they make the unpatched release of it.

@@ -13,6 +13,7 @@ from sparkforge.build.setup import context_of, last_variant
 from sparkforge.core.command import Entry, behind, count, needed, option, repeated, share
 from sparkforge.core.errors import QualityError, SmokeError, UsageError
 from sparkforge.core.log import log
+from sparkforge.inspect.bench import command
 from sparkforge.sources.project import Project, ProjectOptions
 
 
@@ -132,6 +133,7 @@ def report_quality(document: Mapping[str, Any], *, as_json: bool) -> int:
 
 
 COMMANDS = (
+    *command.COMMANDS,
     Entry(
         "bench quality",
         QualityOptions,

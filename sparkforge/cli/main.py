@@ -54,7 +54,7 @@ _MODULES: Mapping[str, str] = {
     "exit-codes": "cli.version",
 }
 """The module of each command, in its ``COMMANDS``; only that of the one in use is imported."""
-_STARTS_A_SERVER = ("smoke", "serve", "bench quality")
+_STARTS_A_SERVER = ("smoke", "serve", "bench", "bench quality")
 _TAKES_A_COMMAND = ("ablate", "dev")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # the operating system's answers that are about the user's files, and no bug of ours
@@ -103,6 +103,24 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         return _parser().parse_args(words)  # knows which commands take an option
 
 
+def spelled_out(words: Sequence[str]) -> list[str]:
+    """Return a command line with the names of its command in full."""
+    words = list(words)
+    # two older spellings
+    if words[:2] == ["patches", "docs"]:
+        words[:2] = ["docs"]
+    elif words[:1] == ["bench"] and "--quality" in words:
+        words.remove("--quality")
+        words.insert(1, "quality")
+    # `build.py bench --target spark` is `build.py bench run --target spark`
+    if words[:1] == ["bench"] and words[1:] and words[1].startswith("-") and words[1] not in _HELP:
+        words.insert(1, "run")
+    # `build.py --target spark` is `build.py build --target spark`
+    if words and words[0].startswith("-") and words[0] not in _HELP:
+        words.insert(0, _DEFAULT_COMMAND)
+    return words
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (see ``errors``)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -112,15 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words, behind = words[:at], words[at + 1 :]
     if words and words[0] in overview.QUESTIONS:
         words[0] = overview.QUESTIONS[words[0]]
-    # two older spellings
-    if words[:2] == ["patches", "docs"]:
-        words[:2] = ["docs"]
-    elif words[:1] == ["bench"] and "--quality" in words:
-        words.remove("--quality")
-        words.insert(1, "quality")
-    # `build.py --target spark` is `build.py build --target spark`
-    if words and words[0].startswith("-") and words[0] not in _HELP:
-        words.insert(0, _DEFAULT_COMMAND)
+    words = spelled_out(words)
     # a killed build must clean up as an interrupted one does
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script

@@ -32,7 +32,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "judge": {
         "explain": "show what would be rebuilt, and which input changed",
         "roofline": "compute the decode speed that memory bandwidth allows",
-        "bench": "measure the answers of the last build",
+        "bench": "measure speed and answers of the last build; compare two results",
         "ablate": "check that tests notice a missing patch; find the patch that breaks something",
         "proofs": "compile, disassemble and check the GPU kernels",
         "report": "write one HTML page about the last build and its checks",

@@ -160,6 +160,16 @@ class AcceptError(SparkforgeError):
     meaning = "A running server fails a check of accept, or does not answer."
 
 
+class BenchError(SparkforgeError):
+    exit_code = 27
+    meaning = "bench: no server answers as expected, or a result cannot be read or compared."
+
+
+class RegressionError(SparkforgeError):
+    exit_code = 28
+    meaning = "bench compare: the second result is slower than the first."
+
+
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

@@ -23,7 +23,7 @@ _SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_
 
 def gpu(seen: Readings, want: Wanted) -> Iterator[Finding]:
     output = seen.output("nvidia-smi")
-    tree = _tree(output)
+    tree = tree_of(output)
     if tree is None or tree.find("gpu") is None:
         if not want.gpu and output.code is None and "PATH" in output.problem:
             yield Finding("gpu", "ok", f"no GPU; target {want.target} needs none")
@@ -44,7 +44,7 @@ def gpu(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 
 def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    if not want.gpu or _tree(seen.output("nvidia-smi")) is None:
+    if not want.gpu or tree_of(seen.output("nvidia-smi")) is None:
         return  # the finding about nvidia-smi reports the missing program
     missing = [path for path in DEVICES if not seen.paths.get(path, {}).get("exists")]
     if missing:
@@ -58,7 +58,8 @@ def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("devices", "ok", "all present")
 
 
-def _tree(output: Glimpse) -> ET.Element | None:
+def tree_of(output: Glimpse) -> ET.Element | None:
+    """Return what `nvidia-smi -q -x` printed; None where it is missing or fails."""
     if output.code != 0:
         return None
     try:
@@ -77,7 +78,7 @@ def _silence(output: Glimpse, tree: ET.Element | None) -> str:
 
 
 def _capability(seen: Readings, want: Wanted, tree: ET.Element) -> Finding:
-    names = [_text(one, "product_name") or "unnamed" for one in tree.iter("gpu")]
+    names = [text_of(one, "product_name") or "unnamed" for one in tree.iter("gpu")]
     rows = [row.rpartition(",") for row in seen.output("compute-cap").out.strip().splitlines()]
     found = {row[2].strip() for row in rows if re.fullmatch(r"\d+\.\d+", row[2].strip())}
     summary = f"{', '.join(names)}; compute capability {', '.join(sorted(found)) or 'unknown'}"
@@ -96,7 +97,7 @@ def _capability(seen: Readings, want: Wanted, tree: ET.Element) -> Finding:
 
 
 def _driver(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
-    driver, cuda = _text(tree, "driver_version"), _text(tree, "cuda_version")
+    driver, cuda = text_of(tree, "driver_version"), text_of(tree, "cuda_version")
     summary = f"{driver or 'version unknown'}, CUDA {cuda or 'unknown'}"
     found = re.fullmatch(r"(\d+)\.(\d+)", cuda)
     if want.cuda is None or found is None:
@@ -117,10 +118,10 @@ def _memory(tree: ET.Element) -> Iterator[Finding]:
     held = 0
     for one in tree.iter("gpu"):
         usage = one.find("fb_memory_usage")
-        total = _text(usage, "total") if usage is not None else ""
+        total = text_of(usage, "total") if usage is not None else ""
         known = _number(total) is not None
         usages.append(
-            f"{_text(usage, 'used')} of {total} used"
+            f"{text_of(usage, 'used')} of {total} used"
             if known
             else "not reported by nvidia-smi (unified memory)"
         )
@@ -134,10 +135,10 @@ def _memory(tree: ET.Element) -> Iterator[Finding]:
 
 def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
     for one in tree.iter("gpu"):
-        now = _number(_text(one, "clocks/sm_clock"))
-        most = _number(_text(one, "max_clocks/sm_clock"))
-        load = _number(_text(one, "utilization/gpu_util"))
-        slowed = _reasons(one)
+        now = _number(text_of(one, "clocks/sm_clock"))
+        most = _number(text_of(one, "max_clocks/sm_clock"))
+        load = _number(text_of(one, "utilization/gpu_util"))
+        slowed = slowed_by(one)
         summary = (
             f"SM {_mhz(now)}, at most {_mhz(most)}, load "
             f"{'unknown' if load is None else f'{load:.0f} %'}"
@@ -167,7 +168,7 @@ def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
             yield Finding("clocks", "ok", summary)
 
 
-def _reasons(node: ET.Element) -> list[str]:
+def slowed_by(node: ET.Element) -> list[str]:
     """Return the active reasons for a slow-down; the list's name depends on the driver."""
     found = []
     for group in ("clocks_event_reasons", "clocks_throttle_reasons"):
@@ -178,7 +179,8 @@ def _reasons(node: ET.Element) -> list[str]:
     return found
 
 
-def _text(node: ET.Element | None, path: str) -> str:
+def text_of(node: ET.Element | None, path: str) -> str:
+    """Return the text at a path of a node; "" where there is none."""
     found = node.findtext(path) if node is not None else None
     return (found or "").strip()
 

@@ -35,7 +35,7 @@ def test_files_of_a_folder_in_a_folder_come_from_their_own_place(
     sources = {"flashinfer": Source("flashinfer", "release", repo, commit, commit, "here")}
     product = artefact(ImageResult("x:1", "sha256:1", None, "base", ()))
     launcher = Launcher(context, product, None, wheels, sources, tmp_path)
-    restored = launcher._originals(tmp_path)
+    restored = launcher.originals(tmp_path)
     assert {member: path.read_bytes() for member, path in restored.items()} == dict(
         zip(members, files.values(), strict=True)
     )

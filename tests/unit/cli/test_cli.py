@@ -167,8 +167,11 @@ print(*(name for name in sys.modules if name.startswith("sparkforge.cli.")))
 @pytest.mark.parametrize(
     ("words", "homes"),
     [
-        (["explain", "--target", "cpu", "--port", "5"], "build, smoke, serve and bench quality"),
-        (["explain", "--target", "cpu", "--ready-timeout=9"], "build, smoke, serve and bench"),
+        (
+            ["explain", "--target", "cpu", "--port", "5"],
+            "build, smoke, serve, bench run and bench quality",
+        ),
+        (["explain", "--target", "cpu", "--ready-timeout=9"], "build, smoke, serve, bench run and"),
         (["bench", "quality", "--target", "cpu", "--jobs", "3"], "build, verify, dev and proofs"),
         (["dev", "--target", "cpu", "--chat"], "--chat belongs to serve"),
         (["clean", "--target", "cpu"], "and other commands"),

@@ -45,9 +45,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 def takes(words: list[str]) -> None:
     """Parse words as build.py does; what is wrong is an error of its own."""
     words = words[: words.index("--")] if "--" in words else words
-    if words and words[0].startswith("-"):
-        words = ["build", *words]
-    main._parser().parse_args(words)
+    main._parser().parse_args(main.spelled_out(words))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

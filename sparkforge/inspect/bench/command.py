@@ -1,0 +1,310 @@
+"""`build.py bench`: its options, and what it prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from sparkforge.build import executor
+from sparkforge.build.context import Context
+from sparkforge.build.options import (
+    OutputOptions,
+    ServerOptions,
+    VariantOptions,
+    as_last,
+    host_platform,
+    platform_of,
+)
+from sparkforge.build.setup import context_of, last_variant
+from sparkforge.core.command import (
+    Entry,
+    argument,
+    behind,
+    count,
+    needed,
+    option,
+    share,
+    switch,
+)
+from sparkforge.core.errors import BenchError, RegressionError, UsageError
+from sparkforge.core.log import log
+from sparkforge.sources.project import Project, ProjectOptions
+
+_LEAST_TEXT = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of ``bench``."""
+
+    target: str = needed("target to measure", metavar="NAME")
+    url: str | None = option(
+        "measure this server, http://HOST:PORT (default: start the last build)",
+        metavar="URL",
+    )
+    vs: Literal["unpatched"] | None = option(
+        "measure the unpatched release too, in the same session, rounds in turns",
+        choices=("unpatched",),
+    )
+    profile_table: str | None = option(
+        "what to measure: quick, seeds or community (default: seeds)",
+        choices=("quick", "seeds", "community"),
+    )
+    quick: bool = switch("short for --profile-table quick")
+    runs: int | None = option(
+        "runs of each test (default: the table's, 3); with --vs rounds", type=count, metavar="N"
+    )
+    model: Path | None = option(
+        "folder of the checkpoint; with --url, of its tokenizer.json (default: a tiny model with"
+        " canned replies; with --url, where the server or the hub's cache has it)",
+        type=Path,
+        metavar="DIR",
+    )
+    served_model: str | None = option(
+        "with --url: the model's id (default: the server's first)", metavar="NAME"
+    )
+    api_key_file: Path | None = option(
+        "with --url: file that has the server's API key", type=Path, metavar="FILE"
+    )
+    profile: str | None = option(
+        "exact, balanced or fast: format of the dense layers (default: the target's)",
+        metavar="NAME",
+    )
+    text: Path | None = option(
+        "text to cut prompts from (default: made here)", type=Path, metavar="FILE"
+    )
+    skip_coherence: bool = switch("do not ask the model a simple question first")
+    out: Path | None = option(
+        "new folder for the result (default: dist/TARGET/bench/TIME-TABLE)",
+        type=Path,
+        metavar="DIR",
+    )
+    arguments: tuple[str, ...] = behind()
+    project: ProjectOptions
+    output: OutputOptions
+    variant: VariantOptions = as_last()
+    server: ServerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Options of ``bench compare``."""
+
+    a: Path = argument("the earlier result: a folder of `bench`, or its result.json", type=Path)
+    b: Path = argument("the later one", type=Path)
+    tolerance: float = option(
+        "smallest change that counts, in percent (default: 3)",
+        default=3.0,
+        type=share,
+        metavar="PERCENT",
+    )
+    disturbed: bool = switch("compare results that are not clean, too")
+    output: OutputOptions
+
+
+def _run(options: RunOptions) -> int:
+    """Measure how fast a server is."""
+    from sparkforge.inspect.bench import benchy, guard, result, session, sides, tables
+
+    if options.quick and options.profile_table not in (None, "quick"):
+        msg = f"--quick and --profile-table {options.profile_table} contradict each other"
+        raise UsageError(msg, "omit one of them")
+    name = "quick" if options.quick else options.profile_table or "seeds"
+    table = tables.TABLES[name]
+    words = None if options.text is None else _text(options.text)
+    _check_run(options)
+    project = Project.open(options.project)
+    chosen = project.pins.target(options.target)
+    out = options.out or _new_folder(project.root / "dist" / options.target / "bench", name)
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise UsageError(f"--out {out}: exists already", "name a new folder")
+    tool = benchy.install(project.store, project.root, host_platform(), project.access)
+    with project.store.temporary("bench") as work:
+        if options.url is not None:
+            context = Context.of(project, options.target, platform_of(chosen))
+            served = sides.Served(None, _profile(context, options.profile))
+            key = _key(options.api_key_file)
+            found = [sides.running(options.url, options.target, options.served_model or "", key)]
+            named = options.model
+        else:
+            context = context_of(
+                project,
+                options.target,
+                last_variant(project, options.target, options.variant),
+                "image",
+                server=options.server,
+                arguments=options.arguments,
+            )
+            if options.model is None and context.target.smoke is None:
+                msg = f"target {context.target_name} has no tiny model"
+                remedy = "name the checkpoint with --model DIR, or a running server with --url URL"
+                raise UsageError(msg, remedy)
+            named = None if options.model is None else serve_checkpoint(options.model)
+            served = sides.Served(named, _profile(context, options.profile))
+            build = executor.build(context, "image")
+            found = sides.of_build(context, build, served, work, versus=options.vs is not None)
+            named = named or sides.standing_in(context, build)
+        model = project.pins.models[chosen.model] if chosen.model else None
+        runs = options.runs or table.runs
+        plan = session.Plan(
+            table_name=name,
+            table=table,
+            tool=tool,
+            runs=1 if options.vs else runs,
+            rounds=runs if options.vs else 1,
+            together=options.vs is not None and chosen.cuda_arch is None,
+            words=words,
+            tokenizer=lambda said: sides.tokenizer(
+                named,
+                model.repository if model else "",
+                model.revision if model else "",
+                said,
+            ),
+            coherent=not options.skip_coherence
+            and (options.model is not None or options.url is not None),
+            machine=result.machine(guard.smi()),
+            ceilings=lambda tests: sides.ceilings(context, served.profile, tests),
+        )
+        results = session.run(found, plan, out, work)
+    return _report(results, [out / one.name for one in found], as_json=options.output.json)
+
+
+def _check_run(options: RunOptions) -> None:
+    """Check that options go together.
+
+    Raises:
+        UsageError: some do not.
+    """
+    only = {
+        "--vs": (False, options.vs),
+        "--profile": (False, options.profile),
+        "--": (False, options.arguments),
+        "--served-model": (True, options.served_model),
+        "--api-key-file": (True, options.api_key_file),
+    }
+    for name, (with_url, value) in only.items():
+        if not value or with_url == (options.url is not None):
+            continue
+        if with_url:
+            raise UsageError(f"{name} needs --url", f"omit {name}, or name a server with --url")
+        msg = f"{name} is for a server that bench starts, and --url names a running one"
+        raise UsageError(msg, "omit one of them")
+    if options.url is not None and not options.url.startswith(("http://", "https://")):
+        raise UsageError(f"--url {options.url}: not an address", "use http://HOST:PORT")
+
+
+def serve_checkpoint(model: Path) -> Path:
+    """Return the folder of a checkpoint in full; raises what ``serve.checkpoint`` does."""
+    from sparkforge.build import serve
+
+    return serve.checkpoint(model)
+
+
+def _profile(context: Context, name: str | None) -> Any:
+    from sparkforge.build import serve
+
+    return context.serving if name is None else serve.chosen(context, name)
+
+
+def _text(path: Path) -> str:
+    try:
+        words = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UsageError(f"--text {path}: {why}", "name a text file") from None
+    if len(words) < _LEAST_TEXT:
+        msg = f"--text {path}: {len(words)} characters"
+        raise UsageError(msg, f"use a text of at least {_LEAST_TEXT:,}, such as a book")
+    return words
+
+
+def _key(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UsageError(f"--api-key-file {path}: {why}", "name a file with one word") from None
+    if not key or len(key.split()) > 1:
+        raise UsageError(f"--api-key-file {path}: not one word", "name a file with one word")
+    return key
+
+
+def _new_folder(parent: Path, table: str) -> Path:
+    """Return a folder that does not exist, named after the time."""
+    started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    first = parent / f"{started}-{table}"
+    others = (parent / f"{first.name}-{number}" for number in range(2, 1000))
+    return next(path for path in (first, *others) if not path.exists())
+
+
+def _report(results: Any, folders: list[Path], *, as_json: bool) -> int:
+    """Print the results; with two of them what they differ in."""
+    from sparkforge.core import typed
+    from sparkforge.inspect.bench import compare, result
+
+    document: dict[str, Any] = {"results": [typed.as_json(one) for one in results]}
+    document["folders"] = [str(folder) for folder in folders]
+    for one, folder in zip(results, folders, strict=True):
+        log.heading(f"{one.identity.origin} {one.identity.release}: {folder}")
+        log.table(result.summary(one))
+        for what in one.disturbed:
+            log.warning(f"disturbed, not clean: {what}")
+    if len(results) == 2:
+        comparison = compare.compare(*results)
+        document["comparison"] = _finite(asdict(comparison))
+        log.heading("B, patched, compared with A, unpatched")
+        log.table(compare.table(comparison))
+    if as_json:
+        log.json(document)
+    return 0
+
+
+def _finite(value: Any) -> Any:
+    """Return a JSON value with None in place of infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _compare(options: CompareOptions) -> int:
+    """Compare two results; 28 where the second is slower."""
+    from sparkforge.inspect.bench import compare, result
+
+    before, after = result.load(options.a), result.load(options.b)
+    for path, one in ((options.a, before), (options.b, after)):
+        if one.clean or options.disturbed:
+            continue
+        why = one.disturbed[0] if one.disturbed else "the run is incomplete"
+        msg = f"{path} is not clean: {why}"
+        raise BenchError(msg, "measure again on an idle machine, or add --disturbed")
+    comparison = compare.compare(before, after, options.tolerance / 100)
+    for what in comparison.differs:
+        log.warning(what)
+    for what in comparison.only_in_one:
+        log.warning(f"in one result only: {what}")
+    if options.output.json:
+        log.json(_finite(asdict(comparison)))
+    else:
+        log.table(compare.table(comparison))
+    if not comparison.slower:
+        return 0
+    words = "\n".join(
+        f"{one.name}: {one.metric} is {one.ratio:.3f} of A ({one.low:.3f} to {one.high:.3f})"
+        for one in comparison.slower
+    )
+    remedy = "find the cause with build.py ablate --bisect, or allow more with --tolerance"
+    return log.failure(RegressionError(f"B is slower than A:\n{words}", remedy))
+
+
+COMMANDS = (
+    Entry("bench run", RunOptions, _run, "measure speed; `bench --target NAME` is short for it"),
+    Entry("bench compare", CompareOptions, _compare, "compare two results, test by test"),
+)

@@ -1,0 +1,238 @@
+"""Two results, test by test: the ratio of their means, with an interval, and a verdict.
+
+Ratios are those of geometric means. Their intervals have 95 % confidence and are Student's t on the
+logarithms of the samples: of the differences within each round where the rounds of both took turns
+in one session, else Welch's for two independent sets. A few samples allow no bootstrap: three give
+ten different means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkforge.core.errors import BenchError
+from sparkforge.inspect.bench.result import Result
+from sparkforge.inspect.bench.samples import HIGHER_IS_BETTER, METRICS, Metric, Samples
+
+Verdict = Literal["faster", "slower", "same", "unclear"]
+TOLERANCE = 0.03
+"""A change of less is of no consequence."""
+# Student's t, 97.5 %, by degrees of freedom from 1 (any book of statistics); beyond: the normal's
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+_NORMAL = 1.960
+
+
+@dataclass(frozen=True)
+class Change:
+    """What changed in one test, or over all tests of a metric.
+
+    Attributes:
+        name: of the test; "all tests" for the mean of them.
+        before, after: geometric means; 0 over all tests.
+        ratio: of B to A; ``low`` and ``high``: its interval, infinite where there are too few
+            samples for one.
+        paired: by rounds.
+    """
+
+    name: str
+    metric: Metric
+    before: float
+    after: float
+    ratio: float
+    low: float
+    high: float
+    paired: bool
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All changes, and what has no partner.
+
+    Attributes:
+        differs: what else than the build differs, as sentences.
+    """
+
+    changes: tuple[Change, ...]
+    only_in_one: tuple[str, ...]
+    differs: tuple[str, ...]
+
+    @property
+    def slower(self) -> tuple[Change, ...]:
+        """The regressions."""
+        return tuple(one for one in self.changes if one.verdict == "slower")
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """A difference of mean logarithms: variance of the estimate, degrees of freedom (0: none)."""
+
+    value: float
+    variance: float
+    freedom: float
+
+
+def student(freedom: float) -> float:
+    """Return the 97.5 % quantile of Student's t, infinite below one degree of freedom.
+
+    A fraction counts as the whole number below it, which makes the interval wider.
+    """
+    if freedom < 1:
+        return math.inf
+    return _T[int(freedom) - 1] if freedom < len(_T) + 1 else _NORMAL
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    """Return the variance of a sample; at least two values."""
+    mean = _mean(values)
+    return math.fsum((one - mean) ** 2 for one in values) / (len(values) - 1)
+
+
+def _welch(before: Sequence[float], after: Sequence[float]) -> _Estimate:
+    difference = _mean(after) - _mean(before)
+    if min(len(before), len(after)) < 2:
+        return _Estimate(difference, 0.0, 0.0)
+    parts = [(_variance(one) / len(one), len(one) - 1) for one in (before, after)]
+    variance = sum(part for part, _ in parts)
+    return _Estimate(difference, variance, _satterthwaite(parts))
+
+
+def _satterthwaite(parts: Iterable[tuple[float, float]]) -> float:
+    """Return the degrees of freedom of a sum of variances, each with its own."""
+    found = list(parts)
+    total = sum(part for part, _ in found)
+    spread = sum(part**2 / freedom for part, freedom in found)
+    return total**2 / spread if spread > 0 else min(freedom for _, freedom in found)
+
+
+def _paired(before: Samples, after: Samples) -> _Estimate:
+    differences = [
+        _mean([math.log(one) for one in b]) - _mean([math.log(one) for one in a])
+        for a, b in zip(before.rounds, after.rounds, strict=False)
+    ]
+    if len(differences) < 2:
+        return _Estimate(_mean(differences), 0.0, 0.0)
+    count = len(differences)
+    return _Estimate(_mean(differences), _variance(differences) / count, count - 1)
+
+
+def _estimate(before: Samples, after: Samples, *, paired: bool) -> _Estimate:
+    if paired:
+        return _paired(before, after)
+    return _welch(*([math.log(one) for one in side.values] for side in (before, after)))
+
+
+def _over_all(estimates: Sequence[_Estimate]) -> _Estimate:
+    """Return the mean of the tests' estimates; their errors are independent."""
+    count = len(estimates)
+    value = _mean([one.value for one in estimates])
+    if any(one.freedom < 1 for one in estimates):
+        return _Estimate(value, 0.0, 0.0)
+    parts = [(one.variance / count**2, one.freedom) for one in estimates]
+    return _Estimate(value, sum(part for part, _ in parts), _satterthwaite(parts))
+
+
+def verdict(metric: Metric, low: float, high: float, tolerance: float) -> Verdict:
+    """Return what an interval of a ratio says.
+
+    ``faster`` and ``slower``: the whole interval is beyond the tolerance. ``same``: all of it is
+    within. Anything else needs more runs.
+    """
+    if not HIGHER_IS_BETTER[metric]:
+        low, high = 1 / high if high else math.inf, 1 / low if low else math.inf
+    if high < 1 - tolerance:
+        return "slower"
+    if low > 1 + tolerance:
+        return "faster"
+    return "same" if low >= 1 - tolerance and high <= 1 + tolerance else "unclear"
+
+
+def _change(
+    name: str, metric: Metric, means: tuple[float, float], one: _Estimate, *, paired: bool,
+    tolerance: float,
+) -> Change:  # fmt: skip
+    if one.freedom < 1:
+        low, high = 0.0, math.inf
+    else:
+        half = student(one.freedom) * math.sqrt(one.variance)
+        low, high = math.exp(one.value - half), math.exp(one.value + half)
+    said = verdict(metric, low, high, tolerance)
+    return Change(name, metric, *means, math.exp(one.value), low, high, paired, said)
+
+
+def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comparison:
+    """Compare B with A.
+
+    Args:
+        tolerance: smallest change that counts, as a share.
+
+    Raises:
+        BenchError: they have no test in common.
+    """
+    ours = {one.key: one for one in before.samples}
+    theirs = {one.key: one for one in after.samples}
+    common = [key for key in ours if key in theirs]
+    if not common:
+        msg = "the two results have no test in common"
+        raise BenchError(msg, "measure both with the same --profile-table")
+    paired = before.session == after.session and min(before.rounds, after.rounds) > 1
+    changes: list[Change] = []
+    estimates: dict[Metric, list[_Estimate]] = {}
+    for key in common:
+        one, other = ours[key], theirs[key]
+        found = _estimate(one, other, paired=paired)
+        estimates.setdefault(one.metric, []).append(found)
+        means = tuple(math.exp(_mean([math.log(v) for v in side.values])) for side in (one, other))
+        changes.append(
+            _change(
+                one.name, one.metric, (means[0], means[1]), found,
+                paired=paired, tolerance=tolerance,
+            )
+        )  # fmt: skip
+    for metric, several in estimates.items():
+        if len(several) > 1:
+            changes.append(
+                _change(
+                    "all tests", metric, (0.0, 0.0), _over_all(several),
+                    paired=paired, tolerance=tolerance,
+                )
+            )  # fmt: skip
+    alone = [one for key, one in (ours | theirs).items() if key not in common]
+    names = dict.fromkeys(f"{one.name}: {METRICS[one.metric]}" for one in alone)
+    return Comparison(tuple(changes), tuple(names), tuple(_differences(before, after)))
+
+
+def _differences(before: Result, after: Result) -> Iterable[str]:
+    """Yield what makes two results less comparable."""
+    pairs: Mapping[str, tuple[object, object]] = {
+        "machine": (before.machine, after.machine),
+        "llama-benchy's requirements": (before.lock, after.lock),
+        "text": (before.text, after.text),
+        "model": (before.identity.model, after.identity.model),
+    }
+    for name, (one, other) in pairs.items():
+        if one != other:
+            yield f"{name} differs"
+
+
+def table(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return the changes as rows of text, the head first."""
+    rows: list[tuple[str, ...]] = [("test", "metric", "A", "B", "B / A", "95 %", "verdict")]
+    for one in comparison.changes:
+        values = ("", "") if not one.before else (f"{one.before:.2f}", f"{one.after:.2f}")
+        interval = f"{one.low:.3f} to {one.high:.3f}" if one.high < math.inf else "too few samples"
+        rows.append(
+            (one.name, METRICS[one.metric], *values, f"{one.ratio:.3f}", interval, one.verdict)
+        )
+    return rows

@@ -1,0 +1,166 @@
+"""The guard of a measurement: other load on the machine, and a GPU that slows down.
+
+It looks before and after each test, when nobody asks the server, and during it. A value that the
+machine does not report counts as unknown, not as good or bad.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from sparkforge.core.run import glimpse
+from sparkforge.inspect.doctor.gpu import slowed_by, text_of, tree_of
+
+_PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_IDLE_S = 1.0  # of /proc/stat, whose unit is 0.01 s
+_EVERY_S = 5.0  # nvidia-smi costs some 0.1 s of a core
+_SMI_S = 20.0
+_CORES, _SHARE = 0.5, 0.05  # of the CPU may be busy with other programs: the larger
+_BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, and time that a hypervisor took
+
+
+def smi() -> ET.Element | None:
+    """Return what nvidia-smi reports; None without a GPU."""
+    return tree_of(glimpse("nvidia-smi", "-q", "-x", timeout_s=_SMI_S))
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of CPU since the start of the machine: all programs', and our processes'."""
+
+    all: float
+    ours: float
+
+
+def times(proc: Path = _PROC, pid: int | None = None) -> Times | None:
+    """Return the CPU's times; None where /proc does not have them.
+
+    Ours are those of this process and its descendants, a server that it started among them.
+    """
+    try:
+        fields = (proc / "stat").read_text().split("\n", 1)[0].split()[1:]
+        busy = sum(int(fields[i]) for i in _BUSY if i < len(fields)) / _TICKS
+    except (OSError, ValueError):
+        return None
+    parents: dict[int, list[int]] = {}
+    own: dict[int, float] = {}
+    for path in proc.glob("[0-9]*/stat"):
+        try:
+            # the name in brackets may have spaces
+            after = path.read_text(errors="replace").rpartition(")")[2].split()
+            one = int(path.parent.name)
+            parents.setdefault(int(after[1]), []).append(one)
+            # with the times of children that have ended
+            own[one] = sum(map(int, after[11:15])) / _TICKS
+        except (OSError, ValueError, IndexError):
+            continue  # it has ended
+    todo, ours = [os.getpid() if pid is None else pid], 0.0
+    while todo:
+        one = todo.pop()
+        ours += own.get(one, 0.0)
+        todo += parents.get(one, [])
+    return Times(busy, ours)
+
+
+@dataclass
+class Guard:
+    """Watches a measurement. State: what disturbed it so far.
+
+    Attributes:
+        ours: the server is a process that we started, so its CPU time is known to be ours.
+        disturbed: sentences.
+    """
+
+    ours: bool
+    read_times: Callable[[], Times | None] = times
+    read_smi: Callable[[], ET.Element | None] = smi
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    disturbed: list[str] = field(default_factory=list)
+    _known: set[str] = field(default_factory=set)
+
+    @property
+    def limit(self) -> float:
+        """Cores that other programs may keep busy."""
+        return max(_CORES, _SHARE * self.cores)
+
+    def before_start(self) -> None:
+        """Look for programs that use the GPU before our server does."""
+        self._note_gpu_users("before the start", self.read_smi(), ())
+
+    def quiet(self, when: str) -> None:
+        """Look at the machine while nobody asks the server."""
+        before, start = self.read_times(), self.clock()
+        self.sleep(_IDLE_S)
+        after, took = self.read_times(), self.clock() - start
+        if before is not None and after is not None:
+            self._note_load(when, (after.all - before.all) / took)
+        tree = self.read_smi()
+        self._known = set(_users(tree))
+        if not self.ours and len(self._known) > 1:
+            self._add(f"{when}: {len(self._known)} programs use the GPU: {_named(_users(tree))}")
+        self._note_slow(when, tree)
+
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Watch the machine for the length of the block."""
+        before, start = self.read_times(), self.clock()
+        done = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(what, done), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watch.join(_SMI_S + 5)
+        after, took = self.read_times(), self.clock() - start
+        if self.ours and before is not None and after is not None and took > 0:
+            ours = after.ours - before.ours
+            self._note_load(what, (after.all - before.all - ours) / took)
+
+    def _watch(self, what: str, done: threading.Event) -> None:
+        while (tree := self.read_smi()) is not None:
+            self._note_slow(what, tree)
+            self._note_gpu_users(what, tree, self._known)
+            if done.wait(_EVERY_S):
+                return
+
+    def _note_load(self, when: str, cores: float) -> None:
+        if cores > self.limit:
+            self._add(f"{when}: other programs keep {cores:.1f} of {self.cores} CPU cores busy")
+
+    def _note_slow(self, when: str, tree: ET.Element | None) -> None:
+        for one in () if tree is None else tree.iter("gpu"):
+            if reasons := slowed_by(one):
+                clock = text_of(one, "clocks/sm_clock") or "unknown"
+                self._add(f"{when}: the GPU slows down ({', '.join(reasons)}; SM at {clock})")
+
+    def _note_gpu_users(
+        self, when: str, tree: ET.Element | None, known: set[str] | tuple[()]
+    ) -> None:
+        new = {pid: name for pid, name in _users(tree).items() if pid not in known}
+        if new:
+            self._add(f"{when}: another program uses the GPU: {_named(new)}")
+
+    def _add(self, text: str) -> None:
+        if text not in self.disturbed:
+            self.disturbed.append(text)
+
+
+def _users(tree: ET.Element | None) -> dict[str, str]:
+    """Return the names of the programs that use a GPU, by process."""
+    infos = () if tree is None else tree.iter("process_info")
+    return {text_of(one, "pid"): text_of(one, "process_name") for one in infos}
+
+
+def _named(users: Mapping[str, str]) -> str:
+    return ", ".join(f"{name or 'unnamed'} ({pid})" for pid, name in sorted(users.items()))

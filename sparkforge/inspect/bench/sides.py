@@ -1,0 +1,239 @@
+"""The servers that are measured: one that runs already, the last build, the unpatched release."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build import executor, serve
+from sparkforge.build.context import Context
+from sparkforge.build.executor import Build
+from sparkforge.build.graph import ordered, unpatched_environment
+from sparkforge.build.item import source_of
+from sparkforge.build.launcher import (
+    CHAT_OPTIONS,
+    SMOKE_VARIABLES,
+    Launcher,
+    of_release,
+    start_server,
+)
+from sparkforge.build.results import ImageResult
+from sparkforge.core.errors import BenchError
+from sparkforge.core.hashing import sha256_file
+from sparkforge.core.log import log
+from sparkforge.inspect.bench.benchy import Asked
+from sparkforge.inspect.bench.result import Ceiling, Identity
+from sparkforge.inspect.bench.session import Side
+from sparkforge.inspect.bench.tables import Test
+from sparkforge.inspect.perf import roofline
+from sparkforge.inspect.perf.shapes import SHAPES
+from sparkforge.runtime.servers import MODEL_NAME, Launch, kept_log, wait_ready
+from sparkforge.serving import arguments, choices, traffic
+from sparkforge.serving.profile import Profile
+from sparkforge.serving.traffic import KvCache, Moe, Setup
+
+_LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
+_TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server of the build serves.
+
+    Attributes:
+        model: folder of the checkpoint; None: the tiny one that takes chats.
+        profile: with the choice of layers.
+    """
+
+    model: Path | None
+    profile: Profile
+
+
+def running(url: str, target: str, model: str, key: str) -> Side:
+    """Return the side of a server that runs already."""
+    asked = Asked(url.rstrip("/").removesuffix("/v1"), model, key)
+
+    @contextmanager
+    def start() -> Iterator[Asked]:
+        yield asked
+
+    return Side("", start, Identity("url", target), ours=False)
+
+
+def of_build(
+    context: Context, build: Build, served: Served, work: Path, *, versus: bool
+) -> list[Side]:
+    """Return the sides of a build: itself, and with ``versus`` the release behind it.
+
+    The release gets the same options, but those that only the patches have.
+    """
+    product = build.results.artefact(build.graph.product)
+    image = product.result if isinstance(product.result, ImageResult) else None
+    pins = sha256_file(context.pins_path)
+    made = [build.results.of(item) for item in build.graph.wheels.values()]
+    ours = Identity(
+        "build",
+        context.target_name,
+        context.release,
+        pins,
+        {wheel.file: wheel.sha256 for wheel in made},
+        (image.digest or image.image_id) if image is not None else "",
+        served.profile.choice or "",
+    )
+    options = tuple(context.serve_with(served.profile))
+    usual = (*(CHAT_OPTIONS if served.model is None else ()), *context.arguments)
+    variables = {**(SMOKE_VARIABLES if served.model is None else {})}
+    restored: Mapping[str, Path] = {}
+    theirs = product
+    if versus and image is not None:
+        restored = _originals(context, build, work)
+    elif versus:
+        item = unpatched_environment(context)
+        unpatched = executor.run(context, ordered([item])).artefact(item)
+        theirs = replace(product, path=unpatched.path)
+    model = served.model or standing_in(context, build)
+
+    def side(name: str, identity: Identity, *, release: bool) -> Side:
+        chosen = of_release(options) if release else list(options)
+        further = of_release(usual) if release else list(usual)
+        more = dict(variables)
+        if image is not None and not release and served.profile.choice:
+            more[choices.VARIABLE] = served.profile.choice
+
+        @contextmanager
+        def start() -> Iterator[Asked]:
+            folder = work / f"server-{len(list(work.iterdir()))}"
+            folder.mkdir()
+            launch = Launch(
+                model,
+                chosen,
+                further,
+                more,
+                0 if versus else context.port,
+                gpus=context.target.cuda_arch is not None,
+            )
+            with start_server(
+                context.engine,
+                theirs if release else product,
+                launch,
+                folder,
+                context.store.cache_path("serve"),
+                restored if release else None,
+            ) as server:
+                with kept_log(server, context.server_log):
+                    took = wait_ready(server, max(context.ready_timeout_s, _LOAD_S))
+                    log.info(f"{name or 'the server'} is ready after {took:.0f} s")
+                yield Asked(server.url, MODEL_NAME)
+
+        known = replace(identity, options=(*chosen, *further), checkpoint=model.name)
+        return Side(name, start, known, ours=image is None)
+
+    if not versus:
+        return [side("", ours, release=False)]
+    release = Identity("release", context.target_name, _version(context), pins)
+    return [side("unpatched", release, release=True), side("patched", ours, release=False)]
+
+
+def _version(context: Context) -> str:
+    return context.pins.upstream(next(iter(context.target.wheels))).version
+
+
+def _originals(context: Context, build: Build, work: Path) -> Mapping[str, Path]:
+    """Return the files that make the release of our image."""
+    launcher = Launcher(
+        context,
+        build.results.artefact(build.graph.product),
+        None,
+        {name: build.results.of(item) for name, item in build.graph.wheels.items()},
+        {
+            name: source_of(context.store, name, build.results.of(item))
+            for name, item in build.graph.sources.items()
+        },
+        work,
+    )
+    folder = work / "originals"
+    folder.mkdir()
+    return launcher.originals(folder)
+
+
+def standing_in(context: Context, build: Build) -> Path:
+    """Return the tiny checkpoint that takes chats."""
+    from sparkforge.build import image
+
+    folder = context.root / "dist" / context.target_name
+    product = build.results.artefact(build.graph.product)
+    if not isinstance(product.result, ImageResult):
+        from sparkforge.runtime.environment import python_path
+
+        return serve.chat_model(folder, serve.in_environment(python_path(product.path)))
+    engine, image_id = context.engine, product.result.image_id
+    assert engine is not None  # it built the image
+    ours = f"/{image.PROGRAMS}"
+    return serve.chat_model(folder, lambda code: engine.run_python(image_id, code, ours))
+
+
+def tokenizer(named: Path | None, repository: str, revision: str, model: Mapping[str, Any]) -> Path:
+    """Return a folder with the model's tokenizer.
+
+    Args:
+        named: the user's; None: the folder that the server names, if it is here, else the target's
+            model in the hub's cache of this machine.
+        repository, revision: of the target's model; "" where it has none.
+        model: what the server says of it.
+
+    Raises:
+        BenchError: there is none.
+    """
+    if named is not None:
+        return named
+    root = model.get("root")
+    places = [Path(root)] if isinstance(root, str) and root.startswith("/") else []
+    if repository:
+        name = f"models--{repository.replace('/', '--')}"
+        hubs = [_hub(os.environ.get(one)) for one in ("SPARKFORGE_HF_CACHE", "HF_HOME")]
+        hubs.append(Path.home() / ".cache" / "huggingface" / "hub")
+        places += [hub / name / "snapshots" / revision for hub in hubs if hub is not None]
+    for place in places:
+        if (place / _TOKENIZER).is_file():
+            return place
+    msg = f"no {_TOKENIZER} of the model {model.get('id')} on this machine"
+    if repository:
+        fetch = f"hf download {repository} {_TOKENIZER} --revision {revision} --local-dir DIR"
+        raise BenchError(msg, f"name its folder with --model DIR; to get one: {fetch}")
+    raise BenchError(msg, "name the model's folder with --model DIR")
+
+
+def _hub(home: str | None) -> Path | None:
+    """Return the hub's cache of a home; None for the name of a volume."""
+    return Path(home).expanduser() / "hub" if home and "/" in home else None
+
+
+def ceilings(context: Context, served: Profile, tests: Iterable[Test]) -> tuple[Ceiling, ...]:
+    """Return the ceilings of a target whose memory and model are known; else none."""
+    shape = SHAPES.get(context.target.model or "")
+    bandwidth = context.target.memory_gb_s
+    if shape is None or bandwidth is None:
+        return ()
+    options = (*context.serve_with(served), *context.arguments)
+    setup = _setup(options)
+    found = {}
+    for test in tests:
+        size = test.depth + test.prompt + test.generated // 2
+        step = traffic.step_bytes(shape, setup, context=size, batch=test.concurrency)
+        speed = roofline.ceiling(step, bandwidth, test.concurrency)
+        found[size, test.concurrency] = Ceiling(size, test.concurrency, speed)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _setup(options: Sequence[str]) -> Setup:
+    """Return the weights that options of ``vllm serve`` make it read."""
+    named = arguments.value(options, "--moe-backend")
+    moe: Moe = next((one for one in traffic.MOE_MULTIPLES if one == named), "marlin")
+    layers = arguments.value(options, choices.OPTION) or ""
+    dtype = arguments.value(options, "--kv-cache-dtype") or ""
+    kv_cache: KvCache = "fp8" if dtype.startswith("fp8") else "auto"
+    return Setup(moe, roofline.parse_layers(layers) if layers else {}, kv_cache)
