@@ -564,6 +564,82 @@ void time_layer(int rows) {
   printf("norm and router, %d rows: %.2f us; sum of experts and norm: %.2f us\n", rows, route, combine);
 }
 
+// Rotary embedding against float64, values and all that is no row's slot to the bit. `heads_first`: whether
+// a block of the cache has its heads one after the other, or its slots.
+void check_rotary(int rows, int heads, int kv_heads, bool heads_first) {
+  constexpr int kBlocks = 40, kBlockSize = 16, kPositions = 500, kHead = rotary::kHead, kHalf = rotary::kHalf;
+  const int all = heads + 2 * kv_heads, written = rows > 2 ? rows - 1 : rows;  // the last only pads
+  const auto qkv = any((size_t)rows * all * kHead, 1 / 300.f), before = any((size_t)kBlocks * kBlockSize * kv_heads * 2 * kHead, 1 / 300.f);
+  std::vector<float> table(kPositions * kHead);
+  for (int i = 0; i < kPositions; i++)
+    for (int j = 0; j < kHalf; j++) {
+      const double angle = i * pow(150000, -j / (double)kHalf);
+      table[i * kHead + j] = 1.3466 * cos(angle);
+      table[i * kHead + kHalf + j] = 1.3466 * sin(angle);
+    }
+  std::vector<long long> positions(rows), slots(written);
+  for (auto& p : positions) p = dice() % kPositions;
+  for (int i = 0; i < written; i++) slots[i] = (i * 37 + 5) % (kBlocks * kBlockSize);  // 37 is prime: all differ
+  if (rows > 4) slots[1] = -1;
+  Device<bf16> dx(qkv), queries((size_t)rows * heads * kHead), cache(before);
+  Device<float> dt(table);
+  Device<long long> dp(positions), ds(slots);
+  const long long entry = 2 * kHead, block = entry * kBlockSize * kv_heads;
+  const rotary::Operands o{dx.data, dt.data, dp.data, ds.data, queries.data, cache.data, block, heads_first ? entry * kBlockSize : entry, heads_first ? entry : entry * kv_heads, heads, kv_heads, kBlockSize, written};
+  launch(0, rotate_and_cache, dim3(rows, (all * rotary::kShare + rotary::kThreads - 1) / rotary::kThreads), rotary::kThreads, 0, o);
+  const auto got = queries.read((size_t)rows * heads * kHead), after = cache.read(before.size());
+  double worst = 0;
+  auto bits = [](bf16 v) { return __bfloat16_as_ushort(v); };
+  std::vector<bool> free(before.size(), true);
+  for (int row = 0; row < rows; row++)
+    for (int head = 0; head < all; head++) {
+      const bf16* from = &qkv[((size_t)row * all + head) * kHead];
+      const bf16* to = nullptr;
+      if (head < heads) to = &got[((size_t)row * heads + head) * kHead];
+      const int group = (head - heads + 2 * kv_heads) % kv_heads;
+      const bool value = head >= heads + kv_heads;
+      if (head >= heads && row < written && slots[row] >= 0) {
+        // block, then head or slot, as the strides say
+        const long long at = slots[row] / kBlockSize * block + group * o.head_stride + slots[row] % kBlockSize * o.slot_stride + (value ? kHead : 0);
+        to = &after[at];
+        for (int i = 0; i < kHead; i++) free[at + i] = false;
+      }
+      for (int i = 0; to && i < kHalf; i++) {
+        const double a = float_of(from[i]), b = float_of(from[i + kHalf]);
+        const double cosine = table[positions[row] * kHead + i], sine = table[positions[row] * kHead + kHalf + i];
+        const double wanted[2] = {a * cosine - b * sine, b * cosine + a * sine};
+        for (int j = 0; j < 2; j++) {
+          const bf16 found = to[i + j * kHalf];
+          if (value) {
+            if (bits(found) != bits(from[i + j * kHalf])) worst = INFINITY;
+            continue;
+          }
+          const double error = fabs(float_of(found) - wanted[j]) - fabs(wanted[j]) / 256;
+          worst = std::max(worst, std::isnan(error) ? INFINITY : error / (fabs(a * cosine) + fabs(b * sine) + 1e-30));
+        }
+      }
+    }
+  for (size_t i = 0; i < before.size(); i++)
+    if (free[i] && bits(after[i]) != bits(before[i])) worst = INFINITY;
+  char what[64];
+  snprintf(what, sizeof what, "rotary and cache, %d + %d heads, %d rows", heads, kv_heads, rows);
+  judge(what, worst, 2e-6);
+}
+
+void time_rotary(int rows) {
+  constexpr int heads = 64, kv_heads = 8, all = heads + 2 * kv_heads, kBlockSize = 16, kBlocks = 4096, kPositions = 131072, kCopies = 36;
+  static Device<bf16> qkv((size_t)2048 * all * 64), queries((size_t)2048 * heads * 64), cache((size_t)kCopies * kBlocks * kBlockSize * kv_heads * 128);
+  static Device<float> table((size_t)kPositions * 64);
+  std::vector<long long> positions(rows), slots(rows);
+  for (int i = 0; i < rows; i++) positions[i] = dice() % kPositions, slots[i] = (i * 37 + 5) % (kBlocks * kBlockSize);
+  const Device<long long> dp(positions), ds(slots);
+  const float us = microseconds([&](cudaStream_t stream, int i) {
+    const rotary::Operands o{qkv.data, table.data, dp.data, ds.data, queries.data, cache.data + (size_t)i * kBlocks * kBlockSize * kv_heads * 128, kBlockSize * kv_heads * 128, kBlockSize * 128, 128, heads, kv_heads, kBlockSize, rows};
+    launch(stream, rotate_and_cache, dim3(rows, (all * rotary::kShare + rotary::kThreads - 1) / rotary::kThreads), rotary::kThreads, 0, o);
+  });
+  printf("rotary embedding and cache, %d rows: %.2f us\n", rows, us);
+}
+
 int main() {
   cudaDeviceProp device;
   CHECK(cudaGetDeviceProperties(&device, 0));
@@ -581,6 +657,12 @@ int main() {
     check_experts<8>(gate_up, down);
   }
   for (int rows = 1; rows <= 8; rows++) check_layer(rows, rows % 2 ? 2880 : 1024, rows % 3 ? 128 : 32);
+  for (int rows : {1, 2, 3, 4, 5, 8, 300})
+    for (bool heads_first : {true, false}) {
+      check_rotary(rows, 64, 8, heads_first);
+      check_rotary(rows, 32, 4, heads_first);  // of two devices
+      check_rotary(rows, 5, 3, heads_first);
+    }
   time_dense_all<dense::Mxfp4>();
   time_dense_all<dense::Mxfp8>();
   time_dense_all<dense::Bf16>();
@@ -589,6 +671,7 @@ int main() {
   time_experts<4>();
   time_experts<8>();
   for (int rows : {1, 2, 4, 8}) time_layer(rows);
+  for (int rows : {1, 2, 4, 8, 512, 2048}) time_rotary(rows);
   CHECK(cudaDeviceSynchronize());
   return all_right ? 0 : 1;
 }
