@@ -105,12 +105,10 @@ def _stands(context: Context, item: Item[Any], items: Sequence[Item[Any]]) -> bo
 def _valid(
     context: Context, artefact: Artefact[Any], item: Item[Any], items: Sequence[Item[Any]]
 ) -> bool:
-    if item.valid(artefact):
+    users = [other for other in items if item.intermediate and item in other.needs]
+    if users and all(_stands(context, user, items) for user in users):
         return True
-    users = [other for other in items if item in other.needs]
-    return (
-        item.intermediate and bool(users) and all(_stands(context, user, items) for user in users)
-    )
+    return item.valid(artefact)
 
 
 def _why(context: Context, item: Item[Any]) -> list[str]:

@@ -31,7 +31,7 @@ class Item(Generic[T_co]):
         valid: whether a result in the store still stands: its other half may be gone, or it is
             damaged.
         sound: the same where that takes seconds; asked before something is made of the result.
-        intermediate: whether an invalid result stands as long as all that needs it does.
+        intermediate: whether a result stands, ``valid`` or not, as long as all that needs it does.
         download: release files that it may have to fetch.
         fetches: what else it may have to fetch.
         commands: for people: the command lines that it runs, where those are worth reading.

@@ -192,6 +192,7 @@ def overlay_item(
             *(() if kernels is None else (kernels,)),
         ),
         valid=holds_wheel,
+        intermediate=not patched,
         download=(file,),
         commands=commands,
         kept=not patched,
