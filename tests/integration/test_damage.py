@@ -265,7 +265,7 @@ def test_no_program_that_a_work_tree_names_is_run(project: Project, tmp_path: Pa
     quiet = ["-c", "core.fsmonitor=false", "-c", "filter.evil.process=", "-c", "filter.evil.clean="]
     subprocess.run(["git", *quiet, "add", "demo/mod.py"], cwd=work, env=git, check=True)
     assert list(canary.iterdir()) == []
-    project.run("patches", "new", str(work), "Add a line to the module")
+    project.run("patches", "new", str(work), "Add a line to the module", EMAIL="ada@localhost")
     os.utime(work / "demo" / "__init__.py")  # git reads it again
     project.run("patches", "export", str(work), code=6)  # the message is still to be written
     assert list(canary.iterdir()) == []
