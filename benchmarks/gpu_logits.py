@@ -96,8 +96,8 @@ def measure(
     found = []
     for output in llm.generate(prompts, sampling, use_tqdm=False):
         assert output.prompt_logprobs is not None
-        rows = [row for row in output.prompt_logprobs if row is not None]
-        found.append([[row[token].logprob for token in range(vocabulary)] for row in rows])
+        known = [row for row in output.prompt_logprobs if row is not None]
+        found.append([[row[token].logprob for token in range(vocabulary)] for row in known])
     return found
 
 
