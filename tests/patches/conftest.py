@@ -46,6 +46,7 @@ _GROUPS = {
     "test_cpu_isa": "forks",
     "test_decode_half": "forks",
     "test_decode_kernels": "forks",
+    "test_decode_rotary": "forks",
     "test_fastsafetensors": "forks",
     "test_forks": "forks",
     "test_kernel_benchmarks": "forks",

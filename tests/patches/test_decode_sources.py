@@ -27,7 +27,7 @@ BY_ROWS = {
     for kernel in ("experts_gate_up", "experts_down", "route")
     for rows in (1, 2, 4, 8)
 }
-OTHERS = {"add_norm", "experts_combine", "expand_mxfp4", "expand_mxfp8"}
+OTHERS = {"add_norm", "experts_combine", "expand_mxfp4", "expand_mxfp8", "rotate_and_cache"}
 
 
 @pytest.fixture(scope="module")

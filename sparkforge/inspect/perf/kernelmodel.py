@@ -107,7 +107,7 @@ _DENSE = re.compile(
 _EXPERTS = re.compile(r"experts_(?P<kind>gate_up|down)_(?P<rows>\d+)")
 _ROUTE = re.compile(r"route_(?P<rows>\d+)")
 NOT_MODELLED: Mapping[str, str] = {
-    r"experts_combine|add_norm": "reads no weights",
+    r"experts_combine|add_norm|rotate_and_cache": "reads no weights",
     r"expand_mxfp[48]": "for prefill",
 }
 _FORMS: Mapping[str, Format] = {"mxfp4": "mxfp4", "mxfp8": "mxfp8", "bf16": "bf16"}

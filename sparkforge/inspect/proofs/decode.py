@@ -63,7 +63,13 @@ RULES: tuple[Rule, ...] = (
     # which experts is what the kernel before says
     Rule(r"experts_(gate_up|down)_\d+", scales=r"LDG\.E\.EF\.64", early=False),
     Rule(r"route_\d+", looped=False),
-    Rule(r"experts_combine|add_norm", weights=None, mma=None, looped=False, early=False),
+    Rule(
+        r"experts_combine|add_norm|rotate_and_cache",
+        weights=None,
+        mma=None,
+        looped=False,
+        early=False,
+    ),
     # for prefill: a conversion to BF16 is what it does
     Rule(r"expand_mxfp[48]", scales=r"LDG\.E\.EF", mma=None, early=False, conversions=r"F2FP\..+"),
 )

@@ -71,12 +71,14 @@ class Launches:
         names: of the kernels launched so far.
         spoil: what is done to each kernel's result, for example to make it wrong.
         choose: what is done to the experts that a router chose, int64 [rows, 4].
+        move: what is done to the slots of the cache that rows have, int64 [rows].
     """
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.spoil: Any = lambda result: result
         self.choose: Any = lambda ids: ids
+        self.move: Any = lambda slots: slots
 
     def __call__(
         self,
@@ -98,6 +100,7 @@ class Launches:
             "dense": self._dense,
             "expand": self._expand,
             "experts": self._experts,
+            "rotate": self._rotate,
             "route": self._route,
         }[family](rest.split("_"), grid, threads, shared, operands)
 
@@ -168,6 +171,36 @@ class Launches:
             pads = memory(o.padding, o.rows, torch.bool)
             ids = torch.where(pads[:, None], -1, ids)
         memory(o.ids, o.rows * 4, torch.int32).view(o.rows, 4).copy_(self.choose(ids))
+
+    def _rotate(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
+        assert words == ["and", "cache"]
+        rows, values, size = grid[0], o.heads + o.kv_heads, 64
+        heads = values + o.kv_heads
+        assert (grid[1], threads, shared) == (-(-4 * heads // 128), 128, 0)
+        assert o.qkv % 16 == o.cos_sin % 16 == o.queries % 16 == 0
+        x = memory(o.qkv, rows * heads * size, torch.bfloat16).view(rows, heads, size)
+        positions = memory(o.positions, rows, torch.int64)
+        table = memory(o.cos_sin, (int(positions.max()) + 1) * size, torch.float32).view(-1, size)
+        cosine, sine = table[positions].to(torch.float64)[:, None].chunk(2, -1)
+        low, high = x.to(torch.float64).chunk(2, -1)
+        turned = torch.cat([low * cosine - high * sine, high * cosine + low * sine], -1)
+        turned = self.spoil(turned).to(torch.bfloat16)
+        queries = memory(o.queries, rows * o.heads * size, torch.bfloat16)
+        queries.view(rows, o.heads, size).copy_(turned[:, : o.heads])
+        assert o.written <= rows
+        if not o.written:
+            return
+        assert o.cache % 16 == 0
+        assert all(s % 8 == 0 for s in (o.block_stride, o.head_stride, o.slot_stride))
+        for row, slot in enumerate(self.move(memory(o.slots, o.written, torch.int64)).tolist()):
+            if slot < 0:
+                continue
+            block, place = divmod(slot, o.block_size)
+            for head in range(o.kv_heads):
+                at = block * o.block_stride + head * o.head_stride + place * o.slot_stride
+                entry = memory(o.cache + 2 * at, 2 * size, torch.bfloat16)
+                entry[:size] = turned[row, o.heads + head]
+                entry[size:] = x[row, values + head]
 
     def _added(self, rows: int, o: Any) -> torch.Tensor:
         assert o.x % 16 == o.residual % 16 == o.norm % 16 == 0

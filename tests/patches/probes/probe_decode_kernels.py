@@ -24,6 +24,7 @@ from tests.patches.probes import (
     decode_half,
     decode_metrics,
     decode_results,
+    decode_rotary,
     decode_selfcheck,
 )
 from tests.patches.probes.decode_device import Named, configured, emulate, logged, ship, start
@@ -123,7 +124,7 @@ def _structures() -> dict[str, list[int]]:
     from vllm.model_executor.kernels.decode import module
 
     found = {}
-    for name in ("Dense", "Expand", "Expert", "Combine", "Norm", "Route"):
+    for name in ("Dense", "Expand", "Expert", "Combine", "Norm", "Route", "Rotary"):
         kind = getattr(module, f"{name}Operands")
         offsets = [getattr(kind, field).offset for field, _ in kind._fields_]
         found[name] = [ctypes.sizeof(kind), *offsets]
@@ -146,6 +147,10 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
         "head": decode_results.head,
         "experts": decode_experts.experts,
         "half": lambda launches: decode_half.half(launches, folder),
+        # after what makes the process groups
+        "rotary": lambda launches: decode_rotary.rotary(
+            launches, asked["places"] and asked["places"]["caches"]
+        ),
         "self_check": decode_selfcheck.self_check,
         "metrics": decode_metrics.metrics,
     }

@@ -7,6 +7,7 @@
 #include "dense.cuh"
 #include "experts.cuh"
 #include "layer.cuh"
+#include "rotary.cuh"
 
 static unsigned state = 11;
 static unsigned dice() { return (state = state * 1664525u + 1013904223u) >> 16; }
@@ -38,6 +39,19 @@ template <class FORMAT> void packed(const char* name, int bits, const char* end)
   std::printf("%s", end);
 }
 
+// Places of all slots and heads of a cache: 6 blocks of 16, 2 heads.
+void cache(const char* name, long long block, long long head, long long slot, const char* end) {
+  rotary::Operands o = {};
+  o.block_stride = block, o.head_stride = head, o.slot_stride = slot, o.block_size = 16;
+  std::vector<long long> places;
+  for (int i = 0; i < 6 * 16; i++)
+    for (int h = 0; h < 2; h++) places.push_back(rotary::place(o, i, h));
+  std::printf("\"%s\": {", name);
+  list<long long>("strides", {block, head, slot});
+  list("places", places, "}");
+  std::printf("%s", end);
+}
+
 #define AT(kind, field) (int)offsetof(kind, field)
 
 int main() {
@@ -63,6 +77,10 @@ int main() {
   using C = layer::Combined;
   using N = layer::Normed;
   using R = layer::Routed;
+  using T = rotary::Operands;
+  std::printf("\"caches\": {");
+  cache("heads first", 2 * 16 * 128, 16 * 128, 128, ", ");
+  cache("slots first", 2 * 16 * 128, 128, 2 * 128, "}, ");
   std::printf("\"structures\": {");
   list<int>("Dense", {(int)sizeof(D), AT(D, x), AT(D, weights), AT(D, scales), AT(D, bias), AT(D, residual),
                       AT(D, out), AT(D, n), AT(D, tiles), AT(D, rows)});
@@ -71,6 +89,9 @@ int main() {
                         AT(C, normed), AT(C, k), AT(C, epsilon)});
   list<int>("Norm", {(int)sizeof(N), AT(N, x), AT(N, residual), AT(N, norm), AT(N, sum), AT(N, normed), AT(N, k),
                      AT(N, epsilon)});
+  list<int>("Rotary", {(int)sizeof(T), AT(T, qkv), AT(T, cos_sin), AT(T, positions), AT(T, slots), AT(T, queries),
+                       AT(T, cache), AT(T, block_stride), AT(T, head_stride), AT(T, slot_stride), AT(T, heads),
+                       AT(T, kv_heads), AT(T, block_size), AT(T, written)});
   list<int>("Route", {(int)sizeof(R), AT(R, x), AT(R, residual), AT(R, norm), AT(R, weights), AT(R, bias),
                       AT(R, padding), AT(R, sum), AT(R, normed), AT(R, ids), AT(R, shares), AT(R, k), AT(R, n),
                       AT(R, rows), AT(R, epsilon)});

@@ -1,0 +1,368 @@
+"""gpt-oss's attention whose rotary embedding and cache update are one operator, on the CPU.
+
+Runs inside the interpreter under test; used by probe_decode_kernels.py. Real are the layer, its
+embedding, the backends' cache updates and the splitting of graphs; the kernel is the contract, and
+so are the kernels that the backends write with. The attention itself returns its queries.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from tests.patches.probes.decode_device import configured, error_of, logged
+
+HIDDEN, HEADS, KV_HEADS, SIZE = 128, 4, 2, 64
+BLOCKS, BLOCK = 6, 16
+BACKENDS = {
+    "triton_attn": "TritonAttentionImpl",
+    "flashinfer": "FlashInferImpl",
+    "flash_attn": "FlashAttentionImpl",
+}
+
+
+def _write(keys: Any, values: Any, key_cache: Any, value_cache: Any, slots: Any, *_: Any) -> None:
+    """What the kernels that the backends call do: rows beyond the slots only pad."""
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            at = divmod(slot, key_cache.shape[1])
+            key_cache[at], value_cache[at] = keys[row], values[row]
+
+
+@contextmanager
+def _writers(write: Callable[..., None] = _write) -> Iterator[None]:
+    """Put a function in place of the kernels that the backends write with."""
+    import torch
+    from vllm.v1.attention.backends import flash_attn, flashinfer, triton_attn
+
+    assert flashinfer
+    with ExitStack() as stack:
+        for module, name in (
+            (triton_attn, "triton_reshape_and_cache_flash"),
+            (flash_attn, "reshape_and_cache_flash"),
+            (torch.ops._C_cache_ops, "reshape_and_cache_flash"),
+        ):
+            stack.enter_context(mock.patch.object(module, name, new=write, create=True))
+        yield
+
+
+def _cache(order: str) -> Any:
+    import torch
+
+    if order == "heads first":
+        cache = torch.randn(BLOCKS, KV_HEADS, BLOCK, 2 * SIZE)
+    else:
+        cache = torch.randn(BLOCKS, BLOCK, KV_HEADS, 2 * SIZE).transpose(1, 2)
+    return cache.to(torch.bfloat16)
+
+
+def places(asked: Any) -> dict[str, bool]:
+    """Whether each backend writes keys and values where the CUDA sources say, by order."""
+    import torch
+
+    result = {}
+    seen: list[Any] = []
+    keys = torch.zeros(1, KV_HEADS, SIZE, dtype=torch.bfloat16)
+    with _writers(lambda *given: seen.append(given[2:4])):
+        for name, kind in BACKENDS.items():
+            impl_class = getattr(sys.modules[f"vllm.v1.attention.backends.{name}"], kind)
+            impl = types.SimpleNamespace(
+                attn_type="decoder",
+                head_size=SIZE,
+                kv_cache_dtype="auto",
+                cache_dtype="auto",
+                kv_sharing_target_layer_name=None,
+                is_kvcache_nvfp4=False,
+                _is_per_token_head_quant=False,
+            )
+            layer = types.SimpleNamespace(_k_scale=None, _v_scale=None)
+            for order, wanted in asked.items():
+                cache = _cache(order)
+                assert list(cache.stride()[:3]) == wanted["strides"]
+                impl_class.do_kv_cache_update(impl, layer, keys, keys, cache, torch.tensor([0]))
+                found = [
+                    [
+                        (view[divmod(slot, BLOCK)][head].data_ptr() - cache.data_ptr()) // 2
+                        for slot in range(BLOCKS * BLOCK)
+                        for head in range(KV_HEADS)
+                    ]
+                    for view in seen.pop()
+                ]
+                values = [at + SIZE for at in wanted["places"]]
+                result[f"{name}, {order}"] = found == [wanted["places"], values]
+    return result
+
+
+def _make(option: str, **rope: Any) -> tuple[Any, Any, list[str]]:
+    """Return gpt-oss's attention layer as a loader makes it, its configuration, and the log."""
+    import torch
+    from vllm.config import CompilationMode
+    from vllm.model_executor.models.gpt_oss import OAIAttention
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    parameters = {
+        "rope_theta": 150000,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    }
+    shape = types.SimpleNamespace(
+        head_dim=SIZE,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        hidden_size=HIDDEN,
+        max_position_embeddings=131072,
+        rope_parameters=parameters,
+        sliding_window=128,
+    )
+    with configured(option) as config, logged() as lines:
+        config.model_config.dtype = torch.bfloat16
+        config.model_config.is_mm_prefix_lm = False
+        config.model_config.rswa_window = None
+        config.attention_config.backend = AttentionBackendEnum.TRITON_ATTN
+        config.compilation_config.mode = CompilationMode.NONE
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            layer = OAIAttention(shape, None, config.cache_config, prefix="model.layers.1.attn")
+            for parameter in layer.parameters():
+                parameter.requires_grad_(requires_grad=False).copy_(torch.randn(parameter.shape))
+            layer.attn.process_weights_after_loading(torch.bfloat16)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    return layer, config, [line for line in lines if "Decode kernels" in line]
+
+
+def _attend(*given: Any, output: Any, **_: Any) -> None:
+    output.copy_(given[1])
+
+
+def _run(layer: Any, config: Any, x: Any, positions: Any, cache: Any, slots: Any) -> Any:
+    from vllm.forward_context import set_forward_context
+
+    layer.attn.kv_cache = cache
+    names = {} if slots is None else {layer.attn.layer_name: slots}
+    layer.attn.impl.forward = _attend
+    with set_forward_context(None, config, slot_mapping=names):
+        return layer(x, positions)
+
+
+def compute(launches: Any) -> dict[str, Any]:
+    """Results and launches of a layer by number of rows, against the layer without the operator."""
+    import torch
+    from vllm.model_executor.kernels.decode import rotary as ours
+    from vllm.model_executor.kernels.decode import selfcheck
+
+    layer, config, said = _make("auto")
+    usual, off, nothing = _make("off")
+    usual.load_state_dict(layer.state_dict())
+    # what torch.compile traces; vLLM's CUDA operator is not here
+    embedding = usual.rotary_emb
+    embedding._forward_method = lambda positions, queries, keys: embedding.forward_static(
+        positions, queries, keys, SIZE, SIZE, embedding.cos_sin_cache, True
+    )
+    result: dict[str, Any] = {"said": [said, nothing]}
+
+    def call(rows: int, order: str, given: str = "all") -> dict[str, Any]:
+        x = torch.randn(rows, HIDDEN).to(torch.bfloat16)
+        positions = torch.randint(0, 131072, (rows,))
+        slots = torch.randperm(BLOCKS * BLOCK)[:rows]
+        slots[1:2] = -1
+        slots = {"all": slots, "fewer": slots[: rows - 1], "none": None}[given]
+        before = _cache(order)
+        caches = before.clone(), before.clone()
+        launches.names.clear()
+        found = _run(layer, config, x, positions, caches[0], slots)
+        names = list(launches.names)
+        wanted = _run(usual, off, x, positions, caches[1], slots) if rows else found
+        assert launches.names == names  # the usual layer has no such launch
+        written = (caches[1] != before).any(-1)
+        values = [each[..., SIZE:] for each in caches]
+        return {
+            "launches": names,
+            "errors": [error_of(found, wanted), error_of(*caches)] if rows else [],
+            "values": bool(torch.equal(*values)),
+            "others": bool(torch.equal(caches[0][~written], before[~written])),
+            "written": int(written.sum()),
+        }
+
+    counts = (0, 1, 2, 5, 8, 9, 40)
+    for order in ("heads first", "slots first"):
+        result[order] = {rows: call(rows, order) for rows in counts}
+    result["rows without slots"] = {rows: call(rows, "heads first", "fewer") for rows in (1, 3, 9)}
+    result["no cache yet"] = call(3, "heads first", "none")
+
+    qkv = torch.randn(5, (HEADS + 2 * KV_HEADS) * SIZE).to(torch.bfloat16)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = ours._decode_rotate_and_cache_fake(mode.from_tensor(qkv), None, HEADS, "")
+    result["fake"] = [list(fake.shape), str(fake.dtype), fake.stride()]
+    slots = torch.arange(5)
+    for name, wrong in {
+        "the last dimension": _cache("heads first").transpose(2, 3),
+        "an odd stride": torch.zeros(2, 2, 16, 132, dtype=torch.bfloat16)[..., :128],
+        "an odd address": torch.zeros(2, 2, 16, 136, dtype=torch.bfloat16)[..., 1:129],
+    }.items():
+        try:
+            ours.rotate_and_cache(qkv, slots, layer.rotary_emb.cos_sin_cache, HEADS, wrong, slots)
+        except ValueError as error:
+            result[name] = str(error)
+
+    selfcheck._passed.clear()
+    launches.spoil = lambda value: value * 1.03
+    with _forget():
+        layer.attn.decode_rotary.prepare()
+    launches.spoil = lambda value: value
+    result["failed self-check"] = {rows: call(rows, "slots first") for rows in (0, 1, 5, 9)}
+    result["failed self-check, no cache yet"] = call(3, "heads first", "none")
+    return result
+
+
+@contextmanager
+def _forget() -> Iterator[None]:
+    """Forget what was compared, before and after."""
+    from vllm.model_executor.kernels.decode import selfcheck
+
+    selfcheck._passed.clear()
+    selfcheck._switched_off.clear()
+    yield
+    selfcheck._passed.clear()
+    selfcheck._switched_off.clear()
+
+
+def graph() -> dict[str, Any]:
+    """How vLLM splits what torch.compile traces of a layer, by default."""
+    import torch
+    from vllm.config import CompilationConfig, CompilationMode
+
+    # fusions of CUDA operators, which are not here, and come after the splitting
+    passes = types.ModuleType("vllm.compilation.passes.pass_manager")
+    passes.PostGradPassManager = None  # type: ignore[attr-defined]
+    with mock.patch.dict(sys.modules, {passes.__name__: passes}):
+        from vllm.compilation.backends import split_graph
+
+    layer, config, _ = _make("auto")
+    compilation = CompilationConfig(mode=CompilationMode.VLLM_COMPILE)
+    compilation.set_splitting_ops_for_v1("")
+    pieces: list[list[str]] = []
+
+    def note(traced: Any, _: Any) -> Any:
+        split, items = split_graph(traced, compilation.splitting_ops)
+        for item in items:
+            nodes = item.graph.graph.nodes
+            pieces.append([str(n.target) for n in nodes if "vllm" in str(n.target)])
+        return split
+
+    x, positions = torch.randn(5, HIDDEN).to(torch.bfloat16), torch.arange(5)
+    torch._dynamo.reset()
+    cache, slots = _cache("heads first"), torch.arange(5)
+    with torch._dynamo.config.patch(disable=False):
+        compiled = torch.compile(layer, backend=note, fullgraph=True)
+        found = _run_compiled(layer, compiled, config, (x, positions, cache, slots))
+    wanted = _run(layer, config, x, positions, cache, slots)
+    return {"pieces": pieces, "error": error_of(found, wanted)}
+
+
+def _run_compiled(layer: Any, compiled: Any, config: Any, given: Any) -> Any:
+    from vllm.forward_context import set_forward_context
+
+    x, positions, layer.attn.kv_cache, slots = given
+    layer.attn.impl.forward = _attend
+    with set_forward_context(None, config, slot_mapping={layer.attn.layer_name: slots}):
+        return compiled(x, positions)
+
+
+def refused() -> dict[str, Any]:
+    """What ``join`` says of layers."""
+    import torch
+    from vllm.model_executor.kernels.decode import rotary as ours
+
+    layer, _, _ = _make("off")
+    attention, embedding = layer.attn, layer.rotary_emb
+    backend = types.SimpleNamespace(get_name=lambda: "FLEX_ATTENTION")
+    # an attribute that is set to a value
+    changed: dict[str, Callable[[Any], tuple[Any, str, Any]]] = {
+        "fits": lambda _: (attention, "num_heads", 8),
+        "float16": lambda c: (c.model_config, "dtype", torch.float16),
+        "an FP8 cache": lambda _: (attention, "kv_cache_torch_dtype", torch.uint8),
+        "another backend": lambda _: (attention, "attn_backend", backend),
+        "a direct call": lambda _: (attention, "use_direct_call", True),
+        "an encoder": lambda _: (attention, "attn_type", "encoder_only"),
+        "another layer's cache": lambda _: (attention, "kv_sharing_target_layer_name", "x"),
+        "a cache in parts": lambda c: (c.parallel_config, "decode_context_parallel_size", 2),
+        "heads of 128": lambda _: (attention, "head_size", 128),
+        "values of 128": lambda _: (attention, "head_size_v", 128),
+        "half rotated": lambda _: (embedding, "rotary_dim", 32),
+        "GPT-J": lambda _: (embedding, "is_neox_style", False),
+        "BF16 cosines": lambda _: (embedding, "cos_sin_cache", torch.zeros(1, 64).bfloat16()),
+    }
+    result: dict[str, Any] = {}
+    for option in ("auto", "off"):
+        for name, change in changed.items():
+            with configured(option) as config, logged() as lines:
+                config.model_config.dtype = torch.bfloat16
+                target, attribute, value = change(config)
+                with mock.patch.object(target, attribute, new=value):
+                    joined = ours.join(config, embedding, attention)
+                known = attention.__dict__.pop("decode_rotary", None) is joined
+                result[f"{name}, {option}"] = {
+                    "joined": joined is not None,
+                    "known": known,
+                    "said": list(lines),
+                }
+    return result
+
+
+def self_check(launches: Any) -> dict[str, Any]:
+    """What becomes of wrong kernels."""
+    import torch
+
+    def fail(_: Any) -> Any:
+        raise RuntimeError("CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    right = lambda x: x  # noqa: E731
+    size = BLOCK * 4  # slots of the cache that the check makes
+    cases: dict[str, tuple[Any, Any]] = {
+        "right": (right, right),
+        "3 % too large": (lambda x: x * 1.03, right),
+        "NaN": (lambda x: x * torch.nan, right),
+        "an error": (fail, right),
+        "rotated the other way": (lambda x: x.flip(-1), right),
+        "another slot": (right, lambda slots: torch.where(slots < 0, slots, (slots + 1) % size)),
+        "padding that is written": (right, lambda slots: slots.where(slots >= 0, slots.max() ^ 1)),
+        "nothing written": (right, lambda slots: torch.full_like(slots, -1)),
+    }
+    result: dict[str, Any] = {}
+    for name, (launches.spoil, launches.move) in cases.items():
+        for option in ("auto", "on"):
+            with _forget():
+                try:
+                    layer, _, said = _make(option)
+                    launches.names.clear()
+                    layer.attn.decode_rotary.prepare()
+                    used = layer.attn.decode_rotary._checked
+                    result[f"{name}, {option}"] = {
+                        "used": used,
+                        "compared again": bool(launches.names),
+                        "said": said,
+                    }
+                except RuntimeError as error:
+                    result[f"{name}, {option}"] = {"raised": str(error)}
+    launches.spoil = launches.move = right
+    return result
+
+
+def rotary(launches: Any, asked: Any) -> dict[str, Any]:
+    """Everything about the operator; ``asked`` is what the CUDA sources say of places, or None."""
+    with _writers():
+        return {
+            "places": None if asked is None else places(asked),
+            "compute": compute(launches),
+            "graph": graph(),
+            "refused": refused(),
+            "self_check": self_check(launches),
+        }

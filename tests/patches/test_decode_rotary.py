@@ -1,0 +1,173 @@
+"""gpt-oss's rotary embedding and cache update as one operator: on the CPU, in vLLM's own layer.
+
+As in test_decode_kernels.py, a contract stands in for the kernel (probes/decode_contract.py), and
+the place of each slot in the cache comes from the CUDA sources. The rest is vLLM's own
+(probes/decode_rotary.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+ROUNDED = 0.008
+"""Largest relative error against the usual path, which rounds cosines to BF16, after the o
+product (measured: 0.004)."""
+ORDERS = ("heads first", "slots first")
+ROWS = (0, 1, 2, 5, 8, 9, 40)
+BACKENDS = ("triton_attn", "flashinfer", "flash_attn")
+LAUNCH = ["rotate_and_cache"]
+NAME = "rotary embedding and KV cache"
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler here")
+
+
+@pytest.fixture(scope="module")
+def rotary(decode_answers: Any) -> Any:
+    return decode_answers["computed"]["rotary"]
+
+
+def _heads_written(rows: int) -> int:
+    """Two heads for each row but the second, which only pads."""
+    return 2 * (rows - (rows > 1))
+
+
+# -- one layer -------------------------------------------------------------------------------------
+
+
+@needs_nvcc
+def test_slots_lie_where_every_backend_has_them(rotary: Any) -> None:
+    cases = {f"{backend}, {order}" for backend in BACKENDS for order in ORDERS}
+    assert rotary["places"] == dict.fromkeys(cases, True)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_one_launch_rotates_and_writes_the_cache(rotary: Any, rows: int, order: str) -> None:
+    answer = rotary["compute"][order][str(rows)]
+    assert answer["launches"] == (LAUNCH if rows else [])
+    assert all(error < ROUNDED for error in answer["errors"])
+    assert answer["values"]
+    assert answer["others"]
+    assert answer["written"] == _heads_written(rows)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_rows_beyond_the_slots_only_pad(rotary: Any, rows: int) -> None:
+    answer = rotary["compute"]["rows without slots"][str(rows)]
+    assert answer["launches"] == LAUNCH
+    assert max(answer["errors"]) < ROUNDED
+    assert answer["written"] == _heads_written(rows - 1)
+
+
+def test_without_a_cache_queries_are_rotated(rotary: Any) -> None:
+    for case in ("no cache yet", "failed self-check, no cache yet"):
+        answer = rotary["compute"][case]
+        assert answer["launches"] == (LAUNCH if case == "no cache yet" else [])
+        assert answer["errors"][0] < ROUNDED
+        assert answer["written"] == 0
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 9])
+def test_a_failed_self_check_leaves_the_usual_path(rotary: Any, rows: int) -> None:
+    answer = rotary["compute"]["failed self-check"][str(rows)]
+    assert answer["launches"] == []
+    assert all(error < ROUNDED for error in answer["errors"])
+    assert answer["values"]
+    assert answer["written"] == _heads_written(rows)
+
+
+@pytest.mark.parametrize("wrong", ["the last dimension", "an odd stride", "an odd address"])
+def test_a_cache_that_the_kernel_cannot_write_is_an_error(rotary: Any, wrong: str) -> None:
+    assert rotary["compute"][wrong].startswith("a KV cache with strides (")
+
+
+def test_the_fake_gives_what_the_operator_gives(rotary: Any) -> None:
+    assert rotary["compute"]["fake"] == [[5, 4, 64], "torch.bfloat16", [256, 64, 1]]
+
+
+def test_nothing_is_computed_between_operator_and_attention(rotary: Any) -> None:
+    """A piece of the graph in between would be a CUDA graph of its own, in each layer."""
+    answer = rotary["graph"]
+    assert [piece for piece in answer["pieces"] if piece] == [
+        ["vllm.decode_rotate_and_cache", "vllm.unified_attention_with_output"]
+    ]
+    assert len(answer["pieces"]) == 3
+    assert answer["error"] < ROUNDED
+
+
+# -- choice ----------------------------------------------------------------------------------------
+
+REFUSED = {
+    "float16": "activations are torch.float16, not bfloat16",
+    "an FP8 cache": "the KV cache is torch.uint8, not bfloat16",
+    "another backend": "the attention backend FLEX_ATTENTION",
+    "a direct call": "the attention backend TRITON_ATTN",
+    "an encoder": "the attention has no cache of its own",
+    "another layer's cache": "the attention has no cache of its own",
+    "a cache in parts": "the cache is spread over devices",
+    "heads of 128": "heads of 128, 64 of them rotated",
+    "values of 128": "heads of 64, 64 of them rotated",
+    "half rotated": "heads of 64, 32 of them rotated",
+    "GPT-J": "another kind of rotary embedding",
+    "BF16 cosines": "another kind of rotary embedding",
+}
+
+
+def test_every_reason_has_a_case(rotary: Any) -> None:
+    assert {name.rpartition(", ")[0] for name in rotary["refused"]} == {*REFUSED, "fits"}
+
+
+@pytest.mark.parametrize("layer", [*REFUSED, "fits"])
+def test_layers_that_it_cannot_take_stay_as_they_are(rotary: Any, layer: str) -> None:
+    joined = layer == "fits"
+    said = f"INFO: Decode kernels are not used for {NAME}: {REFUSED.get(layer)}."
+    answers = {option: rotary["refused"][f"{layer}, {option}"] for option in ("auto", "off")}
+    assert answers["auto"] == {"joined": joined, "known": True, "said": [] if joined else [said]}
+    assert answers["off"] == {"joined": False, "known": True, "said": []}
+
+
+# -- the self-check --------------------------------------------------------------------------------
+
+WRONG = {
+    "3 % too large": "more than 0.02",
+    "NaN": "they differ by nan",
+    "an error": "RuntimeError: CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS",
+    "rotated the other way": "more than 0.02",
+    "another slot": "ValueError: a slot that is no row's was written",
+    "padding that is written": "ValueError: a slot that is no row's was written",
+    "nothing written": "more than 0.02",
+}
+
+
+def test_a_model_compares_the_kernel_once(rotary: Any) -> None:
+    (line,), nothing = rotary["compute"]["said"]
+    assert line.startswith(f"INFO: Decode kernels are used for {NAME} 4 x 2: they differ by 0.00")
+    assert nothing == []
+
+
+@pytest.mark.parametrize("option", ["auto", "on"])
+def test_a_right_kernel_passes(rotary: Any, option: str) -> None:
+    answer = rotary["self_check"][f"right, {option}"]
+    assert answer["used"]
+    assert not answer["compared again"]
+    assert len(answer["said"]) == 1
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_kernels_are_switched_off(rotary: Any, name: str) -> None:
+    answer = rotary["self_check"][f"{name}, auto"]
+    assert not answer["used"]
+    assert not answer["compared again"]
+    (line,) = answer["said"]
+    assert line.startswith(f"WARNING: Decode kernels for {NAME} are switched off. ")
+    assert WRONG[name] in line
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_kernels_are_an_error_where_they_were_asked_for(rotary: Any, name: str) -> None:
+    answer = rotary["self_check"][f"{name}, on"]
+    assert answer["raised"].startswith(f"--decode-kernels on: those for {NAME} 4 x 2 ")
+    assert WRONG[name] in answer["raised"]
