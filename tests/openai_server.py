@@ -29,9 +29,9 @@ class Fake(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, sin: str) -> None:
+    def __init__(self, sin: str, model: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.sin = sin
+        self.sin, self.model = sin, model
         self.lock = threading.Lock()
         self.running = 0
         self.eight = threading.Barrier(8, timeout=PATIENCE_S)
@@ -93,22 +93,28 @@ class Handler(BaseHTTPRequestHandler):
         elif self.headers.get("Authorization") != f"Bearer {KEY}":
             self._end(401, {"error": "Unauthorized"})
         else:
-            self._end(200, {"data": [{"id": "m", "max_model_len": MAX_LEN}]})
+            self._end(200, {"data": [{"id": self.server.model, "max_model_len": MAX_LEN}]})
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
         fake, sin = self.server, self.server.sin
-        if sin == "dies":
+        if sin == "dies" or (sin == "dies at times" and self.server.answered % 7 == 6):
+            self.server.answered += 1
             return
         if self.headers.get("Authorization") != f"Bearer {KEY}" and sin != "needs no key":
             self._end(401, {"error": "Unauthorized"})
             return
         try:
             body = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             self._end(500 if sin == "fails at broken JSON" else 400, {"error": "no JSON"})
             return
-        if body["model"] != "m" and sin != "serves any model":
+        problem = _problem(body)
+        if problem:
+            self._end(500 if sin == "fails at odd bodies" else 400, {"error": problem})
+        elif len(data) > 4 * MAX_LEN:
+            self._end(200 if sin == "takes huge prompts" else 400, {"error": "too long"})
+        elif body["model"] != fake.model and sin != "serves any model":
             self._end(404, {"error": "no such model"})
         elif body.get("max_tokens", 1) < 0:
             self._end(200 if sin == "takes any number" else 400, {"error": "max_tokens"})
@@ -267,7 +273,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _responses(self, body: Json) -> None:
         sin = self.server.sin
-        message = {"type": "message", "content": [{"type": "output_text", "text": "It is 42"}]}
+        text = "It is 42"
+        if isinstance(body["input"], list):  # a question of several choices
+            lines = str(body["input"][0]["content"]).splitlines()
+            (best,) = (line[1] for line in lines if line.endswith(") right"))
+            text = "A" if sin == "guesses" else f"So the answer is **({best})**"
+        message = {"type": "message", "content": [{"type": "output_text", "text": text}]}
         output: list[Json] = [{"type": "reasoning", "content": []}, message]
         if sin == "responds without a message":
             output.pop()
@@ -285,10 +296,22 @@ class Handler(BaseHTTPRequestHandler):
         self._events(events, done=False)
 
 
+def _problem(body: Any) -> str:
+    """Return what is wrong with a request's shape."""
+    if not isinstance(body, dict):
+        return "no object"
+    messages = body.get("messages", [])
+    if not isinstance(messages, list) or any(one["role"] == "nobody" for one in messages):
+        return "messages"
+    if not isinstance(body.get("temperature", 0), int | float) or body.get("stop") == [[]]:
+        return "options"
+    return "tools" if any("function" not in one for one in body.get("tools", [])) else ""
+
+
 @contextmanager
-def serving(sin: str = "") -> Iterator[Fake]:
+def serving(sin: str = "", model: str = "m") -> Iterator[Fake]:
     """Serve on a free port of loopback."""
-    fake = Fake(sin)
+    fake = Fake(sin, model)
     thread = threading.Thread(target=fake.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

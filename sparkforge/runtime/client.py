@@ -193,7 +193,7 @@ def post(place: Place, path: str, body: Json | bytes, timeout_s: float = SILENCE
             f"{place.url}{path}",
             data=data,
             headers={"Content-Type": "application/json"},
-            timeout=(CONNECT_S, timeout_s),
+            timeout=timeout_s,  # also of the connection: it counts while a large body is sent
         )
         return Reply(answer.status_code, answer.text)
 

@@ -89,8 +89,8 @@ def test_compose_turns_healthy_and_serves_on_loopback(alone: served.Alone) -> No
     assert "backends: moe BF16_DEQUANT" in alone.said  # the profile's, and vLLM's own word
 
 
-def test_serve_chat_answers_chats_from_the_image(
-    image: Any, checkout: Path, base_image: str
+def test_serve_chat_answers_chats_from_the_image_and_accept_agrees(
+    image: Any, build: Build, checkout: Path, base_image: str
 ) -> None:
     port = free_port(0)
     command = ["python3", "build.py", "serve", "--target", "cpu", "--chat", "--base", base_image]
@@ -102,6 +102,13 @@ def test_serve_chat_answers_chats_from_the_image(
         reply = requests.post(url, json=body, timeout=600).json()
         message = reply["choices"][0]["message"]
         assert (message["reasoning"], message["content"]) == (REASONING, ANSWER)
+        # --target: .env names it, too, but builds of other tests write it
+        words = ("accept", "--target", "cpu", "--url", f"http://127.0.0.1:{port}")
+        found = build(*words, "--long-prompt", "4000")
+        unchecked = [one["name"] for one in found["checks"] if one["state"] == "not checked"]
+        assert unchecked == ["decode kernels"]  # a GPU's; backends and memory are the container's
+        assert found["image"] == image["image"]["tag"]
+        build(*words, "--load", "0.5")
     finally:
         server.terminate()  # Compose stops the container, as at Ctrl-C
         server.wait(600)

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 from sparkforge.core import plain
 from sparkforge.core.run import Glimpse, glimpse
-from sparkforge.inspect.doctor.parts import find_container
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place
 
@@ -24,8 +23,9 @@ _HERE = ("127.0.0.1", "localhost", "::1")
 _PIDS = re.compile(r"\((?:APIServer|EngineCore|Worker)\w* pid=(\d+)\)")
 _METRIC = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# in a container's accounting: memory that the kernel cannot simply drop
-_COUNTED = ("anon", "shmem")
+# of control groups in version 2, else 1; "rss" is version 1's word for anon
+_CGROUP = "cd /sys/fs/cgroup && cat memory.stat 2>/dev/null || cat memory/memory.stat"
+_COUNTED = re.compile(r"(?m)^(?:anon|rss|shmem) (\d+)$")  # what the kernel cannot simply drop
 
 
 class Unseen(Exception):
@@ -133,30 +133,34 @@ class Metrics:
         return sum(one.value for one in lines)
 
 
-def find(target: str, place: Place, log: Path | None) -> Behind:
-    """Look for the process behind a URL: a log that was named, else Compose's container."""
+def find(place: Place, log: Path | None) -> Behind:
+    """Look for the process behind a URL: a log that was named, else a container of Compose."""
     if log is not None:
         return Behind(log=log)
     url = urlsplit(place.url)
     if url.hostname not in _HERE:
         return Behind(why_not=f"{url.hostname} is another machine; its log is not here")
-    box = find_container(target)
-    if box is None or box.state != "running":
-        return Behind(why_not=f"Compose has no running container of {target}")
-    seen = glimpse("docker", "inspect", box.id, timeout_s=_ASK_S)
-    try:
-        if seen.code != 0:
-            raise ValueError(_why(seen))
-        return _of(plain.json_of(seen.out)[0], box.id, url.port or 80)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        return Behind(why_not=f"docker inspect: {error}")
+    listed = ("docker", "ps", "--quiet", "--filter", "label=com.docker.compose.service")
+    seen = glimpse(*listed, timeout_s=_ASK_S)
+    if seen.code != 0:
+        return Behind(why_not=f"docker ps: {_why(seen)}")
+    port = url.port or (443 if url.scheme == "https" else 80)
+    if ids := seen.out.split():
+        seen = glimpse("docker", "inspect", *ids, timeout_s=_ASK_S)
+        try:
+            for one in plain.json_of(seen.out):
+                if (found := _of(one, port)) is not None:
+                    return found
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            return Behind(why_not=f"docker inspect: {error!r}")
+    return Behind(why_not=f"no container of Compose has port {port}")
 
 
-def _of(inspected: Any, container: str, port: int) -> Behind:
+def _of(inspected: Any, port: int) -> Behind | None:
     """Return a container, if the port is its own.
 
     Raises:
-        LookupError, TypeError, AttributeError, ValueError: Docker's answer has another shape.
+        LookupError, TypeError, AttributeError: Docker's answer has another shape.
     """
     config = inspected["Config"]
     pairs = dict(text.partition("=")[::2] for text in config.get("Env") or [])
@@ -166,10 +170,12 @@ def _of(inspected: Any, container: str, port: int) -> Behind:
         found = inspected["NetworkSettings"]["Ports"] or {}
         ports = {bind["HostPort"] for binds in found.values() for bind in binds or ()}
     if str(port) not in ports:
-        return Behind(why_not=f"Compose's container does not have port {port}")
-    words = (*pairs.get("SPARKFORGE_EXTRA_ARGS", "").split(), *(config.get("Cmd") or []))
+        return None
     return Behind(
-        container, str(config["Image"]), str(inspected["State"]["StartedAt"]), None, words
+        container=str(inspected["Id"]),
+        image=str(config["Image"]),
+        since=str(inspected["State"]["StartedAt"]),
+        options=(*pairs.get("SPARKFORGE_EXTRA_ARGS", "").split(), *(config.get("Cmd") or [])),
     )
 
 
@@ -183,14 +189,14 @@ def memory(behind: Behind, place: Place) -> Memory:
         Unseen: none of these can be read.
     """
     if behind.container:
-        words = ("docker", "exec", behind.container, "cat", "/sys/fs/cgroup/memory.stat")
+        words = ("docker", "exec", behind.container, "sh", "-c", _CGROUP)
         seen = glimpse(*words, timeout_s=_ASK_S)
-        rows = dict(line.split()[:2] for line in seen.out.splitlines() if " " in line)
-        if seen.code == 0 and all(rows.get(name, "").isdecimal() for name in _COUNTED):
-            return Memory(sum(int(rows[name]) for name in _COUNTED), "the container")
+        sizes = [int(one) for one in _COUNTED.findall(seen.out)]
+        if len(sizes) > 1:
+            return Memory(sum(sizes), "the container")
     if behind.log is not None:
-        sizes = [_of_process(int(pid)) for pid in sorted(set(_PIDS.findall(behind.text())))]
-        if alive := [one for one in sizes if one]:
+        pids = sorted(set(_PIDS.findall(behind.text())))
+        if alive := [size for pid in pids if (size := _of_process(int(pid)))]:
             return Memory(sum(alive), f"{len(alive)} processes")
     try:
         size = Metrics.of(place).total(_RESIDENT)

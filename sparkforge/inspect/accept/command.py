@@ -12,11 +12,11 @@ from typing import Any
 from sparkforge import __version__
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
-from sparkforge.core.command import Entry, count, option
+from sparkforge.core.command import Entry, count, option, positive
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import AcceptError, UsageError
 from sparkforge.core.log import log
-from sparkforge.inspect.accept import behind, talk, together
+from sparkforge.inspect.accept import behind, gpqa, load, talk, together
 from sparkforge.inspect.accept.row import STATES, Check, Row, Subject, judged
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins
@@ -55,6 +55,27 @@ class Options:
         type=count,
         metavar="TOKENS",
     )
+    gpqa: Path | None = option(
+        "also measure accuracy with this file, gpqa_diamond.csv, as vLLM's CI does; takes long",
+        type=Path,
+        metavar="FILE",
+        group="accuracy",
+    )
+    gpqa_repeats: int | None = option(
+        "with --gpqa: how often each question is asked (default: 8)",
+        type=count,
+        metavar="N",
+        group="accuracy",
+    )
+    load: float | None = option(
+        "put the server under load for this long, in place of the other checks",
+        type=positive,
+        metavar="MINUTES",
+        group="load",
+    )
+    clients: int | None = option(
+        "with --load: clients at once (default: 32)", type=count, metavar="N", group="load"
+    )
     pins: Path | None = pins_option()
     output: OutputOptions
 
@@ -68,18 +89,34 @@ def run(options: Options) -> int:
     profile = Profile.of(Document(name, all_pins.profile_of(all_pins.target(name))))
     if options.log is not None and not options.log.is_file():
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")
+    if options.gpqa_repeats is not None and options.gpqa is None:
+        raise UsageError("--gpqa-repeats needs --gpqa", "add --gpqa FILE")
+    if options.clients is not None and options.load is None:
+        raise UsageError("--clients needs --load", "add --load MINUTES")
+    questions = None if options.gpqa is None else gpqa.Questions.load(options.gpqa)
     place = client.place_of(variables, options.url)
     subject = Subject(
         place,
         served_model(place),
         profile,
-        behind.find(name, place, options.log),
+        behind.find(place, options.log),
         options.long_prompt,
     )
     log.heading(f"{subject.model.name} at {place.url}")
-    rows = checked(subject, CHECKS)
+    if questions is not None:
+        gpqa.threshold(subject.model.name)  # before the other checks
+    if options.load is not None:
+        rows = load.run(subject, options.load * 60, options.clients or load.CLIENTS)
+    else:
+        rows = checked(subject, CHECKS)
+    score = None
+    if questions is not None:
+        row, score = measured(subject, questions, options.gpqa_repeats or gpqa.REPEATS)
+        rows.append(row)
     show(rows)
     report = document(name, subject, rows)
+    if score is not None:
+        report["accuracy"] = score.document()
     file = write(path.parent / "dist" / name / "accept", report, rows)
     log.info(f"report   {_from_here(file)}")
     if options.output.json:
@@ -127,6 +164,20 @@ def checked(subject: Subject, checks: Sequence[Check]) -> list[Row]:
         colour, mark = _MARKS[rows[-1].state]
         log.info(f"{log.painted(colour, mark)} {check.name}")
     return rows
+
+
+def measured(
+    subject: Subject, questions: gpqa.Questions, repeats: int
+) -> tuple[Row, gpqa.Score | None]:
+    """Measure accuracy; returns its row, and the score if there is one."""
+    found: list[gpqa.Score] = []
+
+    def look(subject: Subject) -> str:
+        found.append(gpqa.run(subject, questions, repeats))
+        return found[0].judge()
+
+    row = judged(Check("accuracy", "", "see the server's log", look), subject)
+    return row, found[0] if found else None
 
 
 def show(rows: Iterable[Row]) -> None:

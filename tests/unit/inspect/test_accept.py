@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import json
 import os
 import shutil
@@ -11,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from sparkforge.cli import main
-from sparkforge.inspect.accept import behind, command, together
+from sparkforge.inspect.accept import behind, command, gpqa, load, together
 from sparkforge.inspect.accept.behind import Behind
-from sparkforge.inspect.accept.row import Subject, judged
+from sparkforge.inspect.accept.row import Row, Subject, Unmet, judged
 from sparkforge.pins import pins
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Model, Place
@@ -181,7 +183,7 @@ def test_every_check_has_a_sin() -> None:
 
 DOCKER = """#!/bin/sh
 case "$1" in
-ps) printf 'c0ffee\\trunning\\tsparkforge/cpu:1\\n';;
+ps) echo c0ffee;;
 inspect) cat "$(dirname "$0")/inspected";;
 logs) [ "$3" = 2026-11-23T10:00:00Z ] || exit 1; echo 'of this start';;
 exec) printf 'anon 1048576\\nfile 99999999\\nshmem 1048576\\n';;
@@ -192,13 +194,20 @@ esac
 def inspected(port: int, mode: str = "bridge") -> str:
     binds = {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}], "9/tcp": None}
     env = [f"SPARKFORGE_LISTEN_PORT={port}", "SPARKFORGE_EXTRA_ARGS=--moe-backend triton"]
+    other = {
+        "Id": "0ther",
+        "Config": {"Image": "x"},
+        "HostConfig": {"NetworkMode": "y"},
+        "NetworkSettings": {"Ports": None},
+    }
     one = {
+        "Id": "c0ffee",
         "Config": {"Env": env, "Cmd": ["--max-num-seqs", "16"], "Image": "sparkforge/cpu:1"},
         "HostConfig": {"NetworkMode": mode},
         "NetworkSettings": {"Ports": binds if mode == "bridge" else {}},
         "State": {"StartedAt": "2026-11-23T10:00:00Z"},
     }
-    return json.dumps([one])
+    return json.dumps([other, one])
 
 
 @pytest.fixture
@@ -215,7 +224,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_container_with_the_server_s_port_is_read(docker: Path, mode: str) -> None:
     docker.write_text(inspected(8123, mode))
     place = Place("http://127.0.0.1:8123/v1")
-    found = behind.find("cpu", place, None)
+    found = behind.find(place, None)
     assert (found.container, found.image) == ("c0ffee", "sparkforge/cpu:1")
     assert found.text() == "of this start\n"
     assert behind.memory(found, place) == behind.Memory(2 << 20, "the container")
@@ -226,8 +235,9 @@ def test_the_container_with_the_server_s_port_is_read(docker: Path, mode: str) -
 @pytest.mark.parametrize(
     ("text", "url", "words"),
     [
-        (inspected(8001), "http://127.0.0.1:8000/v1", "does not have port 8000"),
-        ("[]", "http://127.0.0.1:8000/v1", "docker inspect"),
+        (inspected(8001), "http://127.0.0.1:8000/v1", "no container of Compose has port 8000"),
+        ("[]", "http://127.0.0.1:8000/v1", "no container of Compose"),
+        ("none", "http://127.0.0.1:8000/v1", "docker inspect"),
         ("[{}]", "http://127.0.0.1:8000/v1", "docker inspect"),
         (inspected(8000), "http://192.0.2.1:8000/v1", "is another machine"),
     ],
@@ -236,7 +246,7 @@ def test_another_server_s_container_is_left_alone(
     docker: Path, text: str, url: str, words: str
 ) -> None:
     docker.write_text(text)
-    found = behind.find("cpu", Place(url), None)
+    found = behind.find(Place(url), None)
     assert not found.container
     with pytest.raises(behind.Unseen, match=words):
         found.text()
@@ -337,3 +347,190 @@ def test_a_key_that_is_missing_is_said(project: Path, capsys: pytest.CaptureFixt
     error = capsys.readouterr().err
     assert "401" in error
     assert "SPARKFORGE_API_KEY_FILE" in error
+
+
+# -- accuracy ---------------------------------------------------------------------------------
+
+
+def diamond(path: Path, count: int = 198, **changes: str) -> Path:
+    row = {"Question": "How, and\nwhy {not}?", "Correct Answer": "right"}
+    row |= {f"Incorrect Answer {number}": f"wrong {number}" for number in (1, 2, 3)} | changes
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["Record ID", *row])
+        writer.writeheader()
+        writer.writerows({"Record ID": str(at), **row} for at in range(count))
+    return path
+
+
+def test_accuracy_is_measured_as_vllm_does(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = diamond(project / "gpqa.csv")
+    words = ("--long-prompt", "500", "--gpqa", str(file), "--gpqa-repeats", "2", "--json")
+    with serving(model="openai/gpt-oss-20b") as fake:
+        compose(project, fake)
+        assert accept(project, *words) == 0
+    found = json.loads(capsys.readouterr().out)["accuracy"]
+    assert (found["score"], found["unclear"], found["repeats"]) == (1.0, 0, 2)
+    assert (found["threshold"], found["tolerance"]) == (0.568, 0.05)
+    assert found["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert found["source"].endswith("/gpqa_diamond.csv")
+    kept = "".join(path.read_text() for path in (project / "dist/spark/accept").iterdir())
+    assert "accuracy" in kept
+    assert "How, and" not in kept  # the questions are not published
+
+
+def test_a_model_that_guesses_is_below_the_threshold(tmp_path: Path) -> None:
+    questions = gpqa.Questions.load(diamond(tmp_path / "gpqa.csv"))
+    with serving("guesses", model="gpt-oss-120b-mxfp4") as fake:
+        score = gpqa.run(subject(fake), questions, 1)
+    assert 0.1 < score.score < 0.4
+    assert 0.01 < score.error < 0.05
+    with pytest.raises(Unmet, match=r"0\.671 less 0\.05"):
+        score.judge()
+
+
+def test_a_server_that_dies_ends_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpqa, "_PAUSE_S", 0.0)
+    questions = gpqa.Questions.load(diamond(tmp_path / "gpqa.csv"))
+    with serving("dies", model="gpt-oss-20b") as fake, pytest.raises(Unmet) as error:
+        gpqa.run(subject(fake), questions, 1)
+    assert error.value.got == "ConnectionError"
+
+
+@pytest.mark.parametrize(
+    ("count", "changes", "words"),
+    [
+        (100, {}, "100 questions, GPQA diamond has 198"),
+        (0, {}, "a row without 'Question'"),
+        (198, {"Correct Answer": ""}, "a row without 'Correct Answer'"),
+    ],
+)
+def test_another_data_set_is_refused(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    count: int,
+    changes: dict[str, str],
+    words: str,
+) -> None:
+    file = diamond(project / "gpqa.csv", count, **changes)
+    assert accept(project, "--gpqa", str(file)) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "nothing is downloaded here" in error
+
+
+def test_a_missing_data_set_and_a_model_without_a_threshold_are_errors(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert accept(project, "--gpqa", str(project / "none.csv")) == 2
+    assert gpqa.SOURCE in capsys.readouterr().err
+    (project / "binary.csv").write_bytes(b"\xff\xfe")
+    assert accept(project, "--gpqa", str(project / "binary.csv")) == 2
+    assert accept(project, "--gpqa-repeats", "2") == 2
+    capsys.readouterr()
+    with serving() as fake:
+        compose(project, fake)
+        file = diamond(project / "gpqa.csv")
+        assert accept(project, "--gpqa", str(file)) == 2
+    assert "no threshold for m" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("The answer is B", "B"),
+        ("Answer: (C)", "C"),
+        ("**Answer:** D", "D"),
+        ("**D) the last**", "D"),
+        ("\\boxed{\\text{A}}", "A"),
+        ("I choose option B.", "B"),
+        ("A or B? At first A.\n\nC", "C"),
+        ("A good answer needs time.", "A"),  # as gpt-oss's own search: the first letter
+        ("It is (A), no: (B)", "B"),
+        ("No idea", ""),
+        ("", ""),
+    ],
+)
+def test_the_letter_of_an_answer(text: str, chosen: str) -> None:
+    assert gpqa.letter(text) == chosen
+
+
+def test_the_choices_come_in_another_order_each_time() -> None:
+    cases = gpqa._cases([("q", "right", "w1", "w2", "w3")], 8)
+    assert {best for _, _, best in cases} > {cases[0][2]}
+    for _, text, best in cases:
+        assert f"({best}) right" in text
+        assert text.startswith("q\n\n(A) ")
+
+
+# -- load -------------------------------------------------------------------------------------
+
+
+def under_load(fake: Fake) -> dict[str, Row]:
+    rows = load.run(subject(fake), 0.5, clients=4)
+    return {row.name.removeprefix("load: "): row for row in rows}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "MEMORY_EVERY_S", 0.1)
+    monkeypatch.setattr(load, "_SLOW_S", 0.01)
+    monkeypatch.setattr(load, "_HUGE_BYTES", 1 << 18)
+
+
+def test_a_good_server_stands_the_load(quick: None) -> None:
+    with serving() as fake:
+        found = under_load(fake)
+    assert {name: row.words for name, row in found.items() if row.state == "fail"} == {}
+    assert list(found) == ["answers", "requests left", "memory", "a chat after it"]
+    for kind in load.KINDS:
+        assert kind in found["answers"].seen
+
+
+@pytest.mark.parametrize(
+    ("sin", "row", "words"),
+    [
+        ("dies at times", "answers", "ConnectionError"),
+        ("fails at odd bodies", "answers", "malformed: expected status 400"),
+        ("fails at broken JSON", "answers", "malformed: expected status 400"),
+        ("takes huge prompts", "answers", "huge: expected status 400"),
+        ("is empty", "answers", "an empty one"),
+        ("leaks a request", "requests left", "running 1"),
+        ("is empty", "a chat after it", "expected content"),
+    ],
+)
+def test_what_breaks_under_load_is_seen(quick: None, sin: str, row: str, words: str) -> None:
+    with serving(sin) as fake:
+        found = under_load(fake)[row]
+    assert found.state == "fail"
+    assert words in found.words
+
+
+@pytest.mark.parametrize(
+    ("mib", "state", "words"),
+    [
+        ([9, 99, 99, 100, 101, 100], "ok", "99 MiB, then +1 MiB, of me; most 101 MiB"),
+        ([9, 99, 110, 140, 190, 240], "fail", "at most 128 MiB more, got 99 MiB, then +141 MiB"),
+        ([99, 99, 99], "not checked", "more minutes are needed"),
+    ],
+)
+def test_memory_has_to_be_flat(mib: list[int], state: str, words: str) -> None:
+    tally = load.Tally(sizes=[behind.Memory(one << 20, "me") for one in mib])
+    row = judged(load._memory(tally), Subject(Place(""), Model("m", 1)))
+    assert row.state == state
+    assert words in row.words
+    tally.sizes.append(behind.Memory(1, "another"))
+    if state == "ok":
+        assert judged(load._memory(tally), Subject(Place(""), Model("m", 1))).state == "fail"
+
+
+def test_load_is_a_command(project: Path, quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as fake:
+        compose(project, fake)
+        assert accept(project, "--load", "0.02", "--clients", "3", "--json") == 0
+    names = [one["name"] for one in json.loads(capsys.readouterr().out)["checks"]]
+    assert names[0] == "load: answers"
+    assert accept(project, "--clients", "3") == 2

@@ -1,0 +1,237 @@
+"""``accept --gpqa FILE``: vLLM's own accuracy job for gpt-oss, on a server that runs already.
+
+vLLM's CI has a job for a Spark (0.31.0, .buildkite/test_areas/lm_eval.yaml, "(DGX) Spark GPQA
+Eval"): GPQA diamond by the package gpt-oss, eight times each question with the choices in another
+order, /v1/responses, temperature 1, reasoning effort low, 32,768 tokens at most. This is the same
+task: the same questions, orders, prompt and limits. Only the search for the letter in an answer is
+our own.
+
+GPQA's authors ask that its questions are not published, so they are neither stored nor printed.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import random
+import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from sparkforge.core.errors import UsageError
+from sparkforge.core.log import log
+from sparkforge.inspect.accept.row import Subject, Unmet
+from sparkforge.runtime import client
+
+SOURCE = "https://openaipublic.blob.core.windows.net/simple-evals/gpqa_diamond.csv"
+"""Where vLLM's job has the questions from (gpt-oss 0.0.9, evals/gpqa_eval.py)."""
+QUESTIONS, REPEATS = 198, 8
+THRESHOLDS: Mapping[str, float] = {"gpt-oss-20b": 0.568, "gpt-oss-120b": 0.671}
+"""20b: gpt-oss-20b-sm120.yaml of vLLM 0.31.0. 120b: vLLM has no job; OpenAI's model card
+(arXiv 2508.10925), GPQA diamond without tools at low effort, where 20b has the same 0.568."""
+TOLERANCE = 0.05
+"""TOL in tests/evals/gpt_oss/test_gpqa_correctness.py of vLLM 0.31.0."""
+_EFFORT, _TOKENS, _AT_ONCE = "low", 32_768, 200
+_TRIES, _PAUSE_S = 3, 5.0
+_ANSWER_S = 3600.0
+_CORRECT = "Correct Answer"
+_COLUMNS = (_CORRECT, *(f"Incorrect Answer {number}" for number in (1, 2, 3)))
+_LETTERS = "ABCD"
+# prompt of gpt-oss 0.0.9 (Apache-2.0), with which the thresholds were measured
+_ASK = "Express your final answer as the corresponding option 'A', 'B', 'C', or 'D'."
+# the clearest words first; of one kind the last in the text
+_SAID = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(?i:answers?)[\s*_:\-–(]*(?i:is|option)?[\s*_:(]*([ABCD])\b",
+        r"\\boxed\{[^{}]*?(?:\\text\w*\{)?[\s(]*([ABCD])\b",
+        r"(?i:option|choice)[\s*_:(]*([ABCD])\b",
+        r"(?m)^[\s*_(\[]*([ABCD])(?:[).:*_\]]|\s*$)",
+        r"[(\[*_]\s*([ABCD])\s*[)\]*_]",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The data set.
+
+    Attributes:
+        rows: of each question, its text, then the right answer and three wrong ones.
+        sha256: of the file.
+    """
+
+    rows: tuple[tuple[str, ...], ...]
+    sha256: str
+
+    @classmethod
+    def load(cls, path: Path) -> Questions:
+        """Read gpqa_diamond.csv.
+
+        Raises:
+            UsageError: the file is missing, or another one.
+        """
+        hint = f"download {SOURCE} yourself; nothing is downloaded here (docs/accept.md)"
+        try:
+            data = path.read_bytes()
+            rows = list(csv.DictReader(StringIO(data.decode(), newline=""), strict=True))
+        except OSError as error:
+            raise UsageError(f"--gpqa {path}: {error.strerror}", hint) from None
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UsageError(f"--gpqa {path} is not CSV: {error}", hint) from None
+        names = ("Question", *_COLUMNS)
+        if missing := [name for name in names if any(not row.get(name) for row in rows or [{}])]:
+            raise UsageError(f"--gpqa {path}: a row without {missing[0]!r}", hint)
+        if len(rows) != QUESTIONS:
+            msg = f"--gpqa {path} has {len(rows)} questions, GPQA diamond has {QUESTIONS}"
+            raise UsageError(msg, hint)
+        found = tuple(tuple(row[name] for name in names) for row in rows)
+        return cls(found, hashlib.sha256(data).hexdigest())
+
+
+@dataclass(frozen=True)
+class Score:
+    """The result.
+
+    Attributes:
+        score: share of right answers.
+        error: its standard error, over the questions.
+        unclear: answers without a letter; they count as wrong.
+    """
+
+    score: float
+    error: float
+    threshold: float
+    unclear: int
+    repeats: int
+    sha256: str
+    seconds: float
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON values, with the task."""
+        return {
+            "task": "GPQA diamond",
+            "source": SOURCE,
+            "sha256": self.sha256,
+            "questions": QUESTIONS,
+            "repeats": self.repeats,
+            "reasoning_effort": _EFFORT,
+            "score": round(self.score, 4),
+            "standard_error": round(self.error, 4),
+            "unclear": self.unclear,
+            "threshold": self.threshold,
+            "tolerance": TOLERANCE,
+            "seconds": round(self.seconds, 1),
+        }
+
+    def judge(self) -> str:
+        """Return it in a line.
+
+        Raises:
+            Unmet: it is below the threshold.
+        """
+        line = f"{self.score:.3f} (standard error {self.error:.3f}, {self.unclear} unclear)"
+        wanted = f"{self.threshold:.3f} less {TOLERANCE} at least"
+        if self.score < self.threshold - TOLERANCE:
+            raise Unmet(wanted, line, "compare SPARKFORGE_PROFILE=exact; then bench quality")
+        return f"{line}; {wanted}; questions {self.sha256[:12]}"
+
+
+def threshold(name: str) -> float:
+    """Return the threshold of a model.
+
+    Raises:
+        UsageError: it has none.
+    """
+    for model, value in THRESHOLDS.items():
+        if name.rpartition("/")[2].lower().startswith(model):
+            return value
+    known = ", ".join(THRESHOLDS)
+    raise UsageError(f"--gpqa: no threshold for {name}", f"serve one of {known} by that name")
+
+
+def run(subject: Subject, questions: Questions, repeats: int = REPEATS) -> Score:
+    """Ask everything.
+
+    Raises:
+        Unmet: a question gets no answer.
+        UsageError: the model has no threshold.
+    """
+    wanted, began = threshold(subject.model.name), time.monotonic()
+    cases = list(_cases(questions.rows, repeats))
+    right: dict[int, list[bool]] = {}
+    unclear = 0
+    with ThreadPoolExecutor(min(_AT_ONCE, subject.profile.max_num_seqs or _AT_ONCE)) as pool:
+        asked = {pool.submit(_ask, subject, text): (at, best) for at, text, best in cases}
+        try:
+            for number, future in enumerate(as_completed(asked), start=1):
+                at, best = asked[future]
+                said = letter(future.result())
+                unclear += not said
+                right.setdefault(at, []).append(said == best)
+                good = sum(sum(one) for one in right.values())
+                log.progress("GPQA", number, len(cases), "answers", note=f"{good / number:.3f}")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    means = [statistics.fmean(right[at]) for at in range(len(questions.rows))]
+    error = statistics.stdev(means) / len(means) ** 0.5
+    seconds = time.monotonic() - began
+    mean = statistics.fmean(means)
+    return Score(mean, error, wanted, unclear, repeats, questions.sha256, seconds)
+
+
+def _cases(rows: Sequence[Sequence[str]], repeats: int) -> list[tuple[int, str, str]]:
+    """Return index, prompt and right letter of each case, in gpt-oss's own order of choices."""
+    dice = random.Random(0)
+    found = []
+    for _ in range(repeats):
+        for at, (question, *choices) in enumerate(rows):
+            order = dice.sample(range(4), 4)
+            options = [f"({_LETTERS[i]}) {choices[one]}" for i, one in enumerate(order)]
+            text = "\n\n".join([question, "\n".join(options), _ASK])
+            found.append((at, text, _LETTERS[order.index(0)]))
+    return found
+
+
+def letter(text: str) -> str:
+    """Return the option that an answer chooses, or ""."""
+    for pattern in _SAID:
+        if matches := pattern.findall(text):
+            return str(matches[-1])
+    first = text.strip().strip("*")[:1]
+    return first if first and first in _LETTERS else ""
+
+
+def _ask(subject: Subject, text: str) -> str:
+    """Return an answer's text; "" where it is not complete.
+
+    Raises:
+        Unmet: there is none after several tries.
+    """
+    body = {
+        "model": subject.model.name,
+        "input": [{"role": "user", "content": text}],
+        "temperature": 1.0,
+        "max_output_tokens": min(_TOKENS, max(1, subject.model.max_len // 2)),
+        "reasoning": {"effort": _EFFORT},
+    }
+    problem = ""
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_PAUSE_S)
+        try:
+            found = client.post(subject.place, client.RESPONSES, body, _ANSWER_S).json()
+            output = [one for one in found["output"] if one["type"] == "message"]
+            return "".join(part.get("text") or "" for one in output for part in one["content"])
+        except (OSError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        except (TypeError, KeyError, AttributeError):
+            problem = "no response of a known shape"
+    # without the server's words, which may quote the question
+    raise Unmet("an answer to each question", problem.partition(":")[0])

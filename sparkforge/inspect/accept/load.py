@@ -1,0 +1,246 @@
+"""``accept --load``: many clients for minutes, some of them rude; nothing may leak or break.
+
+Each client sends one request of each kind, then others at random by its own seed. What a good
+server answers to each kind is known, so anything else is unexpected.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from sparkforge.core.log import log
+from sparkforge.inspect.accept import behind, together
+from sparkforge.inspect.accept.behind import Unseen
+from sparkforge.inspect.accept.row import Check, Row, Subject, Unmet, judged, need, shown
+from sparkforge.runtime import client
+from sparkforge.serving import answers
+
+CLIENTS = 32
+MEMORY_EVERY_S = 5.0
+GROWTH_BYTES = 128 << 20
+"""From the median of the second quarter of the time to that of the last; an estimate."""
+_SLOW_S, _SLOW_PIECES = 0.5, 6  # between two pieces of an answer, and how often
+_HUGE_BYTES = 16 << 20
+_REFUSED = (400, 404, 413, 422)
+_BUSY = 503  # of the memory guard, with Retry-After
+_EXAMPLES = 5
+
+
+@dataclass
+class Tally:
+    """What came of the requests.
+
+    State: counts, examples, seconds to the first piece of each stream, readings of memory.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    done: Counter[str] = field(default_factory=Counter)
+    unexpected: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
+    sizes: list[behind.Memory] = field(default_factory=list)
+    unseen: str = ""
+
+    def count(self, kind: str, problem: str = "") -> None:
+        with self.lock:
+            self.done[kind] += 1
+            if problem:
+                self.unexpected[kind] += 1
+                if len(self.examples) < _EXAMPLES:
+                    self.examples.append(f"{kind}: {problem}")
+
+
+def _asked(subject: Subject, dice: random.Random) -> float:
+    body = subject.body(f"{answers.QUESTION} {dice.random()}", tokens=128)
+    said = client.streamed(subject.place, body)
+    need(not said.empty, "an answer", "an empty one")
+    need(said.complete, "[DONE]", "the end of the stream")
+    return said.moments[0]
+
+
+def _whole(subject: Subject, dice: random.Random) -> None:
+    body = subject.body(f"{answers.QUESTION} {dice.random()}", tokens=128)
+    need(not client.chat(subject.place, body).empty, "an answer", "an empty one")
+
+
+def _cancelled(subject: Subject, dice: random.Random) -> None:
+    need(together.hang_up(subject), "a piece", "none")
+
+
+def _slow(subject: Subject, dice: random.Random) -> None:
+    """Read an answer of many tokens with pauses, and leave in the midst of it."""
+    body = {
+        "model": subject.model.name,
+        "prompt": f"Hello {dice.random()}",
+        "stream": True,
+        "ignore_eos": True,
+        "max_tokens": min(2000, max(1, subject.model.max_len // 2)),
+    }
+    stream = client.events(subject.place, client.COMPLETIONS, body)
+    try:
+        for _, event in zip(range(_SLOW_PIECES), stream, strict=False):
+            need(event is not None, "more pieces", "the end")
+            time.sleep(_SLOW_S)
+    finally:
+        stream.close()
+
+
+def _malformed(subject: Subject, dice: random.Random) -> None:
+    good = subject.body("Hello", tokens=1)
+    wrong: Sequence[bytes] = (
+        b"",
+        b"\x00\xff\xfe",
+        b"[" * 10_000,
+        json.dumps(good).encode()[:-3],
+        json.dumps([good]).encode(),
+        json.dumps({**good, "messages": "Hello"}).encode(),
+        json.dumps({**good, "messages": [{"role": "nobody", "content": 7}]}).encode(),
+        json.dumps({**good, "max_tokens": -5}).encode(),
+        json.dumps({**good, "temperature": "warm"}).encode(),
+        json.dumps({**good, "model": "no-such-model"}).encode(),
+        json.dumps({**good, "stop": [[]]}).encode(),
+        json.dumps({**good, "tools": [{"type": "function"}]}).encode(),
+    )
+    for body in wrong:
+        _refused(subject, body, shown(body[:60]))
+
+
+def _huge(subject: Subject, dice: random.Random) -> None:
+    """Send a prompt that no context holds."""
+    words = "spark " * (_HUGE_BYTES // 6 if dice.random() < 0.2 else subject.model.max_len + 100)
+    _refused(subject, json.dumps(subject.body(words, tokens=1)).encode(), "a huge prompt")
+
+
+def _refused(subject: Subject, body: bytes, what: str) -> None:
+    reply = client.post(subject.place, client.CHAT, body)
+    expected = f"status {_REFUSED[0]} for {what}"
+    need(reply.status in _REFUSED, expected, f"{reply.status} {reply.text}")
+
+
+Kind = Callable[[Subject, random.Random], float | None]
+KINDS: Mapping[str, tuple[Kind, int]] = {
+    "streamed": (_asked, 50),
+    "whole": (_whole, 10),
+    "cancelled": (_cancelled, 20),
+    "slow reader": (_slow, 8),
+    "malformed": (_malformed, 10),
+    "huge": (_huge, 2),
+}
+"""Requests by kind, and the weight of each; a stream gives the seconds to its first piece."""
+
+
+def _one(subject: Subject, kind: str, dice: random.Random, tally: Tally) -> None:
+    try:
+        first = KINDS[kind][0](subject, dice)
+    except Unmet as error:
+        tally.count(kind, f"expected {error.expected}, got {error.got}")
+    except (OSError, ValueError) as error:
+        if f"status {_BUSY}" in str(error):
+            tally.count(f"{kind} (503, refused by the memory guard)")
+        else:
+            tally.count(kind, f"{type(error).__name__}: {shown(str(error))}")
+    else:
+        tally.count(kind)
+        if first is not None:
+            tally.firsts.append(first)
+
+
+def run(subject: Subject, seconds: float, clients: int = CLIENTS, seed: int = 1) -> list[Row]:
+    """Put a server under load; returns the rows of the report.
+
+    Args:
+        seconds: how long new requests begin.
+        seed: of the kinds' order.
+    """
+    tally, began = Tally(), time.monotonic()
+    end = began + seconds
+    names, weights = list(KINDS), [weight for _, weight in KINDS.values()]
+
+    def work(number: int) -> None:
+        dice = random.Random(f"{seed} {number}")
+        for kind in dice.sample(names, len(names)):  # however short the time is
+            _one(subject, kind, dice, tally)
+        while time.monotonic() < end:
+            _one(subject, dice.choices(names, weights)[0], dice, tally)
+
+    with ThreadPoolExecutor(clients) as pool:
+        works = [pool.submit(work, number) for number in range(clients)]
+        while (left := end - time.monotonic()) > 0:
+            _measure(subject, tally)
+            passed = seconds - left
+            log.progress("load", passed, seconds, "s", note=f"{sum(tally.done.values())} requests")
+            time.sleep(min(MEMORY_EVERY_S, left))
+        for one in works:
+            one.result()
+    _measure(subject, tally)
+    took = time.monotonic() - began
+    return [
+        _answers(tally, took, clients),
+        *(judged(check, subject) for check in (_LEFT, _memory(tally), _AFTER)),
+    ]
+
+
+def _measure(subject: Subject, tally: Tally) -> None:
+    try:
+        tally.sizes.append(behind.memory(subject.behind, subject.place))
+    except Unseen as reason:
+        tally.unseen = str(reason)
+
+
+def _answers(tally: Tally, took: float, clients: int) -> Row:
+    name, total = "load: answers", sum(tally.done.values())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(tally.done.items()))
+    if wrong := sum(tally.unexpected.values()):
+        got = f"{wrong} unexpected of {total} ({kinds}): {'; '.join(tally.examples)}"
+        hint = "the server's log has the reason"
+        return Row(name, "fail", round(took, 1), "", "what each kind gets", got, hint)
+    times = sorted(tally.firsts)
+    said = "no stream was answered"
+    if times:
+        half, most = statistics.median(times), times[int(0.99 * len(times))]
+        said = f"first piece after {half:.2f} s in the median, {most:.1f} s for 99 %"
+    seen = f"{total} requests of {clients} clients: {kinds}; {said}"
+    return Row(name, "ok", round(took, 1), seen)
+
+
+def _flat(tally: Tally) -> str:
+    """Compare the second quarter of the readings with the last one."""
+    if len(tally.sizes) < 4:
+        raise Unseen(tally.unseen or "too few readings: more minutes are needed")
+    whose = {one.whose for one in tally.sizes}
+    need(len(whose) == 1, "the same processes to the end", ", ".join(sorted(whose)))
+    sizes = [one.size for one in tally.sizes]
+    quarter = max(1, len(sizes) // 4)
+    early = statistics.median(sizes[quarter : 2 * quarter])
+    late = statistics.median(sizes[-quarter:])
+    grown = (late - early) / (1 << 20)
+    reading = f"{early / (1 << 20):.0f} MiB, then {grown:+.0f} MiB, of {whose.pop()}"
+    need(late - early <= GROWTH_BYTES, f"at most {GROWTH_BYTES >> 20} MiB more", reading)
+    return f"{reading}; most {max(sizes) >> 20} MiB"
+
+
+def _memory(tally: Tally) -> Check:
+    return Check("load: memory", "", "see the server's log", lambda _: _flat(tally))
+
+
+def _after(subject: Subject) -> str:
+    said = client.chat(subject.place, subject.body(answers.QUESTION))
+    need(said.content.strip(), "content", said.reasoning or "nothing")
+    return shown(said.content)
+
+
+_LEFT = Check(
+    "load: requests left",
+    "",
+    "other clients? otherwise requests leak: doctor --report",
+    lambda subject: together.idle(subject, together.IDLE_S),
+)
+_AFTER = Check("load: a chat after it", "", "see the server's log", _after)
