@@ -199,10 +199,10 @@ def memory(behind: Behind, place: Place) -> Memory:
         if alive := [size for pid in pids if (size := _of_process(int(pid)))]:
             return Memory(sum(alive), f"{len(alive)} processes")
     try:
-        size = Metrics.of(place).total(_RESIDENT)
+        resident = Metrics.of(place).total(_RESIDENT)
     except OSError as error:
         raise Unseen(f"/metrics: {error}") from None
-    return Memory(int(size), "the process that answers HTTP")
+    return Memory(int(resident), "the process that answers HTTP")
 
 
 def _of_process(pid: int) -> int:
