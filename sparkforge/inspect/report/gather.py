@@ -49,6 +49,22 @@ class _Run(_Part):
     items: Mapping[str, _Time]
 
 
+class _Check(_Part):
+    name: str
+    state: str
+    seconds: float
+    seen: str
+    expected: str
+    got: str
+
+
+class _Accepted(_Part):
+    when: str
+    url: str
+    model: str
+    checks: tuple[_Check, ...]
+
+
 class Receipt(_Part):
     """The receipt of the last build."""
 
@@ -211,9 +227,32 @@ def gather(
         kernels={arch: len(kernels) for arch, kernels in recorded.kernels.items()},
         compiler=recorded.compiler,
         proofs=_read(proofs_path, Proofs, "build.py proofs") if proofs_path.exists() else None,
-        measured=(),
+        measured=_accepted(folder / "accept"),
         areas=claims.load(root / "docs" / claims.NAME),
     )
+
+
+def _accepted(folder: Path) -> Sequence[Measured]:
+    """Return the newest result of accept, if there is one; file names have the time."""
+    files = sorted(folder.glob("accept-*.json"))[-1:]
+    results = [(file, _read(file, _Accepted, "build.py accept")) for file in files]
+    return [
+        Measured(
+            title=f"Acceptance of {one.model}, {one.when}",
+            file=str(file.relative_to(folder.parents[2])),
+            head=("check", "result", "seconds", "what was seen"),
+            rows=[
+                (
+                    row.name,
+                    row.state,
+                    f"{row.seconds:.1f}",
+                    row.seen or f"expected {row.expected}, got {row.got}",
+                )
+                for row in one.checks
+            ],
+        )
+        for file, one in results
+    ]
 
 
 def _read(path: Path, kind: type[_T], command: str) -> _T:

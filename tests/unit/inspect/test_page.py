@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from sparkforge.cli.main import main
 from sparkforge.core.errors import UsageError
+from sparkforge.inspect.accept.row import Row
 from sparkforge.inspect.report import claims
 from tests.support import ROOT, sha256
 
@@ -148,6 +150,24 @@ def test_the_page_is_one_file_without_scripts(checkout: Path) -> None:
         for name in ("src", "href"):
             if (value := attributes.get(name)) is not None:
                 assert value.startswith(("#", "data:"))
+
+
+def test_the_page_has_the_newest_result_of_accept(checkout: Path) -> None:
+    folder = checkout / "dist" / "cpu" / "accept"
+    folder.mkdir()
+    row = Row("chat", "fail", 1.25, expected="content", got=NASTY, hint="x")
+    for when, rows in (("2026-11-22T160000Z", []), ("2026-11-23T160000Z", [asdict(row)])):
+        found = {"when": when, "url": "http://127.0.0.1:1/v1", "model": "m", "checks": rows}
+        (folder / f"accept-{when}.json").write_text(json.dumps(found))
+    page = page_of(checkout)
+    assert "Acceptance of m, 2026-11-23T160000Z" in page
+    assert "2026-11-22T160000Z" not in page
+    assert NASTY not in page
+    reader = Reader()
+    reader.feed(page)
+    assert reader.row("chat fail") == f"chat fail 1.2 expected content, got {NASTY}"
+    (folder / "accept-2026-11-24T160000Z.json").write_text("{}")
+    assert report(checkout) == 2
 
 
 def test_a_build_of_other_pins_is_named(checkout: Path) -> None:
