@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from sparkforge.cli import main
 from sparkforge.core import index, log
 from sparkforge.core import run as processes
+from sparkforge.store.codekey import code_of
 from tests.support import PATIENCE_S, ROOT, pip_variables
 
 if TYPE_CHECKING:
@@ -33,10 +34,17 @@ _IMPORTED = (
     *sorted({f"sparkforge.{name}" for name in main._MODULES.values()}),
     "sparkforge.build.sbom",
     "cyclonedx.output.json",
+    "filelock",
     "git",
+    "httpcore2",  # by unearth, at its first request
+    "jinja2",
     "requests",
     "unearth",
 )
+
+# read once by a process, and by every build for its keys
+for _stage in ("source", "patched", "wheels", "wheelhouse", "environment", "smoke"):
+    code_of(f"sparkforge.build.stages.{_stage}")
 
 
 @functools.cache

@@ -67,39 +67,41 @@ def _digest(path: Path) -> bytes:
 @cache
 def closure(module: str) -> tuple[Path, ...]:
     """Return the files that a module's results depend on, without ``PASSED_OVER``, sorted."""
-    passed_over = {_ROOT / f"{name.replace('.', '/')}.py" for name in PASSED_OVER}
-    found: set[Path] = set()
+    passed_over = {f"{_ROOT}/{name.replace('.', '/')}.py" for name in PASSED_OVER}
+    found: set[str] = set()  # texts: comparing Paths takes ten times as long
     waiting = list(_files(module))
     while waiting:
         path = waiting.pop()
         if path not in found and path not in passed_over:
             found.add(path)
             waiting += _needs(path)
-    return tuple(sorted(found))
+    return tuple(sorted(map(Path, found)))
 
 
 @cache
-def _files(name: str) -> tuple[Path, ...]:
+def _files(name: str) -> tuple[str, ...]:
     """Return the files of a module and of its packages; a name in a module counts as the module."""
-    folder = str(_ROOT)  # texts: a Path takes ten times as long
+    folder = str(_ROOT)
     found: list[str] = []
     for part in name.split(".")[1:]:
         folder += f"/{part}"
         found += filter(isfile, (f"{folder}.py", f"{folder}/__init__.py"))
-    return tuple(map(Path, found))
+    return tuple(found)
 
 
 @cache
-def _needs(path: Path) -> tuple[Path, ...]:
+def _needs(file: str) -> tuple[str, ...]:
     """Return the files that one names, whether it imports them at its top or later."""
+    path = Path(file)
     if path.suffix != ".py":
         return ()
     text = _TYPES_ONLY.sub("", "\n" + path.read_text(encoding="utf-8"))
-    found: list[Path] = []
+    found: list[str] = []
     for package, names, modules in _IMPORT.findall(text):
         for word in filter(str.strip, (names or modules).strip("()").split(",")):
             name = word.split()[0]  # without the name after "as"
             found += _files(f"{package}.{name}" if package else name)
     for beside in (path.parents[int(up or 0)] / name for up, name in _BESIDE.findall(text)):
-        found += sorted(beside.glob("*.*")) if beside.is_dir() else [beside] * beside.is_file()
+        read = sorted(beside.glob("*.*")) if beside.is_dir() else [beside] * beside.is_file()
+        found += map(str, read)
     return tuple(found)
