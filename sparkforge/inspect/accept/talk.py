@@ -266,7 +266,8 @@ CHECKS = (
     Check(
         "chat",
         "an answer with content; with real weights: 42",
-        "try another --moe-backend in SPARKFORGE_EXTRA_ARGS; then doctor --report",
+        "no or a wrong answer: try another --moe-backend in SPARKFORGE_EXTRA_ARGS; status 400: the"
+        " cpu target chats only with build.py serve --chat",
         _chat,
     ),
     Check("streamed chat", "pieces, `[DONE]`, usage, reasoning before content", _PARSER, _streamed),
