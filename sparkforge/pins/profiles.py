@@ -66,8 +66,11 @@ class Profile(Model):
     answers: Truth = False
     """Whether the model, with its real weights, has to answer a question before the server counts
     as healthy: at the end of the warm-up."""
-    expect: Mapping[Literal["moe", "attention", "linear"], Backend] = Field(default_factory=dict)
-    """Names of the backends as vLLM's log has them; ``linear``: of dense layers in MX formats."""
+    expect: Mapping[Literal["moe", "experts", "attention", "linear"], Backend] = Field(
+        default_factory=dict
+    )
+    """Names of the backends as vLLM's log has them; ``experts``: of few rows with Marlin as MoE
+    backend; ``linear``: of dense layers in MX formats."""
     on_mismatch: Literal["fail", "warn"] = "fail"
 
     @field_validator("cudagraph_capture_sizes")

@@ -20,8 +20,17 @@ SENTENCES: Mapping[str, tuple[re.Pattern[str], ...]] = {
     ),
     # dense layers in MX formats: the kernel's class, e.g. MarlinMxFp4LinearKernel
     "linear": (re.compile(r"\] Using (\w+?)M[xX][fF][pP][48]\w*Kernel for MXFP[48] GEMM"),),
+    # few rows of the experts, with Marlin as MoE backend
+    "experts": (
+        re.compile(r"\] (Decode) kernels are used for MXFP4 experts "),
+        # chosen, and then found wrong by their self-check: vLLM warns, and serves with Marlin
+        re.compile(r"\] (Decode) kernels for MXFP4 experts are switched off\."),
+        re.compile(r"\] Decode kernels are (not used) for MXFP4 experts: "),
+        re.compile(r"\] Decode kernels are (off): "),
+    ),
 }
-"""Log lines by kind; the first group, in capitals, is the backend's name."""
+"""Log lines by kind; the first group, in capitals, is the backend's name, or stands for one."""
+_STANDS_FOR: Mapping[str, str] = {"NOT USED": "MARLIN", "OFF": "MARLIN"}
 
 
 @dataclass
@@ -42,7 +51,7 @@ class Watch:
             for pattern in patterns:
                 if (match := pattern.search(line)) is None:
                     continue
-                name = match[1].upper()
+                name = _STANDS_FOR.get(match[1].upper(), match[1].upper())
                 self.seen.setdefault(kind, set()).add(name)
                 wanted = self.expected.get(kind)
                 if wanted is not None and name != wanted:

@@ -22,6 +22,16 @@ _KINDS: Mapping[str, type] = {
 """Types of JSON values, by the annotations of a profile's fields."""
 
 
+_WITHOUT_DECODE_EXPERTS = (
+    "--decode-kernels",
+    "--moe-backend",
+    "--enable-lora",
+    "--enable-expert-parallel",
+    "--dtype",
+)
+"""Options with which experts may not go through the decode kernels."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """What the user's choice sets in a profile.
@@ -50,7 +60,8 @@ class Profile:
         choices: by name; the user takes one (``choices.pick``).
         choice: the one that counts, in a file the default; None: there are no choices.
         answers: the model has to answer a question at the end of the warm-up.
-        expect: backends that vLLM has to choose, by kind (``moe``, ``attention``, ``linear``).
+        expect: backends that vLLM has to choose, by kind (``moe``, ``experts``, ``attention``,
+            ``linear``).
         on_mismatch: ``fail`` or ``warn`` where it chooses another.
     """
 
@@ -197,6 +208,8 @@ class Profile:
             expected.pop("linear", None)
         if arguments.has(caller, "--decode-kernels"):  # which are the profile's choice for these
             expected.pop("linear", None)
+        if any(arguments.has(caller, option) for option in _WITHOUT_DECODE_EXPERTS):
+            expected.pop("experts", None)
         return expected
 
 

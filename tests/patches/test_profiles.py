@@ -115,6 +115,32 @@ def test_vllm_still_says_which_kernels_dense_layers_get(patched_python: Path) ->
         assert watch.seen == {"linear": {kernel.upper()}}
 
 
+def test_vllm_still_says_what_computes_few_rows_of_experts(patched_python: Path) -> None:
+    (package,) = patched_python.parent.parent.glob("lib/python3*/site-packages/vllm")
+    folder = package / "model_executor/kernels/decode"
+    for file, sentence, said, name in (
+        ("selfcheck.py", '"Decode kernels are used for %s: ', "MXFP4 experts 1 x 2: ", "DECODE"),
+        (
+            "selfcheck.py",
+            '"Decode kernels for %s are switched off. ',
+            "MXFP4 experts",
+            "DECODE",
+        ),
+        (
+            "experts.py",
+            '"Decode kernels are not used for MXFP4 experts: %s."',
+            "LoRA is enabled",
+            "MARLIN",
+        ),
+        ("module.py", '"Decode kernels are off: %s."', "they need a CUDA device", "MARLIN"),
+    ):
+        assert sentence in (folder / file).read_text()
+        watch = backends.Watch({"experts": name})
+        assert watch.feed(f"[{file}:1] {sentence[1:].replace('%s', said)}") is None
+        assert watch.seen == {"experts": {name}}
+    assert '        "MXFP4 experts",\n' in (folder / "experts.py").read_text()
+
+
 def test_vllm_still_says_which_attention_it_chose(patched_python: Path) -> None:
     (package,) = patched_python.parent.parent.glob("lib/python3*/site-packages/vllm")
     source = (package / "platforms/cuda.py").read_text()

@@ -29,6 +29,7 @@ SPARK = Profile.of(Document("spark", PINS.profile_of(PINS.target("spark"))))
 CHOSE = """\
 (EngineCore_DP0 pid=9999999) INFO 11-21 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.
 (EngineCore_DP0 pid=9999999) INFO 11-21 [cuda.py:8] Using AttentionBackendEnum.FLASHINFER backend.
+(EngineCore_DP0 pid=9999999) INFO 11-21 [selfcheck.py:8] Decode kernels are used for MXFP4 experts 1
 """
 # each sin, and the checks that see it
 SINS = {
@@ -129,13 +130,19 @@ def test_a_broken_promise_fails_its_check(sin: str) -> None:
             CHOSE.replace("MARLIN", "TRITON"),
             "expected moe MARLIN, got TRITON",
         ),
-        (CHOSE.splitlines()[0], "expected a line about attention, got none in the log"),
+        (CHOSE.splitlines()[0], "expected a line about attention, experts, got none in the log"),
+        (
+            CHOSE.replace(
+                "used for MXFP4 experts 1", "not used for MXFP4 experts: LoRA is enabled."
+            ),
+            "expected experts DECODE, got MARLIN",
+        ),
         (
             f"{CHOSE} INFO [x.py:1] Using MarlinMxFp4LinearKernel for MXFP4 GEMM\n",
             "expected linear DECODE, got MARLIN",
         ),
     ],
-    ids=["other experts", "no attention", "other dense layers"],
+    ids=["other experts", "no attention", "no decode kernels", "other dense layers"],
 )
 def test_another_backend_than_the_profile_s_fails(tmp_path: Path, log: str, words: str) -> None:
     (tmp_path / "log").write_text(log)

@@ -118,20 +118,23 @@ def test_of_two_values_the_later_counts(words: list[str], value: str | None) -> 
 @pytest.mark.parametrize(
     ("words", "caller", "kinds"),
     [
-        ([], [], "moe"),
-        (["--mxfp4-layers", "qkv,o"], [], "moe linear"),
-        (["--mxfp4-layers=lm_head=mxfp8"], [], "moe linear"),
-        (["--mxfp4-layers", "moe"], [], "moe"),
-        (["--mxfp4-layers", "qkv", "--mxfp4-layers", "moe"], [], "moe"),
-        (["--mxfp4-layers", "qkv"], ["--linear-backend", "torch"], "moe"),
+        ([], [], "moe experts"),
+        (["--mxfp4-layers", "qkv,o"], [], "moe experts linear"),
+        (["--mxfp4-layers=lm_head=mxfp8"], [], "moe experts linear"),
+        (["--mxfp4-layers", "moe"], [], "moe experts"),
+        (["--mxfp4-layers", "qkv", "--mxfp4-layers", "moe"], [], "moe experts"),
+        (["--mxfp4-layers", "qkv"], ["--linear-backend", "torch"], "moe experts"),
         (["--mxfp4-layers", "qkv"], ["--moe-backend=triton"], "linear"),
         (["--mxfp4-layers", "qkv"], ["--decode-kernels", "off"], "moe"),
+        (["--mxfp4-layers", "qkv"], ["--enable-lora"], "moe linear"),
+        ([], ["--enable-expert-parallel"], "moe"),
+        ([], ["--dtype", "half"], "moe"),
     ],
 )
-def test_of_dense_layers_a_word_is_expected_where_some_are_quantised(
+def test_a_word_is_expected_of_what_the_options_leave_to_the_profile(
     words: list[str], caller: list[str], kinds: str
 ) -> None:
-    profile = Profile(expect={"moe": "MARLIN", "linear": "MARLIN"})
+    profile = Profile(expect={"moe": "MARLIN", "experts": "DECODE", "linear": "MARLIN"})
     assert list(profile.expectations([*words, *caller], caller)) == kinds.split()
 
 
@@ -202,6 +205,28 @@ LINE = "(EngineCore pid=7) INFO 11-21 07:21:00 "
             "linear",
             "FLASHINFERCUTLASS",
         ),
+        (
+            "[selfcheck.py:93] Decode kernels are used for MXFP4 experts 128 x 2880 x 2880: they",
+            "experts",
+            "DECODE",
+        ),
+        (
+            "[selfcheck.py:109] Decode kernels for MXFP4 experts are switched off. They failed",
+            "experts",
+            "DECODE",
+        ),
+        (
+            "[experts.py:231] Decode kernels are not used for MXFP4 experts: LoRA is enabled.",
+            "experts",
+            "MARLIN",
+        ),
+        (
+            "[module.py:133] Decode kernels are off: there are none for this device's capability.",
+            "experts",
+            "MARLIN",
+        ),
+        ("[selfcheck.py:93] Decode kernels are used for MXFP4 5120 x 2880: they", None, None),
+        ("[layer.py:9] Decode kernels are not used for norms and routers: x.", None, None),
         ("[__init__.py:1206] Using MarlinNvFp4LinearKernel for NVFP4 GEMM", None, None),
         ("[cuda.py:527] Using TurboQuant attention backend.", None, None),
         ("[mxfp4.py:2326] Using CPUUnquantizedExperts", None, None),
