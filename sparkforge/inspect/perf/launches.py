@@ -14,7 +14,7 @@ SMALL_US = 1300 / (36 * 12)
 Source: the profile of one step of gpt-oss-120b, batch 1, vLLM's default compile mode. All but the
 four products of a layer and the head took 1.3 ms, in 12 launches a layer.
 """
-USUAL, OWN = 17, 11
+USUAL, OWN = 17, 9
 """Launches of a layer: with Marlin, by that profile; with the decode kernels, by docs/h200.md."""
 
 
