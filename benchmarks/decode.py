@@ -13,7 +13,10 @@ go through the cases in turn, so that a machine that drifts does so for all of t
 
 What is random: the weights, and so the tokens and the experts that the router picks. The speed of
 a kernel here does not depend on the values; the number of distinct experts does at batch > 1, and
-is the same for all cases in distribution only.
+is the same for all cases in distribution only. The sequences resemble each other, so they share
+more experts than those of real users. ``--router uniform`` gives each row four experts at random,
+others in each layer, in place of the router's. With Marlin the distinct experts of a layer in the
+last timed step are printed.
 
 Needs a GPU. Prints a Markdown table; ``--json FILE`` writes every figure.
 """
@@ -35,6 +38,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from routing import Routing
 
 # openai/gpt-oss-120b's config.json, without what does not matter to random weights
 SHAPES: dict[str, Any] = {
@@ -165,6 +170,9 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
     from vllm import LLM, SamplingParams
 
+    routing = Routing(arguments.experts, uniform=arguments.router == "uniform")
+    if case.backend == "marlin":
+        routing.install()
     with tempfile.TemporaryDirectory() as name:
         write_checkpoint(Path(name), arguments.layers, arguments.experts)
         start = time.perf_counter()
@@ -206,6 +214,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
 
     generate(8, 1)
     speeds: dict[int, list[float]] = {}
+    distinct: dict[int, float | None] = {}
     for batch in arguments.batch:
         generate(2 + arguments.tokens, batch)  # compiles what no earlier length needed
         speeds[batch] = []
@@ -213,6 +222,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             short = generate(2, batch)
             long = generate(2 + arguments.tokens, batch)
             speeds[batch].append(arguments.tokens * batch / (long - short))
+        distinct[batch] = routing.distinct(batch)
     prefill: dict[int, list[float]] = {}
     for prompt in arguments.prefill:
         generate(1, 1, prompt)
@@ -224,6 +234,8 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         "model_bytes": llm.collective_rpc(model_bytes)[0],
         "weight_bytes": llm.apply_model(weight_bytes)[0],
         "tokens_per_second": speeds,
+        "router": arguments.router,
+        "distinct_experts": distinct,
         "prefill_ms": prefill,
     }
     if arguments.profile:
@@ -283,6 +295,8 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             str(arguments.memory),
             "--mode",
             str(arguments.mode),
+            "--router",
+            arguments.router,
             "--batch",
             *(str(batch) for batch in arguments.batch),
             "--prefill",
@@ -388,11 +402,19 @@ def main() -> None:
         "--mode", type=int, choices=GRAPHS, default=3, help="vLLM's compilation mode (default: 3)"
     )
     parser.add_argument(
+        "--router",
+        choices=("model", "uniform"),
+        default="model",
+        help="which experts a row has: those that the model's router picks, or any (Marlin only)",
+    )
+    parser.add_argument(
         "--profile", action="store_true", help="and the kernels at batch 1 and of each prefill"
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.router == "uniform" and any(c.backend != "marlin" for c in arguments.case):
+        parser.error("--router uniform needs the backend marlin in every case")
     if arguments.measure:
         arguments.measure.write_text(json.dumps(measure(arguments.case[0], arguments)))
         return
@@ -404,6 +426,11 @@ def main() -> None:
             if arguments.json:
                 arguments.json.write_text(json.dumps(merged, indent=1) + "\n")
     print(table(merged))
+    print(f"\nDistinct experts of a layer in a step, router: {arguments.router}")
+    for result in merged:
+        counts = (f"{n:.1f}" if n else "not known" for n in result["distinct_experts"].values())
+        batches = zip(result["distinct_experts"], counts, strict=True)
+        print(f"{result['case']['name']}: " + ", ".join(f"batch {b}: {n}" for b, n in batches))
     for result in merged if arguments.profile else []:
         for work, rows in result["kernels"].items():
             print(f"\n{result['case']['name']}: GPU kernels of {work}")

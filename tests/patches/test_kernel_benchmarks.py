@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -98,10 +99,29 @@ def test_they_call_vllm_rightly(patched_python: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     run_module(patched_python, "probe_benchmarks", out, folder=tmp_path)
     distances = json.loads(out.read_text(encoding="utf-8"))
+    _routing_is_right(distances.pop("routing"))
     # The stand-in for the MXFP8 kernel multiplies nothing.
     assert distances.pop("dense mxfp8") > 0.1
     assert set(distances) == {"moe 256x128", "moe 192x128", "dense mxfp4"}
     assert all(0 < distance < 0.006 for distance in distances.values()), distances
+
+
+def _routing_is_right(answer: Any) -> None:
+    """Of benchmarks/decode.py: ids of three layers, in a step of 8 rows and in one of 5."""
+    assert answer["names"] == [True] * 4
+    router = [[0, 1, 2, 3]] * 7 + [[-1] * 4]
+    assert answer["model"] == {"ids": [[router, router[:5]]] * 3, "distinct": [4, 4, None]}
+    uniform = answer["uniform"]["ids"]
+    for eight, five in uniform:
+        assert five == eight[:5]
+        assert all(len({*row}) == 4 and 0 <= min(row) <= max(row) < 128 for row in eight)
+    assert len({str(layer) for layer in uniform}) == 3
+    wanted = [
+        sum(len({*itertools.chain(*step)}) for step in steps) / 3
+        for steps in zip(*uniform, strict=True)
+    ]
+    assert answer["uniform"]["distinct"] == [*wanted, None]
+    assert 20 < wanted[0] < 32  # of 32 choices: 28.5 on average
 
 
 @pytest.mark.parametrize("weights", ["made up", "of a checkpoint"])

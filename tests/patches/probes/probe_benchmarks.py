@@ -9,6 +9,7 @@ at shapes. OUT holds the distances from the benchmarks' references.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import types
@@ -98,8 +99,59 @@ def _dense() -> dict[str, float]:
     return distances
 
 
+def _routing() -> dict[str, Any]:
+    """Ids that reach Marlin's experts and the decode kernels', with each kind of router."""
+    import torch
+    from routing import Routing
+    from vllm.model_executor.kernels.decode import experts
+    from vllm.model_executor.layers.fused_moe.experts import marlin_moe
+    from vllm.v1.worker import gpu_worker
+
+    seen: list[Any] = []
+    kind, worker = marlin_moe.MarlinExperts, gpu_worker.Worker
+    real = kind.apply, experts.products, worker.determine_available_memory
+    layers = [torch.zeros(1) for _ in range(3)]
+    router = torch.tensor([[0, 1, 2, 3]] * 8, dtype=torch.int32)
+    router[7] = -1  # a row that only pads
+    result: dict[str, Any] = {}
+    for name in ("model", "uniform"):
+        # what the real ones are called with, and no more
+        kind.apply = lambda self, output, w1, topk_ids: seen.append(topk_ids)
+        experts.products = lambda x, w13, ids, shares: seen.append(ids)
+        worker.determine_available_memory = lambda self: 5
+        routing = Routing(128, uniform=name == "uniform")
+        routing.install()
+        early = router.clone()
+        experts.products(None, layers[0], early, None)
+        assert seen.pop() is early
+        assert routing.distinct(8) is None
+        assert worker.determine_available_memory(None) == 5
+        found = []
+        for layer in layers:
+            experts.products(None, layer, router, None)
+            kind.apply(None, output=None, w1=layer, topk_ids=router[:5])
+            found.append([ids.tolist() for ids in seen])
+            seen.clear()
+        result[name] = {
+            "ids": found,
+            "distinct": [routing.distinct(rows) for rows in (8, 5, 4)],
+        }
+    kind.apply, experts.products, worker.determine_available_memory = real
+    # the names that it asks for
+    Routing(128, uniform=True).install()
+    kind.apply, experts.products, worker.determine_available_memory = real
+    names = [list(inspect.signature(one).parameters) for one in real]
+    result["names"] = [
+        "w1" in names[0],
+        "topk_ids" in names[0],
+        "w13" in names[1],
+        "ids" in names[1],
+    ]
+    return result
+
+
 def main() -> None:
-    """Run both, write the distances."""
+    """Run all, write the distances."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
     fake_cuda.add_packages()
     fake_cuda.install(fake_cuda.Capability(9, 0))
@@ -108,7 +160,7 @@ def main() -> None:
     torch.cuda.get_device_properties = lambda _: types.SimpleNamespace(multi_processor_count=132)
     torch.manual_seed(3)
     with torch.inference_mode():
-        distances = {**_moe(), **_dense()}
+        distances = {**_moe(), **_dense(), "routing": _routing()}
     Path(sys.argv[1]).write_text(json.dumps(distances), encoding="utf-8")
 
 
