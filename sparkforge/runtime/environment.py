@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from sparkforge.core.errors import CommandError, ImageError
@@ -97,6 +98,28 @@ def install(
         msg = f"the wheels do not install together:\n{error}"
         raise ImageError(msg, "check the target's requirements and drop_requires") from error
     return venv
+
+
+def share_byte_code(source: Path, target: Path) -> None:
+    """Link the byte code that servers of one environment left into another.
+
+    Only of modules that are one file in both, as third-party ones are: Python itself compares dates
+    and sizes, which two versions of a module may share.
+
+    Args:
+        source, target: folders made by ``install``.
+    """
+    for folder, _, names in os.walk(source / "venv" / "lib"):
+        if not folder.endswith("__pycache__"):
+            continue
+        ours = target / Path(folder).relative_to(source)
+        for name in names:
+            module = Path(folder).with_name(f"{name.partition('.')[0]}.py")
+            other = ours.with_name(module.name)
+            if module.is_file() and other.is_file() and module.samefile(other):
+                ours.mkdir(exist_ok=True)
+                with suppress(FileExistsError):
+                    (ours / name).hardlink_to(Path(folder) / name)
 
 
 def _requirements(wheels: Mapping[Path, str]) -> Iterator[str]:

@@ -27,6 +27,7 @@ def environment_item(
         release: they are the release's, for the smoke test, which keeps it when it runs again: the
             byte code of the first start saves half a minute.
     """
+    stage, kind = "smoke" if release else "image", EnvironmentResult
     version = context.target.python
     inputs = {
         "wheels": {item.label: item.key for item in wheels},
@@ -46,17 +47,20 @@ def environment_item(
                 wheels=wheels_of(wheels, results),
                 folder=folder,
             )
-        return EnvironmentResult()
+        last = context.store.last(context.target_name, label)
+        if last is not None and (before := context.store.find(stage, last["inputs"], kind)):
+            environment.share_byte_code(before.path, folder)
+        return kind()
 
     def fetches() -> Fetches:
         here = interpreter.find(context.store, version) is not None
         return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
 
     return Item(
-        "smoke" if release else "image",
+        stage,
         label,
         inputs,
-        EnvironmentResult,
+        kind,
         make,
         needs=(*wheels, house),
         fetches=fetches,

@@ -44,3 +44,23 @@ def test_a_wheel_of_ours_with_another_hash_is_not_installed(tmp_path: Path) -> N
     wheel = make_wheel(tmp_path / "ours", version="1.0+spark.1")
     with pytest.raises(ImageError, match=r"[Hh]ash"):
         bake(tmp_path, wheel, "0" * 64)
+
+
+def test_byte_code_of_the_same_files_is_shared(tmp_path: Path) -> None:
+    first, second = (tmp_path / name / "venv/lib/python/demo" for name in ("first", "second"))
+    for folder in (first, second):
+        folder.mkdir(parents=True)
+        for name in ("ours", "kept"):
+            (folder / f"{name}.py").write_text("x = 1\n")
+    for name in ("shared", "kept"):
+        (first / f"{name}.py").write_text("x = 1\n")
+        (second / f"{name}.py").unlink(missing_ok=True)
+        (second / f"{name}.py").hardlink_to(first / f"{name}.py")
+    for name in ("ours", "kept", "shared", "gone"):
+        (first / "__pycache__").mkdir(exist_ok=True)
+        (first / "__pycache__" / f"{name}.cpython-311.pyc").write_text("first")
+    (second / "__pycache__").mkdir()
+    (second / "__pycache__" / "kept.cpython-311.pyc").write_text("second")
+    environment.share_byte_code(tmp_path / "first", tmp_path / "second")
+    found = {path.name: path.read_text() for path in (second / "__pycache__").iterdir()}
+    assert found == {"shared.cpython-311.pyc": "first", "kept.cpython-311.pyc": "second"}
