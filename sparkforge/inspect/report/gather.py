@@ -6,66 +6,39 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Literal
 
 from sparkforge.build import receipt
 from sparkforge.build.context import release_name
-from sparkforge.core import plain
-from sparkforge.core.errors import UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.inspect.perf import kernelwork
 from sparkforge.inspect.report import claims
 from sparkforge.inspect.report.claims import Area
+from sparkforge.inspect.report.measured import Measured, Part, measured, read
 from sparkforge.pins.pins import Pins
 from sparkforge.series.docs import why
 from sparkforge.series.series import Series
 
-_T = TypeVar("_T", bound=BaseModel)
 
-
-class _Part(BaseModel):
-    """Of a document, the fields that the page needs."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-class _Item(_Part):
+class _Item(Part):
     stage: str
     label: str
     key: str
 
 
-class _Time(_Part):
+class _Time(Part):
     state: str
     seconds: float
 
 
-class _Run(_Part):
+class _Run(Part):
     machine: str
     python: str
     seconds: float
     items: Mapping[str, _Time]
 
 
-class _Check(_Part):
-    name: str
-    state: str
-    seconds: float
-    seen: str
-    expected: str
-    got: str
-
-
-class _Accepted(_Part):
-    when: str
-    url: str
-    model: str
-    checks: tuple[_Check, ...]
-
-
-class Receipt(_Part):
+class Receipt(Part):
     """The receipt of the last build."""
 
     sparkforge: str
@@ -76,17 +49,17 @@ class Receipt(_Part):
     run: _Run
 
 
-class _Component(_Part):
+class _Component(Part):
     name: str
     type: str
     version: str = ""
 
 
-class _Bill(_Part):
+class _Bill(Part):
     components: tuple[_Component, ...]
 
 
-class _Proof(_Part):
+class _Proof(Part):
     label: str
     ok: bool
     control: bool
@@ -94,7 +67,7 @@ class _Proof(_Part):
     compile_seconds: float
 
 
-class Proofs(_Part):
+class Proofs(Part):
     """The report of ``build.py proofs``."""
 
     nvcc: str
@@ -142,25 +115,6 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An SVG file in base64, and what it shows."""
-
-    alt: str
-    base64: str
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A result of bench or accept on this machine: a table with its pictures."""
-
-    title: str
-    file: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    pictures: Sequence[Picture] = ()
-
-
-@dataclass(frozen=True)
 class Gathered:
     """All that the page shows.
 
@@ -200,8 +154,8 @@ def gather(
         StaleError: the record of the decode kernels is of another version.
     """
     folder = root / "dist" / target
-    built = _read(folder / "receipt.json", Receipt, f"build.py --target {target}")
-    bill = _read(folder / receipt.SBOM, _Bill, f"build.py --target {target}")
+    built = read(folder / "receipt.json", Receipt, f"build.py --target {target}")
+    bill = read(folder / receipt.SBOM, _Bill, f"build.py --target {target}")
     proofs_path = root / "dist" / "proofs" / "report.json"
     recorded = kernelwork.load()
     return Gathered(
@@ -226,53 +180,10 @@ def gather(
         ],
         kernels={arch: len(kernels) for arch, kernels in recorded.kernels.items()},
         compiler=recorded.compiler,
-        proofs=_read(proofs_path, Proofs, "build.py proofs") if proofs_path.exists() else None,
-        measured=_accepted(folder / "accept"),
+        proofs=read(proofs_path, Proofs, "build.py proofs") if proofs_path.exists() else None,
+        measured=measured(root, folder),
         areas=claims.load(root / "docs" / claims.NAME),
     )
-
-
-def _accepted(folder: Path) -> Sequence[Measured]:
-    """Return the newest result of accept, if there is one; file names have the time."""
-    files = sorted(folder.glob("accept-*.json"))[-1:]
-    results = [(file, _read(file, _Accepted, "build.py accept")) for file in files]
-    return [
-        Measured(
-            title=f"Acceptance of {one.model}, {one.when}",
-            file=str(file.relative_to(folder.parents[2])),
-            head=("check", "result", "seconds", "what was seen"),
-            rows=[
-                (
-                    row.name,
-                    row.state,
-                    f"{row.seconds:.1f}",
-                    row.seen or f"expected {row.expected}, got {row.got}",
-                )
-                for row in one.checks
-            ],
-        )
-        for file, one in results
-    ]
-
-
-def _read(path: Path, kind: type[_T], command: str) -> _T:
-    """Read a document of an earlier command.
-
-    Raises:
-        UsageError: it is missing, or of another shape.
-    """
-    try:
-        return kind.model_validate(plain.json_of(path.read_bytes()))
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file", f"run {command} first") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", "make it readable") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path}: {where}: {first['msg']}", f"run {command} again") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}", f"run {command} again") from None
 
 
 def _steps(built: Receipt) -> Sequence[Step]:

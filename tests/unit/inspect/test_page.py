@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any
 import pytest
 
 from sparkforge.cli.main import main
-from sparkforge.core.errors import UsageError
+from sparkforge.core.errors import BenchError, UsageError
 from sparkforge.inspect.accept.row import Row
+from sparkforge.inspect.bench.result import save
 from sparkforge.inspect.report import claims
 from tests.support import ROOT, sha256
+from tests.unit.inspect.bench_results import ONE, result, samples
 
 WHEEL = b"a wheel"
 DEEP = "[" * 100_000
@@ -168,6 +171,25 @@ def test_the_page_has_the_newest_result_of_accept(checkout: Path) -> None:
     assert reader.row("chat fail") == f"chat fail 1.2 expected content, got {NASTY}"
     (folder / "accept-2026-11-24T160000Z.json").write_text("{}")
     assert report(checkout) == 2
+
+
+def test_the_page_has_the_newest_run_of_bench(checkout: Path) -> None:
+    sample = samples(ONE, [40.0, 42.0])
+    for run, model in (("20261122-quick", "old"), ("20261123-quick/patched", NASTY)):
+        found = result(sample, disturbed=("the GPU was hot",))
+        found = replace(found, identity=replace(found.identity, model=model))
+        save(found, folder := checkout / "dist" / "cpu" / "bench" / run)
+        (folder / "decode.svg").write_text("<svg/>")
+    page = page_of(checkout)
+    assert page.count("Speed of") == 1
+    assert f"Speed of {NASTY}" not in page
+    assert "Disturbed: the GPU was hot." in page
+    assert f"base64,{base64.b64encode(b'<svg/>').decode()}" in page
+    reader = Reader()
+    reader.feed(page)
+    assert reader.row(sample.name).endswith("41.00 1.41 2")
+    (folder / "result.json").write_text("{}")
+    assert report(checkout) == BenchError.exit_code
 
 
 def test_a_build_of_other_pins_is_named(checkout: Path) -> None:
