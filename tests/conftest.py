@@ -28,6 +28,10 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 # third of its time
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# numpy's second thread waits for the other worker's at every small product: the tests of the
+# preflight took 16 s of CPU with two, 7 with one
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 # how long one example takes says how busy the machine is
 hypothesis.settings.register_profile("ours", deadline=None)
 hypothesis.settings.load_profile("ours")
