@@ -27,7 +27,7 @@ class Routing:
     def __init__(self, experts: int, *, uniform: bool) -> None:
         self.experts, self.uniform = experts, uniform
         self.active = False  # while a model loads, kernels are compared with each other
-        self._tables: dict[tuple[int, Any], Any] = {}
+        self._tables: dict[int, dict[Any, Any]] = {}  # by the address of weights, and type
         self._last: dict[int, dict[int, Any]] = {}  # by rows and by the address of weights
 
     def ids(self, weights: Any, ids: Any) -> Any:
@@ -49,15 +49,14 @@ class Routing:
         """Return the ids of a layer, for more rows than any step has."""
         import torch
 
-        key = layer, ids.dtype
-        if key not in self._tables:
-            seed = len(self._tables)
-            dice = torch.Generator(ids.device).manual_seed(seed)
-            scores = torch.rand(
-                max(ROWS, ids.shape[0]), self.experts, generator=dice, device=ids.device
-            )
-            self._tables[key] = scores.topk(ids.shape[1]).indices.to(ids.dtype)
-        return self._tables[key]
+        if layer not in self._tables:
+            dice = torch.Generator(ids.device).manual_seed(len(self._tables))
+            rows = max(ROWS, ids.shape[0])
+            scores = torch.rand(rows, self.experts, generator=dice, device=ids.device)
+            chosen = scores.topk(ids.shape[1]).indices
+            # both: what asks for the other may do so while a graph is captured
+            self._tables[layer] = {kind: chosen.to(kind) for kind in (torch.int32, torch.int64)}
+        return self._tables[layer][ids.dtype]
 
     def distinct(self, rows: int) -> float | None:
         """Return the distinct experts of a layer in the last step of so many rows, on average.
