@@ -147,7 +147,7 @@ def _run(options: RunOptions) -> int:
             served = sides.Served(named, _profile(context, options.profile))
             build = executor.build(context, "image")
             found = sides.of_build(context, build, served, work, versus=options.vs is not None)
-            named = named or sides.standing_in(context, build)
+            named = named or sides.standing_in(context, build)  # the BF16 one has the same
         model = project.pins.models[chosen.model] if chosen.model else None
         runs = options.runs or table.runs
         plan = session.Plan(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build import executor, serve
+from sparkforge.build import executor, image, serve
 from sparkforge.build.context import Context
 from sparkforge.build.executor import Build
 from sparkforge.build.graph import ordered, unpatched_environment
@@ -21,7 +21,9 @@ from sparkforge.build.launcher import (
     of_release,
     start_server,
 )
+from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult
+from sparkforge.checkpoints.expanded import expand
 from sparkforge.core.errors import BenchError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
@@ -31,6 +33,7 @@ from sparkforge.inspect.bench.session import Side
 from sparkforge.inspect.bench.tables import Test
 from sparkforge.inspect.perf import roofline
 from sparkforge.inspect.perf.shapes import SHAPES
+from sparkforge.runtime.environment import python_path
 from sparkforge.runtime.servers import MODEL_NAME, Launch, kept_log, wait_ready
 from sparkforge.serving import arguments, choices, traffic
 from sparkforge.serving.profile import Profile
@@ -67,21 +70,22 @@ def running(url: str, target: str, model: str, key: str) -> Side:
 def of_build(
     context: Context, build: Build, served: Served, work: Path, *, versus: bool
 ) -> list[Side]:
-    """Return the sides of a build: itself, and with ``versus`` the release behind it.
+    """Return the sides of a build: with ``versus`` the release below it, then itself.
 
-    The release gets the same options, but those that only the patches have.
+    The release gets the same options, but those that only the patches have. Of the tiny model both
+    get a copy in BF16 without any of these, since the release refuses the other on most CPUs.
     """
     product = build.results.artefact(build.graph.product)
-    image = product.result if isinstance(product.result, ImageResult) else None
+    baked = product.result if isinstance(product.result, ImageResult) else None
     pins = sha256_file(context.pins_path)
-    made = [build.results.of(item) for item in build.graph.wheels.values()]
+    wheels = [build.results.of(item) for item in build.graph.wheels.values()]
     ours = Identity(
         "build",
         context.target_name,
         context.release,
         pins,
-        {wheel.file: wheel.sha256 for wheel in made},
-        (image.digest or image.image_id) if image is not None else "",
+        {wheel.file: wheel.sha256 for wheel in wheels},
+        (baked.digest or baked.image_id) if baked is not None else "",
         served.profile.choice or "",
     )
     options = tuple(context.serve_with(served.profile))
@@ -89,19 +93,20 @@ def of_build(
     variables = {**(SMOKE_VARIABLES if served.model is None else {})}
     restored: Mapping[str, Path] = {}
     theirs = product
-    if versus and image is not None:
+    if versus and baked is not None:
         restored = _originals(context, build, work)
     elif versus:
         item = unpatched_environment(context)
         unpatched = executor.run(context, ordered([item])).artefact(item)
         theirs = replace(product, path=unpatched.path)
-    model = served.model or standing_in(context, build)
+    model = served.model or standing_in(context, build, wide=versus)
+    plain = versus and served.model is None
 
     def side(name: str, identity: Identity, *, release: bool) -> Side:
-        chosen = of_release(options) if release else list(options)
-        further = of_release(usual) if release else list(usual)
+        chosen = of_release(options) if release or plain else list(options)
+        further = of_release(usual) if release or plain else list(usual)
         more = dict(variables)
-        if image is not None and not release and served.profile.choice:
+        if baked is not None and not release and served.profile.choice:
             more[choices.VARIABLE] = served.profile.choice
 
         @contextmanager
@@ -130,7 +135,7 @@ def of_build(
                 yield Asked(server.url, MODEL_NAME)
 
         known = replace(identity, options=(*chosen, *further), checkpoint=model.name)
-        return Side(name, start, known, ours=image is None)
+        return Side(name, start, known, ours=baked is None)
 
     if not versus:
         return [side("", ours, release=False)]
@@ -160,20 +165,20 @@ def _originals(context: Context, build: Build, work: Path) -> Mapping[str, Path]
     return launcher.originals(folder)
 
 
-def standing_in(context: Context, build: Build) -> Path:
-    """Return the tiny checkpoint that takes chats."""
-    from sparkforge.build import image
-
+def standing_in(context: Context, build: Build, *, wide: bool = False) -> Path:
+    """Return the tiny checkpoint that takes chats, in MXFP4 or ``wide``: in BF16."""
     folder = context.root / "dist" / context.target_name
     product = build.results.artefact(build.graph.product)
-    if not isinstance(product.result, ImageResult):
-        from sparkforge.runtime.environment import python_path
-
-        return serve.chat_model(folder, serve.in_environment(python_path(product.path)))
-    engine, image_id = context.engine, product.result.image_id
-    assert engine is not None  # it built the image
-    ours = f"/{image.PROGRAMS}"
-    return serve.chat_model(folder, lambda code: engine.run_python(image_id, code, ours))
+    if isinstance(product.result, ImageResult):
+        engine, image_id = context.engine, product.result.image_id
+        assert engine is not None  # it built the image
+        ours = f"/{image.PROGRAMS}"
+        model = serve.chat_model(folder, lambda code: engine.run_python(image_id, code, ours))
+    else:
+        model = serve.chat_model(folder, serve.in_environment(python_path(product.path)))
+    if not wide:
+        return model
+    return made(folder / "tiny-chat-model-bf16", lambda new: expand(model, new))
 
 
 def tokenizer(named: Path | None, repository: str, revision: str, model: Mapping[str, Any]) -> Path:

@@ -1,0 +1,35 @@
+"""The tiny checkpoint with experts in BF16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparkforge.checkpoints import gptoss
+from sparkforge.checkpoints.expanded import expand
+from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
+
+
+def test_the_weights_are_the_same_in_the_other_format(tmp_path: Path) -> None:
+    tiny = make_tiny_gpt_oss(tmp_path / "tiny")
+    expand(tiny.path, tmp_path / "wide")
+    packed, wide = gptoss.load(tiny.path), gptoss.load(tmp_path / "wide")
+    assert "quantization_config" in packed.config
+    assert "quantization_config" not in wide.config
+    assert not [name for name in wide.tensors if name.endswith(("_blocks", "_scales"))]
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    weights = gptoss.dequantize(packed.tensors[f"{name}_blocks"], packed.tensors[f"{name}_scales"])
+    assert weights.shape == (8, 192, 128)
+    assert wide.tensors[name].shape == (8, 128, 192)
+    assert np.array_equal(np.swapaxes(wide.tensors[name], 1, 2), weights)
+    sizes = [one.size * 2 for key, one in wide.tensors.items() if key.endswith("_proj")]
+    assert sum(sizes) == tiny.bf16_expert_bytes
+    kept = "model.layers.0.self_attn.sinks"
+    assert np.array_equal(wide.tensors[kept], packed.tensors[kept])
+    same = json.loads((tmp_path / "wide" / "tokenizer.json").read_text())
+    assert same == json.loads((tiny.path / "tokenizer.json").read_text())
+    with pytest.raises(FileExistsError):
+        expand(tiny.path, tmp_path / "wide")
