@@ -103,8 +103,10 @@ def test_the_build_is_measured_against_the_release(
     # the same model, the same options; the versions are the servers' own words
     for name in ("checkpoint", "options", "pins"):
         assert release["identity"][name] == ours["identity"][name]
-    assert ours["identity"]["server"].removeprefix("vLLM ").startswith(
-        release["identity"]["server"].removeprefix("vLLM ").partition("+")[0]
+    assert (
+        ours["identity"]["server"]
+        .removeprefix("vLLM ")
+        .startswith(release["identity"]["server"].removeprefix("vLLM ").partition("+")[0])
     )
     assert release["identity"]["server"] != ours["identity"]["server"]
     wheel = item(receipt, "wheel vllm")["outputs"]

@@ -247,7 +247,7 @@ def test_a_failed_test_keeps_those_before_it(
     [
         (["--url", "127.0.0.1:8000"], "not an address"),
         (["--url", "http://h", "--vs", "unpatched"], "--vs is for a server that bench starts"),
-        (["--url", "http://h", "--profile", "fast"], "--profile is for a server that bench"),
+        (["--url", "http://h", "--profile", "fats"], "did you mean fast"),
         (["--url", "http://h", "--", "--max-num-seqs", "4"], "-- is for a server that bench"),
         (["--served-model", "m"], "--served-model needs --url"),
         (["--api-key-file", "f"], "--api-key-file needs --url"),

@@ -71,7 +71,8 @@ class RunOptions:
         "with --url: file that has the server's API key", type=Path, metavar="FILE"
     )
     profile: str | None = option(
-        "exact, balanced or fast: format of the dense layers (default: the target's)",
+        "exact, balanced or fast: format of the dense layers; with --url, that of the running"
+        " server, for the ceiling (default: the target's)",
         metavar="NAME",
     )
     text: Path | None = option(
@@ -128,7 +129,8 @@ def _run(options: RunOptions) -> int:
             context = Context.of(project, options.target, platform_of(chosen))
             served = sides.Served(None, _profile(context, options.profile))
             key = _key(options.api_key_file)
-            found = [sides.running(options.url, options.target, options.served_model or "", key)]
+            asked = benchy.Asked(options.url, options.served_model or "", key)
+            found = [sides.running(asked, options.target, options.profile or "")]
             named = options.model
         else:
             context = context_of(
@@ -181,7 +183,6 @@ def _check_run(options: RunOptions) -> None:
     """
     only = {
         "--vs": (False, options.vs),
-        "--profile": (False, options.profile),
         "--": (False, options.arguments),
         "--served-model": (True, options.served_model),
         "--api-key-file": (True, options.api_key_file),

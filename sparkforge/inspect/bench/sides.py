@@ -56,15 +56,20 @@ class Served:
     profile: Profile
 
 
-def running(url: str, target: str, model: str, key: str) -> Side:
-    """Return the side of a server that runs already."""
-    asked = Asked(url.rstrip("/").removesuffix("/v1"), model, key)
+def running(asked: Asked, target: str, profile: str) -> Side:
+    """Return the side of a server that runs already.
+
+    Args:
+        asked: its address may end with ``/v1``.
+        profile: what the user says of it, or "".
+    """
+    asked = replace(asked, url=asked.url.rstrip("/").removesuffix("/v1"))
 
     @contextmanager
     def start() -> Iterator[Asked]:
         yield asked
 
-    return Side("", start, Identity("url", target), ours=False)
+    return Side("", start, Identity("url", target, profile=profile), ours=False)
 
 
 def of_build(
