@@ -259,7 +259,9 @@ def _report(results: Any, folders: list[Path], *, as_json: bool) -> int:
     if len(results) == 2:
         comparison = compare.compare(*results)
         document["comparison"] = _finite(asdict(comparison))
-        log.heading("B, patched, compared with A, unpatched")
+        clean = all(one.clean for one in results)
+        note = "" if clean else " (not clean: no verdict counts)"
+        log.heading(f"B, patched, compared with A, unpatched{note}")
         log.table(compare.table(comparison))
     if as_json:
         log.json(document)
