@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Served:
         profile: dict[str, Any],
         variables: dict[str, str],
         model: Path | None,
+        before: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.compiled: set[Path] = set()
@@ -70,6 +71,7 @@ class Served:
         self.env |= variables
         self.python = python
         command: list[str | Path] = [
+            *before,
             python,
             ROOT / "scripts/entrypoint.py",
             "--host",
@@ -129,15 +131,20 @@ def serving(
     variables: dict[str, str] | None = None,
     *,
     model: Path | None = None,
+    before: Sequence[str] = (),
     **changes: Any,
 ) -> Iterator[Served]:
-    """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one."""
+    """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one.
+
+    Args:
+        before: a command that starts the entrypoint, with its words behind its own.
+    """
     loaded = pins.load(CHECKOUT / "pins.yaml")
     profile = {**loaded.profile_of(loaded.target("cpu")), "warm_up": "off", **changes}
     # sockets have short paths only, shorter than a test's folder may be
     with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:
         given = {"VLLM_RPC_BASE_PATH": sockets, **(variables or {})}
-        one = Served(python, folder, profile, given, model)
+        one = Served(python, folder, profile, given, model, before)
         try:
             yield one
         finally:
