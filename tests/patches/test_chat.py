@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ from sparkforge.core.run import group_alive
 from sparkforge.inspect.accept import command as accept
 from sparkforge.inspect.accept.behind import Behind
 from sparkforge.inspect.accept.row import Subject, judged
+from sparkforge.inspect.bench import result
+from sparkforge.inspect.bench.samples import METRICS
 from sparkforge.pins import pins
 from sparkforge.runtime import client
 from sparkforge.serving import backends, steps
@@ -395,6 +398,25 @@ def test_accept_finds_every_promise_kept(server: Served) -> None:
     (chat_check,) = (one for one in accept.CHECKS if one.name == "chat")
     real = replace(subject, profile=replace(profile, answers=True))
     assert judged(chat_check, real).state == "fail"
+
+
+def test_the_server_is_benchmarked(server: Served, model: Path, tmp_path: Path) -> None:
+    """The figures are a toy's; llama-benchy, the key, the tokenizer and the result are real."""
+    out = tmp_path / "out"
+    command: list[str | Path] = [sys.executable, ROOT / "build.py", "bench", "--target", "cpu"]
+    command += ["--url", f"http://127.0.0.1:{server.port}", "--api-key-file", server.folder / "key"]
+    command += ["--quick", "--runs", "2", "--skip-coherence", "--model", model, "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = result.load(out)
+    assert found.complete
+    assert found.identity.server.startswith("vLLM 0.")
+    values = {(one.test.concurrency, one.metric): one.values for one in found.samples}
+    assert set(values) == {(c, m) for c in (1, 2) for m in METRICS}
+    assert {len(one) for one in values.values()} == {2}
+    # the first words are reasoning, which llama-benchy has to count as tokens
+    assert min(values[1, "decode"]) > 1
+    assert (out / "decode.svg").exists()
 
 
 def test_users_do_not_wait_for_a_compiler_and_sigterm_stops_it_cleanly(server: Served) -> None:
