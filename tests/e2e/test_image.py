@@ -108,7 +108,7 @@ def test_serve_chat_answers_chats_from_the_image_and_accept_agrees(
         unchecked = [one["name"] for one in found["checks"] if one["state"] == "not checked"]
         assert unchecked == ["decode kernels"]  # a GPU's; backends and memory are the container's
         assert found["image"] == image["image"]["tag"]
-        build(*words, "--load", "0.5")
+        build(*words, "--load", "0.5", "--clients", "8")
     finally:
         server.terminate()  # Compose stops the container, as at Ctrl-C
         server.wait(600)
