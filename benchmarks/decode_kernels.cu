@@ -271,42 +271,79 @@ template <class FORMAT> void time_dense_all() {
 
 // -- experts ----------------------------------------------------------------------------------------
 
-struct Experts {  // made-up weights of all experts, as Marlin keeps them and plain
-  int count, k, n;
+struct MarlinOrder {
+  static constexpr bool kRowMajor = false;
+  static int bias_at(int column) { return column / 32 * 32 + experts::bias_at(column % 32); }
+  static int tiles(int n) { return n / 64; }
+  static int in_shared(int k) { return k + 32; }
+};
+struct RowMajorOrder {
+  static constexpr bool kRowMajor = true;
+  static int bias_at(int column) { return column; }
+  static int tiles(int n) { return row_major::tiles(n); }
+  static int in_shared(int k) { return row_major::in_shared(k); }
+};
+template <class ORDER> constexpr bool kRowMajor = ORDER::kRowMajor;
+template <class ORDER> constexpr const char* kOrder = kRowMajor<ORDER> ? "row-major" : "Marlin";
+int up_to_128(int n) { return (n + 127) / 128 * 128; }
+
+// Made-up weights of all experts, as a MoE backend keeps them, and plain [experts][k][n]. Columns of gate_up
+// are gate and up in turn in the latter.
+template <class ORDER> struct Experts {
+  int count, k, n, stride, pitch;
+  bool gate_up;
   std::vector<float> plain, plain_bias;
   Device<unsigned> weights;
   Device<unsigned char> scales;
   Device<bf16> bias;
 
-  Experts(int count, int k, int n)
-      : count(count), k(k), n(n), plain((size_t)count * k * n), plain_bias((size_t)count * n),
-        weights((size_t)count * k * n / 8), scales((size_t)count * k / 32 * n), bias((size_t)count * n) {
-    std::vector<unsigned> w((size_t)count * k * n / 8);
-    std::vector<unsigned char> s((size_t)count * k / 32 * n);
-    std::vector<bf16> b((size_t)count * n);
-    auto exponent = [](int expert, int group, int column) { return 112 + (group * 7 + column * 3 + expert) % 9; };
+  Experts(int count, int k, int n, bool gate_up)
+      : count(count), k(k), n(n), stride(!kRowMajor<ORDER> ? n : gate_up ? 2 * up_to_128(n / 2) : up_to_128(n)),
+        pitch(kRowMajor<ORDER> ? up_to_128(k) : k), gate_up(gate_up), plain((size_t)count * k * n),
+        plain_bias((size_t)count * n), weights((size_t)count * pitch * stride / 8),
+        scales((size_t)count * pitch / 32 * stride), bias((size_t)count * stride) {
+    std::vector<unsigned> w((size_t)count * pitch * stride / 8);
+    std::vector<unsigned char> s((size_t)count * pitch / 32 * stride);
+    std::vector<bf16> b((size_t)count * stride);
+    // some are the extremes
+    auto exponent = [](int expert, int group, int column) {
+      return column % 97 == 5 ? 0 : 112 + (group * 7 + column * 3 + expert) % 9;
+    };
+    auto set = [&](int e, int row, int column, unsigned code) {
+      plain[((size_t)e * k + row) * n + column] = value_of(code) * ldexp(1, exponent(e, row / 32, column) - 127);
+    };
     for (int e = 0; e < count; e++) {
-      for (int group = 0; group < k / 32; group++)
-        for (int i = 0; i < n; i++)
-          s[((size_t)e * k / 32 + group) * n + i / 64 * 64 + experts::scale_at(i % 64)] = exponent(e, group, i);
-      for (size_t at = 0; at < (size_t)k * n / 8; at++) {
-        const int lane = at / 4 % 32, tile = at / 128 % (n / 64), tile_k = at / 128 / (n / 64);
-        unsigned word = 0;
-        for (int p = 0; p < 8; p++) {
-          const unsigned code = dice() & 15;
-          int row, column;
-          experts::place(lane, at % 4, p, row, column);
-          row += tile_k * 16;
-          column += tile * 64;
-          word |= code << (4 * p);
-          plain[((size_t)e * k + row) * n + column] = value_of(code) * ldexp(1, exponent(e, row / 32, column) - 127);
+      unsigned char* scale = &s[(size_t)e * pitch / 32 * stride];
+      unsigned* word = &w[(size_t)e * pitch * stride / 8];
+      if constexpr (kRowMajor<ORDER>) {
+        for (int i = 0; i < n; i++) {
+          const int column = gate_up ? i / 2 + (i % 2 ? 0 : stride / 2) : i;
+          for (int group = 0; group < k / 32; group++) scale[row_major::scale_at(column, group, pitch)] = exponent(e, group, i);
+          for (int row = 0; row < k; row++) {
+            const unsigned code = dice() & 15;
+            word[((size_t)column * pitch + row) / 8] |= code << (row % 8 * 4);
+            set(e, row, i, code);
+          }
         }
-        w[(size_t)e * k * n / 8 + at] = word;
+      } else {
+        for (int group = 0; group < k / 32; group++)
+          for (int i = 0; i < n; i++) scale[(size_t)group * n + i / 64 * 64 + experts::scale_at(i % 64)] = exponent(e, group, i);
+        for (size_t at = 0; at < (size_t)k * n / 8; at++) {
+          const int lane = at / 4 % 32, tile = at / 128 % (n / 64), tile_k = at / 128 / (n / 64);
+          for (int p = 0; p < 8; p++) {
+            const unsigned code = dice() & 15;
+            int row, column;
+            experts::place(lane, at % 4, p, row, column);
+            word[at] |= code << (4 * p);
+            set(e, tile_k * 16 + row, tile * 64 + column, code);
+          }
+        }
       }
       for (int i = 0; i < n; i++) {
         const bf16 v = __float2bfloat16(between(-100, 100, 1 / 100.f));
         plain_bias[(size_t)e * n + i] = __bfloat162float(v);
-        b[(size_t)e * n + i / 32 * 32 + experts::bias_at(i % 32)] = v;
+        const int column = kRowMajor<ORDER> && gate_up ? i / 2 + (i % 2 ? 0 : stride / 2) : i;
+        b[(size_t)e * stride + ORDER::bias_at(column)] = v;
       }
     }
     CHECK(cudaMemcpy(weights.data, w.data(), w.size() * 4, cudaMemcpyHostToDevice));
@@ -332,20 +369,26 @@ struct Experts {  // made-up weights of all experts, as Marlin keeps them and pl
 using ExpertsKernel = void (*)(experts::Operands);
 constexpr int most_rows(int rows) { return rows > 4 ? 8 : rows > 2 ? 4 : rows; }
 
-void run_gate_up(cudaStream_t stream, experts::Operands o) {
-  const int most = most_rows(o.rows), tiles = most == 8 ? 2 : 1;
-  const ExpertsKernel kernel = most == 1 ? experts_gate_up_1 : most == 2 ? experts_gate_up_2 : most == 4 ? experts_gate_up_4 : experts_gate_up_8;
-  launch(stream, kernel, dim3((o.n / 64 + tiles - 1) / tiles, o.rows * experts::kTop), 256, most * (o.k + 32) * 2, o);
+#define EXPERTS_OF(NAME) (most == 1 ? NAME##_1 : most == 2 ? NAME##_2 : most == 4 ? NAME##_4 : NAME##_8)
+#define ROWS_OF(NAME) (most == 1 ? NAME##_1 : NAME##_8)
+template <class ORDER> int shared_of(const experts::Operands& o) {
+  return (kRowMajor<ORDER> ? std::min(o.rows, 2) : most_rows(o.rows)) * ORDER::in_shared(o.k) * 2;
 }
-void run_down(cudaStream_t stream, experts::Operands o) {
-  const int most = most_rows(o.rows);
-  const ExpertsKernel kernel = most == 1 ? experts_down_1 : most == 2 ? experts_down_2 : most == 4 ? experts_down_4 : experts_down_8;
-  launch(stream, kernel, dim3(o.n / 64, o.rows * experts::kTop), 256, most * (o.k + 32) * 2, o);
+template <class ORDER> void run_gate_up(cudaStream_t stream, experts::Operands o) {
+  const int most = most_rows(o.rows), tiles = kRowMajor<ORDER> ? (most == 1 ? 2 : 4) : most == 8 ? 2 : 1;
+  const ExpertsKernel kernel = kRowMajor<ORDER> ? ROWS_OF(experts_rows_gate_up) : EXPERTS_OF(experts_gate_up);
+  const int all = kRowMajor<ORDER> ? 2 * ORDER::tiles(o.n / 2) : ORDER::tiles(o.n);
+  launch(stream, kernel, dim3((all + tiles - 1) / tiles, o.rows * experts::kTop), 256, shared_of<ORDER>(o), o);
+}
+template <class ORDER> void run_down(cudaStream_t stream, experts::Operands o) {
+  const int most = most_rows(o.rows), tiles = kRowMajor<ORDER> && most > 1 ? 2 : 1;
+  const ExpertsKernel kernel = kRowMajor<ORDER> ? ROWS_OF(experts_rows_down) : EXPERTS_OF(experts_down);
+  launch(stream, kernel, dim3(ORDER::tiles(o.n) / tiles, o.rows * experts::kTop), 256, shared_of<ORDER>(o), o);
 }
 
-template <int ROWS> void check_experts(const Experts& gate_up, const Experts& down) {
+template <class ORDER, int ROWS> void check_experts(const Experts<ORDER>& gate_up, const Experts<ORDER>& down) {
   const int slots = ROWS * experts::kTop, inner = gate_up.n / 2;
-  const int columns = down.n - 64;  // the others only pad
+  const int columns = kRowMajor<ORDER> ? down.n : down.n - 64;  // the others only pad
   std::vector<bf16> x((size_t)ROWS * gate_up.k);
   std::vector<int> ids(slots);
   std::vector<float> shares(slots);
@@ -358,8 +401,8 @@ template <int ROWS> void check_experts(const Experts& gate_up, const Experts& do
   Device<float> ds(shares), sums((size_t)slots * columns);
   CHECK(cudaMemset(hidden.data, 0xff, (size_t)slots * inner * 2));
   CHECK(cudaMemset(sums.data, 0xff, (size_t)slots * columns * 4));
-  run_gate_up(0, {dx.data, (const uint4*)gate_up.weights.data, gate_up.scales.data, gate_up.bias.data, di.data, ds.data, hidden.data, gate_up.k, gate_up.n, gate_up.n, ROWS});
-  run_down(0, {hidden.data, (const uint4*)down.weights.data, down.scales.data, down.bias.data, di.data, ds.data, sums.data, inner, columns, down.n, ROWS});
+  run_gate_up<ORDER>(0, {dx.data, (const uint4*)gate_up.weights.data, gate_up.scales.data, gate_up.bias.data, di.data, ds.data, hidden.data, gate_up.k, gate_up.n, gate_up.stride, ROWS, gate_up.pitch});
+  run_down<ORDER>(0, {hidden.data, (const uint4*)down.weights.data, down.scales.data, down.bias.data, di.data, ds.data, sums.data, inner, columns, down.stride, ROWS, down.pitch});
   const std::vector<bf16> h = hidden.read((size_t)slots * inner);
   const std::vector<float> got = sums.read((size_t)slots * columns);
   double worst_up = 0, worst_down = 0;
@@ -379,19 +422,30 @@ template <int ROWS> void check_experts(const Experts& gate_up, const Experts& do
     }
   }
   char what[64];
-  snprintf(what, sizeof what, "gate_up, %d rows", ROWS);
+  snprintf(what, sizeof what, "%s gate_up, %d rows", kOrder<ORDER>, ROWS);
   judge(what, worst_up, 2e-6);
-  snprintf(what, sizeof what, "down, %d rows", ROWS);
+  snprintf(what, sizeof what, "%s down, %d rows", kOrder<ORDER>, ROWS);
   judge(what, worst_down, 2e-6);
 }
 
-template <int ROWS> void time_experts() {
+template <class ORDER> void check_experts_all() {
+  // in row-major order the last tile of 128 columns, and the last step of 128 k, are parts
+  const Experts<ORDER> gate_up(12, 320, kRowMajor<ORDER> ? 448 : 256, true), down(12, gate_up.n / 2, 256 + (kRowMajor<ORDER> ? 64 : 0), false);
+  check_experts<ORDER, 1>(gate_up, down);
+  check_experts<ORDER, 2>(gate_up, down);
+  check_experts<ORDER, 3>(gate_up, down);
+  check_experts<ORDER, 5>(gate_up, down);
+  check_experts<ORDER, 8>(gate_up, down);
+}
+
+template <class ORDER, int ROWS> void time_experts() {
   constexpr int kCount = 128, kLayers = 5, kHidden = 2880, kInner = 2880;
-  constexpr int kPadded = 2944;  // columns of down with Marlin's padding in the series
-  constexpr size_t kUp = (size_t)kCount * kHidden * 2 * kInner / 8, kDown = (size_t)kCount * kInner * kPadded / 8;
+  constexpr int kPadded = 2944;  // columns of down with Marlin's padding in the series; row-major: all sizes
+  constexpr int kPitch = kRowMajor<ORDER> ? kPadded : kHidden, kUpStride = kRowMajor<ORDER> ? 2 * kPadded : 2 * kInner;
+  constexpr size_t kUp = (size_t)kCount * kPitch * kUpStride / 8, kDown = (size_t)kCount * kPitch * kPadded / 8;
   static Device<unsigned> up(kLayers * kUp), down(kLayers * kDown);
   static Device<unsigned char> up_scales(kLayers * kUp / 4), down_scales(kLayers * kDown / 4);
-  static Device<bf16> x(8 * kHidden), hidden(32 * kInner), bias(kCount * 2 * kInner);
+  static Device<bf16> x(8 * kHidden), hidden(32 * kInner), bias(kCount * kUpStride);
   static Device<float> shares(32), sums(32 * kHidden);
   static std::vector<int> chosen;
   if (chosen.empty()) {
@@ -401,7 +455,7 @@ template <int ROWS> void time_experts() {
     CHECK(cudaMemset(down_scales.data, 120, kLayers * kDown / 4));
     CHECK(cudaMemset(x.data, 0x3c, 8 * kHidden * 2));
     CHECK(cudaMemset(hidden.data, 0x3c, 32 * kInner * 2));
-    CHECK(cudaMemset(bias.data, 0, kCount * 2 * kInner * 2));
+    CHECK(cudaMemset(bias.data, 0, kCount * kUpStride * 2));
     CHECK(cudaMemset(shares.data, 0, 32 * 4));
     for (int row = 0; row < 64 * 8; row++)  // a uniform router
       for (size_t begin = chosen.size(); chosen.size() < begin + experts::kTop;) {
@@ -418,19 +472,26 @@ template <int ROWS> void time_experts() {
   }
   auto gate_up = [&](cudaStream_t stream, int i) {
     const size_t l = i % kLayers;
-    run_gate_up(stream, {x.data, (const uint4*)(up.data + l * kUp), up_scales.data + l * kUp / 4, bias.data, ids.data + i * 32, shares.data, hidden.data, kHidden, 2 * kInner, 2 * kInner, ROWS});
+    run_gate_up<ORDER>(stream, {x.data, (const uint4*)(up.data + l * kUp), up_scales.data + l * kUp / 4, bias.data, ids.data + i * 32, shares.data, hidden.data, kHidden, 2 * kInner, kUpStride, ROWS, kPitch});
   };
   auto down_call = [&](cudaStream_t stream, int i) {
     const size_t l = i % kLayers;
-    run_down(stream, {hidden.data, (const uint4*)(down.data + l * kDown), down_scales.data + l * kDown / 4, bias.data, ids.data + i * 32, shares.data, sums.data, kInner, kHidden, kPadded, ROWS});
+    run_down<ORDER>(stream, {hidden.data, (const uint4*)(down.data + l * kDown), down_scales.data + l * kDown / 4, bias.data, ids.data + i * 32, shares.data, sums.data, kInner, kHidden, kPadded, ROWS, kPitch});
   };
   const float one = microseconds(gate_up), two = microseconds(down_call);
   const float both = microseconds([&](cudaStream_t stream, int i) {
     gate_up(stream, i);
     down_call(stream, i);
   });
-  printf("experts, %d rows, %4.1f of 128 read: gate_up %7.2f us, down %6.2f us, in turn %7.2f us, %.2f TB/s\n", ROWS, distinct, one, two, both,
+  printf("experts, %s, %d rows, %4.1f of 128 read: gate_up %7.2f us, down %6.2f us, in turn %7.2f us, %.2f TB/s\n", kOrder<ORDER>, ROWS, distinct, one, two, both,
          distinct * 3 * kHidden * kInner * (.5 + 1 / 32.) / both / 1e6);
+}
+
+template <class ORDER> void time_experts_all() {
+  time_experts<ORDER, 1>();
+  time_experts<ORDER, 2>();
+  time_experts<ORDER, 4>();
+  time_experts<ORDER, 8>();
 }
 
 // -- between the products ---------------------------------------------------------------------------
@@ -648,14 +709,8 @@ int main() {
   check_dense_all<dense::Mxfp4>();
   check_dense_all<dense::Mxfp8>();
   check_dense_all<dense::Bf16>();
-  {
-    const Experts gate_up(12, 320, 256), down(12, 128, 256);
-    check_experts<1>(gate_up, down);
-    check_experts<2>(gate_up, down);
-    check_experts<3>(gate_up, down);
-    check_experts<5>(gate_up, down);
-    check_experts<8>(gate_up, down);
-  }
+  check_experts_all<MarlinOrder>();
+  check_experts_all<RowMajorOrder>();
   for (int rows = 1; rows <= 8; rows++) check_layer(rows, rows % 2 ? 2880 : 1024, rows % 3 ? 128 : 32);
   for (int rows : {1, 2, 3, 4, 5, 8, 300})
     for (bool heads_first : {true, false}) {
@@ -666,10 +721,8 @@ int main() {
   time_dense_all<dense::Mxfp4>();
   time_dense_all<dense::Mxfp8>();
   time_dense_all<dense::Bf16>();
-  time_experts<1>();
-  time_experts<2>();
-  time_experts<4>();
-  time_experts<8>();
+  time_experts_all<MarlinOrder>();
+  time_experts_all<RowMajorOrder>();
   for (int rows : {1, 2, 4, 8}) time_layer(rows);
   for (int rows : {1, 2, 4, 8, 512, 2048}) time_rotary(rows);
   CHECK(cudaDeviceSynchronize());

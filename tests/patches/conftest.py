@@ -47,6 +47,7 @@ _GROUPS = {
     "test_decode_half": "forks",
     "test_decode_kernels": "forks",
     "test_decode_rotary": "forks",
+    "test_decode_row_major": "forks",
     "test_fastsafetensors": "forks",
     "test_forks": "forks",
     "test_kernel_benchmarks": "forks",

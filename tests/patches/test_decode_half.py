@@ -114,8 +114,8 @@ def test_a_model_compares_the_kernels_once(half: Any) -> None:
 # -- choice ----------------------------------------------------------------------------------------
 
 REFUSED = {
-    "another backend": "the experts are not MXFP4 with Marlin as MoE backend",
-    "no MXFP4": "the experts are not MXFP4 with Marlin as MoE backend",
+    "another backend": "the experts are not MXFP4 with Marlin or CUTLASS as MoE backend",
+    "no MXFP4": "the experts are not MXFP4 with Marlin or CUTLASS as MoE backend",
     "LoRA": "LoRA is enabled",
     "float16": "activations are torch.float16, not bfloat16",
     "two devices": "the model is spread over devices",

@@ -104,7 +104,7 @@ class Estimate:
 _DENSE = re.compile(
     r"dense_(?P<form>mxfp4|mxfp8|bf16)_(?P<kind>narrow_12|narrow_16|wide)_(?P<rows>\d+)"
 )
-_EXPERTS = re.compile(r"experts_(?P<kind>gate_up|down)_(?P<rows>\d+)")
+_EXPERTS = re.compile(r"experts_(?P<order>rows_)?(?P<kind>gate_up|down)_(?P<rows>\d+)")
 _ROUTE = re.compile(r"route_(?P<rows>\d+)")
 NOT_MODELLED: Mapping[str, str] = {
     r"experts_combine|add_norm|rotate_and_cache": "reads no weights",
@@ -136,6 +136,12 @@ def product_of(name: str, shape: Shape) -> Product | None:
         rows, up = int(match["rows"]), match["kind"] == "gate_up"
         n, k = (2 * inner, hidden) if up else (hidden, inner)
         copies = distinct_experts(shape.experts, shape.top_k, rows)
+        if match["order"]:  # read without what pads; one or two rows and 32 or 64 columns a block
+            here = min(rows, 2)
+            blocks = copies * -(-n // (here * (64 if up else 32)))
+            shared = _rows_in_shared(here, -(-k // 128) * 128)
+            layer = f"{match['kind']}, row-major"
+            return Product(name, layer, rows, n, k, "mxfp4", copies, blocks, shared)
         columns = 128 if up and rows == 8 else 64
         blocks = copies * -(-n // columns)
         shared = _rows_in_shared(rows, k)

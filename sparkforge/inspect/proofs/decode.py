@@ -62,6 +62,9 @@ RULES: tuple[Rule, ...] = (
     Rule(r"dense_bf16_(narrow_\d+|wide)_\d+"),
     # which experts is what the kernel before says
     Rule(r"experts_(gate_up|down)_\d+", scales=r"LDG\.E\.EF\.64", early=False),
+    # gate_up waits for the router, and down for gate_up, but not with its first weights
+    Rule(r"experts_rows_gate_up_\d+", early=False),
+    Rule(r"experts_rows_down_\d+"),
     Rule(r"route_\d+", looped=False),
     Rule(
         r"experts_combine|add_norm|rotate_and_cache",

@@ -64,6 +64,19 @@ def unpack_scales(scales: torch.Tensor, n: int, k: int) -> torch.Tensor:
     return torch.exp2(scales[at].to(torch.float64) - 127).repeat_interleave(32, 1)
 
 
+def row_major_scale_at(n: int, k: int) -> torch.Tensor:
+    """Return where the scale of each group of each column is, int64 [n, k // 32]."""
+    column, group = torch.arange(n)[:, None], torch.arange(k // 32)[None, :]
+    tile = column // 128 * (k // 128) + group // 4
+    return tile * 512 + column % 32 * 16 + column % 128 // 32 * 4 + group % 4
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """SWIGLU-OAI."""
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
 class Launches:
     """Stands in for ``launch``.
 
@@ -237,7 +250,11 @@ class Launches:
                 total += memory(o.residual, rows * o.k, torch.bfloat16).view(rows, o.k)
                 self._normalized(total, o)
             return
-        gate_up, most = words[0] == "gate", int(words[-1])
+        row_major = words[0] == "rows"
+        gate_up, most = words[row_major] == "gate", int(words[-1])
+        if row_major:
+            self._row_major(gate_up, most, grid, threads, shared, o)
+            return
         assert most in (1, 2, 4, 8)
         assert most // 2 < o.rows <= most
         assert o.n % 64 == o.k % 64 == 0
@@ -265,9 +282,46 @@ class Launches:
             row = x[slot // 4 if gate_up else slot].to(torch.float64)
             product = row @ marlin_layout.weight(weights[expert], scales[expert])
             product = (product + marlin_layout.bias(bias[expert]))[: o.n]
-            if gate_up:
-                gate, up = product[::2].clamp(max=7), product[1::2].clamp(-7, 7)
-                product = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+            product = swiglu(product[::2], product[1::2]) if gate_up else product * shares[slot]
+            out[slot] = self.spoil(product).to(dtype)
+
+    def _row_major(
+        self, gate_up: bool, most: int, grid: Any, threads: int, shared: int, o: Any
+    ) -> None:
+        own = o.n // 2 if gate_up else o.n
+        assert own % 32 == o.k % 32 == 0
+        assert o.pitch % 128 == 0 <= o.pitch - o.k < 128
+        assert o.stride == (2 if gate_up else 1) * -(-own // 128) * 128
+        assert o.rows == 1 if most == 1 else most == 8 and 2 <= o.rows <= 8
+        # blocks of 32 or 64 columns, gate_up: and as many of the other half; one or two rows
+        assert grid == (-(-own // 128) * (4 if most == 1 else 2), 4 * o.rows)
+        assert (threads, shared) == (256, min(most, 2) * (-(-o.k // 128) * 128 + 32) * 2)
+        assert shared + 9 * 1024 <= SHARED_MEMORY
+        assert o.x % 16 == o.weights % 16 == o.scales % 16 == o.bias % 16 == 0
+        slots = 4 * o.rows
+        ids = memory(o.ids, slots, torch.int32).tolist()
+        shares = memory(o.shares, slots, torch.float32).to(torch.float64)
+        x = memory(o.x, (o.rows if gate_up else slots) * o.k, torch.bfloat16).view(-1, o.k)
+        each, scales_each = o.stride * o.pitch // 2, o.stride * o.pitch // 32
+        experts = max(*ids, 0) + 1
+        codes = memory(o.weights, experts * each, torch.uint8).view(experts, o.stride, -1)
+        scales = memory(o.scales, experts * scales_each, torch.uint8).view(experts, -1)
+        bias = memory(o.bias, experts * o.stride, torch.bfloat16).view(experts, -1)
+        dtype = torch.bfloat16 if gate_up else torch.float32
+        out = memory(o.out, slots * own, dtype).view(slots, own)
+        at = row_major_scale_at(o.stride, o.pitch)
+        for slot, expert in enumerate(ids):
+            if expert < 0:
+                out[slot] = torch.nan
+                continue
+            row = x[slot // 4 if gate_up else slot].to(torch.float64)
+            nibbles = torch.stack([codes[expert] & 15, codes[expert] >> 4], -1).flatten(-2)
+            factors = torch.exp2(scales[expert][at].to(torch.float64) - 127)
+            weight = E2M1[nibbles.int()] * factors.repeat_interleave(32, 1)
+            product = weight[:, : o.k] @ row + bias[expert].to(torch.float64)
+            if gate_up:  # all of up before all of gate
+                half = o.stride // 2
+                product = swiglu(product[half : half + own], product[:own])
             else:
-                product *= shares[slot]
+                product = product[:own] * shares[slot]
             out[slot] = self.spoil(product).to(dtype)

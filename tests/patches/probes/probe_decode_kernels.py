@@ -25,6 +25,7 @@ from tests.patches.probes import (
     decode_metrics,
     decode_results,
     decode_rotary,
+    decode_row_major,
     decode_selfcheck,
 )
 from tests.patches.probes.decode_device import Named, configured, emulate, logged, ship, start
@@ -140,12 +141,14 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
     if asked["places"] is not None:
         result["packing"] = decode_results.packing(asked["places"])
         result["marlin"] = decode_results.marlin_order(asked["places"])
+        result["scale order"] = decode_row_major.scale_order(asked["places"])
     launches = emulate()
     steps: dict[str, Callable[[Any], Any]] = {
         "dense": decode_results.dense_layers,
         "bf16": decode_results.bf16_layers,
         "head": decode_results.head,
         "experts": decode_experts.experts,
+        "row_major": decode_row_major.row_major,
         "half": lambda launches: decode_half.half(launches, folder),
         # after what makes the process groups
         "rotary": lambda launches: decode_rotary.rotary(

@@ -7,6 +7,7 @@
 #include "dense.cuh"
 #include "experts.cuh"
 #include "layer.cuh"
+#include "row_major.cuh"
 #include "rotary.cuh"
 
 static unsigned state = 11;
@@ -71,6 +72,17 @@ int main() {
   list("place", place);
   list("scale_at", scales);
   list("bias_at", biases);
+  const int columns = 384, groups = 8;
+  std::vector<int> scale_at, column_of, chunk_at;
+  for (int column = 0; column < columns; column++)
+    for (int group = 0; group < groups; group++) scale_at.push_back(row_major::scale_at(column, group, groups * 32));
+  for (int tile = 0; tile < row_major::tiles(columns); tile++)
+    for (int column = 0; column < 32; column++) column_of.push_back(row_major::column_of(tile, column));
+  for (int chunk = 0; chunk < 48; chunk++) chunk_at.push_back(row_major::chunk_at(chunk));
+  std::printf("\"row_major\": {\"columns\": %d, \"groups\": %d, ", columns, groups);
+  list("scale_at", scale_at);
+  list("column_of", column_of);
+  list("chunk_at", chunk_at, "}, ");
   using D = dense::Operands;
   using E = experts::Operands;
   using X = dense::Expanded;
@@ -96,6 +108,6 @@ int main() {
                       AT(R, padding), AT(R, sum), AT(R, normed), AT(R, ids), AT(R, shares), AT(R, k), AT(R, n),
                       AT(R, rows), AT(R, epsilon)});
   list<int>("Expert", {(int)sizeof(E), AT(E, x), AT(E, weights), AT(E, scales), AT(E, bias), AT(E, ids),
-                       AT(E, shares), AT(E, out), AT(E, k), AT(E, n), AT(E, stride), AT(E, rows)}, "}}\n");
+                       AT(E, shares), AT(E, out), AT(E, k), AT(E, n), AT(E, stride), AT(E, rows), AT(E, pitch)}, "}}\n");
   return 0;
 }
