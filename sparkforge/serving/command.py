@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkforge.serving import access, arguments, cluster, refusal
+from sparkforge.serving import access, arguments, bodies, cluster, refusal
 from sparkforge.serving.settings import Settings
 
 QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models")
@@ -64,6 +64,8 @@ def of(settings: Settings, *, refusing: bool, eager: bool) -> Command:
         eager: without torch.compile.
     """
     requests = [*QUIET, *(refusal.OPTIONS if refusing else [])]
+    if settings.limits_bodies:
+        requests += bodies.OPTIONS
     naming = []
     # as one word each: vLLM takes no value for an option
     if settings.revision and not settings.downloads:

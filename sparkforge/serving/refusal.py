@@ -53,7 +53,8 @@ class Refusal:
             reason = self._path.read_text(encoding="utf-8", errors="replace")
         except OSError:  # the usual case: no file
             return self._app(scope, receive, send)
-        return _refuse(send, reason)
+        retry = (b"retry-after", str(RETRY_S).encode())
+        return refuse(send, 503, "ServiceUnavailableError", reason, retry)
 
 
 def _adds_work(scope: Scope) -> bool:
@@ -65,13 +66,21 @@ def _adds_work(scope: Scope) -> bool:
     return PROBE.lower().encode() not in (name.lower() for name, _ in scope["headers"])
 
 
-async def _refuse(send: Send, reason: str) -> None:
-    error = {"message": reason, "type": "ServiceUnavailableError", "param": None, "code": 503}
+async def refuse(
+    send: Send, status: int, kind: str, reason: str, *more: tuple[bytes, bytes]
+) -> None:
+    """Send an error as OpenAI's clients expect it.
+
+    Args:
+        kind: vLLM's word for errors with this status.
+        more: headers.
+    """
+    error = {"message": reason, "type": kind, "param": None, "code": status}
     body = json.dumps({"error": error}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        (b"retry-after", str(RETRY_S).encode()),
+        *more,
     ]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.serving import access, arguments, choices, cluster, variables
+from sparkforge.serving import access, arguments, bodies, choices, cluster, variables
 from sparkforge.serving.errors import StartError
 from sparkforge.serving.profile import Profile
 
@@ -54,6 +54,7 @@ class Settings:
         jit: folder of compiled kernels, or None.
         jit_budget_gib: size of the kernels of all builds.
         max_jobs: the user's own number of compilers, or None.
+        max_body: bytes of a request's body; 0: any number.
         hang_s: seconds without progress until a server is ended; 0: never.
         start_limit: failed starts in a row; 0: any number.
     """
@@ -80,6 +81,7 @@ class Settings:
     jit: Path | None
     jit_budget_gib: float
     max_jobs: int | None
+    max_body: int
     hang_s: float
     start_limit: int
 
@@ -92,6 +94,11 @@ class Settings:
     def takes_requests(self) -> bool:
         """Whether this server has a port: the second of two machines has none."""
         return self.pair is None or self.pair.is_head
+
+    @property
+    def limits_bodies(self) -> bool:
+        """Whether a request can be too large."""
+        return self.takes_requests and self.max_body > 0
 
     @property
     def machines(self) -> int:
@@ -174,6 +181,7 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> Settings:
         jit=Path(jit).absolute() if jit else None,
         jit_budget_gib=variables.number(environment, "SPARKFORGE_JIT_BUDGET_GIB", 20),
         max_jobs=variables.max_jobs(environment),
+        max_body=bodies.limit(environment),
         hang_s=variables.number(environment, "SPARKFORGE_HANG_SECONDS", 60),
         start_limit=int(variables.number(environment, "SPARKFORGE_START_LIMIT", 3)),
     )

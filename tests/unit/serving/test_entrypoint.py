@@ -15,12 +15,14 @@ from sparkforge.build import jobs
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.pins import pins
 from sparkforge.serving import (
+    bodies,
     command,
     compilers,
     devices,
     hub,
     memory,
     pagecache,
+    refusal,
     starts,
     supervise,
 )
@@ -120,6 +122,7 @@ def test_extra_arguments_stand_between_the_targets_and_the_callers(
         "--port",
         "8000",
         *command.QUIET,
+        *bodies.OPTIONS,
         "--max-model-len",
         "9",
         *words,
@@ -137,7 +140,7 @@ def test_the_profiles_options_come_first_and_its_backends_are_expected(
     monkeypatch.setenv("SPARKFORGE_PROFILE", path)
     monkeypatch.setenv("SPARKFORGE_MXFP4_LAYERS", "qkv")
     plan = plan_of(entrypoint, monkeypatch, ["--attention-backend=FLASHINFER"])
-    assert plan.command[7:] == [
+    assert plan.command[9:] == [
         "--moe-backend",
         "marlin",
         "--mxfp4-layers=qkv",
@@ -186,7 +189,7 @@ def test_a_choice_of_the_images_profile_is_taken_by_its_name(
     for name, value in {**variables, **({"PROFILE": chosen} if chosen else {})}.items():
         monkeypatch.setenv(f"SPARKFORGE_{name}", value)
     plan = plan_of(entrypoint, monkeypatch, arguments)
-    assert plan.command[7:] == layers
+    assert plan.command[9:] == layers
     assert set(plan.expected) == ({"moe", "linear"} if layers else {"moe"})
 
 
@@ -354,9 +357,9 @@ def test_vllm_gets_the_folder_and_clients_the_models_name(
     monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "abc")
     command = plan_of(entrypoint, monkeypatch, []).command
     assert command[2] == "/hub/snapshots/abc"
-    assert command[7:] == ["--served-model-name=some/model"]
+    assert command[9:] == ["--served-model-name=some/model"]
     monkeypatch.setenv("SPARKFORGE_MODEL_NAME", "mine")
-    assert plan_of(entrypoint, monkeypatch, []).command[7:] == ["--served-model-name=mine"]
+    assert plan_of(entrypoint, monkeypatch, []).command[9:] == ["--served-model-name=mine"]
 
 
 def test_a_device_is_tried_once_before_the_model(
@@ -412,9 +415,9 @@ def test_an_empty_profile_variable_means_none(
 ) -> None:
     profile(tmp_path, max_num_seqs=3)
     monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
-    assert plan_of(entrypoint, monkeypatch, []).command[7:] == ["--max-num-seqs", "3"]
+    assert plan_of(entrypoint, monkeypatch, []).command[9:] == ["--max-num-seqs", "3"]
     monkeypatch.setenv("SPARKFORGE_PROFILE", "")
-    assert plan_of(entrypoint, monkeypatch, []).command[7:] == []
+    assert plan_of(entrypoint, monkeypatch, []).command[9:] == []
 
 
 SPARK_MEMORY = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
@@ -443,7 +446,7 @@ def test_the_share_of_memory_is_computed_unless_it_is_given(
         monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", share)
     reading = memory.Reading(total=120 * memory.GIB, available=101 * memory.GIB)
     monkeypatch.setattr(memory, "read", lambda: reading)
-    assert plan_of(entrypoint, monkeypatch, arguments).command[7:] == words
+    assert plan_of(entrypoint, monkeypatch, arguments).command[9:] == words
 
 
 @pytest.mark.parametrize(("mode", "refuses"), [("", True), ("warn", False), ("off", False)])
@@ -454,10 +457,21 @@ def test_a_shared_memory_is_guarded(
     monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", "0.5")
     monkeypatch.setenv("SPARKFORGE_MEMORY_GUARD", mode)
     plan = plan_of(entrypoint, monkeypatch, [])
-    assert ("--middleware" in plan.command) is refuses
-    assert (str(ROOT) in plan.variables.get("PYTHONPATH", "").split(":")) is refuses
+    assert (refusal.OPTIONS[1] in plan.command) is refuses
+    assert str(ROOT) in plan.variables["PYTHONPATH"].split(":")
     assert (plan.guard is None) is (mode == "off")
     assert plan.guard is None or plan.guard.acts is refuses
+
+
+@pytest.mark.parametrize(("size", "limited"), [(None, True), ("0.5", True), ("0", False)])
+def test_large_bodies_are_refused_unless_any_size_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, size: str | None, limited: bool
+) -> None:
+    if size is not None:
+        monkeypatch.setenv(bodies.VARIABLE, size)
+    plan = plan_of(entrypoint, monkeypatch, [])
+    assert (bodies.OPTIONS[1] in plan.command) is limited
+    assert (str(ROOT) in plan.variables.get("PYTHONPATH", "").split(":")) is limited
 
 
 def test_a_machine_of_two_needs_room_for_half_of_the_model(
@@ -628,7 +642,7 @@ def test_a_name_that_looks_like_an_option_stays_a_name(
     monkeypatch.setenv("SPARKFORGE_MODEL_NAME", "--host")
     monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "-x")
     command = plan_of(entrypoint, monkeypatch, []).command
-    assert command[7:9] == ["--revision=-x", "--served-model-name=--host"]
+    assert command[9:11] == ["--revision=-x", "--served-model-name=--host"]
 
 
 @pytest.mark.parametrize(
