@@ -18,12 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.run import group_alive
 from tests.patches.forks import known
 from tests.patches.served import HANG_S, READY_S, Served, serving
-from tests.support import ROOT, wait_for
+from tests.support import PATIENCE_S, ROOT, wait_for
 
 # the clock of the day, as far away as a file says, for a process and its children
 CLOCK = """
@@ -147,6 +148,22 @@ def test_a_clock_that_jumps_stops_no_server(server: Served, offset: int) -> None
     (server.folder / "clock").write_text(f"{offset}")
     wait_for(lambda: clock_of(server) == offset, every_s=0.2)
     stays_well(server, HANG_S + 5)
+
+
+@pytest.mark.parametrize("piece", [9 << 20, 1 << 16], ids=["with its length", "in pieces"])
+def test_a_huge_body_is_refused(server: Served, piece: int) -> None:
+    """vLLM by itself parses it, and answers nobody meanwhile."""
+    body = b" " * (9 << 20)
+    pieces = (body[i : i + piece] for i in range(0, len(body), piece))
+    reply = requests.post(
+        f"http://127.0.0.1:{server.port}/v1/completions",
+        data=body if piece == len(body) else pieces,
+        headers={"Authorization": "Bearer the-key"},
+        timeout=PATIENCE_S,
+    )
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, 413)
+    assert "SPARKFORGE_MAX_BODY_MIB" in reply.text
+    stays_well(server, 0.1)
 
 
 def test_an_engine_that_is_killed_ends_the_server(server: Served) -> None:
