@@ -267,20 +267,21 @@ def _child(
 ) -> Iterator[subprocess.Popen[bytes]]:
     # its own group, so that its children can be ended with it
     try:
-        child = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=env,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
+        with _starting:
+            child = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=env,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            _living.add(child)
     except OSError as error:
         if error.filename != command[0]:  # its folder, or no file left for a pipe
             raise
         raise unusable(command[0], f"cannot be started: {error.strerror}") from error
-    _living.add(child)
     guardian = _guard(child.pid) if ends_with_us else None
     try:
         yield child
@@ -298,11 +299,14 @@ def _child(
 
 
 _living: set[subprocess.Popen[bytes]] = set()
+_starting = threading.Lock()
+"""Held while a child starts, and from the end of the program on: none starts unseen."""
 
 
 @atexit.register
 def _end_all() -> None:
     """End children that a thread still waits for at the end of the program."""
+    _starting.acquire()  # never released: a thread that wants to start another waits here
     for child in list(_living):
         stop(child, grace_s=0)
 

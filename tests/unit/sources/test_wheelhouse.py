@@ -292,11 +292,17 @@ def test_a_program_of_a_thread_ends_with_sparkforge(tmp_path: Path) -> None:
 
     note = tmp_path / "note"
     code = """
-import sys, threading, time
+import subprocess, sys, threading, time
 from pathlib import Path
 from sparkforge.core.run import call
 note = Path(sys.argv[1])
-job = ("sh", "-c", f"echo $$ > {note}.new; mv {note}.new {note}; sleep 60")
+job = ("sh", "-c", f"echo $$ > {note}.new; mv {note}.new {note}; sleep 1000")
+popen = subprocess.Popen
+def slowly(*words, **options):  # as on a busy machine: the program runs before its thread does
+    child = popen(*words, **options)
+    time.sleep(0.5)
+    return child
+subprocess.Popen = slowly
 threading.Thread(target=call, args=job, daemon=True).start()
 while not note.exists():
     time.sleep(0.01)
