@@ -69,19 +69,27 @@ class Routing:
         counts = [int(ids[ids >= 0].unique().numel()) for ids in layers.values()]
         return sum(counts) / len(counts)
 
-    def between(self, function: Callable[..., Any], weights: str, ids: str) -> Callable[..., Any]:
+    def between(
+        self,
+        function: Callable[..., Any],
+        weights: str,
+        ids: str,
+        tensor: Callable[[Any], Any] = lambda weights: weights,
+    ) -> Callable[..., Any]:
         """Return a function that calls another with the ids that count.
 
         Args:
             function: computes experts.
             weights, ids: names of its parameters.
+            tensor: of the weights, one that tells the layer.
         """
         signature = inspect.signature(function)
 
         @functools.wraps(function)
         def replaced(*given: Any, **named: Any) -> Any:
             bound = signature.bind(*given, **named)
-            bound.arguments[ids] = self.ids(bound.arguments[weights], bound.arguments[ids])
+            layer = tensor(bound.arguments[weights])
+            bound.arguments[ids] = self.ids(layer, bound.arguments[ids])
             return function(*bound.args, **bound.kwargs)
 
         return replaced
@@ -97,7 +105,9 @@ class Routing:
         if importlib.util.find_spec("vllm.model_executor.kernels.decode") is not None:
             from vllm.model_executor.kernels.decode import experts
 
-            experts.products = self.between(experts.products, "w13", "ids")
+            experts.products = self.between(
+                experts.products, "weights", "ids", lambda weights: weights.w13
+            )
         measure = Worker.determine_available_memory
 
         @functools.wraps(measure)

@@ -117,18 +117,18 @@ def _routing() -> dict[str, Any]:
     for name in ("model", "uniform"):
         # what the real ones are called with, and no more
         kind.apply = lambda self, output, w1, topk_ids: seen.append(topk_ids)
-        experts.products = lambda x, w13, ids, shares: seen.append(ids)
+        experts.products = lambda x, weights, ids, shares: seen.append(ids)
         worker.determine_available_memory = lambda self: 5
         routing = Routing(128, uniform=name == "uniform")
         routing.install()
         early = router.clone()
-        experts.products(None, layers[0], early, None)
+        experts.products(None, types.SimpleNamespace(w13=layers[0]), early, None)
         assert seen.pop() is early
         assert routing.distinct(8) is None
         assert worker.determine_available_memory(None) == 5
         found = []
         for layer in layers:
-            experts.products(None, layer, router, None)
+            experts.products(None, types.SimpleNamespace(w13=layer), router, None)
             kind.apply(None, output=None, w1=layer, topk_ids=router[:5])
             found.append([ids.tolist() for ids in seen])
             seen.clear()
@@ -144,7 +144,7 @@ def _routing() -> dict[str, Any]:
     result["names"] = [
         "w1" in names[0],
         "topk_ids" in names[0],
-        "w13" in names[1],
+        "weights" in names[1] and "w13" in experts.Weights._fields,
         "ids" in names[1],
     ]
     return result
