@@ -18,14 +18,15 @@ import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
+from sparkforge.core.parallel import in_parallel
 from sparkforge.inspect.accept.row import Subject, Unmet
 from sparkforge.runtime import client
 
@@ -167,18 +168,17 @@ def run(subject: Subject, questions: Questions, repeats: int = REPEATS) -> Score
     cases = list(_cases(questions.rows, repeats))
     right: dict[int, list[bool]] = {}
     unclear = 0
-    with ThreadPoolExecutor(min(_AT_ONCE, subject.profile.max_num_seqs or _AT_ONCE)) as pool:
-        asked = {pool.submit(_ask, subject, text): (at, best) for at, text, best in cases}
-        try:
-            for number, future in enumerate(as_completed(asked), start=1):
-                at, best = asked[future]
-                said = letter(future.result())
-                unclear += not said
-                right.setdefault(at, []).append(said == best)
-                good = sum(sum(one) for one in right.values())
-                log.progress("GPQA", number, len(cases), "answers", note=f"{good / number:.3f}")
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+
+    def one(case: tuple[int, str, str], stopping: Event) -> str:
+        return letter(_ask(subject, case[1], stopping))
+
+    width = min(_AT_ONCE, subject.profile.max_num_seqs or _AT_ONCE)
+    for number, said in enumerate(in_parallel(one, cases, width), start=1):
+        at, _, best = cases[number - 1]
+        unclear += not said
+        right.setdefault(at, []).append(said == best)
+        good = sum(sum(one) for one in right.values())
+        log.progress("GPQA", number, len(cases), "answers", note=f"{good / number:.3f}")
     means = [statistics.fmean(right[at]) for at in range(len(questions.rows))]
     error = statistics.stdev(means) / len(means) ** 0.5
     seconds = time.monotonic() - began
@@ -208,7 +208,7 @@ def letter(text: str) -> str:
     return first if first and first in _LETTERS else ""
 
 
-def _ask(subject: Subject, text: str) -> str:
+def _ask(subject: Subject, text: str, stopping: Event) -> str:
     """Return an answer's text; "" where it is not complete.
 
     Raises:
@@ -223,8 +223,8 @@ def _ask(subject: Subject, text: str) -> str:
     }
     problem = ""
     for number in range(_TRIES):
-        if number:
-            time.sleep(_PAUSE_S)
+        if number and stopping.wait(_PAUSE_S):
+            break
         try:
             found = client.post(subject.place, client.RESPONSES, body, _ANSWER_S).json()
             output = [one for one in found["output"] if one["type"] == "message"]

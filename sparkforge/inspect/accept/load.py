@@ -13,10 +13,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Event
 
 from sparkforge.core.log import log
+from sparkforge.core.parallel import in_parallel
 from sparkforge.inspect.accept import behind, together
 from sparkforge.inspect.accept.behind import Unseen
 from sparkforge.inspect.accept.row import Check, Row, Subject, Unmet, judged, need, shown
@@ -164,22 +166,25 @@ def run(subject: Subject, seconds: float, clients: int = CLIENTS, seed: int = 1)
     end = began + seconds
     names, weights = list(KINDS), [weight for _, weight in KINDS.values()]
 
-    def work(number: int) -> None:
+    def work(number: int, stopping: Event) -> None:
         dice = random.Random(f"{seed} {number}")
-        for kind in dice.sample(names, len(names)):  # however short the time is
+        kinds = dice.sample(names, len(names))  # however short the time is
+        while (kinds or time.monotonic() < end) and not stopping.is_set():
+            kind = kinds.pop(0) if kinds else dice.choices(names, weights)[0]
             _one(subject, kind, dice, tally)
-        while time.monotonic() < end:
-            _one(subject, dice.choices(names, weights)[0], dice, tally)
 
-    with ThreadPoolExecutor(clients) as pool:
-        works = [pool.submit(work, number) for number in range(clients)]
-        while (left := end - time.monotonic()) > 0:
+    def watch(stopping: Event) -> None:
+        while (left := end - time.monotonic()) > 0 and not stopping.is_set():
             _measure(subject, tally)
             passed = seconds - left
             log.progress("load", passed, seconds, "s", note=f"{sum(tally.done.values())} requests")
-            time.sleep(min(MEMORY_EVERY_S, left))
-        for one in works:
-            one.result()
+            stopping.wait(min(MEMORY_EVERY_S, left))
+
+    jobs: list[Callable[[Event], None]] = [
+        watch,
+        *(partial(work, number) for number in range(clients)),
+    ]
+    list(in_parallel(lambda job, stopping: job(stopping), jobs, len(jobs)))
     _measure(subject, tally)
     took = time.monotonic() - began
     return [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
+from sparkforge.core.parallel import in_parallel
 from sparkforge.inspect.accept import behind, talk
 from sparkforge.inspect.accept.behind import Metrics, Unseen
 from sparkforge.inspect.accept.row import Check, Subject, Unmet, need
@@ -40,12 +41,16 @@ def hang_up(subject: Subject) -> bool:
 
 def crowd(subject: Subject, cancelled: int = CANCELLED) -> list[client.Said]:
     """Ask several at once, while others leave; returns the answers."""
-    with ThreadPoolExecutor(TOGETHER + cancelled) as pool:
-        left = [pool.submit(hang_up, subject) for _ in range(cancelled)]
-        body = subject.body(answers.QUESTION)
-        asked = [pool.submit(client.streamed, subject.place, body) for _ in range(TOGETHER)]
-        need(all(one.result() for one in left), "a piece before it is cancelled", "none")
-        return [one.result() for one in asked]
+    body = subject.body(answers.QUESTION)
+
+    def one(leaves: bool, stopping: Event) -> client.Said | None:
+        if not leaves:
+            return client.streamed(subject.place, body)
+        need(hang_up(subject), "a piece before it is cancelled", "none")
+        return None
+
+    kinds = [*[True] * cancelled, *[False] * TOGETHER]
+    return [said for said in in_parallel(one, kinds, len(kinds)) if said is not None]
 
 
 def idle(subject: Subject, limit_s: float) -> str:

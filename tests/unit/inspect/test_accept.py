@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -543,3 +545,42 @@ def test_load_is_a_command(project: Path, quick: None, capsys: pytest.CaptureFix
     names = [one["name"] for one in json.loads(capsys.readouterr().out)["checks"]]
     assert names[0] == "load: answers"
     assert accept(project, "--clients", "3") == 2
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        together.crowd,
+        lambda one: gpqa.run(one, gpqa.Questions((("first", *"rabc"), ("more", *"rabc")), ""), 9),
+        lambda one: load.run(one, 3600, clients=2),
+    ],
+    ids=["crowd", "accuracy", "load"],
+)
+def test_an_interrupted_run_does_not_wait_for_answers(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[Subject], object]
+) -> None:
+    """The first thread is interrupted, which in_parallel passes on as Ctrl-C; all others hang."""
+    end = threading.Event()
+
+    def interrupted(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    def hanging(*words: object) -> None:
+        end.wait()
+
+    def asked(one: Subject, text: str, *words: object) -> None:
+        (interrupted if text.startswith("first") else hanging)()
+
+    monkeypatch.setattr(together, "hang_up", interrupted)
+    monkeypatch.setattr(load, "_measure", interrupted)
+    monkeypatch.setattr(client, "streamed", hanging)
+    monkeypatch.setattr(load, "_one", hanging)
+    monkeypatch.setattr(gpqa, "_ask", asked)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(Subject(Place(""), Model("gpt-oss-20b", MAX_LEN)))
+    finally:
+        end.set()
