@@ -87,8 +87,16 @@ class Handler(BaseHTTPRequestHandler):
         if done:
             self.wfile.write(b"data: [DONE]\n\n")
 
+    def _endless(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        while True:  # until the client goes away
+            self.wfile.write(b"data: {}\n\n" * 1000)
+
     def do_GET(self) -> None:
-        if self.path == "/metrics":
+        if self.server.sin == "has no end":
+            self._endless()
+        elif self.path == "/metrics":
             self._end(200, self.server.metrics())
         elif self.headers.get("Authorization") != f"Bearer {KEY}":
             self._end(401, {"error": "Unauthorized"})
@@ -98,6 +106,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
         fake, sin = self.server, self.server.sin
+        if sin == "has no end":
+            self._endless()
+        if sin == "is short of memory":
+            self._end(503, {"error": "the machine has little memory left"})
+            return
         if sin == "dies" or (sin == "dies at times" and self.server.answered % 7 == 6):
             self.server.answered += 1
             return

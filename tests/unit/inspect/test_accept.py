@@ -538,6 +538,14 @@ def test_memory_has_to_be_flat(mib: list[int], state: str, words: str) -> None:
         assert judged(load._memory(tally), Subject(Place(""), Model("m", 1))).state == "fail"
 
 
+def test_a_guard_that_refuses_is_no_failure(quick: None) -> None:
+    with serving("is short of memory") as fake:
+        found = under_load(fake)["answers"]
+    assert found.state == "ok"
+    assert "malformed (503, refused by the memory guard)" in found.seen
+    assert "huge (503, refused by the memory guard)" in found.seen
+
+
 def test_load_is_a_command(project: Path, quick: None, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as fake:
         compose(project, fake)
