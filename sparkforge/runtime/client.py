@@ -25,6 +25,8 @@ CONNECT_S = 5.0
 SILENCE_S = 600.0
 """Longest time without a byte: a long prompt, or a kernel that is compiled."""
 _SHOWN = 300  # characters of a server's words in a message
+_MOST_BYTES = 64 << 20
+"""Of an answer: what sends more is no OpenAI server. One of a whole context has some MiB."""
 Json = Mapping[str, Any]
 
 
@@ -126,6 +128,8 @@ def place_of(variables: Mapping[str, str], url: str | None = None) -> Place:
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        # a password would be in results, and in the arguments of llama-benchy
+        good = good and not (parts.query or parts.fragment or "@" in parts.netloc)
     except ValueError:
         good = False
     if not good:
@@ -134,12 +138,18 @@ def place_of(variables: Mapping[str, str], url: str | None = None) -> Place:
 
 
 def api_key(variables: Mapping[str, str]) -> str:
-    """Return the key in the file that Compose mounts; "": none, or it cannot be read."""
+    """Return the key in the file that Compose mounts; "": none, or it cannot be read or sent."""
     named = variables.get("SPARKFORGE_API_KEY_FILE")
     try:
-        return Path(named).expanduser().read_text(encoding="utf-8").strip() if named else ""
+        key = Path(named).expanduser().read_text(encoding="utf-8").strip() if named else ""
     except (OSError, UnicodeDecodeError, RuntimeError):
         return ""  # requests then show the server's refusal
+    return key if is_key(key) else ""
+
+
+def is_key(text: str) -> bool:
+    """Return whether a header can carry a key; the error about another would show it."""
+    return len(text.split()) == 1 and text.isascii() and text.isprintable()
 
 
 def model_of(place: Place) -> Model:
@@ -147,35 +157,36 @@ def model_of(place: Place) -> Model:
 
     Raises:
         ConnectionError: nothing answers there.
-        OSError: the answer is an error.
-        ValueError: its answer is no list of models.
+        OSError: the answer breaks off.
+        ValueError: it is an error, or no list of models.
     """
     import requests
 
-    with session(place) as opened:
-        try:
-            answer = opened.get(f"{place.url}/models", timeout=CONNECT_S)
-        except requests.ConnectionError as error:
-            raise ConnectionError(str(error)) from None
-    answer.raise_for_status()
-    found = plain.json_of(answer.text)
+    try:
+        found = look(place, "/v1/models", CONNECT_S).json()
+    except requests.ConnectionError as error:
+        raise ConnectionError(str(error)) from None
     try:
         first = found["data"][0]
         return Model(str(first["id"]), int(first.get("max_model_len") or 4096))
-    except (TypeError, KeyError, IndexError, ValueError):
+    except (TypeError, KeyError, IndexError, ValueError, OverflowError):
         raise ValueError("the answer of /v1/models names no model") from None
 
 
-def get(place: Place, path: str) -> str:
-    """Return the body of a page beside ``/v1``, such as ``/metrics``.
+def look(place: Place, path: str, timeout_s: float) -> Reply:
+    """Return the answer of a page, such as ``/metrics``, whatever its status.
+
+    Args:
+        path: below the URL without ``/v1``.
 
     Raises:
-        OSError: no answer, or an error.
+        OSError: no answer, or it breaks off.
     """
-    with session(place) as opened:
-        answer = opened.get(f"{place.root}{path}", timeout=(CONNECT_S, 60.0))
-        answer.raise_for_status()
-        return answer.text
+    with (
+        session(place) as opened,
+        opened.get(f"{place.root}{path}", stream=True, timeout=(CONNECT_S, timeout_s)) as answer,
+    ):
+        return Reply(answer.status_code, _text(answer))
 
 
 def post(place: Place, path: str, body: Json | bytes, timeout_s: float = SILENCE_S) -> Reply:
@@ -188,14 +199,17 @@ def post(place: Place, path: str, body: Json | bytes, timeout_s: float = SILENCE
         OSError: no answer.
     """
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with session(place) as opened:
-        answer = opened.post(
+    with (
+        session(place) as opened,
+        opened.post(
             f"{place.url}{path}",
             data=data,
             headers={"Content-Type": "application/json"},
+            stream=True,
             timeout=timeout_s,  # also of the connection: it counts while a large body is sent
-        )
-        return Reply(answer.status_code, answer.text)
+        ) as answer,
+    ):
+        return Reply(answer.status_code, _text(answer))
 
 
 def chat(place: Place, body: Json) -> Said:
@@ -218,7 +232,7 @@ def chat(place: Place, body: Json) -> Said:
             prompt_tokens=int(usage.get("prompt_tokens") or 0),
             tokens=int(usage.get("completion_tokens") or 0),
         )
-    except (TypeError, KeyError, IndexError, AttributeError):
+    except (TypeError, KeyError, IndexError, AttributeError, OverflowError):
         raise ValueError(f"no answer of a chat: {json.dumps(found)[:_SHOWN]}") from None
 
 
@@ -236,7 +250,7 @@ def streamed(place: Place, body: Json) -> Said:
         for event in events(place, CHAT, {**body, **more}):
             taken.add(event)
         return taken.said()
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, OverflowError):
         raise ValueError(f"no event of a chat: {json.dumps(event)[:_SHOWN]}") from None
 
 
@@ -256,8 +270,11 @@ def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, 
         ) as answer,
     ):
         if answer.status_code != 200:
-            raise ValueError(f"status {answer.status_code}: {answer.text[:_SHOWN]}")
+            raise ValueError(f"status {answer.status_code}: {_text(answer)[:_SHOWN]}")
+        size = 0
         for line in answer.iter_lines():
+            size += len(line)
+            _check(size)
             name, _, data = line.decode(errors="replace").partition(":")
             if name != "data":
                 continue
@@ -269,6 +286,24 @@ def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, 
                 if event.get("error"):
                     raise ValueError(f"an error in the stream: {data.strip()[:_SHOWN]}")
                 yield event
+
+
+def _text(answer: requests.Response) -> str:
+    """Read a body.
+
+    Raises:
+        OSError: it breaks off, or has no end.
+    """
+    found = bytearray()
+    for piece in answer.iter_content(1 << 16):
+        found += piece
+        _check(len(found))
+    return found.decode(errors="replace")
+
+
+def _check(size: int) -> None:
+    if size > _MOST_BYTES:
+        raise OSError(f"an answer of more than {_MOST_BYTES >> 20} MiB")
 
 
 def session(place: Place) -> requests.Session:

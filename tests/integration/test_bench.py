@@ -156,6 +156,24 @@ def test_a_running_server_is_measured(
     assert all(f"({name})" in page for name in result.PICTURES)
 
 
+def test_neither_a_proxy_nor_netrc_counts(
+    tmp_path: Path,
+    serving: Serving,
+    calls: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port(0)}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "netrc").write_text("default login a password b\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    serving.key = "secret"
+    (tmp_path / "key").write_text("secret\n")
+    words = ["--url", serving.url, "--api-key-file", str(tmp_path / "key")]
+    assert bench(tmp_path, *words, "--model", str(tokenizer(tmp_path / "model"))) == 0
+
+
 def test_two_runs_are_compared(
     tmp_path: Path, serving: Serving, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,13 +202,16 @@ def test_what_is_no_server_or_another_one_is_named(
     nobody = f"http://127.0.0.1:{free_port(0)}"
     err = refused(tmp_path, capsys, "--url", nobody, *model)
     assert f"{nobody}: no server answers (ConnectionError)" in err
+    assert "http://a..b: no server answers" in refused(
+        tmp_path, capsys, "--url", "http://a..b", *model
+    )
     here = ["--url", serving.url, *model]
     err = refused(tmp_path, capsys, *here, "--served-model", "other")
     assert f"{serving.url} serves a-model, not other" in err
     serving.key = "secret"
     assert "it wants an API key" in refused(tmp_path, capsys, *here)
     serving.key = ""
-    answers: tuple[Any, ...] = ("<html>", [], {"data": [1]}, {"data": 1}, None)
+    answers: tuple[Any, ...] = ("<html>", "[" * 100_000, [], {"data": [1]}, {"data": 1}, None)
     for answer in answers:
         serving.models = answer
         assert "not the list of an OpenAI server" in refused(tmp_path, capsys, *here)
@@ -245,7 +266,9 @@ def test_a_failed_test_keeps_those_before_it(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--url", "127.0.0.1:8000"], "not an address"),
+        (["--url", "127.0.0.1:8000"], "is not the URL of a server"),
+        (["--url", "http://user:hunter2@h"], "is not the URL of a server"),
+        (["--url", "http://h", "--api-key-file", __file__], "not one word of ASCII"),
         (["--url", "http://h", "--vs", "unpatched"], "--vs is for a server that bench starts"),
         (["--url", "http://h", "--profile", "fats"], "did you mean fast"),
         (["--url", "http://h", "--", "--max-num-seqs", "4"], "-- is for a server that bench"),

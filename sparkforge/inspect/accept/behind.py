@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -105,17 +106,21 @@ class Metrics:
         """Ask a server.
 
         Raises:
-            OSError: no answer.
+            OSError: no answer, or an error.
         """
         found = []
-        for line in client.get(place, "/metrics").splitlines():
+        reply = client.look(place, "/metrics", _ASK_S)
+        if reply.status != 200:
+            raise OSError(f"status {reply.status}")
+        for line in reply.text.splitlines():
             if (match := _METRIC.fullmatch(line)) is None:
                 continue
             try:
                 value = float(match[3])
             except ValueError:
                 continue
-            found.append(Metric(match[1], dict(_LABEL.findall(match[2] or "")), value))
+            if math.isfinite(value):
+                found.append(Metric(match[1], dict(_LABEL.findall(match[2] or "")), value))
         return cls(tuple(found))
 
     def named(self, name: str) -> list[Metric]:

@@ -160,7 +160,8 @@ def _output(response: Any) -> str:
     """Return the text of a response's message."""
     document = Document("the response", response)
     need(document.get(str, "status") == "completed", "status completed", response.get("status"))
-    kinds = [document.get(str, "output", at, "type") for at in range(len(response["output"]))]
+    count = len(document.get(list, "output"))
+    kinds = [document.get(str, "output", at, "type") for at in range(count)]
     need("message" in kinds, "a message", f"only {', '.join(kinds) or 'nothing'}")
     text = document.get(str, "output", kinds.index("message"), "content", 0, "text")
     need(text.strip(), "text", "an empty message")
@@ -234,7 +235,7 @@ def _logprobs(subject: Subject) -> str:
     need(tokens and len(tokens) == counted, f"logprobs of {counted} tokens", f"{len(tokens)}")
     for at in range(len(tokens)):
         one = Document("a token", tokens[at])
-        own, top = one.value.get("logprob"), one.get(list, "top_logprobs")
+        own, top = one.get(dict).get("logprob"), one.get(list, "top_logprobs")
         best: list[Any] = [row.get("logprob") for row in top if isinstance(row, dict)]
         need(len(best) == _TOP, f"{_TOP} likeliest tokens each", f"{len(best)} at token {at}")
         numbers = all(isinstance(x, int | float) and x <= 0 for x in (own, *best))

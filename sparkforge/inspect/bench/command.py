@@ -32,6 +32,7 @@ from sparkforge.core.command import (
 )
 from sparkforge.core.errors import BenchError, RegressionError, UsageError
 from sparkforge.core.log import log
+from sparkforge.runtime.client import Place, is_key, place_of
 from sparkforge.sources.project import Project, ProjectOptions
 
 _LEAST_TEXT = 10_000
@@ -117,7 +118,7 @@ def _run(options: RunOptions) -> int:
     name = "quick" if options.quick else options.profile_table or "seeds"
     table = tables.TABLES[name]
     words = None if options.text is None else _text(options.text)
-    _check_run(options)
+    place = _check_run(options)
     project = Project.open(options.project)
     chosen = project.pins.target(options.target)
     out = options.out or _new_folder(project.root / "dist" / options.target / "bench", name)
@@ -125,11 +126,11 @@ def _run(options: RunOptions) -> int:
         raise UsageError(f"--out {out}: exists already", "name a new folder")
     tool = benchy.install(project.store, project.root, host_platform(), project.access)
     with project.store.temporary("bench") as work:
-        if options.url is not None:
+        if place is not None:
             context = Context.of(project, options.target, platform_of(chosen))
             served = sides.Served(None, _profile(context, options.profile))
             key = _key(options.api_key_file)
-            asked = benchy.Asked(options.url, options.served_model or "", key)
+            asked = benchy.Asked(place.root, options.served_model or "", key)
             found = [sides.running(asked, options.target, options.profile or "")]
             named = options.model
         else:
@@ -175,11 +176,11 @@ def _run(options: RunOptions) -> int:
     return _report(results, [out / one.name for one in found], as_json=options.output.json)
 
 
-def _check_run(options: RunOptions) -> None:
-    """Check that options go together.
+def _check_run(options: RunOptions) -> Place | None:
+    """Check that options go together; returns the running server, if they name one.
 
     Raises:
-        UsageError: some do not.
+        UsageError: some do not, or the server's URL is none.
     """
     only = {
         "--vs": (False, options.vs),
@@ -194,8 +195,7 @@ def _check_run(options: RunOptions) -> None:
             raise UsageError(f"{name} needs --url", f"omit {name}, or name a server with --url")
         msg = f"{name} is for a server that bench starts, and --url names a running one"
         raise UsageError(msg, "omit one of them")
-    if options.url is not None and not options.url.startswith(("http://", "https://")):
-        raise UsageError(f"--url {options.url}: not an address", "use http://HOST:PORT")
+    return None if options.url is None else place_of({}, options.url)
 
 
 def serve_checkpoint(model: Path) -> Path:
@@ -231,8 +231,8 @@ def _key(path: Path | None) -> str:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UsageError(f"--api-key-file {path}: {why}", "name a file with one word") from None
-    if not key or len(key.split()) > 1:
-        raise UsageError(f"--api-key-file {path}: not one word", "name a file with one word")
+    if not is_key(key):
+        raise UsageError(f"--api-key-file {path}: not one word of ASCII", "name a file with one")
     return key
 
 

@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import requests
-
 from sparkforge.core.errors import BenchError
 from sparkforge.core.log import log
 from sparkforge.inspect.bench import benchy, pictures, samples, text
@@ -21,6 +19,9 @@ from sparkforge.inspect.bench.guard import Guard
 from sparkforge.inspect.bench.result import Ceiling, Identity, Machine, Result, save
 from sparkforge.inspect.bench.samples import Samples
 from sparkforge.inspect.bench.tables import Table, Test
+from sparkforge.runtime import client
+from sparkforge.runtime.client import Place, Reply
+from sparkforge.serving.access import redacted
 
 _ANSWER_S = 30.0
 
@@ -85,8 +86,8 @@ class _Kept:
         save(self.result, self.folder)
 
 
-def _headers(asked: Asked) -> Mapping[str, str]:
-    return {"Authorization": f"Bearer {asked.key}"} if asked.key else {}
+def _look(asked: Asked, path: str) -> Reply:
+    return client.look(Place(f"{asked.url}/v1", asked.key), path, _ANSWER_S)
 
 
 def described(asked: Asked) -> Mapping[str, Any]:
@@ -97,19 +98,18 @@ def described(asked: Asked) -> Mapping[str, Any]:
     """
     url = f"{asked.url}/v1/models"
     try:
-        reply = requests.get(url, headers=_headers(asked), timeout=_ANSWER_S)
-    except requests.RequestException as error:
+        reply = _look(asked, "/v1/models")
+    except (OSError, ValueError) as error:  # or the name of no host
         msg = f"{asked.url}: no server answers ({type(error).__name__})"
         raise BenchError(msg, "start one, or fix --url: http://HOST:PORT") from None
-    if reply.status_code in (requests.codes.unauthorized, requests.codes.forbidden):
-        msg = f"{asked.url}: {reply.status_code}, it wants an API key"
+    if reply.status in (401, 403):
+        msg = f"{asked.url}: {reply.status}, it wants an API key"
         raise BenchError(msg, "name the file that has the key with --api-key-file FILE")
     try:
-        reply.raise_for_status()
         models = list(reply.json()["data"])
         names = [str(one["id"]) for one in models]
-    except (requests.RequestException, LookupError, TypeError, ValueError):
-        msg = f"{url}: {reply.status_code}, not the list of an OpenAI server"
+    except (LookupError, TypeError, ValueError):
+        msg = f"{url}: {reply.status}, not the list of an OpenAI server"
         raise BenchError(msg, "fix --url: http://HOST:PORT") from None
     if not names or (asked.model and asked.model not in names):
         msg = f"{asked.url} serves {', '.join(names) or 'no model'}"
@@ -121,9 +121,8 @@ def described(asked: Asked) -> Mapping[str, Any]:
 def version(asked: Asked) -> str:
     """Return what a server says of its version, or ""; only vLLM's has that address."""
     try:
-        reply = requests.get(f"{asked.url}/version", headers=_headers(asked), timeout=_ANSWER_S)
-        return f"vLLM {reply.json()['version']}" if reply.ok else ""
-    except (requests.RequestException, LookupError, TypeError, ValueError):
+        return f"vLLM {_look(asked, '/version').json()['version']}"
+    except (OSError, LookupError, TypeError, ValueError):
         return ""
 
 

@@ -60,10 +60,8 @@ def running(asked: Asked, target: str, profile: str) -> Side:
     """Return the side of a server that runs already.
 
     Args:
-        asked: its address may end with ``/v1``.
         profile: what the user says of it, or "".
     """
-    asked = replace(asked, url=asked.url.rstrip("/").removesuffix("/v1"))
 
     @contextmanager
     def start() -> Iterator[Asked]:

@@ -339,6 +339,8 @@ def test_a_failed_check_is_one_line_with_a_hint_and_a_code(
         (["--url", "http://127.0.0.1:9"], 26, "nothing answers at http://127.0.0.1:9/v1"),
         (["--url", "ftp://127.0.0.1"], 2, "is not the URL of a server"),
         (["--url", "http://127.0.0.1:99999"], 2, "is not the URL of a server"),
+        (["--url", "http://127.0.0.1:9/?v1"], 2, "is not the URL of a server"),
+        (["--url", "http://a..b"], 26, "http://a..b/v1/models"),
         (["--log", "missing"], 2, "--log missing: no such file"),
         (["--target", "none"], 2, "none"),
     ],
@@ -358,6 +360,75 @@ def test_a_key_that_is_missing_is_said(project: Path, capsys: pytest.CaptureFixt
     error = capsys.readouterr().err
     assert "401" in error
     assert "SPARKFORGE_API_KEY_FILE" in error
+
+
+def test_no_password_or_key_is_printed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert accept(project, "--url", "http://user:hunter2@127.0.0.1:9", "--json") == 2
+    (project / "key").write_text("first\nhunter2\n")
+    monkeypatch.setenv("SPARKFORGE_API_KEY_FILE", str(project / "key"))
+    with serving() as fake:
+        assert accept(project, "--url", fake.url, "--json") == 26
+    seen = capsys.readouterr()
+    assert "hunter2" not in seen.out + seen.err
+    assert "401" in seen.err
+
+
+ODD = (
+    "<html>",
+    "[" * 100_000,
+    "[]",
+    "null",
+    "7",
+    '"x"',
+    '{"status": "completed"}',
+    '{"status": "completed", "output": 7}',
+    '{"data": ["x"]}',
+    '{"data": [{"id": "m", "max_model_len": 1e999}]}',
+    '{"choices": [{"message": {"content": "42"}}], "usage": {"completion_tokens": 1e999}}',
+    '{"choices": [{"logprobs": {"content": ["x"]}}], "usage": {"completion_tokens": 1}}',
+)
+
+
+@pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
+def test_no_answer_of_another_shape_ends_the_program(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    reply = client.Reply(200, text)
+    monkeypatch.setattr(client, "post", lambda *words: reply)
+    monkeypatch.setattr(client, "look", lambda *words: reply)
+    monkeypatch.setattr(
+        client, "events", lambda *words: (one for one in [reply.json()] if isinstance(one, dict))
+    )
+    one = Subject(Place("http://127.0.0.1:9/v1"), Model("m", MAX_LEN))
+    states = {judged(check, one).state for check in command.CHECKS}
+    assert states == {"fail", "not checked"}
+    with pytest.raises(ValueError, match=r"names no model|nested|Expecting"):
+        client.model_of(one.place)
+
+
+def test_numbers_that_are_none_are_not_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "process_resident_memory_bytes NaN\na +Inf\nb 1e3\n"
+    monkeypatch.setattr(client, "look", lambda *words: client.Reply(200, text))
+    place = Place("http://127.0.0.1:9/v1")
+    assert behind.Metrics.of(place).found == (behind.Metric("b", {}, 1000),)
+    with pytest.raises(behind.Unseen):
+        behind.memory(Behind(), place)
+
+
+@pytest.mark.parametrize("path", ["models", "chat/completions", "events"])
+def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(client, "_MOST_BYTES", 1 << 18)
+    with serving("has no end") as fake:
+        place = Place(f"{fake.url}/v1", KEY)
+        with pytest.raises(OSError, match="an answer of more than"):
+            if path == "models":
+                client.model_of(place)
+            elif path == "events":
+                client.streamed(place, {})
+            else:
+                client.chat(place, {})
 
 
 # -- accuracy ---------------------------------------------------------------------------------

@@ -137,7 +137,9 @@ def test_rounds_are_joined_by_test_and_metric() -> None:
     assert joined[0].mean == 2
 
 
-@pytest.mark.parametrize("content", [None, "no JSON", "[]", '{"vocab": 1}'])
+@pytest.mark.parametrize(
+    "content", [None, "no JSON", "[]", "[" * 100_000, '{"vocab": 1}'], ids=range(5)
+)
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
