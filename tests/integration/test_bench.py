@@ -321,7 +321,8 @@ class Sides:
             yield Asked(self.url, "")
             self.said.append(f"-{name}")
 
-        return session.Side(name, start, Identity("build", "cpu"), ours=False)
+        identity = Identity("build", "cpu", options=("--hf-token", "hunter2", "--seed", "4"))
+        return session.Side(name, start, identity, ours=False)
 
     def plan(self, *, together: bool) -> session.Plan:
         return session.Plan(
@@ -361,6 +362,7 @@ def test_rounds_take_turns_and_are_paired(two: Sides) -> None:
     for one in (first, second):
         assert (one.rounds, one.complete) == (3, True)
         assert [len(samples.rounds) for samples in one.samples] == [3, 3, 3]
+        assert one.identity.options == ("--hf-token", "***", "--seed", "4")
         name = "a" if one is first else "b"
         assert result.load(two.folder / "out" / name) == one
         kept = two.folder / "out" / name / "llama-benchy"

@@ -158,7 +158,8 @@ def run(sides: Sequence[Side], plan: Plan, folder: Path, work: Path) -> list[Res
                 tool=plan.tool.version,
                 lock=plan.tool.lock,
                 text=hashlib.sha256(words.encode()).hexdigest(),
-                identity=side.identity,
+                # results are for others, too
+                identity=replace(side.identity, options=tuple(redacted(side.identity.options))),
                 machine=plan.machine,
                 ceilings=plan.ceilings(tests),
                 samples=(),
