@@ -157,9 +157,16 @@ class Guard:
 
 
 def _users(tree: ET.Element | None) -> dict[str, str]:
-    """Return the names of the programs that use a GPU, by process."""
+    """Return the names of the programs that compute on a GPU, by process.
+
+    Those of type G only draw: a desktop's, which a machine with a screen always has.
+    """
     infos = () if tree is None else tree.iter("process_info")
-    return {text_of(one, "pid"): text_of(one, "process_name") for one in infos}
+    return {
+        text_of(one, "pid"): text_of(one, "process_name")
+        for one in infos
+        if text_of(one, "type") != "G"
+    }
 
 
 def _named(users: Mapping[str, str]) -> str:

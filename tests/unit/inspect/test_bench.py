@@ -172,10 +172,11 @@ def test_the_tokenizer_is_looked_for_where_it_may_be(
 # -- the guard ----------------------------------------------------------------------------------
 
 
-def smi(reason: str = "", pids: tuple[int, ...] = ()) -> Callable[[], ET.Element]:
+def smi(reason: str = "", pids: tuple[int, ...] = (), kind: str = "C") -> Callable[[], ET.Element]:
     """Return what reads a GPU that is slowed down for a reason, and has users."""
     users = "".join(
-        f"<process_info><pid>{pid}</pid><process_name>p{pid}</process_name></process_info>"
+        f"<process_info><pid>{pid}</pid><type>{kind}</type><process_name>p{pid}</process_name>"
+        "</process_info>"
         for pid in pids
     )
     slowed = f"<clocks_event_reason_{reason}>Active</clocks_event_reason_{reason}>" * bool(reason)
@@ -257,6 +258,18 @@ def test_other_programs_on_the_gpu_are_noticed() -> None:
     foreign = guard(read_smi=smi(pids=(9, 12)), ours=False)
     foreign.quiet("before")
     assert foreign.disturbed == ["before: 2 programs use the GPU: p12 (12), p9 (9)"]
+
+
+def test_a_desktop_does_not_disturb() -> None:
+    one = guard(read_smi=smi(pids=(7, 8), kind="G"), ours=False)
+    one.before_start()
+    one.quiet("before")
+    with one.during("a test"):
+        pass
+    assert one.disturbed == []
+    both = guard(read_smi=smi(pids=(7,), kind="C+G"))
+    both.before_start()
+    assert len(both.disturbed) == 1
 
 
 def test_our_processes_are_this_one_and_its_descendants(tmp_path: Path) -> None:
