@@ -17,10 +17,11 @@ from sparkforge.core.errors import BenchError
 from sparkforge.inspect.bench.result import Result
 from sparkforge.inspect.bench.samples import HIGHER_IS_BETTER, METRICS, Metric, Samples
 
+_Pair = tuple[Samples, Samples]
 Verdict = Literal["faster", "slower", "same", "unclear"]
 TOLERANCE = 0.03
 """A change of less is of no consequence."""
-# Student's t, 97.5 %, by degrees of freedom from 1 (any book of statistics); beyond: the normal's
+# Student's t, 97.5 %, by degrees of freedom from 1 (any book of statistics)
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -82,11 +83,14 @@ class _Estimate:
 def student(freedom: float) -> float:
     """Return the 97.5 % quantile of Student's t, infinite below one degree of freedom.
 
-    A fraction counts as the whole number below it, which makes the interval wider.
+    A fraction counts as the whole number below it, which makes the interval wider. Beyond the table
+    it is the normal's with the first term of Fisher's expansion, right to 0.2 %.
     """
     if freedom < 1:
         return math.inf
-    return _T[int(freedom) - 1] if freedom < len(_T) + 1 else _NORMAL
+    if freedom < len(_T) + 1:
+        return _T[int(freedom) - 1]
+    return _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -116,25 +120,37 @@ def _satterthwaite(parts: Iterable[tuple[float, float]]) -> float:
     return total**2 / spread if spread > 0 else min(freedom for _, freedom in found)
 
 
-def _paired(before: Samples, after: Samples) -> _Estimate:
-    differences = [
+def _by_round(before: Samples, after: Samples) -> list[float]:
+    """Return the difference of the mean logarithms in each round."""
+    return [
         _mean([math.log(one) for one in b]) - _mean([math.log(one) for one in a])
         for a, b in zip(before.rounds, after.rounds, strict=False)
     ]
-    if len(differences) < 2:
-        return _Estimate(_mean(differences), 0.0, 0.0)
+
+
+def _paired(differences: Sequence[float]) -> _Estimate:
     count = len(differences)
+    if count < 2:
+        return _Estimate(_mean(differences), 0.0, 0.0)
     return _Estimate(_mean(differences), _variance(differences) / count, count - 1)
 
 
-def _estimate(before: Samples, after: Samples, *, paired: bool) -> _Estimate:
+def _estimate(pair: _Pair, *, paired: bool) -> _Estimate:
     if paired:
-        return _paired(before, after)
-    return _welch(*([math.log(one) for one in side.values] for side in (before, after)))
+        return _paired(_by_round(*pair))
+    return _welch(*([math.log(one) for one in side.values] for side in pair))
 
 
-def _over_all(estimates: Sequence[_Estimate]) -> _Estimate:
-    """Return the mean of the tests' estimates; their errors are independent."""
+def _over_all(pairs: Sequence[_Pair], *, paired: bool) -> _Estimate:
+    """Return the mean of the tests' estimates.
+
+    In rounds it is that of each round's mean: what a start of the server changes, all tests of its
+    round have in common. Otherwise the tests' errors count as independent.
+    """
+    if paired:
+        rounds = zip(*(_by_round(*pair) for pair in pairs), strict=False)
+        return _paired([_mean(one) for one in rounds])
+    estimates = [_estimate(pair, paired=False) for pair in pairs]
     count = len(estimates)
     value = _mean([one.value for one in estimates])
     if any(one.freedom < 1 for one in estimates):
@@ -188,11 +204,11 @@ def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comp
         raise BenchError(msg, "measure both with the same --profile-table")
     paired = before.session == after.session and min(before.rounds, after.rounds) > 1
     changes: list[Change] = []
-    estimates: dict[Metric, list[_Estimate]] = {}
+    pairs: dict[Metric, list[_Pair]] = {}
     for key in common:
         one, other = ours[key], theirs[key]
-        found = _estimate(one, other, paired=paired)
-        estimates.setdefault(one.metric, []).append(found)
+        found = _estimate((one, other), paired=paired)
+        pairs.setdefault(one.metric, []).append((one, other))
         means = tuple(math.exp(_mean([math.log(v) for v in side.values])) for side in (one, other))
         changes.append(
             _change(
@@ -200,11 +216,11 @@ def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comp
                 paired=paired, tolerance=tolerance,
             )
         )  # fmt: skip
-    for metric, several in estimates.items():
+    for metric, several in pairs.items():
         if len(several) > 1:
             changes.append(
                 _change(
-                    "all tests", metric, (0.0, 0.0), _over_all(several),
+                    "all tests", metric, (0.0, 0.0), _over_all(several, paired=paired),
                     paired=paired, tolerance=tolerance,
                 )
             )  # fmt: skip

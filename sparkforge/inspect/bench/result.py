@@ -21,6 +21,7 @@ from sparkforge.inspect.doctor.gpu import text_of
 FILE = "result.json"
 PAGE = "report.md"
 SCHEMA = 1
+_MIN, _MAX = 1e-9, 1e9  # tokens a second, or milliseconds
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,15 @@ def load(path: Path) -> Result:
         raise BenchError(f"{file}: {error.strerror}", remedy) from None
     except ValueError:
         raise BenchError(f"{file}: not JSON", remedy) from None
+    if isinstance(values, dict) and values.get("schema_version", SCHEMA) != SCHEMA:
+        msg = f"{file}: another version of sparkforge wrote it"
+        raise BenchError(msg, "measure again, or use that version")
     result = typed.load(Result, values)
     if result is None:
-        if isinstance(values, dict) and values.get("schema_version", SCHEMA) != SCHEMA:
-            msg = f"{file}: another version of sparkforge wrote it"
-            raise BenchError(msg, "measure again, or use that version")
         raise BenchError(f"{file}: not a result of `build.py bench`", remedy)
-    if any(not one.values or min(one.values) <= 0 for one in result.samples):
-        raise BenchError(f"{file}: a sample is not above zero", remedy)
+    for one in result.samples:
+        if not one.rounds or not all(one.rounds) or not all(_MIN < x < _MAX for x in one.values):
+            raise BenchError(f"{file}: {one.name} has a sample that nothing measures", remedy)
     return result
 
 
