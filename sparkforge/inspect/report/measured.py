@@ -59,7 +59,7 @@ class Measured:
 
 
 def measured(root: Path, folder: Path) -> Sequence[Measured]:
-    """Return the newest results of accept and bench; names of files and folders have the time.
+    """Return the newest results of accept and bench.
 
     Args:
         folder: ``dist/TARGET``.
@@ -67,10 +67,10 @@ def measured(root: Path, folder: Path) -> Sequence[Measured]:
     Raises:
         UsageError, BenchError: one has another shape.
     """
-    # one folder a run, and in it one for each side that was measured
-    files = sorted(folder.glob(f"bench/**/{result.FILE}"))
+    # one folder a run, of any name, and in it one for each side that was measured
+    files = sorted(folder.glob(f"bench/**/{result.FILE}"), key=lambda file: file.stat().st_mtime_ns)
     runs = [file.relative_to(folder / "bench").parts[0] for file in files]
-    found = [file for file, run in zip(files, runs, strict=True) if run == runs[-1]]
+    found = sorted(file for file, run in zip(files, runs, strict=True) if run == runs[-1])
     accepted = sorted(folder.glob("accept/accept-*.json"))[-1:]
     return [*(_accepted(one, root) for one in accepted), *(_benched(one, root) for one in found)]
 

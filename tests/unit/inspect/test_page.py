@@ -175,7 +175,7 @@ def test_the_page_has_the_newest_result_of_accept(checkout: Path) -> None:
 
 def test_the_page_has_the_newest_run_of_bench(checkout: Path) -> None:
     sample = samples(ONE, [40.0, 42.0])
-    for run, model in (("20261122-quick", "old"), ("20261123-quick/patched", NASTY)):
+    for run, model in (("mine", "old"), ("20261123-quick/patched", NASTY)):
         found = result(sample, disturbed=("the GPU was hot",))
         found = replace(found, identity=replace(found.identity, model=model))
         save(found, folder := checkout / "dist" / "cpu" / "bench" / run)
