@@ -104,7 +104,8 @@ def share_byte_code(source: Path, target: Path) -> None:
     """Link the byte code that servers of one environment left into another.
 
     Only of modules that are one file in both, as third-party ones are: Python itself compares dates
-    and sizes, which two versions of a module may share.
+    and sizes, which two versions of a module may share. What cannot be linked is left out, and
+    Python compiles it again: a server that runs may be writing it, or it is another user's.
 
     Args:
         source, target: folders made by ``install``.
@@ -116,9 +117,9 @@ def share_byte_code(source: Path, target: Path) -> None:
         for name in names:
             module = Path(folder).with_name(f"{name.partition('.')[0]}.py")
             other = ours.with_name(module.name)
-            if module.is_file() and other.is_file() and module.samefile(other):
-                ours.mkdir(exist_ok=True)
-                with suppress(FileExistsError):
+            with suppress(OSError):
+                if name.endswith(".pyc") and module.samefile(other):
+                    ours.mkdir(exist_ok=True)
                     (ours / name).hardlink_to(Path(folder) / name)
 
 
