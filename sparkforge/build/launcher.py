@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkforge.build.context import UNPATCHED, Context
+from sparkforge.build.context import Context
 from sparkforge.build.results import ImageResult, Product, WheelResult
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core import gitread
@@ -172,9 +172,8 @@ class Launcher:
         if isa.VARIABLE in variables and isinstance(self.product.result, ImageResult):
             restored |= mask_files(work)
         product = self.product if folder is None else replace(self.product, path=folder)
-        # vLLM keeps what it learnt of a model's class, 15 s of CPU, for one source of it
-        cache = self.context.store.cache_path("serve") / ("" if name == "patched" else UNPATCHED)
-        return start_server(self.context.engine, product, launch, work, cache, restored)
+        engine, cache = self.context.engine, self.work / "cache"
+        return start_server(engine, product, launch, work, cache, restored)
 
     def originals(self, work: Path) -> dict[str, Path]:
         """Write the files that our series replaces as they were, by their path in the wheel.
