@@ -58,7 +58,7 @@ with open(value("--save-result"), "w") as file:
 
 
 class Serving:
-    """A server that says what it serves, and wants a key where it is told so."""
+    """A server that lists its model, and needs a key if it has one."""
 
     def __init__(self) -> None:
         self.models: Any = {"data": [{"id": "a-model", "max_model_len": 4096}]}

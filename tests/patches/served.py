@@ -137,7 +137,7 @@ def serving(
     """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one.
 
     Args:
-        before: a command that starts the entrypoint, with its words behind its own.
+        before: a command that starts the entrypoint, which follows as its last arguments.
     """
     loaded = pins.load(CHECKOUT / "pins.yaml")
     profile = {**loaded.profile_of(loaded.target("cpu")), "warm_up": "off", **changes}

@@ -179,9 +179,16 @@ def measure(common: Call, asked: Asked, test: Test, folder: Path) -> Path:
     lines: list[str] = []
     try:
         done = call(
-            common.tool.python, "-P", "-c", _START, *words,
-            env=variables, cwd=folder, stream=lines.append, check=False,
-        )  # fmt: skip
+            common.tool.python,
+            "-P",
+            "-c",
+            _START,
+            *words,
+            env=variables,
+            cwd=folder,
+            stream=lines.append,
+            check=False,
+        )
     finally:
         log_path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     if any(_FELL_BACK in line for line in lines):

@@ -23,10 +23,37 @@ TOLERANCE = 0.03
 """A change of less is of no consequence."""
 # Student's t, 97.5 %, by degrees of freedom from 1 (any book of statistics)
 _T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+    2.080,
+    2.074,
+    2.069,
+    2.064,
+    2.060,
+    2.056,
+    2.052,
+    2.048,
+    2.045,
+    2.042,
+)
 _NORMAL = 1.960
 
 
@@ -175,9 +202,14 @@ def verdict(metric: Metric, low: float, high: float, tolerance: float) -> Verdic
 
 
 def _change(
-    name: str, metric: Metric, means: tuple[float, float], one: _Estimate, *, paired: bool,
+    name: str,
+    metric: Metric,
+    means: tuple[float, float],
+    one: _Estimate,
+    *,
+    paired: bool,
     tolerance: float,
-) -> Change:  # fmt: skip
+) -> Change:
     if one.freedom < 1:
         low, high = 0.0, math.inf
     else:
@@ -212,18 +244,26 @@ def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comp
         means = tuple(math.exp(_mean([math.log(v) for v in side.values])) for side in (one, other))
         changes.append(
             _change(
-                one.name, one.metric, (means[0], means[1]), found,
-                paired=paired, tolerance=tolerance,
+                one.name,
+                one.metric,
+                (means[0], means[1]),
+                found,
+                paired=paired,
+                tolerance=tolerance,
             )
-        )  # fmt: skip
+        )
     for metric, several in pairs.items():
         if len(several) > 1:
             changes.append(
                 _change(
-                    "all tests", metric, (0.0, 0.0), _over_all(several, paired=paired),
-                    paired=paired, tolerance=tolerance,
+                    "all tests",
+                    metric,
+                    (0.0, 0.0),
+                    _over_all(several, paired=paired),
+                    paired=paired,
+                    tolerance=tolerance,
                 )
-            )  # fmt: skip
+            )
     alone = [one for key, one in (ours | theirs).items() if key not in common]
     names = dict.fromkeys(f"{one.name}: {METRICS[one.metric]}" for one in alone)
     return Comparison(tuple(changes), tuple(names), tuple(_differences(before, after)))

@@ -13,36 +13,52 @@ _BYTES_PER_TOKEN = 8
 """More than the 5.4 of this text in gpt-oss's vocabulary."""
 _LEAST = 1 << 18
 
-_WHO = (
-    "the smith", "an old baker", "the night guard", "a young engineer", "her brother",
-    "the ferryman", "our neighbour", "a clerk from the harbour", "the teacher", "a tired courier",
-    "the gardener", "a woman in grey", "the last passenger", "my uncle", "the printer",
-    "a stranger", "the captain", "one of the children", "the mayor", "a watchmaker",
-)  # fmt: skip
-_DID = (
-    "opened", "carried", "forgot", "measured", "repaired", "described", "sold", "counted",
-    "painted", "returned", "hid", "lifted", "borrowed", "examined", "remembered", "drew",
-    "weighed", "cleaned", "followed", "wrapped",
-)  # fmt: skip
-_WHAT = (
-    "the iron gate", "a box of letters", "seven copper coins", "the broken clock", "a map",
-    "the long table", "a basket of apples", "the second key", "a lantern", "the account book",
-    "an empty bottle", "the wooden bridge", "a bundle of rope", "the heavy curtain",
-    "a photograph", "the garden wall", "two silver spoons", "the weather report", "a small boat",
-    "the unfinished letter",
-)  # fmt: skip
-_WHERE = (
-    "behind the station", "in the market hall", "at the edge of the forest", "on the third floor",
-    "beside the river", "under the stairs", "near the old mill", "in the reading room",
-    "outside the town", "between the two houses", "in the north tower", "along the canal",
-    "at the end of the street", "above the workshop", "across the square", "by the window",
-)  # fmt: skip
-_WHEN = (
-    "before sunrise", "on Tuesday", "after the storm", "at noon", "in the first week of March",
-    "late in the evening", "during the concert", "a year ago", "while it rained",
-    "when the bells rang", "for the second time", "without a word", "with great care",
-    "in spite of the cold", "as usual", "to everybody's surprise",
-)  # fmt: skip
+
+def _phrases(text: str) -> tuple[str, ...]:
+    """Return what commas separate."""
+    return tuple(one.strip() for one in text.split(","))
+
+
+_WHO = _phrases(
+    """
+    the smith, an old baker, the night guard, a young engineer, her brother,
+    the ferryman, our neighbour, a clerk from the harbour, the teacher, a tired courier,
+    the gardener, a woman in grey, the last passenger, my uncle, the printer,
+    a stranger, the captain, one of the children, the mayor, a watchmaker
+    """
+)
+_DID = _phrases(
+    """
+    opened, carried, forgot, measured, repaired, described, sold, counted,
+    painted, returned, hid, lifted, borrowed, examined, remembered, drew,
+    weighed, cleaned, followed, wrapped
+    """
+)
+_WHAT = _phrases(
+    """
+    the iron gate, a box of letters, seven copper coins, the broken clock, a map,
+    the long table, a basket of apples, the second key, a lantern, the account book,
+    an empty bottle, the wooden bridge, a bundle of rope, the heavy curtain,
+    a photograph, the garden wall, two silver spoons, the weather report, a small boat,
+    the unfinished letter
+    """
+)
+_WHERE = _phrases(
+    """
+    behind the station, in the market hall, at the edge of the forest, on the third floor,
+    beside the river, under the stairs, near the old mill, in the reading room,
+    outside the town, between the two houses, in the north tower, along the canal,
+    at the end of the street, above the workshop, across the square, by the window
+    """
+)
+_WHEN = _phrases(
+    """
+    before sunrise, on Tuesday, after the storm, at noon, in the first week of March,
+    late in the evening, during the concert, a year ago, while it rained,
+    when the bells rang, for the second time, without a word, with great care,
+    in spite of the cold, as usual, to everybody's surprise
+    """
+)
 _JOINED = (", and", ", but", "; then", ", because", ", although", "; meanwhile")
 
 
