@@ -176,6 +176,22 @@ def _engine_for(
     return chosen, why
 
 
+def last_context(
+    project: Project,
+    name: str,
+    variant: VariantOptions,
+    server: ServerOptions,
+    arguments: tuple[str, ...],
+) -> Context:
+    """Return a target's last build up to its image, for a command that serves it.
+
+    Raises:
+        UsageError, EngineError: as ``context_of``.
+    """
+    variant = last_variant(project, name, variant)
+    return context_of(project, name, variant, "image", server=server, arguments=arguments)
+
+
 def last_variant(project: Project, name: str, variant: VariantOptions) -> VariantOptions:
     """Complete a variant with the options of a target's last build."""
     last = lastbuild.read(project.root, name)

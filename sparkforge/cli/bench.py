@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkforge.build import executor, publish
 from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions, as_last
-from sparkforge.build.setup import context_of, last_variant
+from sparkforge.build.setup import last_context
 from sparkforge.core.command import Entry, behind, count, needed, option, repeated, share
 from sparkforge.core.errors import QualityError, SmokeError, UsageError
 from sparkforge.core.log import log
@@ -84,13 +84,8 @@ def _quality(options: QualityOptions) -> int:
     for layers in options.layers:
         roofline.parse_layers(layers)  # here, and not by a server after the first has run
     project = Project.open(options.project)
-    context = context_of(
-        project,
-        options.target,
-        last_variant(project, options.target, options.variant),
-        "image",
-        server=options.server,
-        arguments=options.arguments,
+    context = last_context(
+        project, options.target, options.variant, options.server, options.arguments
     )
     if options.model is None and context.target.smoke is None:
         msg = f"target {context.target_name} has no checkpoint"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparkforge.build import executor
 from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions, as_last
-from sparkforge.build.setup import context_of, last_variant
+from sparkforge.build.setup import last_context
 from sparkforge.core.command import Entry, behind, grouped, needed, option, switch
 from sparkforge.core.errors import UsageError
 from sparkforge.sources.project import Project, ProjectOptions
@@ -39,13 +39,8 @@ def _serve(options: Options) -> int:
     from sparkforge.build import serve  # not needed by a build in which nothing changed
 
     project = Project.open(options.project)
-    context = context_of(
-        project,
-        options.target,
-        last_variant(project, options.target, options.variant),
-        "image",
-        server=options.server,
-        arguments=options.arguments,
+    context = last_context(
+        project, options.target, options.variant, options.server, options.arguments
     )
     if options.chat and context.target.smoke is None:
         msg = f"--chat: target {context.target_name} serves a real model; it has no tiny one"

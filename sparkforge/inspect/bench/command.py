@@ -19,7 +19,7 @@ from sparkforge.build.options import (
     host_platform,
     platform_of,
 )
-from sparkforge.build.setup import context_of, last_variant
+from sparkforge.build.setup import last_context
 from sparkforge.core.command import (
     Entry,
     argument,
@@ -134,13 +134,8 @@ def _run(options: RunOptions) -> int:
             found = [sides.running(asked, options.target, options.profile or "")]
             named = options.model
         else:
-            context = context_of(
-                project,
-                options.target,
-                last_variant(project, options.target, options.variant),
-                "image",
-                server=options.server,
-                arguments=options.arguments,
+            context = last_context(
+                project, options.target, options.variant, options.server, options.arguments
             )
             if options.model is None and context.target.smoke is None:
                 msg = f"target {context.target_name} has no tiny model"
