@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from threading import Event
 from typing import Any
 
 from sparkforge.core.log import log
+from sparkforge.core.parallel import in_parallel
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Model, Place, Said
 
@@ -82,14 +83,11 @@ def ask_all(place: Place, model: Model) -> Iterator[Chat]:
     for question in _QUESTIONS:
         yield _ask(place, "alone", question, _body(model, question))
     log.info(f"{TOGETHER} chats at once")
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        # not sent before all threads exist, or the first would be alone
-        works = [
-            pool.submit(_ask, place, "eight at once", question, _body(model, question))
-            for question in _QUESTIONS[:TOGETHER]
-        ]
-        for work in works:
-            yield work.result()
+
+    def one(question: str, _stopping: Event) -> Chat:
+        return _ask(place, "eight at once", question, _body(model, question))
+
+    yield from in_parallel(one, _QUESTIONS[:TOGETHER], TOGETHER)
     question = "What is the weather in Oslo? Use the tool."
     log.info("a tool call")
     yield _ask(place, "tool", question, {**_body(model, question), "tools": [_TOOL]})
