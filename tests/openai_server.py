@@ -91,7 +91,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         while True:  # until the client goes away
-            self.wfile.write(b"data: {}\n\n" * 1000)
+            line = b"" if self.server.sin == "has no line" else b"\n\n"
+            self.wfile.write((b"data: {}" + line) * 1000)
 
     def do_GET(self) -> None:
         if self.server.sin == "has no end":
@@ -106,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
         fake, sin = self.server, self.server.sin
-        if sin == "has no end":
+        if sin in ("has no end", "has no line"):
             self._endless()
         if sin == "is short of memory":
             self._end(503, {"error": "the machine has little memory left"})

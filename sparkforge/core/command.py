@@ -132,6 +132,15 @@ def share(text: str) -> float:
     return number
 
 
+def fraction(text: str) -> float:
+    """A number from 0 to 1."""
+    number = _number(text)
+    if not 0 <= number <= 1:
+        msg = f"{text!r} is not a number from 0 to 1"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
 def count(text: str) -> int:
     """A whole number from 1."""
     number = int(text) if text.isdecimal() else 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ SILENCE_S = 600.0
 _SHOWN = 300  # characters of a server's words in a message
 _MOST_BYTES = 64 << 20
 """Of an answer: what sends more is no OpenAI server. One of a whole context has some MiB."""
+_PIECE_BYTES = 512  # of a stream: small, so that a piece is not held back for the next
 Json = Mapping[str, Any]
 
 
@@ -271,10 +272,7 @@ def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, 
     ):
         if answer.status_code != 200:
             raise ValueError(f"status {answer.status_code}: {_text(answer)[:_SHOWN]}")
-        size = 0
-        for line in answer.iter_lines():
-            size += len(line)
-            _check(size)
+        for line in _lines(answer):
             name, _, data = line.decode(errors="replace").partition(":")
             if name != "data":
                 continue
@@ -286,6 +284,25 @@ def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, 
                 if event.get("error"):
                     raise ValueError(f"an error in the stream: {data.strip()[:_SHOWN]}")
                 yield event
+
+
+def _lines(answer: requests.Response) -> Iterator[bytes]:
+    """Yield the lines of a body as they come; requests' own would keep one without an end.
+
+    Raises:
+        OSError: it breaks off, or has no end.
+    """
+    size, rest = 0, bytearray()
+    for piece in answer.iter_content(_PIECE_BYTES):
+        size += len(piece)
+        _check(size)
+        first, *more = piece.split(b"\n")
+        rest += first
+        for part in more:
+            yield bytes(rest)
+            rest = bytearray(part)
+    if rest:
+        yield bytes(rest)
 
 
 def _text(answer: requests.Response) -> str:

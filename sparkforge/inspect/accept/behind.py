@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,8 @@ KV_CACHE, KERNELS = "vllm:kv_cache_usage_perc", "vllm:decode_kernels_in_use"
 _RESIDENT = "process_resident_memory_bytes"
 _ASK_S = 60.0
 _LOG_BYTES = 64 << 20
-_HERE = ("127.0.0.1", "localhost", "::1")
 _PIDS = re.compile(r"\((?:APIServer|EngineCore|Worker)\w* pid=(\d+)\)")
+_LAYERS = ("SPARKFORGE_PROFILE", "SPARKFORGE_MXFP4_LAYERS")
 _METRIC = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 # of control groups in version 2, else 1; "rss" is version 1's word for anon
@@ -42,6 +43,7 @@ class Behind:
         image: of that container.
         since: its last start, as Docker writes times.
         options: the user's own, of ``vllm serve``.
+        layers: the user's choice of dense layers, as variables of the container.
         log: a file with the server's output; None: the container's.
         why_not: reason for having neither.
     """
@@ -51,6 +53,7 @@ class Behind:
     since: str = ""
     log: Path | None = None
     options: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
     why_not: str = "nothing is known of the server's process"
 
     def text(self) -> str:
@@ -143,7 +146,7 @@ def find(place: Place, log: Path | None) -> Behind:
     if log is not None:
         return Behind(log=log)
     url = urlsplit(place.url)
-    if url.hostname not in _HERE:
+    if not _is_here(url.hostname or ""):
         return Behind(why_not=f"{url.hostname} is another machine; its log is not here")
     listed = ("docker", "ps", "--quiet", "--filter", "label=com.docker.compose.service")
     seen = glimpse(*listed, timeout_s=_ASK_S)
@@ -159,6 +162,22 @@ def find(place: Place, log: Path | None) -> Behind:
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             return Behind(why_not=f"docker inspect: {error!r}")
     return Behind(why_not=f"no container of Compose has port {port}")
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a name is of this machine: a socket can be bound to its own addresses only."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as one:
+                one.bind(address)
+        except OSError:
+            continue
+        return True
+    return False
 
 
 def _of(inspected: Any, port: int) -> Behind | None:
@@ -181,6 +200,7 @@ def _of(inspected: Any, port: int) -> Behind | None:
         image=str(config["Image"]),
         since=str(inspected["State"]["StartedAt"]),
         options=(*pairs.get("SPARKFORGE_EXTRA_ARGS", "").split(), *(config.get("Cmd") or [])),
+        layers=tuple(f"{name}={pairs[name]}" for name in _LAYERS if name in pairs),
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sparkforge import __version__
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
-from sparkforge.core.command import Entry, count, option, positive
+from sparkforge.core.command import Entry, count, fraction, option, positive
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import AcceptError, UsageError
 from sparkforge.core.log import log
@@ -67,6 +67,13 @@ class Options:
         metavar="N",
         group="accuracy",
     )
+    gpqa_threshold: float | None = option(
+        "with --gpqa: lowest score that passes, 0 to 1 (default: vLLM's for gpt-oss-20b, none for"
+        " other models)",
+        type=fraction,
+        metavar="SCORE",
+        group="accuracy",
+    )
     load: float | None = option(
         "put the server under load for this long, in place of the other checks",
         type=positive,
@@ -89,8 +96,12 @@ def run(options: Options) -> int:
     profile = Profile.of(Document(name, all_pins.profile_of(all_pins.target(name))))
     if options.log is not None and not options.log.is_file():
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")
-    if options.gpqa_repeats is not None and options.gpqa is None:
-        raise UsageError("--gpqa-repeats needs --gpqa", "add --gpqa FILE")
+    for given, word in (
+        (options.gpqa_repeats, "--gpqa-repeats"),
+        (options.gpqa_threshold, "--gpqa-threshold"),
+    ):
+        if given is not None and options.gpqa is None:
+            raise UsageError(f"{word} needs --gpqa", "add --gpqa FILE")
     if options.clients is not None and options.load is None:
         raise UsageError("--clients needs --load", "add --load MINUTES")
     questions = None if options.gpqa is None else gpqa.Questions.load(options.gpqa)
@@ -103,21 +114,25 @@ def run(options: Options) -> int:
         options.long_prompt,
     )
     log.heading(f"{subject.model.name} at {place.url}")
-    if questions is not None:
-        gpqa.threshold(subject.model.name)  # before the other checks
+    wanted = 0.0
+    if questions is not None:  # before the other checks
+        wanted = gpqa.threshold(subject.model.name, options.gpqa_threshold)
     if options.load is not None:
         rows = load.run(subject, options.load * 60, options.clients or load.CLIENTS)
     else:
         rows = checked(subject, CHECKS)
     score = None
+    folder = path.parent / "dist" / name / "accept"
     if questions is not None:
-        row, score = measured(subject, questions, options.gpqa_repeats or gpqa.REPEATS)
+        repeats = options.gpqa_repeats or gpqa.REPEATS
+        kept = gpqa.Kept.of(folder, subject, questions, repeats)
+        row, score = measured(subject, lambda: gpqa.run(subject, questions, wanted, kept, repeats))
         rows.append(row)
     show(rows)
     report = document(name, subject, rows)
     if score is not None:
         report["accuracy"] = score.document()
-    file = write(path.parent / "dist" / name / "accept", report, rows)
+    file = write(folder, report, rows)
     log.info(f"report   {_from_here(file)}")
     if options.output.json:
         log.json({**report, "report": str(file)})
@@ -166,14 +181,12 @@ def checked(subject: Subject, checks: Sequence[Check]) -> list[Row]:
     return rows
 
 
-def measured(
-    subject: Subject, questions: gpqa.Questions, repeats: int
-) -> tuple[Row, gpqa.Score | None]:
+def measured(subject: Subject, measure: Callable[[], gpqa.Score]) -> tuple[Row, gpqa.Score | None]:
     """Measure accuracy; returns its row, and the score if there is one."""
     found: list[gpqa.Score] = []
 
     def look(subject: Subject) -> str:
-        found.append(gpqa.run(subject, questions, repeats))
+        found.append(measure())
         return found[0].judge()
 
     row = judged(Check("accuracy", "", "see the server's log", look), subject)

@@ -275,11 +275,30 @@ def _differences(before: Result, after: Result) -> Iterable[str]:
         "machine": (before.machine, after.machine),
         "llama-benchy's requirements": (before.lock, after.lock),
         "text": (before.text, after.text),
-        "model": (before.identity.model, after.identity.model),
     }
     for name, (one, other) in pairs.items():
         if one != other:
             yield f"{name} differs"
+    if before.session == after.session:
+        return  # two sides of one run: all else is the build's
+    a, b = before.identity, after.identity
+    served: Mapping[str, tuple[object, object]] = {
+        "target": (a.target, b.target),
+        "model": (a.model, b.model),
+        "checkpoint": (a.checkpoint, b.checkpoint),
+        "profile": (a.profile, b.profile),
+        "context": (a.context, b.context),
+        "command line": (a.options, b.options),
+    }
+    for name, (one, other) in served.items():
+        told = (one and other) or a.origin == b.origin  # a server by its URL tells little
+        if one != other and told:
+            yield f"{name} differs: {_words(one)}, {_words(other)}"
+
+
+def _words(value: object) -> str:
+    text = " ".join(value) if isinstance(value, tuple) else str(value or "")
+    return text or "none"
 
 
 def table(comparison: Comparison) -> list[tuple[str, ...]]:

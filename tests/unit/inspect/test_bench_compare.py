@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ from sparkforge.cli.main import main
 from sparkforge.core.errors import BenchError, RegressionError
 from sparkforge.inspect.bench import compare
 from sparkforge.inspect.bench.compare import student, verdict
-from sparkforge.inspect.bench.result import Result, load, save
+from sparkforge.inspect.bench.result import Identity, Result, load, save
 
 from .bench_results import DEEP, FOUR, ONE, result, samples
 
@@ -162,6 +163,26 @@ def test_what_has_no_partner_is_named() -> None:
     assert found.differs == ("text differs",)
     with pytest.raises(BenchError, match="no test in common"):
         compare.compare(before, result(samples(FOUR, SIXTY)))
+
+
+def test_another_target_model_or_profile_is_named() -> None:
+    def served(**fields: Any) -> Result:
+        return result(samples(ONE, SIXTY), identity=Identity("build", **fields))
+
+    before = served(target="spark", model="openai/gpt-oss-120b", profile="exact", context=8192)
+    after = served(target="rtx", model="openai/gpt-oss-20b", profile="fast", options=("--x", "1"))
+    assert compare.compare(before, after).differs == (
+        "target differs: spark, rtx",
+        "model differs: openai/gpt-oss-120b, openai/gpt-oss-20b",
+        "profile differs: exact, fast",
+        "context differs: 8192, none",
+        "command line differs: none, --x 1",
+    )
+    asked = result(samples(ONE, SIXTY), identity=Identity("url", "spark", context=8192))
+    assert compare.compare(before, asked).differs == ()
+    # the release and the build of one run: what differs is the build
+    before, after = (replace(one, session="one") for one in (before, after))
+    assert compare.compare(before, after).differs == ()
 
 
 # -- the command ------------------------------------------------------------------------------
