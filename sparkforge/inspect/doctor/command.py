@@ -142,10 +142,8 @@ def run(options: Options) -> int:
     if archive is not None or not stops:
         return 0
     names = ", ".join(one.name for one in stops)
-    error = DoctorError(
-        f"this machine cannot build or serve target {want.target}: {names}",
-        "run the hint of each finding, then doctor again",
-    )
+    hint = "run the hint of each finding, then doctor again"
+    error = DoctorError(f"this machine cannot build or serve target {want.target}: {names}", hint)
     return log.failure(error)
 
 

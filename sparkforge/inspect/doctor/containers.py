@@ -87,12 +87,9 @@ def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
         return Finding("container-toolkit", "ok", f"{version}; the engine has {', '.join(ways)}")
     if output.code == 0:
         # Docker finds the toolkit's hook itself, so this may still work
-        return Finding(
-            "container-toolkit",
-            "warn",
-            f"{version}; the engine has no runtime nvidia",
-            "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker",
-        )
+        text = f"{version}; the engine has no runtime nvidia"
+        hint = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
+        return Finding("container-toolkit", "warn", text, hint)
     return Finding(
         "container-toolkit",
         "fail",

@@ -48,12 +48,8 @@ def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
         return  # the finding about nvidia-smi reports the missing program
     missing = [path for path in DEVICES if not seen.paths.get(path, {}).get("exists")]
     if missing:
-        yield Finding(
-            "devices",
-            "warn",
-            f"missing: {', '.join(missing)}",
-            "sudo nvidia-modprobe -u -c=0   # creates them; or: sudo modprobe nvidia-uvm",
-        )
+        hint = "sudo nvidia-modprobe -u -c=0   # creates them; or: sudo modprobe nvidia-uvm"
+        yield Finding("devices", "warn", f"missing: {', '.join(missing)}", hint)
     else:
         yield Finding("devices", "ok", "all present")
 
@@ -88,12 +84,8 @@ def _capability(seen: Readings, want: Wanted, tree: ET.Element) -> Finding:
         return Finding(
             "gpu", "note", summary, "nvidia-smi --query-gpu=name,compute_cap --format=csv"
         )
-    return Finding(
-        "gpu",
-        "fail",
-        f"{summary}; target {want.target} is for {want.cuda_arch}",
-        "python3 build.py pins check; grep -n cuda_arch pins.yaml   # another target?",
-    )
+    hint = "python3 build.py pins check; grep -n cuda_arch pins.yaml   # another target?"
+    return Finding("gpu", "fail", f"{summary}; target {want.target} is for {want.cuda_arch}", hint)
 
 
 def _driver(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
@@ -105,12 +97,9 @@ def _driver(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
     elif (int(found[1]), int(found[2])) >= want.cuda:
         yield Finding("driver", "ok", summary)
     else:
-        yield Finding(
-            "driver",
-            "fail",
-            f"{summary}; the target's CUDA is {want.cuda[0]}.{want.cuda[1]}",
-            "sudo apt-get update && sudo apt-get full-upgrade   # CUDA 13.0: driver 580",
-        )
+        text = f"{summary}; the target's CUDA is {want.cuda[0]}.{want.cuda[1]}"
+        hint = "sudo apt-get update && sudo apt-get full-upgrade   # CUDA 13.0: driver 580"
+        yield Finding("driver", "fail", text, hint)
 
 
 def _memory(tree: ET.Element) -> Iterator[Finding]:
@@ -148,22 +137,16 @@ def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
         if now is None:
             yield Finding("clocks", "note", summary, look)
         elif load is not None and load >= BUSY_PERCENT and now < STUCK_MHZ:
-            yield Finding(
-                "clocks",
-                "fail",
-                f"{summary}: stuck",
+            hint = (
                 "shut down, unplug for a minute, start again   # reports say that a full power"
-                " cycle fixes it",
+                " cycle fixes it"
             )
+            yield Finding("clocks", "fail", f"{summary}: stuck", hint)
         elif slowed:
             yield Finding("clocks", "warn", summary, look)
         elif load is None or load < BUSY_PERCENT:
-            yield Finding(
-                "clocks",
-                "note",
-                f"{summary}; idle clocks prove nothing: run doctor while it serves",
-                look,
-            )
+            text = f"{summary}; idle clocks prove nothing: run doctor while it serves"
+            yield Finding("clocks", "note", text, look)
         else:
             yield Finding("clocks", "ok", summary)
 

@@ -50,12 +50,9 @@ def instructions(seen: Readings, want: Wanted) -> Iterator[Finding]:
     arm = MACHINES.get(seen.facts.get("machine", "")) == "linux/arm64"
     best = "neon" if arm else isa.best(seen.text("/proc/cpuinfo"))
     if best is None:
-        yield Finding(
-            "instructions",
-            "fail",
-            "no AVX2 among the flags of /proc/cpuinfo; vLLM's CPU wheel for x86-64 needs AVX2",
-            "use a machine with AVX2; in a virtual machine, give it the host's CPU model",
-        )
+        text = "no AVX2 among the flags of /proc/cpuinfo; vLLM's CPU wheel for x86-64 needs AVX2"
+        hint = "use a machine with AVX2; in a virtual machine, give it the host's CPU model"
+        yield Finding("instructions", "fail", text, hint)
         return
     native = best == "amx"
     experts = want.moe_backend
@@ -101,12 +98,8 @@ def page_size(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if size == 4096:
         yield Finding("page-size", "ok", "4 KiB")
         return
-    yield Finding(
-        "page-size",
-        "warn",
-        f"{size / 1024:.0f} KiB",
-        "boot a kernel with 4 KiB pages (on Ubuntu: without the suffix -64k; uname -r)",
-    )
+    hint = "boot a kernel with 4 KiB pages (on Ubuntu: without the suffix -64k; uname -r)"
+    yield Finding("page-size", "warn", f"{size / 1024:.0f} KiB", hint)
 
 
 def python(seen: Readings, want: Wanted) -> Iterator[Finding]:
@@ -151,19 +144,12 @@ def proxies(seen: Readings, want: Wanted) -> Iterator[Finding]:
     shown = ", ".join(f"{name}={value}" for name, value in masked.items())
     without = seen.variables.get("no_proxy") or seen.variables.get("NO_PROXY") or ""
     if not {"127.0.0.1", "localhost", "*"}.intersection(re.split(r"[,\s]+", without)):
-        yield Finding(
-            "proxies",
-            "warn",
-            f"{shown}{bundle}; no_proxy does not contain loopback",
-            "export no_proxy=127.0.0.1,localhost NO_PROXY=127.0.0.1,localhost",
-        )
+        text = f"{shown}{bundle}; no_proxy does not contain loopback"
+        hint = "export no_proxy=127.0.0.1,localhost NO_PROXY=127.0.0.1,localhost"
+        yield Finding("proxies", "warn", text, hint)
         return
-    yield Finding(
-        "proxies",
-        "note",
-        f"{shown}{bundle}",
-        "if the proxy has its own certificates: python3 build.py … --ca-bundle FILE",
-    )
+    hint = "if the proxy has its own certificates: python3 build.py … --ca-bundle FILE"
+    yield Finding("proxies", "note", f"{shown}{bundle}", hint)
 
 
 # -- memory ----------------------------------------------------------------------
@@ -204,13 +190,11 @@ def _page_cache(have: dict[str, int], least_gib: int) -> Iterator[Finding]:
     if free >= least_gib * _GIB:
         yield Finding("page-cache", "ok", summary)
         return
-    yield Finding(
-        "page-cache",
-        "warn",
-        f"{summary}; the model takes {least_gib} GiB",
+    hint = (
         "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches"
-        "   # the image drops the model's own pages by itself",
+        "   # the image drops the model's own pages by itself"
     )
+    yield Finding("page-cache", "warn", f"{summary}; the model takes {least_gib} GiB", hint)
 
 
 def swap(seen: Readings, want: Wanted) -> Iterator[Finding]:
@@ -219,12 +203,9 @@ def swap(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if not total:
         yield Finding("swap", "ok", "none")
     elif total - free > _GIB:
-        yield Finding(
-            "swap",
-            "warn",
-            f"{(total - free) / _GIB:.1f} of {total / _GIB:.1f} GiB used",
-            "sudo swapoff -a && sudo swapon -a   # when enough memory is available",
-        )
+        text = f"{(total - free) / _GIB:.1f} of {total / _GIB:.1f} GiB used"
+        hint = "sudo swapoff -a && sudo swapon -a   # when enough memory is available"
+        yield Finding("swap", "warn", text, hint)
     else:
         yield Finding("swap", "ok", f"{total / _GIB:.1f} GiB, little used")
 

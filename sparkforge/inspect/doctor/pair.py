@@ -123,12 +123,8 @@ def _rdma(pair: Pair) -> Finding:
         return Finding("rdma", "fail", f"none on {name}; found {devices}", look)
     fit = [one for one in there if one.kind == "RoCE v2" and _ends_with(one.gid, own)]
     if not fit:
-        return Finding(
-            "rdma",
-            "fail",
-            f"{there[0].device} on {name} has no RoCE v2 GID of {own}",
-            f"{look}; sudo ip address add {own}/24 dev {name}",
-        )
+        text = f"{there[0].device} on {name} has no RoCE v2 GID of {own}"
+        return Finding("rdma", "fail", text, f"{look}; sudo ip address add {own}/24 dev {name}")
     one = fit[0]
     summary = (
         f"{one.device} on {name}: {one.state}, GID index {one.index}; this user may pin"
@@ -136,13 +132,11 @@ def _rdma(pair: Pair) -> Finding:
     )
     if "ACTIVE" not in one.state:
         return Finding("rdma", "fail", summary, f"{look}   # the cable?")
-    return Finding(
-        "rdma",
-        "ok",
-        summary,
+    hint = (
         f"NCCL_IB_HCA={one.device} NCCL_IB_GID_INDEX={one.index}"
-        "   # add to .env if NCCL does not find it",
+        "   # add to .env if NCCL does not find it"
     )
+    return Finding("rdma", "ok", summary, hint)
 
 
 def _ends_with(gid: str, address: str) -> bool:
@@ -161,13 +155,11 @@ def _kernel(seen: Readings) -> Finding:
         return Finding("rdma-kernel", "ok", kernel or "unknown")
     if re.search(r"\bkho=off\b", seen.text("/proc/cmdline")):
         return Finding("rdma-kernel", "ok", f"{kernel}, with kho=off")
-    return Finding(
-        "rdma-kernel",
-        "warn",
-        f"{kernel} without kho=off",
+    hint = (
         "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&kho=off /' /etc/default/grub"
-        " && sudo update-grub && sudo reboot",
+        " && sudo update-grub && sudo reboot"
     )
+    return Finding("rdma-kernel", "warn", f"{kernel} without kho=off", hint)
 
 
 def _variables(pair: Pair, seen: Readings) -> Finding:
@@ -200,12 +192,8 @@ def _variables(pair: Pair, seen: Readings) -> Finding:
     if index and fit and index not in map(str, fit):
         wrong.append(f"NCCL_IB_GID_INDEX is {index}, RoCE v2 of {pair.mine.own} is {fit[0]}")
     if wrong:
-        return Finding(
-            "nccl",
-            "warn",
-            f"{summary}: {'; '.join(wrong)}",
-            "grep -nE '^(NCCL|GLOO)_' .env; env | grep -E '^(NCCL|GLOO)_'",
-        )
+        hint = "grep -nE '^(NCCL|GLOO)_' .env; env | grep -E '^(NCCL|GLOO)_'"
+        return Finding("nccl", "warn", f"{summary}: {'; '.join(wrong)}", hint)
     return Finding("nccl", "ok", summary)
 
 

@@ -40,10 +40,8 @@ def path_of(chosen: str, folder: Path) -> Path:
     if path.exists():
         raise UsageError(f"--report {path}: already exists", "give another file")
     if not path.parent.is_dir():
-        raise UsageError(
-            f"--report {path}: folder {path.parent} does not exist",
-            "give a file in an existing folder",
-        )
+        hint = "give a file in an existing folder"
+        raise UsageError(f"--report {path}: folder {path.parent} does not exist", hint)
     return path
 
 

@@ -24,24 +24,16 @@ _LISTEN = "0A"  # the state in /proc/net/tcp
 def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
     disk = seen.disks.get("store")
     if disk is None:
-        yield Finding(
-            "store",
-            "fail",
-            "the disk of the store did not answer",
-            "df -h   # if a network disk is gone: --store DIR on another disk",
-        )
+        hint = "df -h   # if a network disk is gone: --store DIR on another disk"
+        yield Finding("store", "fail", "the disk of the store did not answer", hint)
         return
     rights = seen.paths.get(str(disk["path"]), {})
     free = int(disk["free"])
     summary = f"{disk['path']}: {free / _GIB:.1f} GiB free"
     elsewhere = "python3 build.py clean --superseded; or SPARKFORGE_STORE=/larger/disk/sparkforge"
     if not rights.get("folder", True) or not rights.get("writable", True):
-        yield Finding(
-            "store",
-            "fail",
-            f"{summary}; not writable",
-            f"ls -ld {disk['path']}; or SPARKFORGE_STORE=/another/folder",
-        )
+        hint = f"ls -ld {disk['path']}; or SPARKFORGE_STORE=/another/folder"
+        yield Finding("store", "fail", f"{summary}; not writable", hint)
     elif free < _LEAST:
         yield Finding("store", "fail", summary, elsewhere)
     elif free < want.store_bytes:
@@ -60,12 +52,8 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
     name, repository, revision = want.model
     checkpoint = seen.disks.get("checkpoint")
     if checkpoint is None:
-        yield Finding(
-            "model",
-            "warn",
-            "its folder does not answer or is not readable",
-            "ls -l ~/.cache/huggingface/hub; sudo python3 build.py doctor",
-        )
+        hint = "ls -l ~/.cache/huggingface/hub; sudo python3 build.py doctor"
+        yield Finding("model", "warn", "its folder does not answer or is not readable", hint)
         return
     where = checkpoint.get("folder") or checkpoint.get("snapshot")
     fetch = f"{_hf_home(seen, checkpoint)}hf download {repository} --revision {revision}"
@@ -77,31 +65,21 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
     halves = [*checkpoint.get("incomplete", ()), *checkpoint.get("incomplete_here", ())]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        yield Finding(
-            "model",
-            "fail",
-            f"{where}: {'; '.join(wrong[:3])}{more}",
-            _again(checkpoint, fetch, revision),
-        )
+        text = f"{where}: {'; '.join(wrong[:3])}{more}"
+        yield Finding("model", "fail", text, _again(checkpoint, fetch, revision))
         yield from _room(seen, name)
     elif halves:
-        yield Finding(
-            "model",
-            "warn",
-            f"{where}: complete, but with {len(halves)} unfinished downloads beside it",
-            fetch,
-        )
+        text = f"{where}: complete, but with {len(halves)} unfinished downloads beside it"
+        yield Finding("model", "warn", text, fetch)
     else:
         size = sum(int(one["size"]) for one in checkpoint["shards"].values())
         summary = f"{where}: {len(checkpoint['shards'])} shards, {size / 1e9:.1f} GB"
         if "hub" in checkpoint and not folder_for_compose(seen.variables):
-            yield Finding(
-                "model",
-                "warn",
+            text = (
                 f"{summary}; but Compose uses its own {_VOLUME}, and downloads the model at the"
-                " first start",
-                _mount(Path(checkpoint["hub"]), fetch, seen, want),
+                " first start"
             )
+            yield Finding("model", "warn", text, _mount(Path(checkpoint["hub"]), fetch, seen, want))
             return
         yield Finding("model", "ok", f"{summary}, each of the size in its header")
 
@@ -147,19 +125,11 @@ def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
         return
     share = _shared(_quoted(folder))
     if not found["exists"]:
-        yield Finding(
-            "model-rights",
-            "fail",
-            f"{folder} does not exist; Docker would create it as root",
-            f"mkdir -p {_quoted(folder)} && {share}",
-        )
+        text = f"{folder} does not exist; Docker would create it as root"
+        yield Finding("model-rights", "fail", text, f"mkdir -p {_quoted(folder)} && {share}")
     elif found["unreadable"]:
-        yield Finding(
-            "model-rights",
-            "fail",
-            f"user {USER} of the container cannot read {found['unreadable']}",
-            share,
-        )
+        text = f"user {USER} of the container cannot read {found['unreadable']}"
+        yield Finding("model-rights", "fail", text, share)
     elif not found["unwritable"]:
         yield Finding(
             "model-rights", "ok", f"user {USER} of the container may read and write {folder}"
@@ -172,12 +142,9 @@ def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
             " HF_HUB_OFFLINE is set: it will not write",
         )
     else:
-        yield Finding(
-            "model-rights",
-            "warn",
-            f"user {USER} of the container cannot write to {found['unwritable']}",
-            f"{share}   # or, if the model is complete: echo HF_HUB_OFFLINE=1 >>.env",
-        )
+        text = f"user {USER} of the container cannot write to {found['unwritable']}"
+        hint = f"{share}   # or, if the model is complete: echo HF_HUB_OFFLINE=1 >>.env"
+        yield Finding("model-rights", "warn", text, hint)
 
 
 def _mount(hub: Path, fetch: str, seen: Readings, want: Wanted) -> str:
@@ -207,12 +174,8 @@ def _absent(seen: Readings, want: Wanted, checkpoint: Mapping[str, Any], fetch: 
     size = MODEL_BYTES.get(want.model[0])
     amount = f" {size / 1e9:.1f} GB" if size else ""
     into = folder_for_compose(seen.variables) or f"its {_VOLUME}"
-    return Finding(
-        "model",
-        "warn",
-        f"{summary}; Compose downloads{amount} into {into} at the first start",
-        fetch,
-    )
+    text = f"{summary}; Compose downloads{amount} into {into} at the first start"
+    return Finding("model", "warn", text, fetch)
 
 
 def _again(checkpoint: Mapping[str, Any], fetch: str, revision: str) -> str:
@@ -294,12 +257,8 @@ def port(seen: Readings, want: Wanted) -> Iterator[Finding]:
         return
     taken = listening(seen.text("/proc/net/tcp")) | listening(seen.text("/proc/net/tcp6"))
     if int(text) in taken:
-        yield Finding(
-            "port",
-            "warn",
-            f"{text} is in use, perhaps by the server itself",
-            f"ss -ltnp 'sport = :{text}'; or use another: SPARKFORGE_PORT=8001 docker compose up",
-        )
+        hint = f"ss -ltnp 'sport = :{text}'; or use another: SPARKFORGE_PORT=8001 docker compose up"
+        yield Finding("port", "warn", f"{text} is in use, perhaps by the server itself", hint)
     else:
         yield Finding("port", "ok", f"{text} is free")
 

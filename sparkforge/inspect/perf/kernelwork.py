@@ -90,10 +90,8 @@ def load(path: Path = FILE) -> Recorded:
     """
     found = typed.load(Recorded, plain.json_of(path.read_bytes())) if path.is_file() else None
     if found is None:
-        raise StaleError(
-            f"{path}: missing, or of another version",
-            f"update it: build.py {COMMAND}, then build.py docs",
-        )
+        hint = f"update it: build.py {COMMAND}, then build.py docs"
+        raise StaleError(f"{path}: missing, or of another version", hint)
     return found
 
 
