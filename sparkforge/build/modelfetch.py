@@ -80,30 +80,14 @@ class Wanted:
         """
         passed = [f"--env={one}" for one in _PASSED if variables.get(one)]
         return [
-            "docker",
-            "run",
-            "--rm",
-            "--pull=never",
-            f"--name={name}",
-            "--read-only",
-            "--tmpfs=/tmp",
-            "--cap-drop=ALL",
-            "--security-opt=no-new-privileges",
-            f"--mount={self.mount}",
-            *passed,
-            "--env=HF_HUB_DISABLE_PROGRESS_BARS=1",
-            "--env=HF_HUB_DISABLE_TELEMETRY=1",
-            "--env=HF_HUB_VERBOSITY=error",
-            "--env=HF_TOKEN_PATH=/dev/null",
-            "--entrypoint=/usr/bin/tini",
-            self.image,
-            "--",
-            "/opt/sparkforge/venv/bin/python",
-            "-I",
-            _PROGRAM,
-            f"{_CACHE}/hub",
-            self.model,
-            self.revision,
+            *("docker", "run", "--rm", "--pull=never", f"--name={name}", "--read-only"),
+            *("--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+            *(f"--mount={self.mount}", *passed),
+            *("--env=HF_HUB_DISABLE_PROGRESS_BARS=1", "--env=HF_HUB_DISABLE_TELEMETRY=1"),
+            *("--env=HF_HUB_VERBOSITY=error", "--env=HF_TOKEN_PATH=/dev/null"),
+            *("--entrypoint=/usr/bin/tini", self.image, "--"),
+            *("/opt/sparkforge/venv/bin/python", "-I", _PROGRAM),
+            *(f"{_CACHE}/hub", self.model, self.revision),
         ]
 
 

@@ -61,16 +61,7 @@ def init_bare(repo: Path) -> None:
     if not (repo / "HEAD").exists():
         repo.parent.mkdir(parents=True, exist_ok=True)
         # no template: it would copy sample hooks into every repository
-        call(
-            "git",
-            "init",
-            "--quiet",
-            "--bare",
-            "--template=",
-            "--initial-branch=main",
-            repo,
-            env=clean_env(),
-        )
+        call("git", "init", "--quiet", "--bare", "--template=", "-b", "main", repo, env=clean_env())
 
 
 def tidy(repo: Path) -> None:
@@ -345,17 +336,8 @@ def clone_at(
         raise _no_folder(where, error) from None
     try:
         # --no-hardlinks: changes of the user in the clone must not reach the store
-        call(
-            "git",
-            "clone",
-            "--quiet",
-            "--no-checkout",
-            "--no-hardlinks",
-            "--template=",
-            repo,
-            fresh,
-            env=clean_env(),
-        )
+        clone = ("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=")
+        call(*clone, repo, fresh, env=clean_env())
         # a clone copies branches and tags only; the series' commit has a ref of its own
         git(fresh, "fetch", "--quiet", str(repo), commit)
         git(fresh, "checkout", "--quiet", "-B", "sparkforge", commit)

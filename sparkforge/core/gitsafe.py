@@ -166,16 +166,8 @@ def _damage(bare: Path) -> str:
     """Return the problems that ``git fsck`` finds in a repository, or ""."""
     if not (bare / "HEAD").is_file():
         return "no HEAD"
-    done = call(
-        "git",
-        "-C",
-        bare,
-        "fsck",
-        "--no-dangling",
-        "--no-progress",
-        env=clean_env(_of_owner(bare)),
-        check=False,
-    )
+    words = ("git", "-C", bare, "fsck", "--no-dangling", "--no-progress")
+    done = call(*words, env=clean_env(_of_owner(bare)), check=False)
     if done.returncode == 0:
         return ""
     return (done.stderr + done.stdout).decode(errors="replace").strip().partition("\n")[0]
@@ -198,17 +190,8 @@ def _without_drivers(tree: Path, settings: _Settings) -> _Settings:
 
     A repository chooses the names of its filters, so they are read from git, which runs none.
     """
-    done = call(
-        "git",
-        "-C",
-        tree,
-        "config",
-        "--null",
-        "--name-only",
-        "--list",
-        env=clean_env(settings),
-        check=False,
-    )
+    words = ("git", "-C", tree, "config", "--null", "--name-only", "--list")
+    done = call(*words, env=clean_env(settings), check=False)
     names = done.stdout.decode(errors="surrogateescape").split("\0")
     neutral = {"required": "false", "driver": "git merge-file --marker-size=%L %A %O %B"}
     return tuple(

@@ -197,21 +197,9 @@ def torch_link(
     """
     try:
         lock = call(
-            uv,
-            "pip",
-            "compile",
-            "-",
-            "--no-deps",
-            "--format",
-            "pylock.toml",
-            "--quiet",
-            "--no-header",
-            "--python-version",
-            python,
-            "--torch-backend",
-            backend,
-            "--python-platform",
-            f"{machine}-manylinux_2_28",
+            *(uv, "pip", "compile", "-", "--no-deps", "--quiet", "--no-header"),
+            *("--format", "pylock.toml", "--python-version", python),
+            *("--torch-backend", backend, "--python-platform", f"{machine}-manylinux_2_28"),
             stdin=requirement.encode(),
         ).stdout.decode()
     except CommandError as error:

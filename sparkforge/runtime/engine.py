@@ -152,19 +152,8 @@ class Engine:
         # by the CLI, which is attached: docker-py reads the engine's log, and of some megabytes in
         # one piece that gave lines cut in two
         command = (
-            "docker",
-            "run",
-            "--rm",
-            "--network",
-            "none",
-            "--entrypoint",
-            "python",
-            "--env",
-            f"PYTHONPATH={folder}",
-            image,
-            "-P",
-            "-c",
-            code,
+            *("docker", "run", "--rm", "--network", "none", "--entrypoint", "python"),
+            *("--env", f"PYTHONPATH={folder}", image, "-P", "-c", code),
         )
         try:
             return call(*command).stdout

@@ -63,27 +63,11 @@ def install(
         "VIRTUAL_ENV": "",
     }
     # relocatable: the folder is renamed when it is complete
-    call(
-        uv,
-        "venv",
-        "--quiet",
-        "--relocatable",
-        "--no-python-downloads",
-        "--python",
-        python,
-        venv,
-        env=env,
-    )
+    quiet = ("--quiet", "--python")
+    call(uv, "venv", "--relocatable", "--no-python-downloads", *quiet, python, venv, env=env)
     install: list[str | Path] = [
-        uv,
-        "pip",
-        "install",
-        "--quiet",
-        "--python",
-        venv / "bin" / "python",
-        "--offline",
-        "--no-index",
-        "--no-deps",
+        *(uv, "pip", "install", *quiet, venv / "bin" / "python"),
+        *("--offline", "--no-index", "--no-deps"),
     ]
     log.info("installing third-party wheels")
     try:
@@ -93,7 +77,7 @@ def install(
         ours.write_text("".join(f"{line}\n" for line in _requirements(wheels)))
         call(*install, "--no-cache", "--require-hashes", "-r", ours, env=env)
         ours.unlink()
-        call(uv, "pip", "check", "--quiet", "--python", venv / "bin" / "python", env=env)
+        call(uv, "pip", "check", *quiet, venv / "bin" / "python", env=env)
     except CommandError as error:
         msg = f"the wheels do not install together:\n{error}"
         raise ImageError(msg, "check the target's requirements and drop_requires") from error

@@ -58,16 +58,8 @@ def ensure(store: Store, version: str, *, offline: bool) -> Path:
     with store.lock(INTERPRETERS):
         log.info(f"{absent}: uv downloads its pinned build into {folder} and checks the hash")
         try:
-            call(
-                uv_program(),
-                "python",
-                "install",
-                "--no-bin",
-                "--install-dir",
-                folder,
-                version,
-                env=_variables(folder),
-            )
+            install = (uv_program(), "python", "install", "--no-bin", "--install-dir", folder)
+            call(*install, version, env=_variables(folder))
         except CommandError as error:
             causes = [line.strip() for line in error.what.splitlines()[1:] if "cause:" in line]
             why = "\n".join(f"    {line}" for line in causes[-3:]) or error.what
@@ -88,17 +80,8 @@ def _found(version: str, folder: Path | None) -> Path | None:
     if folder is not None and not folder.is_dir():
         return None
     only = ["--managed-python"] if folder is not None else []
-    found = call(
-        uv_program(),
-        "python",
-        "find",
-        "--no-python-downloads",
-        "--no-project",
-        *only,
-        version,
-        env=_variables(folder),
-        check=False,
-    )
+    words = ("python", "find", "--no-python-downloads", "--no-project", *only, version)
+    found = call(uv_program(), *words, env=_variables(folder), check=False)
     path = found.stdout.decode(errors="replace").strip()
     return Path(path) if found.returncode == 0 and path else None
 

@@ -177,14 +177,5 @@ def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
     parts = [wanted.subject or subject, wanted.why, body, foreign, block]
     text = "\n\n".join(part for part in parts if part) + "\n"
     author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address, "GIT_AUTHOR_DATE": date}
-    return git.git(
-        tree,
-        "commit-tree",
-        f"{commit}^{{tree}}",
-        "-p",
-        parent,
-        "-F",
-        "-",
-        stdin=text.encode(errors="surrogateescape"),
-        env=author,
-    )
+    words = ("commit-tree", f"{commit}^{{tree}}", "-p", parent, "-F", "-")
+    return git.git(tree, *words, stdin=text.encode(errors="surrogateescape"), env=author)

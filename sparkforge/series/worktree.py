@@ -253,17 +253,9 @@ def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
             raise SeriesError(msg, "stage a change (git add FILE), or commit it")
     # as the user: name, address. The message is ours, hooks and signatures are upstream's business
     call(
-        "git",
-        "-C",
-        tree.folder,
-        *gitsafe.no_programs(tree.folder),
-        "commit",
-        "--quiet",
-        "--no-gpg-sign",
-        "--cleanup=verbatim",
+        *("git", "-C", str(tree.folder), *gitsafe.no_programs(tree.folder)),
+        *("commit", "--quiet", "--no-gpg-sign", "--cleanup=verbatim", "-F", "-"),
         *([] if staged else ["--amend"]),
-        "-F",
-        "-",
         stdin=message(subject, body).encode(errors="surrogateescape"),
     )
     return tree.head

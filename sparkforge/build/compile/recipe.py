@@ -105,17 +105,8 @@ class Recipe:
     def steps(self) -> list[Step]:
         """Return the commands in the container, in order."""
         pip = [
-            PYTHON,
-            "-m",
-            "pip",
-            "wheel",
-            "--verbose",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "--wheel-dir",
-            OUT,
-            TREE,
+            *(PYTHON, "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation"),
+            *("--no-index", "--wheel-dir", OUT, TREE),
         ]
         result: list[Step] = []  # natives first: they are what fails
         for device in dict.fromkeys(native.device for native in self.decision.compiled):
@@ -123,36 +114,18 @@ class Recipe:
             folder = f"{CMAKE}/{device}"
             configure = ["cmake", "-S", TREE, "-B", folder, *self._cmake(device)]
             result.append(Step(f"configure for {device}", configure, once=True))
-            result.append(
-                Step(
-                    f"compile {', '.join(targets)}",
-                    [
-                        "cmake",
-                        "--build",
-                        folder,
-                        "--parallel",
-                        str(self.jobs),
-                        "--target",
-                        *targets,
-                    ],
-                )
-            )
-            result += [
-                Step(
-                    f"install {target}",
-                    [
-                        "cmake",
-                        "--install",
-                        folder,
-                        "--strip",
-                        "--component",
-                        target,
-                        "--prefix",
-                        NATIVE,
-                    ],
-                )
-                for target in targets
+            compile_ = [
+                "cmake",
+                "--build",
+                folder,
+                "--parallel",
+                str(self.jobs),
+                "--target",
+                *targets,
             ]
+            result.append(Step(f"compile {', '.join(targets)}", compile_))
+            install = ("cmake", "--install", folder, "--strip", "--prefix", NATIVE, "--component")
+            result += [Step(f"install {target}", [*install, target]) for target in targets]
         return [*result, Step("wheel", pip)]
 
     def _cmake(self, device: str) -> list[str]:
@@ -209,25 +182,9 @@ def container(
     mounts = [(work, BUILD), (ccache, f"{BUILD}/ccache"), (f"{work}/tmp", "/tmp")]
     command = [
         # never: a builder that is gone must not be looked for in a public registry
-        "docker",
-        "run",
-        "--pull",
-        "never",
-        "--rm",
-        "--init",
-        "--name",
-        name,
-        "--network",
-        "none",
-        "--read-only",
-        "--user",
-        user,
-        "--cap-drop",
-        "ALL",
-        "--security-opt",
-        "no-new-privileges",
-        "--workdir",
-        TREE,
+        *("docker", "run", "--pull", "never", "--rm", "--init", "--name", name),
+        *("--network", "none", "--read-only", "--user", user, "--cap-drop", "ALL"),
+        *("--security-opt", "no-new-privileges", "--workdir", TREE),
     ]
     for key, value in labels.items():
         command += ["--label", f"{key}={value}"]

@@ -78,19 +78,8 @@ def _facts(seen: Readings, want: Wanted) -> dict[str, str]:
 
 def _jumbo(mine: Settings, mtu: int) -> str:
     other = mine.worker if mine.is_head else mine.head
-    output = glimpse(
-        "ping",
-        "-M",
-        "do",
-        "-s",
-        str(mtu - _HEADERS),
-        "-c",
-        "1",
-        "-W",
-        "2",
-        other,
-        timeout_s=_TIMEOUT_S,
-    )
+    packet = ("-M", "do", "-s", str(mtu - _HEADERS))
+    output = glimpse("ping", *packet, "-c", "1", "-W", "2", other, timeout_s=_TIMEOUT_S)
     if output.code == 0:
         return "ok"
     if output.code is None:  # no ping here: the MTU's own figure has to do

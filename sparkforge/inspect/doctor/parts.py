@@ -88,17 +88,8 @@ def find_container(target: str) -> Container | None:
     """Return Compose's newest container of a service, or None."""
     label = f"label=com.docker.compose.service={target}"
     fields = "{{.ID}}\t{{.State}}\t{{.Image}}"
-    seen = glimpse(
-        "docker",
-        "ps",
-        "--all",
-        "--no-trunc",
-        "--filter",
-        label,
-        "--format",
-        fields,
-        timeout_s=_ASK_S,
-    )
+    listing = ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields)
+    seen = glimpse(*listing, timeout_s=_ASK_S)
     row = seen.out.partition("\n")[0].split("\t")
     return Container(*row) if seen.code == 0 and len(row) == 3 else None
 

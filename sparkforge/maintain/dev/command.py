@@ -172,23 +172,12 @@ def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bo
     for name in ("image", "ccache"):
         (cache / name).mkdir(parents=True, exist_ok=True)
     command: list[str | Path] = [
-        "docker",
-        "run",
-        "--rm",
-        "--user",
-        f"{os.getuid()}:{os.getgid()}",
-        "--volume",
-        f"{place.folder}:{place.folder}",
-        "--volume",
-        f"{links}:{_MOUNTED}:ro",
-        "--volume",
-        f"{cache / 'image'}:/var/cache/sparkforge",
-        "--env",
-        f"CCACHE_DIR={cache / 'ccache'}",
-        "--workdir",
-        place.folder,
-        "--shm-size",
-        "1g",
+        *("docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}"),
+        *("--volume", f"{place.folder}:{place.folder}"),
+        *("--volume", f"{links}:{_MOUNTED}:ro"),
+        *("--volume", f"{cache / 'image'}:/var/cache/sparkforge"),
+        *("--env", f"CCACHE_DIR={cache / 'ccache'}"),
+        *("--workdir", place.folder, "--shm-size", "1g"),
     ]
     if sys.stdin.isatty() and sys.stdout.isatty():
         command += ["--interactive", "--tty"]

@@ -80,18 +80,9 @@ def _places(source: Source, lines: Sequence[str], where: str) -> dict[str, dict[
     """Return where lines stand in a tree: by line, the files and the number in each."""
     if not lines:
         return {}
-    code, listing = git.attempt(
-        source.repo,
-        "grep",
-        "-F",
-        "-z",
-        "-I",
-        "-n",
-        *(word for line in lines for word in ("-e", line)),
-        source.commit,
-        "--",
-        where,
-    )
+    wanted = [word for line in lines for word in ("-e", line)]
+    grep = ("grep", "-F", "-z", "-I", "-n", *wanted, source.commit, "--", where)
+    code, listing = git.attempt(source.repo, *grep)
     places: dict[str, dict[str, str]] = {}
     for hit in listing.splitlines() if code == 0 else ():
         name, number, text = hit.split("\0", 2) if hit.count("\0") >= 2 else ("", "", "")

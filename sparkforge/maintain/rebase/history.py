@@ -48,8 +48,7 @@ class History:
 
     def cause(self, path: str) -> str | None:
         """Return the last commit that touched a file which is gone: what it is and did."""
-        text = git.git(
-            self.repo,
+        last = (
             "log",
             "--full-history",
             "-1",
@@ -58,36 +57,21 @@ class History:
             "--",
             path,
         )
+        text = git.git(self.repo, *last)
         if not text:
             return None
-        status = git.git(
-            self.repo,
-            "show",
-            "--format=",
-            "--name-status",
-            "--find-renames",
-            "-l0",
-            "-z",
-            text.partition(" ")[0],
-        )
+        show = ("show", "--format=", "--name-status", "--find-renames", "-l0", "-z")
+        status = git.git(self.repo, *show, text.partition(" ")[0])
         fields = status.split("\0")
         for kind, before, after in zip(fields, fields[1:], fields[2:], strict=False):
             if before == path and kind.startswith("R"):
                 return f"{text} (renames {path} to {after})"
         return f"{text} (deletes {path})"
 
-    def touching(self, path: str, count: int = 3) -> list[str]:
-        """Return the last commits that changed a file, newest first: ``SHA subject (PATH)``."""
-        text = git.git(
-            self.repo,
-            "log",
-            f"-{count}",
-            "--no-merges",
-            "--format=%h %s",
-            f"{self.old}..{self.new}",
-            "--",
-            path,
-        )
+    def touching(self, path: str) -> list[str]:
+        """Return the last three commits of a file, newest first: ``SHA subject (PATH)``."""
+        newest = ("log", "-3", "--no-merges", "--format=%h %s", f"{self.old}..{self.new}")
+        text = git.git(self.repo, *newest, "--", path)
         return [f"{line} (changes {path})" for line in text.splitlines()]
 
     def made(self, change: str, reverse: str) -> Made | None:
@@ -116,16 +100,8 @@ class History:
     @cached_property
     def _changes(self) -> list[tuple[str, str]]:
         """(patch-id, commit) of each commit between the two, newest first."""
-        log = git.git_bytes(
-            self.repo,
-            "log",
-            "-p",
-            "--topo-order",
-            "--no-merges",
-            "--full-index",
-            "--no-renames",
-            f"{self.old}..{self.new}",
-        )
+        words = ("log", "-p", "--topo-order", "--no-merges", "--full-index", "--no-renames")
+        log = git.git_bytes(self.repo, *words, f"{self.old}..{self.new}")
         listing = git.git(self.repo, "patch-id", "--stable", stdin=log)
         pairs = (line.split(" ") for line in listing.splitlines())
         return [(patch, commit) for patch, commit in pairs]
@@ -133,15 +109,8 @@ class History:
     @cached_property
     def _reverts(self) -> list[tuple[str, str]]:
         """(commit that is reverted, maybe abbreviated; commit that says so)."""
-        log = git.git(
-            self.repo,
-            "log",
-            "-z",
-            "--no-merges",
-            "--grep=[Tt]his reverts commit",
-            "--format=%H%n%B",
-            f"{self.old}..{self.new}",
-        )
+        words = ("log", "-z", "--no-merges", "--grep=[Tt]his reverts commit", "--format=%H%n%B")
+        log = git.git(self.repo, *words, f"{self.old}..{self.new}")
         reverts = []
         for text in filter(None, log.split("\0")):
             commit, _, message = text.strip("\n").partition("\n")

@@ -299,22 +299,9 @@ def renames(repo: Path, old: str, new: str, gone: list[str]) -> dict[str, str]:
     ]
     if not added:
         return {}
-    raw = git.git(
-        repo,
-        "--literal-pathspecs",
-        "diff-tree",
-        "-r",
-        "-z",
-        "--find-renames",
-        "-l0",
-        "--diff-filter=R",
-        "--name-status",
-        old,
-        new,
-        "--",
-        *gone,
-        *added,
-    )
+    diff = ("--literal-pathspecs", "diff-tree", "-r", "-z", "--find-renames", "-l0")
+    shown = ("--diff-filter=R", "--name-status", old, new, "--")
+    raw = git.git(repo, *diff, *shown, *gone, *added)
     fields = raw.split("\0")
     return {
         before: after

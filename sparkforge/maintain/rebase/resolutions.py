@@ -159,17 +159,8 @@ def _line_resolutions(work: Workspace, identities: Sequence[str]) -> Mapping[str
             for side, image in (("a", preimage), ("b", postimage)):
                 (folder / side).mkdir()
                 shutil.copyfile(image, folder / side / _NAME)
-            _, text = git.attempt(
-                folder,
-                "diff",
-                "--no-index",
-                "--no-prefix",
-                "--full-index",
-                "--text",
-                f"a/{_NAME}",
-                f"b/{_NAME}",
-                env=_nowhere(folder),
-            )
+            diff = ("diff", "--no-index", "--no-prefix", "--full-index", "--text")
+            _, text = git.attempt(folder, *diff, f"a/{_NAME}", f"b/{_NAME}", env=_nowhere(folder))
         data = text.encode(errors="surrogateescape")
         # two files may meet the same conflict and be resolved in two ways
         digest = hashlib.sha256(data).hexdigest()[:8]

@@ -79,15 +79,8 @@ def _look(
     made = _made(place.history, work, commit)
     env = {"GIT_INDEX_FILE": str(work.path / ".git" / "reversed")}
     work.git("read-tree", tip, env=env)
-    code, _ = git.attempt(
-        work.path,
-        "apply",
-        "--cached",
-        "--reverse",
-        "--whitespace=nowarn",
-        str(patch.resolve()),
-        env=env,
-    )
+    reverse = ("apply", "--cached", "--reverse", "--whitespace=nowarn", str(patch.resolve()))
+    code, _ = git.attempt(work.path, *reverse, env=env)
     if code != 0 and made is None:
         return None, tip
     left = work.merged(tip, commit)
@@ -140,17 +133,8 @@ def _evolved(work: Workspace, tip: str, commit: str, made: str) -> bool:
             for change in changes
         }
     for path, (now, then) in lines_of.items():
-        diff = git.git_bytes(
-            work.path,
-            "diff-tree",
-            "-p",
-            "--full-index",
-            "--no-renames",
-            f"{commit}^",
-            commit,
-            "--",
-            path,
-        )
+        words = ("diff-tree", "-p", "--full-index", "--no-renames", f"{commit}^", commit)
+        diff = git.git_bytes(work.path, *words, "--", path)
         for hunk in (hunk for part in diffs.hunks(diff) for hunk in part):
             lines = diffs.plain(hunk.added)
             added += len(lines)
