@@ -42,7 +42,13 @@ def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.inspect.accept import command as accept
     from sparkforge.inspect.doctor import command as doctor
-    from sparkforge.inspect.perf import kerneltable, kernelwork, rooflinepicture, rooflinetable
+    from sparkforge.inspect.perf import (
+        h200,
+        kerneltable,
+        kernelwork,
+        rooflinepicture,
+        rooflinetable,
+    )
     from sparkforge.inspect.report import claims
     from sparkforge.series import docs
 
@@ -50,6 +56,8 @@ def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
     case = rooflinetable.case(all_pins.target(_ROOFLINE_TARGET), _ROOFLINE_TARGET)
     patches = chosen_series(None, root, all_pins)
     recorded = kernelwork.load()
+    speeds = h200.load(folder / "h200.yaml")
+    by_batch, by_step = h200.pictures(speeds)
     for one in patches:
         if (pin := all_pins.upstream(one.upstream).kernels) is not None:
             kernelwork.check(recorded, one, pin.folder)
@@ -59,6 +67,10 @@ def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
             folder / "roofline.md", rooflinetable.markdown(case)
         ),
         folder / "roofline.svg": rooflinepicture.svg(case),
+        folder / "published.svg": rooflinepicture.published(case),
+        folder / "h200.md": generated.between(folder / "h200.md", h200.markdown(speeds)),
+        folder / "h200.svg": by_batch,
+        folder / "h200-steps.svg": by_step,
         folder / "decode-kernels.md": generated.between(
             folder / "decode-kernels.md", kerneltable.markdown(recorded)
         ),
@@ -73,9 +85,9 @@ COMMANDS = (
         "docs",
         Options,
         _docs,
-        description="Write docs/patches.md, docs/roofline.md with its picture, and the tables in"
-        " docs/accept.md, docs/decode-kernels.md, docs/doctor.md and docs/status.md."
-        " (docs/carry.md follows the"
-        " upstreams' releases: build.py rebase --all --onto latest:6 --table)",
+        description="Write docs/patches.md, the pictures of docs, and the tables in docs/accept.md,"
+        " docs/decode-kernels.md, docs/doctor.md, docs/h200.md, docs/roofline.md and"
+        " docs/status.md. (docs/carry.md follows the upstreams' releases: build.py rebase --all"
+        " --onto latest:6 --table)",
     ),
 )

@@ -10,6 +10,15 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+_STYLE = """<style>
+text { fill: #1f2328 } .paper { fill: #ffffff }
+.grid { stroke: #d1d9e0 } .axis { stroke: #59636e } .open { fill: none; stroke: #59636e }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3 } .paper { fill: #0d1117 }
+.grid { stroke: #30363d } .axis { stroke: #9198a1 } .open { stroke: #9198a1 }
+}
+</style>"""
+"""Of pictures: text and lines in light and dark; other colours are readable on both papers."""
 _SPECIAL = re.compile(r"([\\*_<>\[\]])")
 
 
@@ -55,6 +64,7 @@ def render(template: Path, **values: object) -> str:
         jinja2.UndefinedError: a name in the template has no value.
     """
     import jinja2  # most commands write no page
+    from markupsafe import Markup
 
     markdown = template.name.endswith(".md.j2")
     environment = jinja2.Environment(
@@ -66,5 +76,6 @@ def render(template: Path, **values: object) -> str:
         keep_trailing_newline=True,
     )
     environment.globals["table"] = table
+    environment.globals["style"] = Markup(_STYLE)
     text = template.read_text(encoding="utf-8")
     return environment.from_string(text).render(values)

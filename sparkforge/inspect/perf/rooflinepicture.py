@@ -1,4 +1,4 @@
-"""The roofline as one picture."""
+"""The roofline as a picture, and what others published beside it as another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core import pages
-from sparkforge.inspect.perf.rooflinetable import Case, Row, rows
+from sparkforge.inspect.perf.rooflinetable import Case, Row, compared, rows
+from sparkforge.inspect.plot import ticks
 from sparkforge.serving.traffic import GB
 
 _PARTS = (
@@ -53,6 +54,57 @@ def svg(case: Case) -> str:
             _Part(_LEFT + 100 * i, colour, text=name) for i, (name, colour) in enumerate(_PARTS)
         ],
         bars=[_bar(row, case.batch, _TOP + i * _LINE) for i, row in enumerate(table)],
+    )
+
+
+@dataclass(frozen=True)
+class _Tick:
+    x: float
+    text: str
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A published figure, in pixels; ``ceiling`` is the width of ours, 0: unknown."""
+
+    name: str
+    y: int
+    low: float
+    high: float
+    ceiling: float
+
+
+def published(case: Case) -> str:
+    """Return the picture: others' figures as points, each in the bar of our ceiling."""
+    table = compared(case)
+    marks = ticks(max(max(figure.tok_s[1], limit or 0) for figure, limit in table))
+    left = _LEFT + 40  # names of engines are longer
+    scale = (_WIDTH - left - 40) / marks[-1]
+    bottom = _TOP + len(table) * _LINE
+
+    def place(value: float) -> float:
+        return left + value * scale
+
+    return pages.render(
+        Path(__file__).with_name("published.svg.j2"),
+        case=case,
+        theirs=_PARTS[1][1],
+        width=_WIDTH,
+        height=bottom + 28,
+        left=left,
+        top=_TOP - 6,
+        bottom=bottom,
+        ticks=[_Tick(place(mark), f"{mark:g}") for mark in marks],
+        rows=[
+            _Figure(
+                figure.engine,
+                _TOP + i * _LINE,
+                place(figure.tok_s[0]),
+                place(figure.tok_s[1]),
+                (limit or 0) * scale,
+            )
+            for i, (figure, limit) in enumerate(table)
+        ],
     )
 
 

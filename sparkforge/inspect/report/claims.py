@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from sparkforge.core import generated, pages
-from sparkforge.core.errors import UsageError
-from sparkforge.pins import yamlfile
+from sparkforge.inspect import datafile
 from sparkforge.pins.types import Model
 
 Machine = Literal["x86", "arm64", "h200", "spark"]
@@ -66,23 +65,7 @@ def load(path: Path) -> tuple[Area, ...]:
     Raises:
         UsageError: it is missing or malformed.
     """
-    hint = f"the head of docs/{NAME} describes the values"
-    try:
-        document = yamlfile.read(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", "restore it from git") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8", hint) from None
-    except yamlfile.NotYamlError as error:
-        raise UsageError(f"{path}:{error.line}: {error}", hint) from None
-    for line, problem in document.problems:
-        raise UsageError(f"{path}:{line}: {problem}", hint)
-    try:
-        return _AREAS.validate_python(document.data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        line, where = document.line(first["loc"]), yamlfile.dotted(first["loc"])
-        raise UsageError(f"{path}:{line}: {where}: {first['msg']}", hint) from None
+    return datafile.load(path, _AREAS)
 
 
 def count(areas: tuple[Area, ...]) -> Mapping[Machine, Mapping[Level, int]]:

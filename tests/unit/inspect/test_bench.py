@@ -13,6 +13,7 @@ import pytest
 
 from sparkforge.build.launcher import of_release
 from sparkforge.core.errors import BenchError
+from sparkforge.inspect import plot
 from sparkforge.inspect.bench import pictures, result, sides, tables, text
 from sparkforge.inspect.bench import samples as measured
 from sparkforge.inspect.bench.benchy import check_tokenizer
@@ -373,7 +374,7 @@ def test_a_plot_without_ceiling_or_other_concurrency_is_left_out() -> None:
     [(0, 1.0), (1, 1.0), (60, 60.0), (61, 80), (99.5, 100), (2048, 2500), (7e6, 8e6)],
 )
 def test_axes_end_at_a_round_number_above_the_largest_value(most: float, last: float) -> None:
-    found = pictures.ticks(most)
+    found = plot.ticks(most)
     assert found[0] == 0
     assert found[-1] >= most
     assert len(found) <= 8
@@ -381,5 +382,5 @@ def test_axes_end_at_a_round_number_above_the_largest_value(most: float, last: f
 
 
 def test_names_cannot_break_a_picture() -> None:
-    picture = pictures.svg("a <b>", "x", "y", [pictures.Line('"&<', [(1, 1)])])
+    picture = plot.svg("a <b>", "x", "y", [plot.Line('"&<', [(1, 1)])])
     assert ET.fromstring(picture) is not None

@@ -366,3 +366,17 @@ def test_the_picture_shows_the_bytes() -> None:
         assert width == pytest.approx(row.gb_per_token * 72, abs=0.3)
         last = bars[4 * i + 3].attrib
         assert float(last["x"]) + float(last["width"]) < 640  # room for the words behind it
+
+
+def test_a_published_figure_lies_in_the_bar_of_its_ceiling() -> None:
+    target = pins.load(ROOT / "pins.yaml").target("spark")
+    case = rooflinetable.case(target, "spark")
+    root = ET.fromstring(rooflinepicture.published(case))
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    table = rooflinetable.compared(case)
+    bars = [rect for rect in root.findall("svg:rect", space) if rect.get("height") == "15"]
+    assert len(bars) == sum(limit is not None for _, limit in table)
+    spots = [float(one.attrib["cx"]) for one in root.findall("svg:circle", space)][1:]
+    scale, left = float(bars[0].attrib["width"]) / (table[0][1] or 0), float(bars[0].attrib["x"])
+    wanted = [speed for figure, _ in table for speed in figure.tok_s]
+    assert [(spot - left) / scale for spot in spots] == pytest.approx(wanted, abs=0.1)

@@ -1,0 +1,168 @@
+"""What `bench quality` found, and whether it is beyond the noise of the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparkforge.inspect import intervals
+from sparkforge.inspect.perf.distance import Distance
+
+_CHANCE = 0.025  # that equals lose so many answers; Student's 95 % has as much on its worse side
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the loss, each in place of the noise; None: the noise.
+
+    Attributes:
+        max_kl: mean divergence of the next token's distribution, in nats.
+        min_agreement: share of positions with the same likeliest token.
+        max_score_drop: share of all questions.
+    """
+
+    max_kl: float | None = None
+    min_agreement: float | None = None
+    max_score_drop: float | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One server beside the unchanged model.
+
+    Attributes:
+        right: number of right answers.
+        lost, gained: right answers of the unchanged model that are wrong here, and the reverse.
+        other_answers: number of answers with other words.
+    """
+
+    distance: Distance
+    right: int
+    lost: int
+    gained: int
+    questions: int
+    other_answers: int
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON values, in one level."""
+        flat = asdict(self)
+        return {**flat.pop("distance"), **flat}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured.
+
+    Attributes:
+        right: right answers of the unchanged model.
+        noise: its second server.
+        layers: by choice, of those that could be served.
+        failed: why others could not.
+    """
+
+    right: int
+    noise: Measured
+    layers: Mapping[str, Measured]
+    failed: Mapping[str, str]
+    limits: Limits
+
+    @property
+    def beyond(self) -> list[str]:
+        """A sentence for each metric of a choice that is beyond the noise, or the user's limit."""
+        return [
+            f"{name}: {words}"
+            for name, one in self.layers.items()
+            for words in beyond(one, self.noise, self.limits).values()
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON values; docs/mxfp4-layers.md describes it."""
+        return {
+            "limits": asdict(self.limits),
+            "as_it_is": {"right": self.right, "questions": self.noise.questions},
+            "noise": self.noise.document(),
+            "layers": {
+                name: {**one.document(), "beyond": list(beyond(one, self.noise, self.limits))}
+                for name, one in self.layers.items()
+            },
+            "failed": dict(self.failed),
+            "beyond": self.beyond,
+        }
+
+
+def beyond(one: Measured, noise: Measured, limits: Limits) -> dict[str, str]:
+    """Return a sentence by metric: kl, token or answers, for each that is beyond its limit.
+
+    A metric without a limit of the user's is beyond the noise where the 95 % interval of what it
+    adds, over texts, is worse than nothing. Of answers it is McNemar's test with the unchanged
+    model's: some change by noise, but as many for the better.
+    """
+    far, near = one.distance, noise.distance
+    found = {}
+    if limits.max_kl is not None:
+        if far.mean_kl > limits.max_kl:
+            found["kl"] = f"mean KL {far.mean_kl:.4f} is over {limits.max_kl:g}"
+    elif (low := _added(near.kl_by_text, far.kl_by_text)) > 0:
+        found["kl"] = (
+            f"mean KL {far.mean_kl:.5f} is beyond noise ({near.mean_kl:.5f}), by {low:.5f} at least"
+        )
+    same = f"the top token is the same at {far.agreement:.3f} of positions"
+    if limits.min_agreement is not None:
+        if far.agreement < limits.min_agreement:
+            found["token"] = f"{same}, below {limits.min_agreement:g}"
+    elif (low := _added(far.agreement_by_text, near.agreement_by_text)) > 0:
+        found["token"] = (
+            f"{same}, beyond noise ({near.agreement:.3f}), by {low:.3f} of positions at least"
+        )
+    if limits.max_score_drop is not None:
+        drop = (one.lost - one.gained) / max(one.questions, 1)
+        if drop > limits.max_score_drop:
+            found["answers"] = (
+                f"{one.lost} right answers lost and {one.gained} gained, a drop of {drop:.3f} of"
+                f" all, over {limits.max_score_drop:g}"
+            )
+    elif (chance := intervals.chance_to_lose(one.lost, one.gained)) < _CHANCE:
+        found["answers"] = (
+            f"{one.lost} right answers lost and {one.gained} gained, beyond chance ({chance:.4f})"
+        )
+    return found
+
+
+def _added(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the lower end of the interval of the mean difference."""
+    pairs = zip(before, after, strict=True)
+    return intervals.of_pairs([b - a for a, b in pairs]).interval()[0]
+
+
+def table(report: Report) -> list[tuple[str, ...]]:
+    """Return the figures as rows of text, the head first."""
+    rows: list[tuple[str, ...]] = [
+        (
+            "layers",
+            "mean KL",
+            "p99 KL",
+            "same token",
+            "NLL",
+            "covered",
+            "right",
+            "changed",
+            "beyond",
+        )
+    ]
+    for name, one in {"(noise)": report.noise, **report.layers}.items():
+        far = one.distance
+        rows.append(
+            (
+                name,
+                f"{far.mean_kl:.5f}",
+                f"{far.p99_kl:.4f}",
+                f"{far.agreement:.4f}",
+                f"{far.nll_change:+.4f}",
+                f"{far.covered:.4f}",
+                f"{one.right}/{one.questions}",
+                str(one.other_answers),
+                ", ".join(beyond(one, report.noise, report.limits)) or "-",
+            )
+        )
+    return rows
