@@ -1,0 +1,105 @@
+"""Links of all pages lead to a file that git has, and to a heading that it has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)")
+_HEADING = re.compile(r"^#{1,6} +(.*?) *#*$", re.MULTILINE)
+_NAMED = re.compile(r"\bdocs/[\w-]+\.(?:md|yaml|svg)\b")
+_OUTSIDE = ("https://", "http://", "mailto:")
+
+
+@cache
+def tracked() -> frozenset[str]:
+    """Return all files that a commit would have."""
+    words = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    return frozenset(name for name in listed.stdout.splitlines() if (ROOT / name).exists())
+
+
+PAGES = sorted(name for name in tracked() if name.endswith(".md") and name[:6] != "tests/")
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """Return the names that a forge gives the headings of a page."""
+    found: set[str] = set()
+    times: Counter[str] = Counter()
+    for title in _HEADING.findall(_FENCE.sub("", page.read_text())):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)  # a link counts by its words
+        name = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        found.add(f"{name}-{times[name]}" if times[name] else name)
+        times[name] += 1
+    return frozenset(found)
+
+
+def broken(page: str, text: str) -> Iterator[str]:
+    """Yield the links of a page that lead nowhere."""
+    for link in _LINK.findall(_FENCE.sub("", text)):
+        if link.startswith(_OUTSIDE):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        resolved = target.resolve()
+        known = resolved.is_relative_to(ROOT) and (
+            resolved.is_dir() or str(resolved.relative_to(ROOT)) in tracked()
+        )
+        if not known or (anchor and anchor not in anchors(resolved)):
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    assert list(broken(page, (ROOT / page).read_text())) == []
+
+
+def test_the_check_sees_what_is_broken() -> None:
+    text = (
+        "[a](serving.md#health) [b](serving.md#none) [c](none.md) [d](https://e.example/x)\n"
+        "[e](#no-heading-of-this-page) ![f](none.svg)\n```\n[g](none.md)\n```\n"
+    )
+    assert list(broken("docs/accept.md", text)) == [
+        "serving.md#none",
+        "none.md",
+        "#no-heading-of-this-page",
+        "none.svg",
+    ]
+
+
+def test_pages_that_code_names_are_there() -> None:
+    """Errors, hints and comments send people to pages."""
+    wanted = [name for name in tracked() if name.startswith(("sparkforge/", "scripts/"))]
+    wanted += ["pins.yaml", "docker-compose.yml", "Dockerfile"]
+    lost = {
+        f"{name}: {page}"
+        for name in wanted
+        for page in _NAMED.findall((ROOT / name).read_text(errors="replace"))
+        if page not in tracked()
+    }
+    assert not lost
+
+
+def test_every_page_is_linked_from_the_readme_or_a_page_that_is() -> None:
+    seen, waiting = {"README.md"}, ["README.md"]
+    while waiting:
+        page = waiting.pop()
+        for link in _LINK.findall(_FENCE.sub("", (ROOT / page).read_text())):
+            name = link.partition("#")[0]
+            target = ((ROOT / page).parent / name).resolve()
+            if name.endswith(".md") and target.is_relative_to(ROOT):
+                found = str(target.relative_to(ROOT))
+                if found in tracked() and found not in seen:
+                    seen.add(found)
+                    waiting.append(found)
+    assert [page for page in PAGES if page.startswith("docs/") and page not in seen] == []
