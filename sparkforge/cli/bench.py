@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sparkforge.build import executor, publish
 from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions, as_last
@@ -15,6 +14,9 @@ from sparkforge.core.errors import QualityError, SmokeError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.bench import command
 from sparkforge.sources.project import Project, ProjectOptions
+
+if TYPE_CHECKING:
+    from sparkforge.inspect.perf import losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +38,18 @@ class QualityOptions:
         " (default: qkv, o, lm_head, and all three)",
         metavar="KINDS",
     )
-    max_kl: float = option(
-        "limit of the mean KL divergence of the next token (default: 0.1)",
-        default=0.1,
+    max_kl: float | None = option(
+        "limit of the mean KL divergence of the next token, in place of the measured noise",
         type=share,
         metavar="NATS",
     )
-    min_agreement: float = option(
-        "least share of positions with the same top token (default: 0.9)",
-        default=0.9,
+    min_agreement: float | None = option(
+        "least share of positions with the same top token, in place of the noise",
         type=share,
         metavar="SHARE",
     )
-    max_score_drop: float = option(
-        "limit of the drop in right answers (default: 0.05)",
-        default=0.05,
+    max_score_drop: float | None = option(
+        "limit of the drop in right answers, in place of the test for chance",
         type=share,
         metavar="SHARE",
     )
@@ -79,7 +78,7 @@ class QualityOptions:
 def _quality(options: QualityOptions) -> int:
     """Measure what --mxfp4-layers changes in what the model says; 15 where it is too much."""
     from sparkforge.build import serve
-    from sparkforge.inspect.perf import quality, roofline
+    from sparkforge.inspect.perf import losses, quality, roofline
 
     for layers in options.layers:
         roofline.parse_layers(layers)  # here, and not by a server after the first has run
@@ -100,28 +99,29 @@ def _quality(options: QualityOptions) -> int:
         options.tokens,
         options.top,
     )
-    limits = quality.Limits(options.max_kl, options.min_agreement, options.max_score_drop)
+    limits = losses.Limits(options.max_kl, options.min_agreement, options.max_score_drop)
     with context.store.temporary("quality") as work:
         tiny = publish.tiny_model(context.root / "dist" / context.target_name)
         start = quality.starter(context, product, model, tiny, work)
-        document = quality.run(start, plan, limits, quality.Material.load(plan))
-    return report_quality({"model": str(model or tiny), **document}, as_json=options.output.json)
-
-
-def report_quality(document: Mapping[str, Any], *, as_json: bool) -> int:
-    """Print what ``quality.run`` measured, then what is wrong with it; returns the exit code."""
-    from sparkforge.inspect.perf import quality
-
-    if as_json:
-        log.json(document)
+        report = quality.run(start, plan, limits, quality.Material.load(plan))
+    if options.output.json:
+        log.json({"model": str(model or tiny), **report.document()})
     else:
-        log.table(quality.table(document))
+        log.table(losses.table(report))
+    return judge_quality(report)
+
+
+def judge_quality(report: losses.Report) -> int:
+    """Print what is wrong with what was measured; returns the exit code."""
     code = 0
-    if document["beyond"]:
-        remedy = "omit those layers, or use more precision: KIND=mxfp8"
-        code = log.failure(QualityError("\n".join(document["beyond"]), remedy))
-    if document["failed"]:
-        words = "\n".join(f"{name}: {what}" for name, what in document["failed"].items())
+    if report.beyond:
+        remedy = (
+            "use more precision (KIND=mxfp8) or omit those layers; to accept a loss, set a limit:"
+            " --max-kl, --min-agreement, --max-score-drop"
+        )
+        code = log.failure(QualityError("\n".join(report.beyond), remedy))
+    if report.failed:
+        words = "\n".join(f"{name}: {what}" for name, what in report.failed.items())
         remedy = "the other results are above; see the servers' output"
         code = log.failure(SmokeError(words, remedy))
     return code

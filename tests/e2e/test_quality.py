@@ -10,33 +10,13 @@ from pathlib import Path
 from sparkforge.core.errors import QualityError
 
 
-def test_the_gate_lets_mxfp8_pass_and_stops_mxfp4(checkout: Path) -> None:
+def test_the_gate_sees_what_is_beyond_noise(checkout: Path) -> None:
+    words = (
+        "--target cpu --engine none --layers lm_head=mxfp8 --layers qkv,o,lm_head"
+        " --prompts 4 --questions 3 --tokens 24 --json"
+    )
     done = subprocess.run(
-        [
-            sys.executable,
-            checkout / "build.py",
-            "bench",
-            "quality",
-            "--target",
-            "cpu",
-            "--engine",
-            "none",
-            "--layers",
-            "lm_head=mxfp8",
-            "--layers",
-            "qkv,o,lm_head",
-            "--prompts",
-            "2",
-            "--questions",
-            "3",
-            "--tokens",
-            "48",
-            "--max-kl",
-            "0.05",
-            "--min-agreement",
-            "0",
-            "--json",
-        ],
+        [sys.executable, checkout / "build.py", "bench", "quality", *words.split()],
         cwd=checkout,
         capture_output=True,
         text=True,
@@ -44,13 +24,14 @@ def test_the_gate_lets_mxfp8_pass_and_stops_mxfp4(checkout: Path) -> None:
     )
     assert done.returncode == QualityError.exit_code, done.stderr
     found = json.loads(done.stdout)
-    noise = found["as_it_is"]["noise"]
-    assert noise["mean_kl"] < 1e-6
-    assert noise["agreement"] == 1
-    eight, four = found["layers"]["lm_head=mxfp8"], found["layers"]["qkv,o,lm_head"]
+    noise, layers = found["noise"], found["layers"]
+    eight, four = layers["lm_head=mxfp8"], layers["qkv,o,lm_head"]
     assert noise["positions"] == eight["positions"] == 96
-    assert 1e-5 < eight["mean_kl"] < 0.05 < four["mean_kl"]
+    # the same weights in batches of other shapes, then dense layers in 8 and in 4 bits
+    assert noise["mean_kl"] < eight["mean_kl"] / 3 < four["mean_kl"] / 9
+    assert noise["agreement"] > 0.95
     assert eight["covered"] > 0.99
-    assert [line.partition(":")[0] for line in found["beyond"]] == ["qkv,o,lm_head"]
+    assert "kl" in four["beyond"]
     assert "qkv,o,lm_head: mean KL" in done.stderr
+    assert "is beyond noise" in done.stderr
     assert "Traceback" not in done.stderr

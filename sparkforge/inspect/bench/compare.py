@@ -9,52 +9,21 @@ ten different means.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sparkforge.core.errors import BenchError
+from sparkforge.inspect import intervals
 from sparkforge.inspect.bench.result import Result
 from sparkforge.inspect.bench.samples import HIGHER_IS_BETTER, METRICS, Metric, Samples
+from sparkforge.inspect.intervals import Estimate
 
 _Pair = tuple[Samples, Samples]
 Verdict = Literal["faster", "slower", "same", "unclear"]
 TOLERANCE = 0.03
 """A change of less is of no consequence."""
-# Student's t, 97.5 %, by degrees of freedom from 1 (any book of statistics)
-_T = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
-    2.086,
-    2.080,
-    2.074,
-    2.069,
-    2.064,
-    2.060,
-    2.056,
-    2.052,
-    2.048,
-    2.045,
-    2.042,
-)
-_NORMAL = 1.960
 
 
 @dataclass(frozen=True)
@@ -98,45 +67,13 @@ class Comparison:
         return tuple(one for one in self.changes if one.verdict == "slower")
 
 
-@dataclass(frozen=True)
-class _Estimate:
-    """A difference of mean logarithms: variance of the estimate, degrees of freedom (0: none)."""
-
-    value: float
-    variance: float
-    freedom: float
-
-
-def student(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t, infinite below one degree of freedom.
-
-    A fraction counts as the whole number below it, which makes the interval wider. Beyond the table
-    it is the normal's with the first term of Fisher's expansion, right to 0.2 %.
-    """
-    if freedom < 1:
-        return math.inf
-    if freedom < len(_T) + 1:
-        return _T[int(freedom) - 1]
-    return _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _variance(values: Sequence[float]) -> float:
-    """Return the variance of a sample; at least two values."""
-    mean = _mean(values)
-    return math.fsum((one - mean) ** 2 for one in values) / (len(values) - 1)
-
-
-def _welch(before: Sequence[float], after: Sequence[float]) -> _Estimate:
-    difference = _mean(after) - _mean(before)
+def _welch(before: Sequence[float], after: Sequence[float]) -> Estimate:
+    difference = statistics.fmean(after) - statistics.fmean(before)
     if min(len(before), len(after)) < 2:
-        return _Estimate(difference, 0.0, 0.0)
-    parts = [(_variance(one) / len(one), len(one) - 1) for one in (before, after)]
+        return Estimate(difference, 0.0, 0.0)
+    parts = [(statistics.variance(one) / len(one), len(one) - 1) for one in (before, after)]
     variance = sum(part for part, _ in parts)
-    return _Estimate(difference, variance, _satterthwaite(parts))
+    return Estimate(difference, variance, _satterthwaite(parts))
 
 
 def _satterthwaite(parts: Iterable[tuple[float, float]]) -> float:
@@ -150,25 +87,19 @@ def _satterthwaite(parts: Iterable[tuple[float, float]]) -> float:
 def _by_round(before: Samples, after: Samples) -> list[float]:
     """Return the difference of the mean logarithms in each round."""
     return [
-        _mean([math.log(one) for one in b]) - _mean([math.log(one) for one in a])
+        statistics.fmean([math.log(one) for one in b])
+        - statistics.fmean([math.log(one) for one in a])
         for a, b in zip(before.rounds, after.rounds, strict=False)
     ]
 
 
-def _paired(differences: Sequence[float]) -> _Estimate:
-    count = len(differences)
-    if count < 2:
-        return _Estimate(_mean(differences), 0.0, 0.0)
-    return _Estimate(_mean(differences), _variance(differences) / count, count - 1)
-
-
-def _estimate(pair: _Pair, *, paired: bool) -> _Estimate:
+def _estimate(pair: _Pair, *, paired: bool) -> Estimate:
     if paired:
-        return _paired(_by_round(*pair))
+        return intervals.of_pairs(_by_round(*pair))
     return _welch(*([math.log(one) for one in side.values] for side in pair))
 
 
-def _over_all(pairs: Sequence[_Pair], *, paired: bool) -> _Estimate:
+def _over_all(pairs: Sequence[_Pair], *, paired: bool) -> Estimate:
     """Return the mean of the tests' estimates.
 
     In rounds it is that of each round's mean: what a start of the server changes, all tests of its
@@ -176,14 +107,14 @@ def _over_all(pairs: Sequence[_Pair], *, paired: bool) -> _Estimate:
     """
     if paired:
         rounds = zip(*(_by_round(*pair) for pair in pairs), strict=False)
-        return _paired([_mean(one) for one in rounds])
+        return intervals.of_pairs([statistics.fmean(one) for one in rounds])
     estimates = [_estimate(pair, paired=False) for pair in pairs]
     count = len(estimates)
-    value = _mean([one.value for one in estimates])
+    value = statistics.fmean([one.value for one in estimates])
     if any(one.freedom < 1 for one in estimates):
-        return _Estimate(value, 0.0, 0.0)
+        return Estimate(value, 0.0, 0.0)
     parts = [(one.variance / count**2, one.freedom) for one in estimates]
-    return _Estimate(value, sum(part for part, _ in parts), _satterthwaite(parts))
+    return Estimate(value, sum(part for part, _ in parts), _satterthwaite(parts))
 
 
 def verdict(metric: Metric, low: float, high: float, tolerance: float) -> Verdict:
@@ -205,16 +136,12 @@ def _change(
     name: str,
     metric: Metric,
     means: tuple[float, float],
-    one: _Estimate,
+    one: Estimate,
     *,
     paired: bool,
     tolerance: float,
 ) -> Change:
-    if one.freedom < 1:
-        low, high = 0.0, math.inf
-    else:
-        half = student(one.freedom) * math.sqrt(one.variance)
-        low, high = math.exp(one.value - half), math.exp(one.value + half)
+    low, high = (math.exp(end) for end in one.interval())
     said = verdict(metric, low, high, tolerance)
     return Change(name, metric, *means, math.exp(one.value), low, high, paired, said)
 
@@ -241,7 +168,9 @@ def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comp
         one, other = ours[key], theirs[key]
         found = _estimate((one, other), paired=paired)
         pairs.setdefault(one.metric, []).append((one, other))
-        means = tuple(math.exp(_mean([math.log(v) for v in side.values])) for side in (one, other))
+        means = tuple(
+            math.exp(statistics.fmean([math.log(v) for v in side.values])) for side in (one, other)
+        )
         changes.append(
             _change(
                 one.name,

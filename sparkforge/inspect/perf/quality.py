@@ -1,20 +1,24 @@
 """`build.py bench quality`: the effect of quantised dense layers on a model's answers.
 
-The model is served once unchanged and once for each choice of --mxfp4-layers. The unchanged model
+The model is served twice unchanged and once for each choice of --mxfp4-layers. The unchanged model
 continues every prompt. Then each server scores those tokens, with the true ones before them
 (teacher-forced), and its next-token distributions are compared with those of the unchanged model.
 Each server also answers questions with one checkable answer. The prompts and questions are in
 quality.json, written for this purpose.
+
+The second server of the unchanged model gets the same requests in the opposite order and several at
+once, so that its batches have other shapes. What differs between these two is noise: a choice is
+judged by what it adds to that.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from sparkforge.build.context import Context
@@ -23,6 +27,9 @@ from sparkforge.build.results import Product
 from sparkforge.core import plain
 from sparkforge.core.errors import SmokeError, UsageError
 from sparkforge.core.log import log
+from sparkforge.core.parallel import in_parallel
+from sparkforge.inspect.perf.distance import Logprobs, distance
+from sparkforge.inspect.perf.losses import Limits, Measured, Report
 from sparkforge.runtime import servers
 from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
 from sparkforge.store.artefact import Artefact
@@ -33,10 +40,7 @@ MATERIAL = Path(__file__).with_name("quality.json")
 _REQUEST_TIMEOUT_S = 600.0
 _LOAD_TIMEOUT_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
 _ANSWER_TOKENS = 24
-_SMALLEST = 1e-6  # probability; below it a remainder is rounding of the others
-
-Logprobs = Mapping[int, float]
-"""Natural logarithms of the probabilities of the likeliest tokens, by token id."""
+_AT_ONCE = 8  # requests to the second server of the unchanged model
 
 Start = Callable[[Sequence[str]], AbstractContextManager[Server]]
 
@@ -58,43 +62,6 @@ class Plan:
     questions: int | None = None
     tokens: int = 64
     top: int = 256
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the loss.
-
-    Attributes:
-        max_kl: mean divergence of the next token's distribution, in nats.
-        min_agreement: share of positions with the same likeliest token.
-        max_score_drop: share of all questions.
-    """
-
-    max_kl: float
-    min_agreement: float
-    max_score_drop: float
-
-
-@dataclass(frozen=True)
-class Distance:
-    """How far one server's distributions are from another's, over positions.
-
-    Attributes:
-        mean_kl: Kullback-Leibler divergence in nats; a lower bound of it, close where ``covered``
-            is near one, see ``divergence``.
-        p99_kl: the same at the 99th percentile of positions.
-        agreement: share of positions with the same likeliest token.
-        nll_change: mean change of -log p of the scored token, in nats.
-        covered: mean probability of the tokens named by both.
-        positions: how many were compared.
-    """
-
-    mean_kl: float
-    p99_kl: float
-    agreement: float
-    nll_change: float
-    covered: float
-    positions: int
 
 
 @dataclass(frozen=True)
@@ -138,87 +105,11 @@ class Seen:
     answers: Sequence[str]
 
 
-# -- numbers --------------------------------------------------------------------------------
-
-
-def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
-    """Return a lower bound of one position's divergence in nats, and the probability it covers.
-
-    The servers only return their likeliest tokens. The result is the larger of two bounds. One
-    takes all tokens that only one of them returns as one. The other takes each token that only the
-    reference returns by itself: the other server's probability of it is at most that of its least
-    likely returned token, and at most the rest.
-    """
-    shared = reference.keys() & other.keys()
-    covered = sum(math.exp(reference[token]) for token in shared)
-    both = sum(math.exp(reference[t]) * (reference[t] - other[t]) for t in shared)
-    left = 1 - sum(math.exp(other[token]) for token in shared)
-    as_one = both + _merged(1 - covered, left)
-    most = min(math.exp(min(other.values())), 1 - sum(math.exp(q) for q in other.values()))
-    log_most = math.log(max(most, _SMALLEST))
-    single = sum(math.exp(p) * (p - log_most) for t, p in reference.items() if t not in shared)
-    unnamed = 1 - sum(math.exp(p) for p in reference.values())
-    return max(as_one, both + single + _merged(unnamed, left), 0.0), min(covered, 1.0)
-
-
-def _merged(p: float, q: float) -> float:
-    """The term of many tokens taken as one, with probabilities p and at most q."""
-    return p * math.log(p / max(q, _SMALLEST)) if p > _SMALLEST else 0.0
-
-
-def distance(
-    tokens: Sequence[Sequence[int]],
-    reference: Sequence[Sequence[Logprobs]],
-    other: Sequence[Sequence[Logprobs]],
-) -> Distance:
-    """Compare two servers' distributions over the same texts.
-
-    Args:
-        tokens: of each text, the scored token at each position.
-    """
-    kls, covered, same, changes = [], [], 0, 0.0
-    for text, ours, theirs in zip(tokens, reference, other, strict=True):
-        for token, p, q in zip(text, ours, theirs, strict=True):
-            kl, mass = divergence(p, q)
-            kls.append(kl)
-            covered.append(mass)
-            same += max(p, key=p.__getitem__) == max(q, key=q.__getitem__)
-            changes += p[token] - q[token]
-    count = len(kls)
-    return Distance(
-        mean_kl=sum(kls) / count,
-        p99_kl=sorted(kls)[math.ceil(0.99 * count) - 1],
-        agreement=same / count,
-        nll_change=changes / count,
-        covered=sum(covered) / count,
-        positions=count,
-    )
-
-
 def is_right(reply: str, answer: str) -> bool:
     """Return whether the first line with text has the answer as a separate word."""
     plain = re.sub(r"[*`_$\\]|(?<=\d),(?=\d{3})", "", reply).strip()
     line = plain.partition("\n")[0].lower()
     return re.search(rf"(?<![\w.:]){re.escape(answer.lower())}(?![\w:]|\.\d)", line) is not None
-
-
-def beyond(name: str, result: Mapping[str, Any], base_score: int, limits: Limits) -> list[str]:
-    """Return a sentence for each limit that a choice of layers breaks."""
-    found = []
-    if result["mean_kl"] > limits.max_kl:
-        found.append(f"{name}: mean KL {result['mean_kl']:.4f} is over {limits.max_kl:g}")
-    if result["agreement"] < limits.min_agreement:
-        found.append(
-            f"{name}: the top token is the same at {result['agreement']:.3f} of positions, below"
-            f" {limits.min_agreement:g}"
-        )
-    drop = (base_score - result["right"]) / max(result["questions"], 1)
-    if drop > limits.max_score_drop:
-        found.append(
-            f"{name}: {result['right']} right answers instead of {base_score}, a drop of"
-            f" {drop:.3f} of all, over {limits.max_score_drop:g}"
-        )
-    return found
 
 
 # -- talking to a server -----------------------------------------------------------------------
@@ -251,16 +142,30 @@ def _score(server: Server, text: Text, top: int) -> list[Logprobs]:
     ]
 
 
-def _observe(server: Server, texts: Sequence[Text], material: Material, top: int) -> Seen:
+def _observe(
+    server: Server, texts: Sequence[Text], material: Material, top: int, *, mixed: bool = False
+) -> Seen:
+    """Score the texts and ask the questions.
+
+    Args:
+        mixed: from the last to the first and several at once, so that batches have other shapes.
+    """
+    width = _AT_ONCE if mixed else 1
+    turn = -1 if mixed else 1
+
+    def score(text: Text, _: Event) -> list[Logprobs]:
+        return _score(server, text, top)
+
+    def ask(one: tuple[str, str], _: Event) -> str:
+        answer: str = _ask(server, prompt=one[0], max_tokens=_ANSWER_TOKENS)["text"]
+        return answer
+
     scored = []
-    for number, text in enumerate(texts):
-        scored.append(_score(server, text, top))
-        log.progress("scored", number + 1, len(texts), "texts")
-    answers = [
-        _ask(server, prompt=question, max_tokens=_ANSWER_TOKENS)["text"]
-        for question, _ in material.questions
-    ]
-    return Seen(scored, answers)
+    for one in in_parallel(score, texts[::turn], width):
+        scored.append(one)
+        log.progress("scored", len(scored), len(texts), "texts")
+    answers = list(in_parallel(ask, material.questions[::turn], width))
+    return Seen(scored[::turn], answers[::turn])
 
 
 def starter(
@@ -294,13 +199,13 @@ def starter(
 # -- the measurement ----------------------------------------------------------------------------
 
 
-def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[str, Any]:
-    """Serve, score and compare; returns the figures as JSON values.
+def run(start: Start, plan: Plan, limits: Limits, material: Material) -> Report:
+    """Serve, score and compare.
 
     A choice of layers that cannot be served is listed in ``failed``; the others still run.
 
     Raises:
-        SmokeError: the server of the unchanged model does not start or answer.
+        SmokeError: a server of the unchanged model does not start or answer.
         UsageError: there is nothing to measure.
     """
     if not material.prompts or not plan.layers:
@@ -309,63 +214,35 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> dict[st
     with log.step("unchanged"), start(common) as server:
         texts = [_continue(server, prompt, plan.tokens) for prompt in material.prompts]
         reference = _observe(server, texts, material, plan.top)
-        again = [_score(server, text, plan.top) for text in texts]
-    tokens = [text.written for text in texts]
-    score = _right(reference, material)
-    document: dict[str, Any] = {
-        "limits": asdict(limits),
-        "as_it_is": {
-            "right": score,
-            "questions": len(material.questions),
-            # the effect of the server's own rounding and batching
-            "noise": asdict(distance(tokens, reference.scored, again)),
-        },
-        "layers": {},
-        "failed": {},
-        "beyond": [],
-    }
-    for layers in plan.layers:
+    with log.step("unchanged, a second time"), start(common) as server:
+        again = _observe(server, texts, material, plan.top, mixed=True)
+    layers, failed = {}, {}
+    for name in plan.layers:
         try:
-            with log.step(layers), start((*common, "--mxfp4-layers", layers)) as server:
+            with log.step(name), start((*common, "--mxfp4-layers", name)) as server:
                 seen = _observe(server, texts, material, plan.top)
         except SmokeError as error:
-            document["failed"][layers] = error.what
+            failed[name] = error.what
             continue
-        result = {
-            **asdict(distance(tokens, reference.scored, seen.scored)),
-            "right": _right(seen, material),
-            "questions": len(material.questions),
-            "other_answers": sum(
-                ours != theirs for ours, theirs in zip(reference.answers, seen.answers, strict=True)
-            ),
-        }
-        document["layers"][layers] = result
-        document["beyond"] += beyond(layers, result, score, limits)
-    return document
+        layers[name] = measured(texts, reference, seen, material)
+    noise = measured(texts, reference, again, material)
+    return Report(sum(_right(reference, material)), noise, layers, failed, limits)
 
 
-def _right(seen: Seen, material: Material) -> int:
+def measured(texts: Sequence[Text], reference: Seen, seen: Seen, material: Material) -> Measured:
+    """Compare what one server gave with what the unchanged model gave first."""
+    before, after = _right(reference, material), _right(seen, material)
+    pairs = list(zip(before, after, strict=True))
+    return Measured(
+        distance=distance([text.written for text in texts], reference.scored, seen.scored),
+        right=sum(after),
+        lost=pairs.count((True, False)),
+        gained=pairs.count((False, True)),
+        questions=len(pairs),
+        other_answers=sum(a != b for a, b in zip(reference.answers, seen.answers, strict=True)),
+    )
+
+
+def _right(seen: Seen, material: Material) -> list[bool]:
     pairs = zip(seen.answers, material.questions, strict=True)
-    return sum(is_right(reply, answer) for reply, (_, answer) in pairs)
-
-
-def table(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the figures as rows of text, the head first."""
-    base = document["as_it_is"]
-    rows: list[tuple[str, ...]] = [
-        ("layers", "mean KL", "p99 KL", "same token", "NLL", "covered", "right", "changed")
-    ]
-    for name, one in {"(asked twice)": {**base["noise"], **base}, **document["layers"]}.items():
-        rows.append(
-            (
-                name,
-                f"{one['mean_kl']:.5f}",
-                f"{one['p99_kl']:.4f}",
-                f"{one['agreement']:.4f}",
-                f"{one['nll_change']:+.4f}",
-                f"{one['covered']:.4f}",
-                f"{one['right']}/{one['questions']}",
-                str(one.get("other_answers", "")),
-            )
-        )
-    return rows
+    return [is_right(reply, answer) for reply, (_, answer) in pairs]

@@ -14,8 +14,9 @@ import pytest
 from sparkforge.cli.main import main
 from sparkforge.core.errors import BenchError, RegressionError
 from sparkforge.inspect.bench import compare
-from sparkforge.inspect.bench.compare import student, verdict
+from sparkforge.inspect.bench.compare import verdict
 from sparkforge.inspect.bench.result import Identity, Result, load, save
+from sparkforge.inspect.intervals import student
 
 from .bench_results import DEEP, FOUR, ONE, result, samples
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 
 from sparkforge.cli import bench
 from sparkforge.core.errors import QualityError, SmokeError, UsageError
-from sparkforge.inspect.perf import quality
-from sparkforge.inspect.perf.quality import Limits, Material, Plan, Seen, Text
+from sparkforge.inspect.perf import distance, losses, quality
+from sparkforge.inspect.perf.distance import Distance
+from sparkforge.inspect.perf.losses import Limits, Measured
+from sparkforge.inspect.perf.quality import Material, Plan, Seen, Text
 
 
 def logs(*probabilities: float) -> dict[int, float]:
@@ -25,36 +28,36 @@ def logs(*probabilities: float) -> dict[int, float]:
 
 
 def test_the_divergence_is_kullback_and_leiblers() -> None:
-    kl, covered = quality.divergence(logs(0.5, 0.25, 0.25), logs(0.25, 0.5, 0.25))
+    kl, covered = distance.divergence(logs(0.5, 0.25, 0.25), logs(0.25, 0.5, 0.25))
     assert kl == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2))
     assert covered == pytest.approx(1)
 
 
 def test_it_is_not_symmetric_and_zero_for_the_same() -> None:
     p, q = logs(0.9, 0.1), logs(0.5, 0.5)
-    assert quality.divergence(p, q)[0] == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
-    assert quality.divergence(q, p)[0] != pytest.approx(quality.divergence(p, q)[0])
-    assert quality.divergence(p, p)[0] == 0
+    assert distance.divergence(p, q)[0] == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
+    assert distance.divergence(q, p)[0] != pytest.approx(distance.divergence(p, q)[0])
+    assert distance.divergence(p, p)[0] == 0
 
 
 def test_what_is_not_named_by_both_counts_as_one_token() -> None:
     p, q = logs(0.6, 0.2, 0.1, 0.1), logs(0.3, 0.4, 0.15, 0.15)
-    whole = quality.divergence(p, q)[0]
+    whole = distance.divergence(p, q)[0]
     named = {0: p[0], 1: p[1]}
-    kl, covered = quality.divergence(named, {0: q[0], 1: q[1]})
+    kl, covered = distance.divergence(named, {0: q[0], 1: q[1]})
     assert covered == pytest.approx(0.8)
     assert kl == pytest.approx(0.6 * math.log(2) + 0.2 * math.log(0.5) + 0.2 * math.log(0.2 / 0.3))
-    kl, covered = quality.divergence({0: p[0]}, {0: q[0], 2: q[2]})
+    kl, covered = distance.divergence({0: p[0]}, {0: q[0], 2: q[2]})
     assert covered == pytest.approx(0.6)
     assert kl == pytest.approx(0.6 * math.log(2) + 0.4 * math.log(0.4 / 0.7))
     assert kl < whole  # merging tokens can only lose divergence
 
 
 def test_nothing_in_common_is_far_and_finite() -> None:
-    kl, covered = quality.divergence({0: 0.0}, {1: 0.0})
+    kl, covered = distance.divergence({0: 0.0}, {1: 0.0})
     assert covered == 0
     assert 10 < kl < 20
-    kl, _ = quality.divergence({0: math.log(0.5)}, {0: 0.0})
+    kl, _ = distance.divergence({0: math.log(0.5)}, {0: 0.0})
     assert 5 < kl < 10
 
 
@@ -65,7 +68,7 @@ def test_it_is_never_more_than_that_over_the_whole_vocabulary() -> None:
         whole = sum(math.exp(p[t]) * (p[t] - q[t]) for t in p)
         for top in (1, 5, 20, 40):
             named = [dict(sorted(d.items(), key=lambda i: -i[1])[:top]) for d in (p, q)]
-            kl, _ = quality.divergence(*named)
+            kl, _ = distance.divergence(*named)
             assert kl <= whole + 1e-4
         assert kl == pytest.approx(whole, abs=1e-4)  # all 40 are named
 
@@ -73,8 +76,10 @@ def test_it_is_never_more_than_that_over_the_whole_vocabulary() -> None:
 def test_distances_are_over_all_positions() -> None:
     same, other = logs(0.9, 0.1), logs(0.1, 0.9)
     tokens, texts = [[0, 1], [0]], [[same, same], [same]]
-    found = quality.distance(tokens, texts, [[same, other], [same]])
+    found = distance.distance(tokens, texts, [[same, other], [same]])
     kl = 0.9 * math.log(9) + 0.1 * math.log(1 / 9)
+    assert found.kl_by_text == pytest.approx((kl / 2, 0))
+    assert list(found.agreement_by_text) == [0.5, 1.0]
     assert found.positions == 3
     assert found.mean_kl == pytest.approx(kl / 3)
     assert found.p99_kl == pytest.approx(kl)
@@ -82,7 +87,7 @@ def test_distances_are_over_all_positions() -> None:
     # token 1 has become likelier: less surprise, a negative change
     assert found.nll_change == pytest.approx((math.log(0.1) - math.log(0.9)) / 3)
     with pytest.raises(ValueError, match="zip"):
-        quality.distance([[0]], [[same, same]], [[same, same]])
+        distance.distance([[0]], [[same, same]], [[same, same]])
 
 
 # -- answers ------------------------------------------------------------------------
@@ -137,23 +142,73 @@ def test_the_material_is_sound() -> None:
     assert len(Material.load(Plan(prompts=2, questions=3)).questions) == 3
 
 
+# -- verdicts -----------------------------------------------------------------------
+
+
+def measured(
+    kl: Sequence[float], same: Sequence[float], lost: int = 0, gained: int = 0
+) -> Measured:
+    means = (sum(kl) / len(kl), sum(same) / len(same))
+    found = Distance(means[0], max(kl), means[1], 0.0, 1.0, 8, tuple(kl), tuple(same))
+    return Measured(found, 10 - lost + gained, lost, gained, 20, lost + gained)
+
+
+NOISE = measured([0.001, 0.002, 0.003, 0.002], [1, 0.9, 1, 1])
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("one", "metrics"),
     [
-        ({"mean_kl": 0.2}, ["mean KL 0.2000 is over 0.1"]),
-        ({"agreement": 0.8}, ["the same at 0.800"]),
-        ({"right": 8}, ["8 right answers instead of 10"]),
-        ({"right": 9}, []),
-        ({}, []),
-        ({"mean_kl": 0.2, "right": 0}, ["mean KL", "0 right answers"]),
+        (NOISE, []),
+        (measured([0.002, 0.001, 0.002, 0.003], [0.9, 1, 1, 1]), []),  # the same, elsewhere
+        (measured([0.021, 0.022, 0.023, 0.022], [1, 0.9, 1, 1]), ["kl"]),
+        (measured([0.001, 0.002, 0.003, 0.500], [1, 0.9, 1, 0.2]), []),  # of one text only
+        (measured([0.001, 0.002, 0.003, 0.002], [0.5, 0.5, 0.6, 0.5]), ["token"]),
+        (measured([0.001, 0.002, 0.003, 0.002], [1, 0.9, 1, 1], lost=6), ["answers"]),
+        (measured([0.001, 0.002, 0.003, 0.002], [1, 0.9, 1, 1], lost=5), []),  # 1 in 32
+        (measured([0.001, 0.002, 0.003, 0.002], [1, 0.9, 1, 1], lost=6, gained=6), []),
+        (measured([0.001, 0.002, 0.003, 0.002], [1, 0.9, 1, 1], gained=9), []),
+        (measured([0.0, 0.0, 0.0, 0.0], [1, 1, 1, 1]), []),  # nearer than the noise
     ],
 )
-def test_limits(changes: dict[str, float], words: list[str]) -> None:
-    result = {"mean_kl": 0.1, "agreement": 0.9, "right": 10, "questions": 10, **changes}
-    found = quality.beyond("qkv", result, 10, Limits(0.1, 0.9, 0.1))
+def test_a_loss_is_beyond_noise_or_it_is_none(one: Measured, metrics: list[str]) -> None:
+    assert list(losses.beyond(one, NOISE, Limits())) == metrics
+
+
+def test_one_text_shows_no_noise() -> None:
+    one, other = measured([0.001], [1]), measured([5.0], [0.0])
+    assert losses.beyond(other, one, Limits()) == {}
+
+
+def test_of_equal_models_few_are_beyond_noise() -> None:
+    random = np.random.default_rng(3)
+
+    def equal() -> Measured:
+        kl = random.lognormal(-7, 0.5, 24)
+        right = random.binomial(4, 0.5)
+        return measured(list(kl), list(1 - kl), int(right), 4 - int(right))
+
+    found = [losses.beyond(equal(), equal(), Limits()) for _ in range(1000)]
+    assert sum("kl" in one for one in found) <= 40
+    assert not any("answers" in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(0.1), []),
+        (Limits(0.01), ["mean KL 0.0200 is over 0.01"]),
+        (Limits(0.1, 0.95), ["the same at 0.900 of positions, below 0.95"]),
+        (Limits(0.1, 0.5, 0.05), ["2 right answers lost and 0 gained, a drop of 0.100 of all"]),
+        (Limits(0.1, 0.5, 0.1), []),
+    ],
+)
+def test_a_limit_takes_the_place_of_noise(limits: Limits, words: list[str]) -> None:
+    one = measured([0.02] * 4, [0.9] * 4, lost=2)
+    near = measured([0.0] * 4, [0.9] * 4)
+    found = list(losses.beyond(one, near, limits).values())
     assert len(found) == len(words)
     for sentence, fragment in zip(found, words, strict=True):
-        assert sentence.startswith("qkv: ")
         assert fragment in sentence
 
 
@@ -165,11 +220,14 @@ class _Models:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[tuple[str, ...]] = []
+        self.mixed: list[bool] = []
         monkeypatch.setattr(quality, "_continue", lambda *_: Text([1], [0, 1]))
-        monkeypatch.setattr(quality, "_score", lambda server, text, top: server.scored)
         monkeypatch.setattr(quality, "_observe", self._observe)
 
-    def _observe(self, server: Any, texts: Any, material: Material, top: int) -> Seen:
+    def _observe(
+        self, server: Any, texts: Any, material: Material, top: int, *, mixed: bool = False
+    ) -> Seen:
+        self.mixed.append(mixed)
         return Seen([server.scored] * len(texts), [server.answer] * len(material.questions))
 
     @contextmanager
@@ -191,22 +249,46 @@ def test_each_choice_is_served_once_and_held_against_the_limits(
 ) -> None:
     models = _Models(monkeypatch)
     plan = Plan(("qkv", "lm_head"), tokens=2, top=7)
-    material = Material(["a"], [("What?", "42"), ("And?", "43")])
-    found = quality.run(models.start, plan, Limits(0.1, 0.9, 0.2), material)
+    material = Material(["a", "b"], [("What?", "42"), ("And?", "43")])
+    report = quality.run(models.start, plan, Limits(None, None, 0.2), material)
+    found = report.document()
     common = ("--max-logprobs", "7")
     assert models.started == [
+        common,
         common,
         (*common, "--mxfp4-layers", "qkv"),
         (*common, "--mxfp4-layers", "lm_head"),
     ]
+    assert models.mixed == [False, True, False, False]
     assert found["as_it_is"]["right"] == 1
-    assert found["as_it_is"]["noise"]["mean_kl"] == 0
+    assert found["noise"]["mean_kl"] == 0
     assert found["layers"]["qkv"]["mean_kl"] == 0
     assert found["layers"]["lm_head"]["mean_kl"] > 1
     assert found["layers"]["lm_head"]["other_answers"] == 2
-    assert len(found["beyond"]) == 3
+    assert found["layers"]["lm_head"]["beyond"] == ["kl", "token", "answers"]
     assert all(sentence.startswith("lm_head: ") for sentence in found["beyond"])
-    assert [row[0] for row in quality.table(found)] == ["layers", "(asked twice)", "qkv", "lm_head"]
+    assert [row[0] for row in losses.table(report)] == ["layers", "(noise)", "qkv", "lm_head"]
+
+
+def test_the_second_server_of_the_model_gets_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(8)
+    order: list[int] = []
+
+    def score(server: Any, text: Text, top: int) -> Any:
+        order.append(text.written[0])
+        if server == "second":
+            together.wait(120)
+        return [logs(0.9, 0.1)] * text.written[0]
+
+    monkeypatch.setattr(quality, "_score", score)
+    texts = [Text([1], [number]) for number in range(8)]
+    server: Any = "first"
+    first = quality._observe(server, texts, Material(["a"], []), 7)
+    assert order == list(range(8))
+    server = "second"
+    second = quality._observe(server, texts, Material(["a"], []), 7, mixed=True)
+    assert second == first  # each text's own, in the texts' order
+    assert sorted(order[8:]) == list(range(8))
 
 
 def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
@@ -216,20 +298,15 @@ def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
     plan = Plan(("qkv", "o", "lm_head"), tokens=2)
     material = Material(["a"], [("What?", "42")])
     found = quality.run(models.start, plan, Limits(0.1, 0.9, 0.2), material)
-    assert found["failed"] == {"o": "the server exited with code 1"}
-    assert list(found["layers"]) == ["qkv", "lm_head"]
-    assert {line.partition(":")[0] for line in found["beyond"]} == {"lm_head"}
-    assert bench.report_quality(found, as_json=False) == SmokeError.exit_code
+    assert found.failed == {"o": "the server exited with code 1"}
+    assert list(found.layers) == ["qkv", "lm_head"]
+    assert {line.partition(":")[0] for line in found.beyond} == {"lm_head"}
+    assert bench.judge_quality(found) == SmokeError.exit_code
     said = capsys.readouterr()
-    assert [line.split()[0] for line in said.out.splitlines() if "KL" not in line][-2:] == [
-        "qkv",
-        "lm_head",
-    ]
     assert "o: the server exited with code 1" in said.err
     assert "lm_head: mean KL" in said.err
-    assert bench.report_quality({**found, "failed": {}}, as_json=True) == QualityError.exit_code
-    assert json.loads(capsys.readouterr().out)["layers"]["qkv"]["positions"] == 2
-    assert bench.report_quality({**found, "failed": {}, "beyond": []}, as_json=True) == 0
+    assert bench.judge_quality(replace(found, failed={})) == QualityError.exit_code
+    assert bench.judge_quality(replace(found, failed={}, layers={})) == 0
 
 
 def test_only_what_the_model_wrote_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
