@@ -13,7 +13,7 @@ first. Further arguments are options of `vllm serve`. docs/serving.md has the st
     SPARKFORGE_SERVE_ARGS       options of the target, set by the build
     SPARKFORGE_EXTRA_ARGS       further options, e.g. --max-num-seqs 8
     SPARKFORGE_MXFP4_LAYERS     e.g. qkv,o,lm_head; must fit a chosen profile
-    SPARKFORGE_GPU_MEMORY_UTILIZATION   share of all memory; without it: computed (docs/serving.md)
+    SPARKFORGE_GPU_MEMORY_UTILIZATION   share of all memory; without it: computed (docs/memory.md)
     SPARKFORGE_MEMORY_GUARD     off, warn or on: watch free memory; on where GPU and host share it
     SPARKFORGE_MEMORY_MARKS     GiB below which it warns, refuses requests, ends the server; 6,4,2
     SPARKFORGE_BACKEND_CHECK    fail, warn or off, where vLLM chooses other backends than the

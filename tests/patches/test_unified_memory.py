@@ -1,6 +1,6 @@
 """What vLLM takes of a memory that GPU and host share, in states of a Spark: release and series.
 
-The table of docs/serving.md holds these numbers. The model's amounts are those of gpt-oss-120b
+The table of docs/memory.md holds these numbers. The model's amounts are those of gpt-oss-120b
 under Marlin as far as they are known (67.5 GiB of weights, measured on an H200; 60.8 GiB of files);
 what its graphs, its largest step and everything else take is made up. Nothing is allocated.
 """
@@ -172,7 +172,7 @@ def test_the_kv_cache_is_what_is_left_of_the_share(
 
 
 def test_what_others_do_meanwhile_moves_the_kv_cache(patched: dict[str, Any]) -> None:
-    """Neither release nor series knows whose memory it was: told in docs/serving.md."""
+    """Neither release nor series knows whose memory it was: told in docs/memory.md."""
     for name, change in (
         ("8 GB of other programs are swapped out meanwhile", 7.5),
         ("another process takes 5 GB meanwhile", -4.7),
@@ -196,7 +196,7 @@ def test_a_card_of_its_own_memory_sees_no_change(
 def test_the_table_in_the_docs_holds_these_numbers(
     stock: dict[str, Any], patched: dict[str, Any]
 ) -> None:
-    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
     for name, given in STATES.items():
         state = {**MODEL, **given}
         before, after = stock[f"{name}, v2"], patched[f"{name}, v2"]

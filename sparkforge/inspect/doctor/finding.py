@@ -148,7 +148,7 @@ CHECKS: Mapping[str, Check] = {
             "memory": (
                 "MemTotal, MemAvailable and what CUDA counts",
                 "fail: less than the profile needs",
-                "the server does not start with less (docs/serving.md, share of memory)",
+                "the server does not start with less (docs/memory.md, share of memory)",
             ),
             "page-cache": (
                 "MemFree and Cached",

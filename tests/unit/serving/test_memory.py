@@ -87,7 +87,7 @@ def test_this_machines_memory_can_be_read() -> None:
     assert 0 < reading.room <= reading.available <= reading.total
 
 
-# -- the table of docs/serving.md ------------------------------------------------
+# -- the table of docs/memory.md ------------------------------------------------
 
 # GiB available, the container's limit in GiB, and the row's last three cells on a Spark (where the
 # GPU is integrated) and where the GPU's memory would count in the limit
@@ -138,7 +138,7 @@ def test_worked_examples(available: float, limit: int | None, spark: str, elsewh
 
 
 def test_the_docs_have_these_examples_and_no_others() -> None:
-    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
     table = page.partition("| MemAvailable | limit |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (\d.*) \|$", table, re.MULTILINE)
     wanted = [
