@@ -121,18 +121,22 @@ def run(options: Options) -> int:
         rows = load.run(subject, options.load * 60, options.clients or load.CLIENTS)
     else:
         rows = checked(subject, CHECKS)
-    score = None
+    score = kept = None
     folder = path.parent / "dist" / name / "accept"
     if questions is not None:
         repeats = options.gpqa_repeats or gpqa.REPEATS
-        kept = gpqa.Kept.of(folder, subject, questions, repeats)
-        row, score = measured(subject, lambda: gpqa.run(subject, questions, wanted, kept, repeats))
+        kept = answers = gpqa.Kept.of(folder, subject, questions, repeats)
+        row, score = measured(
+            subject, lambda: gpqa.run(subject, questions, wanted, answers, repeats)
+        )
         rows.append(row)
     show(rows)
     report = document(name, subject, rows)
     if score is not None:
         report["accuracy"] = score.document()
     file = write(folder, report, rows)
+    if kept is not None and score is not None:
+        kept.remove()
     log.info(f"report   {_from_here(file)}")
     if options.output.json:
         log.json({**report, "report": str(file)})

@@ -191,7 +191,7 @@ class Kept:
                 file.write(f"\n{number} {chosen or '-'};")
 
     def remove(self) -> None:
-        """Forget them: the measurement is complete."""
+        """Forget them: the result is written."""
         self.path.unlink(missing_ok=True)
 
 
@@ -230,7 +230,6 @@ def run(
     for number, (at, _, best) in enumerate(cases):
         right.setdefault(at, []).append(letters[number] == best)
     unclear = sum(not said for said in letters.values())
-    kept.remove()
     means = [statistics.fmean(right[at]) for at in range(len(questions.rows))]
     error = statistics.stdev(means) / len(means) ** 0.5
     seconds = time.monotonic() - began

@@ -210,6 +210,9 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> Report:
     """
     if not material.prompts or not plan.layers:
         raise UsageError("nothing to compare", "give at least one prompt and one --layers")
+    if len(material.prompts) < 2 and None in (limits.max_kl, limits.min_agreement):
+        hint = "add --prompts 2 or more, or set --max-kl and --min-agreement"
+        raise UsageError("one prompt shows no noise", hint)
     common = ("--max-logprobs", str(plan.top))
     with log.step("unchanged"), start(common) as server:
         texts = [_continue(server, prompt, plan.tokens) for prompt in material.prompts]

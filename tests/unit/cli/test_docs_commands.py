@@ -19,7 +19,8 @@ from tests.support import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _LIST = ROOT / "docs/commands.yaml"
-_BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^( *)```console\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_DOCUMENT = re.compile(r"(<<'(\w+)'\n).*?^ *\2$", re.MULTILINE | re.DOTALL)
 _SHELL = set("|&;<>")
 _COMPOSE = ("up", "down", "ps", "logs", "restart", "stop", "version")
 _BUILD = ["python3", "build.py"]
@@ -30,7 +31,8 @@ def lines(page: Path) -> Iterator[list[str]]:
 
     In a block with prompts ($) all else is output.
     """
-    for block in _BLOCK.findall(page.read_text()):
+    for indent, written in _BLOCK.findall(page.read_text()):
+        block = re.sub(f"^{indent}", "", _DOCUMENT.sub(r"\1", written), flags=re.MULTILINE)
         prompts = re.search(r"^\$ ", block, re.MULTILINE) is not None
         for line in block.replace("\\\n", " ").splitlines():
             if prompts and not line.startswith("$ "):
@@ -40,8 +42,8 @@ def lines(page: Path) -> Iterator[list[str]]:
             words.whitespace_split = True
             pieces = [(shell, list(some)) for shell, some in groupby(words, _is_shell)]
             for at, (shell, some) in enumerate(pieces):
-                written_to = at > 0 and pieces[at - 1][1][-1:] in ([">"], [">>"])
-                if not shell and not written_to:
+                file = at > 0 and pieces[at - 1][1][-1:] in ([">"], [">>"], ["<<"])
+                if not shell and not file:
                     yield some
 
 
@@ -162,3 +164,16 @@ def test_what_needs_nothing_is_run(words: tuple[str, ...], isolated: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+_SCRIPTS = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def test_scripts_of_pages_are_read_by_a_shell() -> None:
+    found = [script for page in PAGES for script in _SCRIPTS.findall(page.read_text())]
+    assert found
+    for script in found:
+        read = subprocess.run(
+            ["sh", "-n"], input=script, capture_output=True, text=True, check=False
+        )
+        assert read.returncode == 0, read.stderr

@@ -329,4 +329,6 @@ def test_nothing_to_compare_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     models = _Models(monkeypatch)
     with pytest.raises(UsageError, match="nothing to compare"):
         quality.run(models.start, Plan(()), Limits(1, 0, 1), Material(["a"], []))
+    with pytest.raises(UsageError, match="one prompt shows no noise"):
+        quality.run(models.start, Plan(), Limits(), Material(["a"], []))
     assert not models.started
