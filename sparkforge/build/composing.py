@@ -137,7 +137,7 @@ def images(options: ImagesOptions) -> int:
     engine = connect()
     baked = on_engine(engine, targets, variables)
     if options.prune:
-        return _prune(engine, baked, dry_run=options.dry_run, as_json=options.output.json)
+        return _prune(engine, baked, dry_run=options.dry_run)
     missing = {
         target: name
         for target in targets
@@ -186,7 +186,7 @@ def old_ones(baked: Sequence[Baked]) -> list[Baked]:
     return old
 
 
-def _prune(engine: Engine, baked: Sequence[Baked], *, dry_run: bool, as_json: bool) -> int:
+def _prune(engine: Engine, baked: Sequence[Baked], *, dry_run: bool) -> int:
     """Remove old images, or print them; images of containers stay, with a warning."""
     old = old_ones(baked)
     stay: dict[str, str] = {}
@@ -203,9 +203,8 @@ def _prune(engine: Engine, baked: Sequence[Baked], *, dry_run: bool, as_json: bo
             else:
                 log.info(f"removed {one.image}")
         freed = before - engine.layers_bytes()
-    if as_json:
-        removed = [one.image for one in old if one.image not in stay]
-        log.json({"removed": removed, "stay": stay, "dry_run": dry_run, "freed_bytes": freed})
+    removed = [one.image for one in old if one.image not in stay]
+    log.document({"removed": removed, "stay": stay, "dry_run": dry_run, "freed_bytes": freed})
     if not dry_run:
         log.info(f"freed {human_bytes(freed)}")
     elif not old:
@@ -214,11 +213,7 @@ def _prune(engine: Engine, baked: Sequence[Baked], *, dry_run: bool, as_json: bo
 
 
 def rollback(options: RollbackOptions) -> int:
-    """Switch Compose to the previous image, or to the named one.
-
-    Raises:
-        ImageError: there is none.
-    """
+    """Switch Compose to the previous image, or to the named one; ImageError if there is none."""
     path = recover_checkout(options.pins)
     target = options.target
     pinned = pins.load(path).target(target)
@@ -231,8 +226,7 @@ def rollback(options: RollbackOptions) -> int:
     served = {} if "COMPOSE_PROFILES" in here else {"COMPOSE_PROFILES": target}
     envfile.put(env_file, {**served, variable(target): chosen.image})
     keep_models(engine, pinned, platform_of(pinned))  # the image may come from another machine
-    if options.output.json:
-        log.json({"target": target, "image": chosen.image, "before": before})
+    log.document({"target": target, "image": chosen.image, "before": before})
     log.info(f"Compose uses {chosen.image}{f', not {before} any more' if before else ''}")
     if (outside := os.environ.get(variable(target))) and outside != chosen.image:
         log.warning(f"{variable(target)} in the environment overrides .env: unset it")

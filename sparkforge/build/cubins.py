@@ -195,11 +195,7 @@ def usage(text: str) -> tuple[Kernel, ...]:
 
 
 def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
-    """Refuse kernels that are slow without a word, and architectures that lack some.
-
-    Raises:
-        CompileError: see above.
-    """
+    """Refuse kernels that are slow without a word, and architectures that lack some."""
     names = {arch: {kernel.name for kernel in kernels} for arch, kernels in found.items()}
     every = set().union(*names.values())
     if not every:

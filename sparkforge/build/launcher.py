@@ -133,23 +133,14 @@ class Launcher:
         ):
             yield server
 
-    @contextmanager
-    def unpatched(self) -> Iterator[Server]:
+    def unpatched(self) -> AbstractContextManager[Server]:
         """Serve the release without our patches; our option is not among its arguments."""
-        with self._unpatched("unpatched", {}) as server:
-            yield server
+        return self._server(self.release, of_release(self.context.serve), "unpatched", {})
 
-    @contextmanager
-    def unpatched_without_amx(self) -> Iterator[Server]:
+    def unpatched_without_amx(self) -> AbstractContextManager[Server]:
         """The same, with AMX hidden from the server's processes."""
-        with self._unpatched("unpatched-without-amx", isa.without_amx()) as server:
-            yield server
-
-    @contextmanager
-    def _unpatched(self, name: str, variables: Mapping[str, str]) -> Iterator[Server]:
-        options = of_release(self.context.serve)
-        with self._server(self.release, options, name, variables) as server:
-            yield server
+        options, hidden = of_release(self.context.serve), isa.without_amx()
+        return self._server(self.release, options, "unpatched-without-amx", hidden)
 
     def _server(
         self, folder: Path | None, options: Sequence[str], name: str, variables: Mapping[str, str]

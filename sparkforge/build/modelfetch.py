@@ -122,8 +122,7 @@ def run(options: Options) -> int:
         log.info(f"command  {shlex.join(command)}")
     else:
         _download(engine, name, command, variables)
-    if options.output.json:
-        log.json({**asdict(wanted), "complete": not options.dry_run})
+    log.document({**asdict(wanted), "complete": not options.dry_run})
     return 0
 
 

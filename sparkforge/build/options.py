@@ -149,11 +149,7 @@ def platform_of(target: Target) -> Platform:
 
 
 def host_platform() -> Platform:
-    """Return this machine's platform.
-
-    Raises:
-        UsageError: nothing is built on machines of this kind.
-    """
+    """Return this machine's platform; UsageError if nothing is built on machines of this kind."""
     here = MACHINES.get(platform.machine())
     if here is None:
         msg = f"builds do not run on {platform.machine()}"

@@ -45,11 +45,7 @@ _READ_VOCABULARY = (
 
 
 def checkpoint(model: Path) -> Path:
-    """Return the folder of a checkpoint in full.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Return the folder of a checkpoint in full; UsageError if it is none."""
     if not (model / "config.json").is_file():
         what = "has no config.json" if model.is_dir() else "no such folder"
         msg = f"--model {model}: {what}"
@@ -165,7 +161,6 @@ def serve(
     chat: bool = False,
     profile: Profile | None = None,
     limit_s: float = float("inf"),
-    as_json: bool = False,
 ) -> int:
     """Serve until Ctrl-C: by Compose for an image, by vllm itself for a virtual environment.
 
@@ -174,7 +169,6 @@ def serve(
         chat: the tiny one that speaks Harmony, with the parsers that it takes.
         profile: with the choice of ``--profile``; None: Compose's, else the target's.
         limit_s: how long it may load.
-        as_json: print address and model as a JSON document as soon as it answers.
 
     Returns:
         The exit code.
@@ -201,8 +195,7 @@ def serve(
         log.info(f"URL    {ready.url}")
         log.info(f"model  {ready.model}")
         log.info(f"try    {ready.curl}")
-        if as_json:
-            log.json({"url": ready.url, "model": ready.model, "curl": ready.curl})
+        log.document({"url": ready.url, "model": ready.model, "curl": ready.curl})
         if not aloud:
             follower.skip()
         return _until_it_ends(server, follower)
@@ -213,9 +206,6 @@ def _first_answer(server: ProcessServer, name: str | None, *, chat: bool) -> Rea
 
     Args:
         name: of the model; None: ask the server.
-
-    Raises:
-        SmokeError: the server ended, or refused.
     """
     url = f"{server.url}/v1"
     try:
@@ -243,11 +233,7 @@ def _first_answer(server: ProcessServer, name: str | None, *, chat: bool) -> Rea
 
 
 def _until_it_ends(server: ProcessServer, follower: _Follower) -> int:
-    """Print the server's output until Ctrl-C or its end.
-
-    Raises:
-        SmokeError: it ended by itself.
-    """
+    """Print the server's output until Ctrl-C or its end."""
     try:
         while (code := server.exited()) is None:
             follower.show()

@@ -144,9 +144,8 @@ def _check_foreign(
 ) -> None:
     """Refuse builds that need programs of another platform.
 
-    Raises:
-        UsageError: a virtual environment is this machine's own, and a server under emulation is too
-            slow for the smoke test, whose times are about a real machine.
+    A virtual environment is this machine's own. A server under emulation is too slow for the smoke
+    test, whose times are about a real machine.
     """
     here = platform.machine()
     if chosen is None:

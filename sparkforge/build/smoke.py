@@ -142,11 +142,7 @@ def check_release(
 
 
 def _refusal(server: Server, timeout_s: float) -> str | None:
-    """Return the line that a server refuses the checkpoint with; None: it is ready.
-
-    Raises:
-        SmokeError: it fails in another way, or is not ready in time.
-    """
+    """Return the line that a server refuses the checkpoint with; None: it is ready."""
     try:
         wait_ready(server, timeout_s)
     except SmokeError as error:

@@ -73,11 +73,7 @@ def _build(options: BuildOptions) -> int:
 
 
 def _build_in(project: Project, options: BuildOptions) -> int:
-    """Make what the store lacks, publish it under dist/, print the receipt.
-
-    Raises:
-        UsageError: options of a server, and none is started.
-    """
+    """Make what the store lacks, publish it under dist/, print the receipt."""
     start = time.monotonic()
     tested = project.pins.target(options.target).smoke is not None and options.until == STAGES[-1]
     if options.server != ServerOptions() and not tested:
@@ -117,8 +113,7 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     folder, document = publish.publish(context, build, document)
     image = publish.image_of(build) is not None
     lastbuild.write(context, image=image, engine=options.variant.engine)
-    if options.output.json:
-        log.json(document)
+    log.document(document)
     publish.summary(context, build, folder, seconds)
     return 0
 
@@ -245,16 +240,15 @@ def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: Vari
         msg = f"target {context.target_name} has no smoke test"
         raise UsageError(msg, "use build.py serve --target NAME -- …")
     build = executor.build(context, STAGES[-1])
-    if options.output.json:
-        log.json(
-            receipt.receipt(
-                target=context.target_name,
-                target_platform=context.platform,
-                pins=context.pins_path,
-                results=build.results,
-                seconds=time.monotonic() - start,
-            )
+    log.document(
+        receipt.receipt(
+            target=context.target_name,
+            target_platform=context.platform,
+            pins=context.pins_path,
+            results=build.results,
+            seconds=time.monotonic() - start,
         )
+    )
     return 0
 
 

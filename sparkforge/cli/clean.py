@@ -30,8 +30,7 @@ def _clean(options: Options) -> int:
     log.info(f"cleaning {store.root}; a large store takes minutes")
     freed = store.clean_superseded() if superseded else store.clean(everything=everything)
     log.info(f"freed {human_bytes(freed)}")
-    if options.output.json:
-        log.json({"freed_bytes": freed})
+    log.document({"freed_bytes": freed})
     return 0
 
 

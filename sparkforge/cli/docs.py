@@ -33,8 +33,7 @@ def _docs(options: Options) -> int:
     changed = generated.settle(pages, generated.COMMAND, check=options.check)
     for page in pages:
         log.info(f"{page}: {'written' if page in changed else 'up to date'}")
-    if options.output.json:
-        log.json({"written": [str(page) for page in changed]})
+    log.document({"written": [str(page) for page in changed]})
     return 0
 
 

@@ -121,8 +121,7 @@ def _export(options: ExportOptions) -> int:
         f"{tree.upstream}: {len(fresh.patches)} patch(es), "
         + ("written" if written else "nothing to write")
     )
-    if options.output.json:
-        log.json({"upstream": tree.upstream, **document})
+    log.document({"upstream": tree.upstream, **document})
     return 0
 
 
@@ -156,8 +155,7 @@ def _import(options: ImportOptions) -> int:
         fresh, report, written = exporting.export(project, chain, drop=(), check=False)
     document = exporting.document(report, written)
     log.info(f"{options.upstream}: {len(fresh.patches)} patch(es)")
-    if options.output.json:
-        log.json({"upstream": options.upstream, **document})
+    log.document({"upstream": options.upstream, **document})
     return 0
 
 
@@ -175,8 +173,7 @@ def _new(options: NewOptions) -> int:
         f"{tree.folder}: commit {commit[:12]}; now write its message: git commit --amend,"
         " then build.py patches export"
     )
-    if options.output.json:
-        log.json({"folder": str(tree.folder), "commit": commit})
+    log.document({"folder": str(tree.folder), "commit": commit})
     return 0
 
 

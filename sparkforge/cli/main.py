@@ -92,11 +92,7 @@ def _parser(command: str = "") -> Parser:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """Return the options of a command line.
-
-    Raises:
-        UsageError: it has an option or a value that the command does not take.
-    """
+    """Return the options of a command line."""
     try:
         return _parser(words[0]).parse_args(words)
     except UsageError:
@@ -140,15 +136,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
-    as_json = "--json" in words  # until the options are parsed
+    log.configure(to_stderr="--json" in words, verbose=False)  # until the options are parsed
     log.answered = False
     if not words:
         log.usage(overview.short())
         return UsageError.exit_code
     try:
         parsed = _parsed(words)
-        as_json = parsed.json
-        log.configure(to_stderr=as_json, verbose=parsed.verbose)
+        log.configure(to_stderr=parsed.json, verbose=parsed.verbose)
         if behind == [] and parsed.command in _TAKES_A_COMMAND:
             raise UsageError("no command after --", "give a command, or omit --")
         if behind and "arguments" not in parsed:
@@ -159,21 +154,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command: Entry = parsed.entry
         code = command.run(from_namespace(command.options, parsed))
     except SparkforgeError as error:
-        return _fail(error, as_json=as_json)
+        return _fail(error)
     except KeyboardInterrupt:
         what = f"interrupted after {time.monotonic() - start:.0f} s"
         log.error(f"{what}; the next run continues from here")
-        _answer(
-            SparkforgeError(what, "run it again"), errors.INTERRUPTED_EXIT_CODE, as_json=as_json
-        )
+        _answer(SparkforgeError(what, "run it again"), errors.INTERRUPTED_EXIT_CODE)
         return errors.INTERRUPTED_EXIT_CODE
     except Exception as error:
         if refused := _refused(error):
-            return _fail(refused, as_json=as_json)
+            return _fail(refused)
         log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
         log.traceback()
         bug = SparkforgeError(f"{type(error).__name__}: {error}", "please report it")
-        _answer(bug, 1, as_json=as_json)
+        _answer(bug, 1)
         return 1
     return code
 
@@ -188,16 +181,16 @@ def _refused(error: Exception) -> StoreError | None:
     return StoreError(f"{where}{error.strerror}", _REFUSED[error.errno])
 
 
-def _fail(error: SparkforgeError, *, as_json: bool) -> int:
+def _fail(error: SparkforgeError) -> int:
     code = log.failure(error)
-    _answer(error, code, as_json=as_json)
+    _answer(error, code)
     return code
 
 
-def _answer(error: SparkforgeError, code: int, *, as_json: bool) -> None:
+def _answer(error: SparkforgeError, code: int) -> None:
     """Print the document of a failure, unless one was printed already."""
-    if as_json and not log.answered:
-        log.json({"error": {**error.as_json(), "exit_code": code}})
+    if not log.answered:
+        log.document({"error": {**error.as_json(), "exit_code": code}})
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

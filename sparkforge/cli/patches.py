@@ -121,8 +121,7 @@ def _check(options: CheckOptions) -> int:
         )
     if problems:
         raise SeriesError("\n".join(problems))
-    if options.output.json:
-        log.json(report)
+    log.document(report)
     return 0
 
 
@@ -141,14 +140,13 @@ def _apply(options: ApplyOptions) -> int:
         f"{options.folder}: {options.upstream} with {len(patches.patches)} patch(es),"
         f" commit {patched.commit}"
     )
-    if options.output.json:
-        log.json(
-            {
-                "folder": str(options.folder.resolve()),
-                "commit": patched.commit,
-                "tree": patched.tree,
-            }
-        )
+    log.document(
+        {
+            "folder": str(options.folder.resolve()),
+            "commit": patched.commit,
+            "tree": patched.tree,
+        }
+    )
     return 0
 
 

@@ -89,8 +89,7 @@ def _record(options: RecordOptions) -> int:
             recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
             edit.record(path, name, source.provider, recorded)
         log.info(f"{name}: patched.{source.provider}: tree {patched.tree}")
-    if options.output.json:
-        log.json({"pins": str(path)})
+    log.document({"pins": str(path)})
     return 0
 
 
@@ -124,8 +123,7 @@ def _resolve(options: ResolveOptions) -> int:
         log.info(f"{name}: {upstream.tag} is {resolved.commit}: {wrote}{agree}")
     if not chosen:
         log.info("every upstream has its commit; give an upstream to check it")
-    if options.output.json:
-        log.json(found)
+    log.document(found)
     return 0
 
 

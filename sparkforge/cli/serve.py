@@ -55,7 +55,6 @@ def _serve(options: Options) -> int:
         chat=options.chat,
         profile=profile,
         limit_s=limit,
-        as_json=options.output.json,
     )
 
 

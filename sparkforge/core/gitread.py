@@ -129,11 +129,7 @@ class Reader:
         return found
 
     def blob(self, name: str) -> bytes:
-        """Return a blob's content.
-
-        Raises:
-            CommandError, StoreError: as ``find``; no such object.
-        """
+        """Return a blob's content; raises as ``find``, and CommandError if there is none."""
         return self._found(name)[1]
 
     def commit(self, name: str) -> Commit:

@@ -214,9 +214,6 @@ def _of_owner(repo: Path, tree: Path | None = None) -> _Settings:
 
     Args:
         tree: the user's work tree; None for a repository of the store.
-
-    Raises:
-        StoreError: it is not trusted.
     """
     bare = _bare(repo)
     places = [tree, tree / ".git"] if tree is not None else []
@@ -255,11 +252,7 @@ def check_owner(folder: Path, *, refused: bool = False) -> None:
 
 
 def check_dubious(stderr: bytes) -> None:
-    """Explain git's own refusal of another user's repository.
-
-    Raises:
-        StoreError: git refused it.
-    """
+    """Raise StoreError if git refused another user's repository."""
     if match := _DUBIOUS.search(stderr):
         check_owner(Path(os.fsdecode(match[1])), refused=True)
 

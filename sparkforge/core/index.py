@@ -129,11 +129,7 @@ class Index:
         return found
 
     def url_of(self, project: str, file: str) -> str:
-        """Return the address of a file by its name.
-
-        Raises:
-            FetchError: no index lists it.
-        """
+        """Return the address of a file by its name; FetchError if no index lists it."""
         for link in self.links(project):
             if link.filename == file:
                 return str(link.normalized)

@@ -121,6 +121,11 @@ class Log:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             self._line("  " + "  ".join(cells).rstrip())
 
+    def document(self, value: Any) -> None:
+        """Write a command's document to stdout; without --json, do nothing."""
+        if self._to_stderr:
+            self.json(value)
+
     def json(self, value: Any) -> None:
         """Write one JSON document to stdout."""
         self.answered = True

@@ -34,11 +34,7 @@ def escaped(text: str, keep: str = "") -> str:
 
 
 def json_of(text: str | bytes) -> Any:
-    """Parse JSON.
-
-    Raises:
-        ValueError: it is not JSON, or nested too deeply for Python.
-    """
+    """Parse JSON; ValueError if it is not JSON, or nested too deeply for Python."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -49,11 +49,7 @@ def merged(env: Mapping[str, str | None] | None) -> dict[str, str]:
 
 
 def resolve(args: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return a command line with the full path of its program.
-
-    Raises:
-        MachineError: it is missing.
-    """
+    """Return a command line with the full path of its program; MachineError if it is missing."""
     command = [os.fspath(arg) for arg in args]
     program = shutil.which(command[0])
     if program is None:

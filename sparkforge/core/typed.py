@@ -20,11 +20,7 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
 
 
 def as_json(value: object) -> dict[str, Any]:
-    """Return a dataclass as JSON values.
-
-    Raises:
-        ValueError: a field has a value of another type.
-    """
+    """Return a dataclass as JSON values; ValueError if a field has a value of another type."""
     adapter = _adapter(type(value))
     result: dict[str, Any] = adapter.dump_python(
         value, mode="json", by_alias=True, warnings="error"

@@ -243,19 +243,11 @@ class Pins(Model):
     targets: Mapping[Name, Target]
 
     def upstream(self, name: str) -> Upstream:
-        """Return an upstream by name.
-
-        Raises:
-            UsageError: there is none of that name.
-        """
+        """Return an upstream by name; UsageError if there is none of that name."""
         return _pick(self.upstreams, name, "upstream")
 
     def target(self, name: str) -> Target:
-        """Return a target by name.
-
-        Raises:
-            UsageError: there is none of that name.
-        """
+        """Return a target by name; UsageError if there is none of that name."""
         return _pick(self.targets, name, "target")
 
     def profile_of(self, target: Target) -> dict[str, Any]:
@@ -306,11 +298,7 @@ def load(path: Path) -> Pins:
 
 
 def parse(path: Path, text: str) -> Pins:
-    """Check what pins.yaml says, or would say.
-
-    Raises:
-        PinsError: as ``load``.
-    """
+    """Check the text of pins.yaml; raises as ``load``."""
     try:
         document = yamlfile.read(text)
     except NotYamlError as error:

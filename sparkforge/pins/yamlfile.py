@@ -53,11 +53,7 @@ def dotted(where: Where) -> str:
 
 
 def read(text: str) -> Document:
-    """Parse a text.
-
-    Raises:
-        NotYamlError: it is no YAML, more than one document, or nested too deeply.
-    """
+    """Parse a text; NotYamlError if it is no YAML, more than one document, or nested too deeply."""
     document = Document()
     root = _compose(text)
     if root is not None:

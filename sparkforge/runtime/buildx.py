@@ -81,11 +81,7 @@ class ImageBuild:
 
 
 def build(request: ImageBuild) -> None:
-    """Build an image; buildx's output is shown as it comes.
-
-    Raises:
-        ImageError: the build failed.
-    """
+    """Build an image, showing buildx's output; ImageError if that fails."""
     try:
         call(*request.command(), stream=True)
     except CommandError as error:

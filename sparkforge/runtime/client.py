@@ -287,11 +287,7 @@ def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, 
 
 
 def _lines(answer: requests.Response) -> Iterator[bytes]:
-    """Yield the lines of a body as they come; requests' own would keep one without an end.
-
-    Raises:
-        OSError: it breaks off, or has no end.
-    """
+    """Yield the lines of a body as they come; requests' own would keep one without an end."""
     size, rest = 0, bytearray()
     for piece in answer.iter_content(_PIECE_BYTES):
         size += len(piece)
@@ -306,11 +302,7 @@ def _lines(answer: requests.Response) -> Iterator[bytes]:
 
 
 def _text(answer: requests.Response) -> str:
-    """Read a body.
-
-    Raises:
-        OSError: it breaks off, or has no end.
-    """
+    """Read a body."""
     found = bytearray()
     for piece in answer.iter_content(1 << 16):
         found += piece

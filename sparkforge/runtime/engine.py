@@ -55,11 +55,7 @@ class Engine:
     context: str = "default"
 
     def image_id(self, reference: str) -> str:
-        """Return the id of a local image.
-
-        Raises:
-            EngineError: the engine has no image of that name.
-        """
+        """Return the id of a local image; EngineError if the engine has no image of that name."""
         from docker.errors import APIError
 
         try:
@@ -88,11 +84,7 @@ class Engine:
         return True
 
     def load(self, archive: Path) -> None:
-        """Load an image from its archive.
-
-        Raises:
-            ImageError: the engine refuses it.
-        """
+        """Load an image from its archive; ImageError if the engine refuses it."""
         try:
             call("docker", "load", "--input", archive, stream=True)
         except CommandError as error:
@@ -228,9 +220,6 @@ def _context() -> tuple[str, str | None]:
 
     docker-py supports the default variables (DOCKER_HOST …) but no ``docker context``. Without this
     the CLI would build in one engine, and docker-py search another.
-
-    Raises:
-        EngineError: the context does not exist.
     """
     if os.environ.get("DOCKER_HOST"):
         return "default", None
@@ -247,11 +236,7 @@ def _context() -> tuple[str, str | None]:
 
 
 def check_version(version: str) -> None:
-    """Refuse an engine that is too old.
-
-    Raises:
-        EngineError: it is.
-    """
+    """Raise EngineError for an engine that is too old."""
     match = re.match(r"(\d+)\.", version)
     if match is None or int(match[1]) < OLDEST_ENGINE:
         msg = f"container engine {version} is too old: {OLDEST_ENGINE} or newer is needed"

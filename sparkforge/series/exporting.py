@@ -165,11 +165,7 @@ def document(report: Report, written: Sequence[Path]) -> dict[str, Any]:
 
 
 def _files(chain: Chain) -> list[tuple[str, bytes]]:
-    """Return the canonical patches of a chain.
-
-    Raises:
-        SeriesError: a commit changes nothing, two have one name, or a message can't be mailed.
-    """
+    """Return the canonical patches of a chain."""
     before = chain.source.tree
     for commit in (one.commit for one in chain.commits):
         short = commit.id[:12]

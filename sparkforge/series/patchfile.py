@@ -151,9 +151,6 @@ def _file_name(path: Path, part: str) -> str | None:
 
     The two names on the line only differ in a/ and b/, so its middle separates them, even with
     spaces.
-
-    Raises:
-        SeriesError: it is not a plain path below the repository.
     """
     names = part.partition("\n")[0].removeprefix("diff --git ")
     middle = len(names) // 2
@@ -172,11 +169,7 @@ def _file_name(path: Path, part: str) -> str | None:
 
 
 def _checked_mode(path: Path, part: str, name: str) -> str:
-    """Return git's mode of a file's diff.
-
-    Raises:
-        SeriesError: it is neither a file nor a link, or one of git's own files.
-    """
+    """Return git's mode of a file's diff."""
     modes = _MODE.findall(part)
     if any(mode not in _MODES for mode in modes):
         msg = f"{path}: {name}: a submodule, or an unknown kind of file"

@@ -133,11 +133,7 @@ def listing(folder: Path, names: Sequence[str]) -> bytes:
 
 
 def _check_exact(series: Series, source: Source) -> None:
-    """Compare every patch's original blobs with its tree.
-
-    Raises:
-        SeriesError: a patch has another original.
-    """
+    """Compare every patch's original blobs with its tree."""
     paths = [entry.path for patch in series.patches for entry in patch.entries]
     now = git.blobs_at(source.repo, source.commit, paths)
     for patch in series.patches:

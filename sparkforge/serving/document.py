@@ -45,11 +45,7 @@ class Document:
 
     @classmethod
     def parse(cls, what: str, text: str | bytes) -> Document:
-        """Read JSON.
-
-        Raises:
-            DocumentError: the text is not JSON, or nested too deeply.
-        """
+        """Read JSON; DocumentError if the text is not JSON, or nested too deeply."""
         try:
             found = json.loads(text)
         except RecursionError:

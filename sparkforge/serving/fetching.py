@@ -66,11 +66,7 @@ class _Download:
             return self._present + sum(one.size for one in self._parts.values())
 
     def run(self) -> None:
-        """Download all missing files.
-
-        Raises:
-            StartError: they cannot be downloaded or stored.
-        """
+        """Download all missing files; StartError if they cannot be downloaded or stored."""
         lacking = self._place.lacking(self._commit, self._files)
         wanted = [
             one

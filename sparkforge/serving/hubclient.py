@@ -54,11 +54,7 @@ class Hub:
         self.timeout_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
     def commit(self, revision: str) -> str:
-        """Return the commit of a branch or tag.
-
-        Raises:
-            StartError: the hub does not give it.
-        """
+        """Return the commit of a branch or tag; StartError if the hub does not give it."""
         url = f"{self.endpoint}/api/models/{self.model}/revision/{quote(revision, safe='')}"
         body, _ = self._document(url, {}, revision)
         try:

@@ -202,11 +202,7 @@ def _model(launch: Launch) -> Model:
 
 
 def _meet(chosen: Settings, pair: cluster.Settings, revision: str) -> cluster.Link:
-    """Wait for the other of two machines; returns the link to it.
-
-    Raises:
-        ClusterError: it serves something else.
-    """
+    """Wait for the other of two machines; returns the link to it."""
     both = {  # equal on both machines
         "release": chosen.release,
         "model": chosen.model,

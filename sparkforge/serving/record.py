@@ -121,11 +121,7 @@ class Record:
         self.lengths |= set(known)
 
     def save(self) -> None:
-        """Replace the file atomically.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Replace the file atomically; OSError if it cannot be written."""
         document = {
             "schema": SCHEMA,
             "steps": self.steps,

@@ -201,11 +201,7 @@ def _model(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, S
 
 
 def _profile(environment: Mapping[str, str], share: Path) -> Profile:
-    """Return the user's own profile, the image's with the user's choice, or an empty one.
-
-    Raises:
-        ChoiceError: the image's profile has no such choice.
-    """
+    """Return the user's own profile, the image's with the user's choice, or an empty one."""
     own, named = environment.get(choices.VARIABLE), choices.named(environment)
     if own == "":
         return Profile()

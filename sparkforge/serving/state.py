@@ -42,11 +42,7 @@ class State:
 
 
 def write(state: State) -> None:
-    """Store the state.
-
-    Raises:
-        OSError: the folder for temporary files cannot be written.
-    """
+    """Store the state; OSError if the folder for temporary files cannot be written."""
     temporary = path().with_suffix(f".{os.getpid()}")
     document = {"start": this_start(), "state": state.text, "given_up": state.given_up}
     temporary.write_text(json.dumps(document), encoding="utf-8")

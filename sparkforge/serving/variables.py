@@ -80,11 +80,7 @@ def choice(variables: Variables, name: str, default: str, allowed: tuple[str, ..
 
 
 def number(variables: Variables, name: str, default: float) -> float:
-    """Return the value of a variable with a number, zero or more.
-
-    Raises:
-        StartError: another value.
-    """
+    """Return the value of a variable with a number, zero or more; StartError for another value."""
     text = variables.get(name) or str(default)
     value = _float(text)
     if not 0 <= value < math.inf:

@@ -200,12 +200,7 @@ def _wait_s(response: requests.Response | None, attempt: int) -> float:
 
 
 def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> None:
-    """Request the missing bytes once, and append them.
-
-    Raises:
-        requests.RequestException: the connection or the server failed, or the body was short.
-        IntegrityError: the body is longer than the pinned size.
-    """
+    """Request the missing bytes once, and append them."""
     import requests
 
     partial, name = wanted.partial, wanted.name
@@ -243,9 +238,6 @@ def _as_sent(reply: requests.Response) -> Iterator[bytes]:
     """Yield the body's bytes unchanged.
 
     ``iter_content`` would unpack a gzip encoding, and some servers declare a .tar.gz so.
-
-    Raises:
-        requests.ConnectionError: the connection failed.
     """
     import requests
     from urllib3.exceptions import HTTPError

@@ -348,11 +348,7 @@ class Store:
         return sum(self._remove(folder) for folder in [*doomed, self.root / "unpacked"])
 
     def _there(self) -> bool:
-        """Return whether there is a store; cleaning creates none.
-
-        Raises:
-            StoreError: the folder has other contents.
-        """
+        """Return whether there is a store; cleaning creates none."""
         marker.refuse_others(self.root)
         return marker.marked(self.root)
 

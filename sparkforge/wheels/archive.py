@@ -134,11 +134,7 @@ class Source:
         return info.header_offset + _LOCAL.size + int(fields[9]) + int(fields[10])
 
     def read(self, name: str) -> bytes:
-        """Return a member's content.
-
-        Raises:
-            WheelError: it is missing or damaged.
-        """
+        """Return a member's content; WheelError if it is missing or damaged."""
         if name not in self.members:
             raise WheelError(f"{self.path.name}: has no {name}", "fix pins.yaml")
         return b"".join(self.content(name))

@@ -187,11 +187,7 @@ class Plan:
 
 
 def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> Plan:
-    """Find the changes of patched trees in a release wheel.
-
-    Raises:
-        WheelError: as ``build``.
-    """
+    """Find the changes of patched trees in a release wheel; raises as ``build``."""
     blobs: dict[Path, dict[str, str]] = {}
     executable: dict[str, bool] = {}
     replaced: list[str] = []

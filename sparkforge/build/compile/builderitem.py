@@ -70,11 +70,7 @@ def builder_item(context: Context) -> Item[BuilderResult]:
 
 
 def engine_of(context: Context) -> Engine:
-    """Return the engine that compiles.
-
-    Raises:
-        EngineError: none is used here.
-    """
+    """Return the engine that compiles; EngineError if none is used here."""
     if context.engine is None:
         msg = "compiling wheels needs a container engine"
         remedy = (

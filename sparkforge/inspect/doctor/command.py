@@ -137,8 +137,7 @@ def run(options: Options) -> int:
         )
         judgement["report"] = reporting.document(archive, made)
         reporting.show(archive, made)
-    if options.output.json:
-        log.json(judgement)
+    log.document(judgement)
     if archive is not None or not stops:
         return 0
     names = ", ".join(one.name for one in stops)

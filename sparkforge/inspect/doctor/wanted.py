@@ -50,11 +50,7 @@ class Wanted:
 
 
 def wanted(pins: Pins, name: str) -> Wanted:
-    """Return the requirements of a target of pins.yaml.
-
-    Raises:
-        UsageError: there is no such target.
-    """
+    """Return the requirements of a target of pins.yaml; UsageError if there is no such target."""
     target = pins.target(name)
     profile = Profile.of(Document(name, pins.profile_of(target)))
     # uv's name for a build of PyTorch: cu130 is CUDA 13.0

@@ -50,11 +50,7 @@ CHECK_RIGHT = (2, 3, 4, 5, 6, 7, 8)
 
 
 def machine_of(target: Target, name: str) -> Machine:
-    """Return the GPU of a target.
-
-    Raises:
-        UsageError: there are no figures of it.
-    """
+    """Return the GPU of a target; UsageError if there are no figures of it."""
     arch = f"{(target.cuda_arch or '').replace('.', '')}a"
     for machine in (GB10, H200):
         if machine.arch == arch:

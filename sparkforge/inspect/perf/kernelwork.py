@@ -83,11 +83,7 @@ def text(recorded: Recorded) -> str:
 
 
 def load(path: Path = FILE) -> Recorded:
-    """Return the record.
-
-    Raises:
-        StaleError: there is none of this version.
-    """
+    """Return the record; StaleError if there is none of this version."""
     found = typed.load(Recorded, plain.json_of(path.read_bytes())) if path.is_file() else None
     if found is None:
         hint = f"update it: build.py {COMMAND}, then build.py docs"

@@ -15,11 +15,7 @@ from sparkforge.serving.traffic import BF16_BYTES, GB, Bytes, Format, Kind, weig
 
 
 def parse_layers(text: str) -> Mapping[Kind, Format]:
-    """Read the value of ``--layers``: ``traffic.parse_layers``.
-
-    Raises:
-        UsageError: it is invalid.
-    """
+    """``traffic.parse_layers`` for the command line; UsageError if the value is invalid."""
     try:
         return traffic.parse_layers(text)
     except traffic.LayersError as error:

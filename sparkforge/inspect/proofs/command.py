@@ -100,17 +100,12 @@ def run(options: Options) -> int:
         raise ProofError(f"failed: {', '.join(failed)}", "see dist/proofs/report.md")
     for work in works:
         _settle(work, record=options.record)
-    if options.output.json:
-        log.json(document)
+    log.document(document)
     return 0
 
 
 def _settle(found: kernelwork.Recorded, *, record: bool) -> None:
-    """Write the record of the decode kernels' work, or compare it.
-
-    Raises:
-        StaleError: it differs.
-    """
+    """Write the record of the decode kernels' work, or compare it."""
     wanted = {kernelwork.FILE: kernelwork.text(found)}
     for path in generated.settle(wanted, kernelwork.COMMAND, check=not record):
         log.info(f"{path}: written")

@@ -97,11 +97,7 @@ class Decoded:
 
 
 def rule_of(name: str, rules: Sequence[Rule] = RULES) -> Rule:
-    """Return the rule of a kernel.
-
-    Raises:
-        ProofError: it has none, or several.
-    """
+    """Return the rule of a kernel; ProofError if it has none, or several."""
     found = [rule for rule in rules if re.fullmatch(rule.names, name)]
     if len(found) != 1:
         msg = f"{name}: {len(found)} rules cover this kernel, not one"

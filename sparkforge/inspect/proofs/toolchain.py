@@ -70,11 +70,7 @@ class Readers:
     """sha256 of their lock."""
 
     def read(self, cubin: Path) -> list[Kernel]:
-        """Read a cubin.
-
-        Raises:
-            ProofError: it can't be read.
-        """
+        """Read a cubin; ProofError if it can't be read."""
         return read(self.dump("-sass", cubin), self.dump("--dump-resource-usage", cubin))
 
     def dump(self, what: str, cubin: Path) -> str:
@@ -155,11 +151,7 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
 
 
 def nvcc_identity() -> str:
-    """Return nvcc's release and build.
-
-    Raises:
-        MachineError: it is not on the PATH.
-    """
+    """Return nvcc's release and build; MachineError if it is not on the PATH."""
     lines = call("nvcc", "--version").stdout.decode().strip().splitlines()
     return " ".join(line.strip() for line in lines[-2:])
 

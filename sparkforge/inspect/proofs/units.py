@@ -189,11 +189,7 @@ def generated_kernels(source: str) -> list[tuple[str, str]]:
 
 
 def choose(names: Sequence[str], *, ci: bool) -> list[Unit]:
-    """Return the chosen units, each with its architectures.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
+    """Return the chosen units, each with its architectures; UsageError if a name is unknown."""
     known = {unit.name: unit for unit in UNITS}
     if missing := [name for name in names if name not in known]:
         msg = f"no such proof: {', '.join(missing)}"

@@ -42,8 +42,7 @@ def _report(options: Options) -> int:
     out = options.out or path.parent / "dist" / options.target / "report.html"
     write_file(out, html(it).encode())
     log.info(f"{out}: written")
-    if options.output.json:
-        log.json({"page": str(out)})
+    log.document({"page": str(out)})
     return 0
 
 

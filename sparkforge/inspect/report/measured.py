@@ -113,11 +113,7 @@ def _accepted(file: Path, root: Path) -> Measured:
 
 
 def read(path: Path, kind: type[_T], command: str) -> _T:
-    """Read a document of an earlier command.
-
-    Raises:
-        UsageError: it is missing, or of another shape.
-    """
+    """Read a document of an earlier command; UsageError if it is missing, or of another shape."""
     try:
         return kind.model_validate(plain.json_of(path.read_bytes()))
     except FileNotFoundError:

@@ -88,11 +88,7 @@ def run(options: Options) -> int:
 
 
 def _signatures(options: Options) -> bool:
-    """Check the signatures that belong to what is named; returns whether that was all to check.
-
-    Raises:
-        UsageError: it cannot have signatures.
-    """
+    """Check the signatures that belong to what is named; returns whether that was all to check."""
     named = Path(options.image) if options.image is not None else None
     if named is None and options.target is None:
         raise UsageError(
@@ -112,8 +108,7 @@ def _signatures(options: Options) -> bool:
     log.info(f"signed: {len(files)} files of {folder}")
     if named is None or not named.is_dir():
         return False
-    if options.output.json:
-        log.json({"signed": sorted(set(files))})
+    log.document({"signed": sorted(set(files))})
     return True
 
 
@@ -142,25 +137,14 @@ def _build_again(options: Options, name: str, project: Project) -> int:
         finally:
             os.umask(before)
         document, found = _compare(context, first, second)
-    return _say(context.target_name, document, found, as_json=options.output.json)
+    return _say(context.target_name, document, found)
 
 
 def _say(
-    name: str,
-    document: Sequence[Mapping[str, str]],
-    differences: Sequence[Difference],
-    *,
-    as_json: bool,
+    name: str, document: Sequence[Mapping[str, str]], differences: Sequence[Difference]
 ) -> int:
-    if as_json:
-        log.json(
-            {
-                "target": name,
-                "same": not differences,
-                "results": document,
-                "differences": [asdict(one) for one in differences],
-            }
-        )
+    found = {"results": document, "differences": [asdict(one) for one in differences]}
+    log.document({"target": name, "same": not differences, **found})
     if differences:
         msg = f"two builds of {name} differ:\n{_shortened([str(one) for one in differences])}"
         remedy = (
@@ -266,8 +250,7 @@ def _image(options: Options, named: str, project: Project) -> int:
     target = project.pins.target(name)
     context = Context.of(project, name, _platform(found.platform, target))
     report = imagecheck.check(found, context, promised)
-    if options.output.json:
-        log.json({**asdict(report), "matches": not report.problems})
+    log.document({**asdict(report), "matches": not report.problems})
     log.heading(f"{report.target} {report.version}, {context.platform}, {report.digest}")
     log.info(f"base {report.base}")
     for upstream, labels in report.contents.items():
@@ -286,11 +269,7 @@ def _image(options: Options, named: str, project: Project) -> int:
 
 
 def _platform(stated: str, target: pins.Target) -> Platform:
-    """Return an image's platform as one of the target's.
-
-    Raises:
-        ImageError: the target is not for it.
-    """
+    """Return an image's platform as one of the target's."""
     for one in target.platforms:
         if one == stated:
             return one

@@ -141,11 +141,7 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
 
 
 def _items(note: bytes) -> dict[str, dict[str, Any]]:
-    """Return an image's own list of inputs, by label.
-
-    Raises:
-        VerifyError: it has another format.
-    """
+    """Return an image's own list of inputs, by label."""
     with installed.as_we_write(image.INPUTS):
         found = {label: dict(inputs) for label, inputs in plain.json_of(note)["items"].items()}
         inputs = found["image"]
@@ -262,11 +258,7 @@ class _Part(NamedTuple):
 
 
 def _parts(bill: bytes) -> list[_Part]:
-    """Return the components of a bill.
-
-    Raises:
-        VerifyError: it has another format.
-    """
+    """Return the components of a bill."""
     with installed.as_we_write(SBOM):
         return [
             _Part(

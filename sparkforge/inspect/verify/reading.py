@@ -70,11 +70,7 @@ def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
 
 
 def read(path: Path) -> Reading:
-    """Read an image made by sparkforge.
-
-    Raises:
-        ImageError: it was not, or can't be read.
-    """
+    """Read an image made by sparkforge; ImageError if it is none, or cannot be read."""
     with ociarchive.opened(path) as found:
         if image.TARGET_LABEL not in found.labels:
             msg = f"{path.name}: not built by sparkforge: no label {image.TARGET_LABEL}"

@@ -76,7 +76,7 @@ class Bisection:
         """Upstream and name of every patch, in the order in which they are added."""
         return [(one.upstream, patch.name) for one in self.job.series for patch in one.patches]
 
-    def run(self, *, as_json: bool) -> int:
+    def run(self) -> int:
         """Find it, print it, return the exit code.
 
         Raises:
@@ -125,7 +125,7 @@ class Bisection:
                 state.unlink(missing_ok=True)  # the next run asks anew
                 raise
             state.unlink(missing_ok=True)
-        return self._conclude(answers[ends[0]], low, high, as_json=as_json)
+        return self._conclude(answers[ends[0]], low, high)
 
     # -- ends -----------------------------------------------------------------------
 
@@ -235,22 +235,21 @@ class Bisection:
 
     # -- the end ------------------------------------------------------------------------
 
-    def _conclude(self, first: Answer, low: int, high: int, *, as_json: bool) -> int:
+    def _conclude(self, first: Answer, low: int, high: int) -> int:
         what = "breaks" if first == "good" else "mends"
         verb = "breaks" if first == "good" else "fixes"
         candidates = self.patches[low:high]
         listed = [{"upstream": upstream, "patch": name} for upstream, name in candidates]
-        if as_json:
-            log.json(
-                {
-                    "bisect": {
-                        "what": what,
-                        "found": listed[0] if len(listed) == 1 else None,
-                        "candidates": listed,
-                        "steps": self.steps,
-                    }
+        log.document(
+            {
+                "bisect": {
+                    "what": what,
+                    "found": listed[0] if len(listed) == 1 else None,
+                    "candidates": listed,
+                    "steps": self.steps,
                 }
-            )
+            }
+        )
         if len(candidates) == 1:
             ((upstream, name),) = candidates
             log.heading(f"{upstream}: {name} {verb} {self.check.label}")

@@ -59,11 +59,7 @@ class Builder:
     access: Access
 
     def named(self, what: str) -> str:
-        """Return the target's name.
-
-        Raises:
-            UsageError: none was named, and ``what`` needs one.
-        """
+        """Return the target's name; UsageError if none was named."""
         if self.target is None:
             raise UsageError(f"{what} needs a target", "add --target NAME")
         return self.target

@@ -106,12 +106,12 @@ def run(options: Options) -> int:
                 "good": options.good,
                 "bad": options.bad,
             }
-            return Bisection(wanted, check, identity, options.good, options.bad, options.again).run(
-                as_json=options.output.json
-            )
+            return Bisection(
+                wanted, check, identity, options.good, options.bad, options.again
+            ).run()
         if options.merge_only:
-            return job.merge(wanted, as_json=options.output.json)
-        return job.run(wanted, as_json=options.output.json)
+            return job.merge(wanted)
+        return job.run(wanted)
 
 
 def _command(options: Options) -> tuple[str, ...]:
@@ -125,11 +125,7 @@ def _command(options: Options) -> tuple[str, ...]:
 
 
 def _check_together(options: Options, command: Sequence[str]) -> None:
-    """Refuse options that contradict each other.
-
-    Raises:
-        UsageError: two of them do.
-    """
+    """Refuse options that contradict each other."""
     ways = [
         name
         for name, given in (

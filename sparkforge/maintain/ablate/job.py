@@ -83,7 +83,7 @@ Group = Mapping[str, tuple[str, ...]]
 """Patches to be left out together, by upstream."""
 
 
-def run(job: Job, *, as_json: bool) -> int:
+def run(job: Job) -> int:
     """Ablate, print the table, return the exit code.
 
     Raises:
@@ -95,8 +95,7 @@ def run(job: Job, *, as_json: bool) -> int:
         log.info("no patches to leave out")
     job.store.sweep()
     results = _results(job, groups) if groups else []
-    if as_json:
-        log.json({"ablate": [result.as_json() for result in results]})
+    log.document({"ablate": [result.as_json() for result in results]})
     log.table([_HEAD, *(_cells(result) for result in results)] if results else [])
     bad = [result for result in results if result.verdict != "noticed"]
     for result in bad:
@@ -106,7 +105,7 @@ def run(job: Job, *, as_json: bool) -> int:
     return AblationError.exit_code if bad else 0
 
 
-def merge(job: Job, *, as_json: bool) -> int:
+def merge(job: Job) -> int:
     """Report whether the remaining patches merge, and no more; returns the exit code.
 
     Raises:
@@ -127,8 +126,7 @@ def merge(job: Job, *, as_json: bool) -> int:
         )
         merges = f"{', '.join(dependents)} does not merge" if dependents else "the rest merges"
         log.info(f"without {', '.join(left_out)}: {merges}")
-    if as_json:
-        log.json({"merge": document})
+    log.document({"merge": document})
     return AblationError.exit_code if stuck else 0
 
 
@@ -216,11 +214,7 @@ def _cells(result: Result) -> tuple[str, ...]:
 
 
 def as_list(text: str) -> tuple[str, ...]:
-    """Return the names in a list with commas.
-
-    Raises:
-        UsageError: there is none in it.
-    """
+    """Return the names in a list with commas; UsageError if there is none in it."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise UsageError(f"--without {text!r}: gives no patch", "see build.py patches list")

@@ -57,16 +57,15 @@ class Options:
 def run(options: Options) -> int:
     """Move a series, or report on a move; 19 where a patch needs work."""
     _check_words(options)
-    as_json = options.output.json
     if options.onto is not None and (options.all or options.dry_run):
         project = Project.open(options.project)
         if options.upstream is None:
             return _all(options, project, options.onto)
-        return _dry_run(project, options.upstream, options.onto, as_json=as_json)
+        return _dry_run(project, options.upstream, options.onto)
     with state.locked(recover_checkout(options.project.pins).parent):
         project = Project.open(options.project)
         if options.upstream is None:
-            return _every_status(project, as_json=as_json)
+            return _every_status(project)
         return _one(options, project, options.upstream)
 
 
@@ -127,8 +126,7 @@ def _one(options: Options, project: Project, upstream: str) -> int:
             f"{upstream}: {'cancelled' if there else 'no rebase in progress'}; pins.yaml"
             " and the series are as they were"
         )
-        if options.output.json:
-            log.json({"aborted": there})
+        log.document({"aborted": there})
         return 0
     rebase = _rebase(project, upstream)
     now = job.load()
@@ -142,7 +140,7 @@ def _one(options: Options, project: Project, upstream: str) -> int:
     elif options.go_on or options.skip is not None:
         now = _answer(options, rebase, now)
     else:
-        return _status(upstream, job, now, as_json=options.output.json)
+        return _status(upstream, job, now)
     rebase.check_same(now)
     try:
         rebase.run(now)
@@ -157,16 +155,15 @@ def _one(options: Options, project: Project, upstream: str) -> int:
     if tested is None:
         log.info("next: run the patches' tests (--test runs them at the end of a rebase)")
     log.info(f"docs/carry.md describes the old release; update it: build.py {carry.COMMAND}")
-    if options.output.json:
-        log.json(
-            _document(now, landed.companions)
-            | {
-                "landed": True,
-                "report": str(landed.report),
-                "changed": [str(path) for path in landed.changed],
-                "tests": None if tested is None else [one.as_json() for one in tested],
-            }
-        )
+    log.document(
+        _document(now, landed.companions)
+        | {
+            "landed": True,
+            "report": str(landed.report),
+            "changed": [str(path) for path in landed.changed],
+            "tests": None if tested is None else [one.as_json() for one in tested],
+        }
+    )
     return testing.verdict(tested or [])
 
 
@@ -194,22 +191,20 @@ def _commit(rebase: Rebase, now: State, commit: str) -> None:
     rebase.job.save(now)
 
 
-def _status(upstream: str, job: Job, now: State | None, *, as_json: bool) -> int:
+def _status(upstream: str, job: Job, now: State | None) -> int:
     if now is None:
         log.info(f"{upstream}: no rebase is in progress; start one: --onto release:VERSION")
-        if as_json:
-            log.json({"upstream": upstream, "under_way": False})
+        log.document({"upstream": upstream, "under_way": False})
         return 0
     _print(now)
-    if as_json:
-        log.json(_document(now, ()) | {"under_way": True})
+    log.document(_document(now, ()) | {"under_way": True})
     if now.stopped is not None:
         return log.failure(stopped(job, now.stopped))
     log.info(f"{upstream}: onto {now.spec} was interrupted; use --continue")
     return 0
 
 
-def _every_status(project: Project, *, as_json: bool) -> int:
+def _every_status(project: Project) -> int:
     jobs = {name: Job(project.root, name).load() for name in project.pins.upstreams}
     states = {name: now for name, now in jobs.items() if now is not None}
     for name, now in states.items():
@@ -218,15 +213,14 @@ def _every_status(project: Project, *, as_json: bool) -> int:
         log.info(f"{name}: onto {now.spec}: {where}")
     if not states:
         log.info("no rebase is in progress")
-    if as_json:
-        log.json({name: _document(now, ()) for name, now in states.items()})
+    log.document({name: _document(now, ()) for name, now in states.items()})
     return 0
 
 
 # -- what would become of it -----------------------------------------------------------------
 
 
-def _dry_run(project: Project, upstream: str, spec: str, *, as_json: bool) -> int:
+def _dry_run(project: Project, upstream: str, spec: str) -> int:
     rebase = _rebase(project, upstream)
     pinned = project.pins.upstream(upstream)
     release = release_spec.resolve(project, upstream, spec, complete=True)
@@ -246,8 +240,7 @@ def _dry_run(project: Project, upstream: str, spec: str, *, as_json: bool) -> in
         "patches": [result.as_json() for result in results],
         "companions": [item.as_json() for item in drifts],
     }
-    if as_json:
-        log.json(document)
+    log.document(document)
     return _verdict_code(results)
 
 
@@ -261,8 +254,7 @@ def _all(options: Options, project: Project, spec: str) -> int:
     for table in tables:
         log.heading(table.series.upstream)
         log.table(carry.rows(table))
-    if options.output.json:
-        log.json({table.series.upstream: table.as_json() for table in tables})
+    log.document({table.series.upstream: table.as_json() for table in tables})
     if options.table:
         files = {project.root / "docs" / "carry.md": carry.page(tables)}
         for page in generated.settle(files, carry.COMMAND, check=False):

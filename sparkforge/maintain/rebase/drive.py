@@ -146,11 +146,7 @@ class Rebase:
                 )
 
     def run(self, state: State) -> State:
-        """Move every patch that is left.
-
-        Raises:
-            RebaseStopped: one needs a person.
-        """
+        """Move every patch that is left; RebaseStopped if one needs a person."""
         for part in state.parts:
             rebaser = self._rebaser(part)
             work = self._workspace(part)

@@ -21,11 +21,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
-from sparkforge.core import plain
+from pydantic import PlainSerializer
+
+from sparkforge.core import plain, typed
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import StoreError, UsageError
 from sparkforge.maintain.rebase.resolutions import Conflict
@@ -33,7 +35,10 @@ from sparkforge.maintain.rebase.verdicts import PatchResult
 from sparkforge.pins.pins import Upstream
 from sparkforge.sources.sources import Source
 
-_VERSION = 2
+
+def _given(pin: Upstream) -> dict[str, Any]:
+    """Return the values that a pin has: a default need not be a value that pins.yaml may have."""
+    return pin.model_dump(mode="json", exclude_defaults=True)
 
 
 @dataclass
@@ -54,7 +59,7 @@ class SeriesRebase:
     upstream: str
     series: str
     pinned: Mapping[str, Any]
-    target: Upstream
+    target: Annotated[Upstream, PlainSerializer(_given)]
     old: Source
     new: Source
     results: list[PatchResult] = field(default_factory=list)
@@ -115,28 +120,24 @@ class Job:
         """Return the state of the rebase under way; None where there is none.
 
         Raises:
-            StoreError: its file can't be read as one.
+            StoreError: its file can't be read, or another version wrote it.
         """
         try:
-            value = plain.json_of(self.file.read_text(encoding="utf-8"))
-            return _state(value)
+            state = typed.load(State, plain.json_of(self.file.read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            msg = f"{self.file}: not the state of a rebase: {type(error).__name__}: {error}"
-            raise StoreError(msg, "start again: build.py rebase UPSTREAM --abort") from None
+        except (ValueError, OSError) as error:
+            return self._invalid(f": {error}")
+        return state or self._invalid(" of this version of sparkforge")
+
+    def _invalid(self, why: str) -> NoReturn:
+        msg = f"{self.file}: not the state of a rebase{why}"
+        raise StoreError(msg, "start again: build.py rebase UPSTREAM --abort") from None
 
     def save(self, state: State) -> None:
         """Replace the state file as a whole."""
-        value = {
-            "version": _VERSION,
-            "upstream": state.upstream,
-            "word": state.spec,
-            "lacking": state.lacking,
-            "stated": state.declared_commit,
-            "legs": [_as_json(part) for part in state.parts],
-        }
-        write_file(self.file, json.dumps(value, indent=1, sort_keys=True, default=str).encode())
+        text = json.dumps(typed.as_json(state), indent=1, sort_keys=True)
+        write_file(self.file, text.encode())
 
     def remove(self) -> None:
         """Remove all of it; a kill in between leaves no state that could be taken for one."""
@@ -146,54 +147,6 @@ class Job:
             gone = Path(tempfile.mkdtemp(prefix=".gone-", dir=self.folder.parent))
             self.folder.rename(gone / "it")
             shutil.rmtree(gone)
-
-
-def _as_json(part: SeriesRebase) -> dict[str, Any]:
-    return {
-        "upstream": part.upstream,
-        "series": part.series,
-        "pinned": part.pinned,
-        # what is not given may be what may not be given: an empty folder, for one
-        "goal": part.target.model_dump(mode="json", exclude_defaults=True),
-        "old": asdict(part.old),
-        "new": asdict(part.new),
-        "moves": [result.as_json() for result in part.results],
-        "stopped": part.stopped and part.stopped.as_json(),
-        "conflict": part.conflict and asdict(part.conflict),
-    }
-
-
-def _state(value: dict[str, Any]) -> State:
-    if value["version"] != _VERSION:
-        msg = f"version {value['version']}"
-        raise ValueError(msg)
-    parts = [
-        SeriesRebase(
-            part["upstream"],
-            part["series"],
-            part["pinned"],
-            Upstream.model_validate(part["goal"]),
-            _source(part["old"]),
-            _source(part["new"]),
-            [PatchResult.from_json(result) for result in part["moves"]],
-            PatchResult.from_json(part["stopped"]) if part["stopped"] else None,
-            _conflict(part["conflict"]),
-        )
-        for part in value["legs"]
-    ]
-    lacking = tuple(value["lacking"])
-    return State(value["upstream"], value["word"], lacking, value["stated"], parts)
-
-
-def _source(value: dict[str, Any]) -> Source:
-    return Source(**{**value, "repo": Path(value["repo"])})
-
-
-def _conflict(value: dict[str, Any] | None) -> Conflict | None:
-    if value is None:
-        return None
-    files, lines = tuple(value["files"]), tuple(value["lines"])
-    return Conflict(value["key"], files, value["others"], lines)
 
 
 @contextmanager

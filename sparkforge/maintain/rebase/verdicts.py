@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -97,24 +96,10 @@ class PatchResult:
         }[self.verdict]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints of it, and what the state file keeps."""
+        """Return what ``--json`` prints of it."""
         values = asdict(self)
         values["culprits"] = values.pop("causes")
         return values | {"verdict": self.verdict.value, "next": self.next}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> PatchResult:
-        """Read what ``as_json`` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: something else did.
-        """
-        values: dict[str, Any] = {
-            key: tuple(one) if isinstance(one, list) else one for key, one in value.items()
-        }
-        values["causes"] = values.pop("culprits")
-        del values["next"]
-        return cls(**values | {"verdict": Verdict(value["verdict"])})
 
 
 def compare(old: bytes, new: bytes) -> Verdict:

@@ -54,8 +54,7 @@ def run(options: Options) -> int:
     if page is not None:
         with disk_errors(page):
             page.write_text(releases.markdown(found), encoding="utf-8")
-    if options.output.json:
-        log.json({"watch": [one.as_json() for one in found], "exit_code": code})
+    log.document({"watch": [one.as_json() for one in found], "exit_code": code})
     releases.show(found)
     return code
 

@@ -111,11 +111,7 @@ class Known:
 
     @classmethod
     def parse(cls, pins: Pins, words: Sequence[str]) -> Known:
-        """Read what stands behind ``--known``.
-
-        Raises:
-            UsageError: no version, or no such upstream.
-        """
+        """Read the values of ``--known``; UsageError for no version, or an unknown upstream."""
         found = set()
         for word in words:
             name, separator, text = word.rpartition("=")

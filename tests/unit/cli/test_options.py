@@ -32,7 +32,7 @@ from sparkforge.core.errors import UsageError
 COMMANDS: Mapping[str, Parser] = {
     parser.prog.removeprefix("build.py "): parser for parser in _parser().commands()
 }
-READ_BY_MAIN = {"output.verbose"}
+READ_BY_MAIN = {"output.json", "output.verbose"}
 
 
 def leaves(kind: type[Any], at: str = "") -> Iterator[str]:
