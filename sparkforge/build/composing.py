@@ -240,8 +240,7 @@ def _chosen(baked: Sequence[Baked], target: str, wanted: str | None, used: str) 
         for one in baked:
             if wanted in (one.image, one.image.partition(":")[2], one.image_id):
                 return one
-        msg = f"the engine has no image {wanted} of target {target}"
-        raise ImageError(msg, f"see {listing}")
+        raise ImageError(f"the engine has no image {wanted} of target {target}", f"see {listing}")
     at = next((at for at, one in enumerate(baked) if one.used), None)
     if at is None:
         what = f"{used}, which Compose uses, is gone" if used else "Compose uses no image yet"

@@ -48,8 +48,7 @@ def checkpoint(model: Path) -> Path:
     """Return the folder of a checkpoint in full; UsageError if it is none."""
     if not (model / "config.json").is_file():
         what = "has no config.json" if model.is_dir() else "no such folder"
-        msg = f"--model {model}: {what}"
-        raise UsageError(msg, "give the folder of a checkpoint")
+        raise UsageError(f"--model {model}: {what}", "give the folder of a checkpoint")
     return model.resolve()
 
 

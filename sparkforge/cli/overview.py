@@ -95,8 +95,7 @@ class Overview(Parser):
                     hint = f"{option} belongs to {_listed(homes)}"
                 else:
                     continue
-                msg = f"{error.parser.prog} has no option {option}"
-                raise UsageError(msg, hint) from None
+                raise UsageError(f"{error.parser.prog} has no option {option}", hint) from None
             raise
 
     def _homes(self, option: str) -> list[str]:

@@ -130,8 +130,7 @@ def _apply(options: ApplyOptions) -> int:
     project = Project.open(options.project)
     store, upstream = project.store, project.pins.upstream(options.upstream)
     if options.folder.exists():
-        msg = f"{options.folder}: already exists"
-        raise UsageError(msg, "give a folder that does not exist")
+        raise UsageError(f"{options.folder}: already exists", "give a folder that does not exist")
     source = sources.ensure(store, options.upstream, upstream, RELEASE_PLAN, project.access)
     patches = series.read(project.root / "patches" / options.upstream)
     patched = series.apply_recorded(store, patches, source, upstream)

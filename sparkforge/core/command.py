@@ -110,8 +110,7 @@ def port(text: str) -> int:
     """A TCP port, 0 for a free one."""
     port = int(text) if text.isdecimal() else -1
     if not 0 <= port <= 65535:
-        msg = f"{text!r} is not a port: use 0 to 65535"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 0 to 65535")
     return port
 
 
@@ -127,8 +126,7 @@ def share(text: str) -> float:
     """A finite number from 0."""
     number = _number(text)
     if not 0 <= number < float("inf"):
-        msg = f"{text!r} is not a number of at least 0"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return number
 
 
@@ -136,8 +134,7 @@ def fraction(text: str) -> float:
     """A number from 0 to 1."""
     number = _number(text)
     if not 0 <= number <= 1:
-        msg = f"{text!r} is not a number from 0 to 1"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return number
 
 
@@ -145,8 +142,7 @@ def count(text: str) -> int:
     """A whole number from 1."""
     number = int(text) if text.isdecimal() else 0
     if not 0 < number <= 10**9:
-        msg = f"{text!r} is not a whole number from 1 to 10^9"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 10^9")
     return number
 
 
@@ -154,6 +150,5 @@ def positive(text: str) -> float:
     """A number that can be divided by."""
     number = _number(text)
     if not 1e-6 <= number <= 1e9:  # what is beyond divides to nothing, or to infinity
-        msg = f"{text!r} is not a number from 10^-6 to 10^9"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 10^-6 to 10^9")
     return number

@@ -89,8 +89,7 @@ def _disk_full(where: Path, more: str = "") -> StoreError:
         "free space (build.py clean deletes build results), or put the store on"
         " a larger disk with --store DIR or SPARKFORGE_STORE; the next run continues from here"
     )
-    msg = f"{where}: the disk is full ({human_bytes(free(where))} free){more}"
-    return StoreError(msg, remedy)
+    return StoreError(f"{where}: the disk is full ({human_bytes(free(where))} free){more}", remedy)
 
 
 def free(where: Path) -> int:

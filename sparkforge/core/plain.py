@@ -38,8 +38,7 @@ def json_of(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        msg = "values are nested too deeply"
-        raise ValueError(msg) from None
+        raise ValueError("values are nested too deeply") from None
 
 
 def path_problem(path: str) -> str | None:

@@ -99,8 +99,7 @@ def _finish(root: Path) -> None:
         try:
             steps = [(str(name), bool(stays)) for name, stays in plain.json_of(plan.read_bytes())]
             if strange := [name for name, _ in steps if not _inside(root, name)]:
-                msg = f"{strange[0]} is outside the checkout"
-                raise ValueError(msg)
+                raise ValueError(f"{strange[0]} is outside the checkout")
         except (ValueError, TypeError) as error:
             msg = f"{plan}: not the plan of a change: {error}"
             remedy = "move that folder away, and restore patches/ and pins.yaml from git"

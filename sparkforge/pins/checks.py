@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,30 +23,27 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
     def report(where: Where, what: str, remedy: str) -> None:
         problems.append((document.line(where), f"{dotted(where)}: {what}: {remedy}"))
 
+    def named(where: Where, what: str, known: Iterable[str]) -> None:
+        report(where, what, f"use one of {', '.join(sorted(known))}")
+
+    def locked(where: Where, lock: str) -> None:
+        if not (root / lock).is_file():
+            report(where, f"{lock} does not exist", "create the lock with scripts/lock.sh")
+
     for name, upstream in pins.upstreams.items():
         here: Where = ("upstreams", name)
         if upstream.tag.removeprefix("v") != upstream.version:
-            report(
-                (*here, "version"),
-                f"{upstream.version!r} does not match tag {upstream.tag}",
-                "give the version of the pinned release",
-            )
+            what = f"{upstream.version!r} does not match tag {upstream.tag}"
+            report((*here, "version"), what, "give the version of the pinned release")
         if upstream.commit is None and upstream.source_file is None:
             what = "missing, and there is no release file to use instead"
             report((*here, "commit"), what, "add it, or add a source_file")
         lender = upstream if upstream.source_in is None else pins.upstreams.get(upstream.source_in)
         if lender is None:
-            report(
-                (*here, "source_in"),
-                "no such upstream",
-                f"use one of {', '.join(sorted(pins.upstreams))}",
-            )
+            named((*here, "source_in"), "no such upstream", pins.upstreams)
         elif upstream.source_file is not None and upstream.source_file not in lender.files:
-            report(
-                (*here, "source_file"),
-                f"{upstream.source_file!r} is not among files",
-                f"use one of {', '.join(sorted(lender.files))}",
-            )
+            what = f"{upstream.source_file!r} is not among files"
+            named((*here, "source_file"), what, lender.files)
         for i, rule in enumerate(upstream.paths):
             earlier = upstream.paths[:i]
             for side, prefix, before in (
@@ -71,12 +69,7 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
             if not upstream.kernels.wheel.endswith("/"):
                 what = f"{upstream.kernels.wheel!r} does not end with a slash"
                 report((*at, "wheel"), what, "give a folder: NAME/")
-            if not (root / upstream.kernels.requirements).is_file():
-                report(
-                    (*at, "requirements"),
-                    f"{upstream.kernels.requirements} does not exist",
-                    "create the lock with scripts/lock.sh",
-                )
+            locked((*at, "requirements"), upstream.kernels.requirements)
     for name, profile in pins.profiles.items():
         for key, value, pinned in (
             ("model", profile.model, set(pins.models)),
@@ -99,39 +92,26 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
             lock = target.requirements.get(platform)
             if lock is None:
                 report((*here, "requirements"), f"none for {platform}", "add a lock file")
-            elif not (root / lock).is_file():
-                report(
-                    (*here, "requirements", platform),
-                    f"{lock} does not exist",
-                    "create the lock with scripts/lock.sh",
-                )
+            else:
+                locked((*here, "requirements", platform), lock)
         for built_for, lock in target.builder.items():
-            if not (root / lock).is_file():
-                report(
-                    (*here, "builder", built_for),
-                    f"{lock} does not exist",
-                    "create the lock with scripts/lock.sh",
-                )
+            locked((*here, "builder", built_for), lock)
         for up_name, plan in target.wheels.items():
             at = (*here, "wheels", up_name)
             if up_name not in pins.upstreams:
-                report(at, "no such upstream", f"use one of {', '.join(sorted(pins.upstreams))}")
+                named(at, "no such upstream", pins.upstreams)
                 continue
             if len(set(plan.carries)) < len(plan.carries) or up_name in plan.carries:
                 what = "repeats an upstream or contains the wheel's own"
                 report((*at, "carries"), what, "list each other upstream once")
             for carried in plan.carries:
                 if carried not in pins.upstreams:
-                    what, known = f"{carried!r}: no such upstream", sorted(pins.upstreams)
-                    report((*at, "carries"), what, f"use one of {', '.join(known)}")
+                    named((*at, "carries"), f"{carried!r}: no such upstream", pins.upstreams)
             for platform in target.platforms:
                 file = plan.files.get(platform)
                 if file is None:
                     report((*at, "files"), f"none for {platform}", "add the release wheel")
                 elif file not in pins.upstreams[up_name].files:
-                    report(
-                        (*at, "files", platform),
-                        f"{file!r} is not among the upstream's files",
-                        f"use one of {', '.join(sorted(pins.upstreams[up_name].files))}",
-                    )
+                    what = f"{file!r} is not among the upstream's files"
+                    named((*at, "files", platform), what, pins.upstreams[up_name].files)
     return problems

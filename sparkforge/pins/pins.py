@@ -184,8 +184,7 @@ class Need(Model):
     @model_validator(mode="after")
     def _one_thing(self) -> Need:
         if sum(one is not None for one in (self.program, self.file, self.module)) != 1:
-            msg = "must have exactly one of program, file and module"
-            raise ValueError(msg)
+            raise ValueError("must have exactly one of program, file and module")
         return self
 
 

@@ -77,20 +77,17 @@ class Profile(Model):
     @classmethod
     def _ascending(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
         if list(sizes) != sorted(set(sizes)):
-            msg = "sizes must ascend"
-            raise ValueError(msg)
+            raise ValueError("sizes must ascend")
         return sizes
 
     @model_validator(mode="after")
     def _chosen(self) -> Profile:
         if self.choice is not None and self.mxfp4_layers is not None:
-            msg = "has both mxfp4_layers and a choice"
-            raise ValueError(msg)
+            raise ValueError("has both mxfp4_layers and a choice")
         return self
 
     @model_validator(mode="after")
     def _asked(self) -> Profile:
         if self.answers and (self.vocabulary is None or self.warm_up == "off"):
-            msg = "has answers without a vocabulary or a warm-up"
-            raise ValueError(msg)
+            raise ValueError("has answers without a vocabulary or a warm-up")
         return self

@@ -71,8 +71,7 @@ def _place(path: str) -> str:
 
 def _file(path: str) -> str:
     if path.endswith("/"):
-        msg = "ends with a slash, but is not a folder"
-        raise ValueError(msg)
+        raise ValueError("ends with a slash, but is not a folder")
     return _place(path)
 
 

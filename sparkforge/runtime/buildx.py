@@ -135,8 +135,7 @@ def check(builder: Builder, engine: Engine, base: str, platform: str) -> None:
                 f"--builder {builder.name} ({builder.driver}) reads from registries only, but"
                 f" --base {base} is a local image"
             )
-            remedy = "omit --builder, or give a base in a registry: NAME@sha256:…"
-            raise EngineError(msg, remedy)
+            raise EngineError(msg, "omit --builder, or give a base in a registry: NAME@sha256:…")
         found = engine.platform_of(base)
         if found != platform:
             msg = f"--base {base}: is for {found}, but the target is for {platform}"

@@ -259,8 +259,7 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
     """
     if wish == "none":
         if base is not None:
-            msg = "--base and --engine none conflict"
-            raise UsageError(msg, "omit one of them")
+            raise UsageError("--base and --engine none conflict", "omit one of them")
         return None, "a virtual environment (--engine none)"
     if wish == "auto" and base is None and image_base is None:
         why = "no base image is pinned for this target (give one with --base)"

@@ -140,8 +140,7 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
     try:
         if _DIFF.match(file.read_bytes()):
             if wanted.subject is None:
-                msg = f"{file}: a diff has no subject"
-                raise UsageError(msg, "add one with --subject TEXT")
+                raise UsageError(f"{file}: a diff has no subject", "add one with --subject TEXT")
             git.git(tree, "apply", "--index", "--whitespace=nowarn", str(file.resolve()))
             name, address = worktree.identity()
             author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
@@ -149,8 +148,7 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
         else:
             git.git(tree, *AM, "--3way", str(file.resolve()))
     except CommandError as error:
-        msg = f"{file}: does not apply:\n{error}"
-        raise SeriesError(msg, _by_hand(upstream)) from None
+        raise SeriesError(f"{file}: does not apply:\n{error}", _by_hand(upstream)) from None
     fresh = git.git(tree, "rev-list", "--reverse", f"{before}..HEAD").split()
     if not fresh:
         raise SeriesError(f"{file}: contains no patch", "create it with git format-patch")
@@ -167,8 +165,7 @@ def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
     ours = {key: wanted.trailers.get(key) or present.get(key, "") for key in TRAILERS}
     if missing := [key for key, value in ours.items() if not value]:
         options = " ".join(f"--{key.lower()} TEXT" for key in missing)
-        msg = f"{subject!r}: no trailer {', '.join(missing)}"
-        raise UsageError(msg, f"add {options}")
+        raise UsageError(f"{subject!r}: no trailer {', '.join(missing)}", f"add {options}")
     body = body.strip().rpartition("\n\n")[0].strip() if present else body.strip()
     if native := wanted.trailers.get(NATIVE) or present.get(NATIVE):
         ours[NATIVE] = native

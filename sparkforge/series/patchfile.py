@@ -104,8 +104,7 @@ def read_patch(path: Path) -> Patch:
     except OSError as error:
         raise SeriesError(f"{path}: {error.strerror}", "restore it from git") from None
     except UnicodeDecodeError as error:
-        msg = f"{path}: not UTF-8 text: {error}"
-        raise SeriesError(msg, "export it again") from None
+        raise SeriesError(f"{path}: not UTF-8 text: {error}", "export it again") from None
     head, _, rest = text.partition("\n\n")
     # with --no-stat only an empty line separates message and diff
     message, separator, diff = rest.partition("\ndiff --git ")

@@ -76,8 +76,7 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
     if not role:
         return None
     if role not in ("head", "worker"):
-        msg = f"SPARKFORGE_CLUSTER_ROLE is {role!r}: use head or worker"
-        raise ClusterError(msg)
+        raise ClusterError(f"SPARKFORGE_CLUSTER_ROLE is {role!r}: use head or worker")
     addresses = []
     for name in ("SPARKFORGE_CLUSTER_HEAD", "SPARKFORGE_CLUSTER_WORKER"):
         text = variables.get(name, "")
@@ -90,8 +89,7 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
             )
             raise ClusterError(msg) from None
     if addresses[0] == addresses[1]:
-        msg = f"head and worker have the same address, {addresses[0]}"
-        raise ClusterError(msg)
+        raise ClusterError(f"head and worker have the same address, {addresses[0]}")
     port = variables.get("SPARKFORGE_CLUSTER_PORT") or "29500"
     if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65535:
         msg = (
@@ -348,8 +346,6 @@ def check_mark(mark: Path = MARK, now: Callable[[], float] = time.time) -> None:
     try:
         age = now() - mark.stat().st_mtime
     except FileNotFoundError:
-        msg = "no link to the head"
-        raise ValueError(msg) from None
+        raise ValueError("no link to the head") from None
     if age > SILENCE_S:
-        msg = f"no beat from the head for {age:.0f} s"
-        raise ValueError(msg)
+        raise ValueError(f"no beat from the head for {age:.0f} s")

@@ -86,8 +86,7 @@ class Document:
             except (LookupError, TypeError):
                 raise DocumentError(f"{self._place(path)} is missing") from None
         if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
-            msg = f"{self._place(path)} is {repr(found)[:100]}, not {_NAMES[kind]}"
-            raise DocumentError(msg)
+            raise DocumentError(f"{self._place(path)} is {repr(found)[:100]}, not {_NAMES[kind]}")
         return found
 
     def find(self, kind: type[Kind], name: str) -> Kind | None:

@@ -240,5 +240,4 @@ class Client:
             answer = self.ask(end, "POST", "/v1/completions", body)
             document = Document.parse("the answer of /v1/completions", answer)
             if document.get(int, "usage", "completion_tokens") < 1:
-                msg = "the model made no token"
-                raise ValueError(msg)
+                raise ValueError("the model made no token")

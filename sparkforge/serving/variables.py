@@ -59,8 +59,7 @@ def options(variables: Variables, name: str) -> list[str]:
     try:
         return shlex.split(variables.get(name, ""))
     except ValueError as error:  # without the text, which may hold a secret
-        msg = f"{name} is not valid shell syntax: {error}; correct its quotes"
-        raise StartError(msg) from None
+        raise StartError(f"{name} is not valid shell syntax: {error}; correct its quotes") from None
 
 
 def choice(variables: Variables, name: str, default: str, allowed: tuple[str, ...]) -> str:

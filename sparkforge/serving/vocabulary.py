@@ -29,8 +29,7 @@ def tokens() -> list[bytes]:
     try:
         from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
     except ImportError as error:
-        msg = f"the package oss-harmony is missing: {error}"
-        raise VocabularyError(msg) from error
+        raise VocabularyError(f"the package oss-harmony is missing: {error}") from error
     try:
         encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
         return [encoding._inner.decode_bytes([rank]) for rank in range(RANKS)]

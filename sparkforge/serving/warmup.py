@@ -165,8 +165,7 @@ class WarmUp:
                 done.problem = f"refused: {error}"
                 self._refused |= {one.path for one in possible} - self._accepted
             except TimeoutError:
-                msg = f"{over} in step {number} of {len(todo)}, {step.name}"
-                raise _OverError(msg) from None
+                raise _OverError(f"{over} in step {number} of {len(todo)}, {step.name}") from None
             else:
                 self._accepted |= {one.path for one in possible}
             finally:

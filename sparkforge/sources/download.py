@@ -230,8 +230,7 @@ def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> 
                 file.write(chunk)
                 progress(done, total)
         if total is not None and done < total:
-            msg = f"connection closed after {done} of {total} bytes"
-            raise requests.ConnectionError(msg)
+            raise requests.ConnectionError(f"connection closed after {done} of {total} bytes")
 
 
 def _as_sent(reply: requests.Response) -> Iterator[bytes]:

@@ -105,22 +105,29 @@ def read_lock(path: Path) -> list[Locked]:
     return result
 
 
+def markers(python: str, platform: str) -> dict[str, str]:
+    """Return the values of requirements' markers for a Python and platform."""
+    return {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_release": "",
+        "platform_version": "",
+        "platform_machine": _MACHINE[platform],
+        "extra": "",
+    }
+
+
 def _applies(item: Locked, python: str, platform: str) -> bool:
     """Return whether a line applies to this Python and platform."""
     from packaging.markers import Marker  # not needed by a build in which nothing changed
 
-    environment = {
-        "python_version": python,
-        "python_full_version": f"{python}.0",
-        "os_name": "posix",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "implementation_name": "cpython",
-        "platform_machine": _MACHINE[platform],
-        "platform_python_implementation": "CPython",
-        "extra": "",
-    }
-    return item.marker is None or Marker(item.marker).evaluate(environment)
+    return item.marker is None or Marker(item.marker).evaluate(markers(python, platform))
 
 
 def platform_tags(python: str, platform: str) -> list[Tag]:

@@ -139,8 +139,7 @@ class Gate:
         for line in self._meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) // 1024
-        msg = f"{self._meminfo}: has no MemAvailable"
-        raise OSError(msg)
+        raise OSError(f"{self._meminfo}: has no MemAvailable")
 
     def note(self, command: list[str], seconds: float, code: int) -> None:
         """Note what the compiler took that this process has run."""

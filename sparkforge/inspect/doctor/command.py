@@ -236,8 +236,7 @@ def markdown() -> str:
 
 def _recorded(path: Path) -> Readings:
     try:
-        text = reporting.readings_in(path) or path.read_text(encoding="utf-8")
-        return Readings.loads(text)
+        return Readings.loads(reporting.readings_in(path) or path.read_text(encoding="utf-8"))
     except OSError as error:
         hint = "give a file from --save or --report"
         raise UsageError(f"{path}: {error.strerror}", hint) from None

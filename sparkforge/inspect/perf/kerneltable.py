@@ -55,8 +55,7 @@ def machine_of(target: Target, name: str) -> Machine:
     for machine in (GB10, H200):
         if machine.arch == arch:
             return machine
-    msg = f"target {name}: no figures of its GPU for --kernels"
-    raise UsageError(msg, "use --target spark")
+    raise UsageError(f"target {name}: no figures of its GPU for --kernels", "use --target spark")
 
 
 def rows_of(rows: int) -> str:

@@ -115,5 +115,4 @@ def _bar(row: Row, batch: int, y: int) -> _Bar:
     for size, (_, colour) in zip(sizes, _PARTS, strict=True):
         parts.append(_Part(x, colour, size / batch / GB * _SCALE))
         x += parts[-1].width
-    text = f"{row.gb_per_token:.2f} GB, {row.ceiling:.0f} tok/s"
-    return _Bar(row.name, y, parts, x + 6, text)
+    return _Bar(row.name, y, parts, x + 6, f"{row.gb_per_token:.2f} GB, {row.ceiling:.0f} tok/s")

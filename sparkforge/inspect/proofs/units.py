@@ -192,8 +192,7 @@ def choose(names: Sequence[str], *, ci: bool) -> list[Unit]:
     """Return the chosen units, each with its architectures; UsageError if a name is unknown."""
     known = {unit.name: unit for unit in UNITS}
     if missing := [name for name in names if name not in known]:
-        msg = f"no such proof: {', '.join(missing)}"
-        raise UsageError(msg, f"use one of {', '.join(known)}")
+        raise UsageError(f"no such proof: {', '.join(missing)}", f"use one of {', '.join(known)}")
     chosen = [known[name] for name in names] if names else list(UNITS)
     if ci:
         chosen = [replace(unit, archs=unit.ci) for unit in chosen]

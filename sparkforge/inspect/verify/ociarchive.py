@@ -160,8 +160,7 @@ def _described(archive: tarfile.TarFile, path: Path) -> Image:
         raise ImageError(msg, remedy)
     found = list(_manifests(archive, path, plain.json_of(index.read())))
     if len(found) != 1:
-        msg = f"{path}: has {len(found)} images"
-        raise ImageError(msg, "save one image for one platform")
+        raise ImageError(f"{path}: has {len(found)} images", "save one image for one platform")
     digest, manifest = found[0]
     image = Image(
         archive,

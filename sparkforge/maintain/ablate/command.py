@@ -117,8 +117,7 @@ def run(options: Options) -> int:
 def _command(options: Options) -> tuple[str, ...]:
     """Return the words of the command to run; a text behind --bisect is the shell's."""
     if options.bisect and options.arguments:
-        msg = f"--bisect {options.bisect!r} and a command after --"
-        raise UsageError(msg, "give only one")
+        raise UsageError(f"--bisect {options.bisect!r} and a command after --", "give only one")
     if options.bisect:
         return ("sh", "-c", options.bisect)
     return options.arguments
@@ -126,33 +125,18 @@ def _command(options: Options) -> tuple[str, ...]:
 
 def _check_together(options: Options, command: Sequence[str]) -> None:
     """Refuse options that contradict each other."""
-    ways = [
-        name
-        for name, given in (
-            ("PATCH …", bool(options.patch)),
-            ("--without", options.without is not None),
-            ("--bisect", options.bisect is not None),
-        )
-        if given
-    ]
-    runs = [
-        name
-        for name, given in (
-            ("--smoke", options.smoke),
-            ("a command", bool(command)),
-            ("--merge-only", options.merge_only),
-        )
-        if given
-    ]
-    for clash in (ways, runs):
+    bisects = options.bisect is not None
+    ways = {"PATCH …": options.patch, "--without": options.without is not None, "--bisect": bisects}
+    runs = {"--smoke": options.smoke, "a command": command, "--merge-only": options.merge_only}
+    for choice in (ways, runs):
+        clash = [name for name, given in choice.items() if given]
         if len(clash) > 1:
             raise UsageError(f"{' and '.join(clash)} conflict", "give only one")
-    bisects = options.bisect is not None
-    if bisects and "--merge-only" in runs:
+    if bisects and options.merge_only:
         raise UsageError(
             "--bisect and --merge-only conflict", "the first patches of a series always merge"
         )
-    if bisects and not runs:
+    if bisects and not (options.smoke or command):
         raise UsageError(
             "--bisect without a command", "--bisect COMMAND, or -- COMMAND…, or --smoke"
         )

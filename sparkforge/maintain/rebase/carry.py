@@ -88,25 +88,14 @@ def cell(result: PatchResult) -> str:
 
 def rows(entry: Carried) -> list[tuple[str, ...]]:
     """Return one series as a table: a row a patch, a column a release."""
-    head = (
-        "patch",
-        *(
-            f"{column.version}{' (pinned)' if column.results is None else ''}"
-            for column in entry.columns
-        ),
-    )
-    table = [head]
-    for at, patch in enumerate(entry.series.patches):
-        table.append(
-            (
-                patch.name.removesuffix(".patch"),
-                *(
-                    "applies" if column.results is None else cell(column.results[at])
-                    for column in entry.columns
-                ),
-            )
-        )
-    return table
+    names = [patch.name.removesuffix(".patch") for patch in entry.series.patches]
+    columns = [("patch", *names)]
+    for column in entry.columns:
+        if column.results is None:
+            columns.append((f"{column.version} (pinned)", *("applies" for _ in names)))
+        else:
+            columns.append((column.version, *map(cell, column.results)))
+    return list(zip(*columns, strict=True))
 
 
 def page(tables: Sequence[Carried]) -> str:

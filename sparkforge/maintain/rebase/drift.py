@@ -155,9 +155,7 @@ def _required(project: Project, release: Upstream, name: str) -> Iterator[Depend
                     "compare its METADATA with the lock before a build",
                 )
                 continue
-            required = requirements.applying(
-                declared, requirements.Installed(plan.python, platform)
-            )
+            required = requirements.applying(declared, plan.python, platform)
             for requirement in required:
                 up, version = own_wheels.get(canonicalize_name(requirement.name), (None, ""))
                 if (
@@ -175,18 +173,8 @@ def _required(project: Project, release: Upstream, name: str) -> Iterator[Depend
                     f" upstreams.{up} is {version}",
                     f"build.py rebase {up} --onto release:{to}",
                 )
-            yield from _stale(
-                project,
-                target,
-                platform,
-                required,
-                frozenset(
-                    {
-                        *own_wheels,
-                        *map(canonicalize_name, wheel.drop_requires),
-                    }
-                ),
-            )
+            without = frozenset({*own_wheels, *map(canonicalize_name, wheel.drop_requires)})
+            yield from _stale(project, target, platform, required, without)
 
 
 def _stale(

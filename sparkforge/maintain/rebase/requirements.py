@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from sparkforge.core.errors import FetchError
 from sparkforge.core.log import log
 from sparkforge.pins.pins import ReleaseFile
 from sparkforge.sources.sources import Access
+from sparkforge.sources.wheelhouse import markers
 from sparkforge.store.store import Store
 from sparkforge.wheels.archive import UNREADABLE
 
@@ -32,38 +32,11 @@ if TYPE_CHECKING:
 _PART = 1 << 16  # bytes asked for at once; vLLM's list of members has some 600 kB
 _LIMIT = 4 << 20  # bytes of METADATA, its long description included
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence
-_MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
 
-@dataclass(frozen=True)
-class Installed:
-    """What a wheel is installed into: the Python (``3.12``) and platform (``linux/arm64``)."""
-
-    python: str
-    platform: str
-
-    @property
-    def markers(self) -> Mapping[str, str]:
-        """The values of requirements' markers there."""
-        return {
-            "python_version": self.python,
-            "python_full_version": f"{self.python}.0",
-            "implementation_name": "cpython",
-            "platform_python_implementation": "CPython",
-            "implementation_version": f"{self.python}.0",
-            "os_name": "posix",
-            "sys_platform": "linux",
-            "platform_system": "Linux",
-            "platform_release": "",
-            "platform_version": "",
-            "platform_machine": _MACHINES[self.platform],
-            "extra": "",
-        }
-
-
-def applying(requirements: list[Requirement], where: Installed) -> list[Requirement]:
-    """Return those requirements whose markers hold somewhere."""
-    env = dict(where.markers)
+def applying(requirements: list[Requirement], python: str, platform: str) -> list[Requirement]:
+    """Return the requirements for a Python (``3.12``) and platform (``linux/arm64``)."""
+    env = markers(python, platform)
     return [one for one in requirements if one.marker is None or one.marker.evaluate(env)]
 
 
@@ -133,8 +106,7 @@ def _member(file: io.BufferedIOBase) -> bytes:
                     text = member.read(_LIMIT + 1)
                 if len(text) <= _LIMIT:
                     return text
-    msg = f"no METADATA of at most {_LIMIT} bytes"
-    raise ValueError(msg)
+    raise ValueError(f"no METADATA of at most {_LIMIT} bytes")
 
 
 class _Remote(io.RawIOBase):
@@ -152,8 +124,7 @@ class _Remote(io.RawIOBase):
         reply.raise_for_status()
         if reply.status_code != 206 or "Content-Range" not in reply.headers:
             reply.close()
-            msg = "its server does not support range requests"
-            raise ValueError(msg)
+            raise ValueError("its server does not support range requests")
         return reply
 
     def readable(self) -> bool:
@@ -174,8 +145,7 @@ class _Remote(io.RawIOBase):
         with self._part(self.at, self.at + wanted - 1) as reply:
             data = reply.raw.read(wanted + 1)
         if len(data) != wanted:
-            msg = "its server returned another range than requested"
-            raise ValueError(msg)
+            raise ValueError("its server returned another range than requested")
         buffer[: len(data)] = data
         self.at += len(data)
         return len(data)

@@ -51,7 +51,7 @@ def test_a_command_reads_each_of_its_options(command: str) -> None:
     kind, run = entry.options, entry.run
     assert kind.__dataclass_params__.frozen
     (parameter,) = inspect.signature(run).parameters
-    assert set(leaves(kind)) - reads(run, parameter, kind) == READ_BY_MAIN
+    assert set(leaves(kind)) - reads(run, parameter, kind) <= READ_BY_MAIN
 
 
 # -- which options a function reads ---------------------------------------------------------
