@@ -36,7 +36,6 @@ class Baked:
     Attributes:
         image: its name, which no other image ever gets.
         made: time when it was built or loaded.
-        key: of its inputs.
         size: bytes of all its layers, including shared ones.
         used: Compose uses it.
     """

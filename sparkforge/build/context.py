@@ -33,7 +33,6 @@ class Context:
         engine: container engine that builds an image; None makes a virtual environment.
         base: of the image, and of the one that wheels are compiled in; None where neither is made.
         builder: buildx's name of its builder.
-        offline: ask no network.
         force: stages that run again although the store has their result.
         arguments: of ``vllm serve``, behind the target's own; the user's, for one run.
         wheels: ``overlay`` or ``compile``: how they are made.

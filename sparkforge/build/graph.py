@@ -47,8 +47,6 @@ class Graph:
         sources, series: by upstream; a series where it has patches.
         kernels: by upstream, where its series has some and the target a GPU.
         externals: by ``UPSTREAM/EXTERNAL``.
-        wheels: by upstream.
-        wheelhouse: the wheels beside ours.
         product: what is served: the image, or the virtual environment.
         smoke: None where the target has no smoke test.
     """

@@ -117,7 +117,6 @@ class Contents:
 
     Attributes:
         wheels: ours, each with the sha256 that was recorded of it.
-        wheelhouse: folder of the wheels beside ours.
         share: files for the image's share folder, by their paths in it.
     """
 
@@ -133,9 +132,6 @@ def build(
     """Build an image and load it into the engine.
 
     Its tag begins with the release and ends with the image's id: no other image ever gets it.
-
-    Args:
-        folder: for the files of the build.
 
     Raises:
         ImageError: the build failed.

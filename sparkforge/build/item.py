@@ -25,7 +25,6 @@ class Item(Generic[T_co]):
         stage: one of ``STAGES``.
         label: for people, and unique in a build, e.g. ``wheel vllm``.
         inputs: everything that determines the result, as JSON values.
-        kind: type of the result.
         make: fills a folder and returns the result.
         needs: items whose results ``make`` reads.
         valid: whether a result in the store still stands: its other half may be gone, or it is

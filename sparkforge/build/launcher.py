@@ -94,7 +94,6 @@ def start_server(
     """Start a server of an image or an environment.
 
     Args:
-        work: folder for the server's output.
         cache: folder for the caches of vLLM and torch, outside of an image.
         restored: files to mount over the image's own, by their path below site-packages.
     """
@@ -112,7 +111,6 @@ class Launcher:
     Attributes:
         product: the image or the environment.
         release: folder of the unpatched release's environment; None where the product is an image.
-        wheels: ours, by upstream.
         sources: before the patches, of the upstreams that have any.
     """
 

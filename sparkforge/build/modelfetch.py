@@ -73,11 +73,7 @@ class Wanted:
         return f"type={kind},source={self.place},target={_CACHE}"
 
     def command(self, name: str, variables: Mapping[str, str]) -> list[str]:
-        """Return the program that downloads; values of variables are not in it.
-
-        Args:
-            name: of the container.
-        """
+        """Return the program that downloads; values of variables are not in it."""
         passed = [f"--env={one}" for one in _PASSED if variables.get(one)]
         return [
             *("docker", "run", "--rm", "--pull=never", f"--name={name}", "--read-only"),

@@ -24,11 +24,7 @@ SOURCES: Mapping[str, SourcePlan] = {
 
 
 def source_option(default: str) -> Any:
-    """Declare --source; see ``source_plan``.
-
-    Args:
-        default: what its default is, as text.
-    """
+    """Declare --source; see ``source_plan``."""
     return option(
         "release: release files; git: commits of the pinned tags; auto: git, or the release"
         " file if git is unreachable",

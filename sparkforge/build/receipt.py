@@ -76,10 +76,6 @@ def is_receipt(document: Any) -> bool:
 def image_of(document: Mapping[str, Any], path: Path) -> ImageResult | None:
     """Return the image of a receipt; None where none was built.
 
-    Args:
-        document: a receipt, see ``is_receipt``.
-        path: of its file, for the error.
-
     Raises:
         UsageError: another version wrote the receipt.
     """

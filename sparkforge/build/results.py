@@ -132,11 +132,7 @@ class CompiledWheelResult(WheelResult):
 
 @dataclass(frozen=True)
 class WheelhouseResult:
-    """A folder of third-party wheels.
-
-    Attributes:
-        files: how many there are.
-    """
+    """A folder of third-party wheels."""
 
     files: int
 
@@ -161,7 +157,6 @@ class ImageResult:
 
     Attributes:
         digest: of its manifest; None where the engine's store has none.
-        base: reference of the base image.
         system: packages of the distribution, as ``sbom.system`` lists them.
     """
 

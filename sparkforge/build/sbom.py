@@ -89,7 +89,6 @@ def document(
     """Return the bill of materials of a build, as the bytes of its file.
 
     Args:
-        wheels: by the upstream's name.
         third_party: folder of the verified wheels beside ours, or None where none were fetched.
         base: of the image; None describes no image.
         system: the distribution's packages in the image, where they are known.

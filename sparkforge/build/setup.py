@@ -41,7 +41,6 @@ def context_of(
     """Return the build that a command's options name.
 
     Args:
-        name: of the target.
         arguments: of ``vllm serve``, after the target's own.
         plan_only: nothing will be made, so neither an engine nor the right machine is needed.
 

@@ -38,7 +38,6 @@ class Model:
     """A checkpoint in memory.
 
     Attributes:
-        config: The content of config.json.
         tensors: By the names in the file; BF16 widened to float32, uint8 as it is.
     """
 

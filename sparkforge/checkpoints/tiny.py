@@ -91,7 +91,6 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> Tiny
     Args:
         dest: Folder to make; its parents are made as needed.
         seed: Any integer from 0 to 2**32 - 1.
-        shape: Its architecture.
 
     Returns:
         The checkpoint, with its sizes in bytes.

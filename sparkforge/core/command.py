@@ -24,7 +24,6 @@ class Entry:
 
     Attributes:
         name: its words, such as ``patches check``.
-        options: a frozen dataclass of options.
         run: takes one of those, and returns the exit code.
         help: for the list of commands beside it; of a single word, ``cli/overview.py`` has it.
         description: above its own help.

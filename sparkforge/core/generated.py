@@ -34,9 +34,7 @@ def settle(wanted: Mapping[Path, str], command: str, *, check: bool) -> list[Pat
     """Write files that differ; returns them.
 
     Args:
-        wanted: content of each file.
         command: of build.py, that writes these files.
-        check: write nothing.
 
     Raises:
         StaleError: with ``check``, a file differs.

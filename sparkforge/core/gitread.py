@@ -65,9 +65,6 @@ class File:
 def reading(repo: Path, env: Mapping[str, str] | None = None) -> Iterator[Reader]:
     """Read objects of a repository, isolated as every other git; for one thread.
 
-    Args:
-        env: further variables of git.
-
     Raises:
         StoreError: it is another user's repository, or a damaged one.
         MachineError: git is not installed.

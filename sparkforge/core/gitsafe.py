@@ -53,11 +53,7 @@ _Settings = tuple[tuple[str, str], ...]
 
 
 class DamagedRepository(StoreError):
-    """A repository of the store in which git finds damage.
-
-    Attributes:
-        repository: the bare repository.
-    """
+    """A repository of the store in which git finds damage."""
 
     def __init__(self, repository: Path, complaint: str) -> None:
         msg = f"{repository}: damaged: {complaint}"
@@ -66,12 +62,7 @@ class DamagedRepository(StoreError):
 
 
 def clean_env(settings: _Settings = (), **extra: str) -> dict[str, str]:
-    """Return variables with which git's output is the same for every user.
-
-    Args:
-        settings: further settings of git.
-        extra: further variables.
-    """
+    """Return variables with which git's output is the same for every user."""
     pairs = (*_SETTINGS.items(), *settings)
     return {
         "GIT_CONFIG_GLOBAL": os.devnull,

@@ -183,7 +183,6 @@ def torch_link(
         python: e.g. ``3.11``.
         machine: ``x86_64`` or ``aarch64``.
         backend: uv's name of the build: ``cpu``, ``cu130`` …
-        uv: the uv program.
 
     Returns:
         (url, sha256) of the wheel for that machine.

@@ -180,7 +180,6 @@ class Log:
         """Report progress; called as often as convenient, drawn a few times a second.
 
         Args:
-            what: a short name of the work.
             done, total: amounts in ``unit``; total None if unknown.
             unit: "B" prints binary sizes, "s" seconds, else a count.
             note: at the end of the line.

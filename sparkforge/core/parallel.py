@@ -23,7 +23,6 @@ def in_parallel(work: Callable[[_T, Event], _R], items: Sequence[_T], width: int
 
     Args:
         work: called with an item, and an event that is set when its result is no longer needed.
-        width: number of threads.
     """
     waiting: SimpleQueue[tuple[_T, Future[_R]]] = SimpleQueue()
     futures: list[Future[_R]] = []

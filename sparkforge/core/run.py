@@ -47,7 +47,6 @@ def call(
         stdin: bytes for its standard input; empty by default.
         stream: show its output line by line while it runs (stdout and stderr together); a
             function gets each line instead of the log.
-        check: raise when it ends with an error.
         timeout: seconds; None: no limit.
 
     Raises:

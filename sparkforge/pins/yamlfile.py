@@ -124,7 +124,6 @@ def replace_block(
 
     Args:
         mapping: path of the mapping, which must be written one key a line.
-        key: the key whose lines are replaced.
         block: the new lines, indented from the mapping's own column, without line ends.
         behind: the key that new lines follow where the mapping lacks ``key``.
 

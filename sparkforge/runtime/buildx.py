@@ -42,7 +42,6 @@ class ImageBuild:
         stage: stage of the Dockerfile; None builds the last one.
         platform: e.g. ``linux/arm64``; None builds for the engine's own.
         contexts: further folders, by their names in the Dockerfile.
-        options: further options of the command.
         ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
     """
 

@@ -248,7 +248,6 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
 
     Args:
         wish: ``auto``, ``docker`` or ``none``.
-        base: of ``--base``, or None.
         image_base: the base image that pins.yaml has for the target, or None.
 
     Returns:

@@ -35,7 +35,6 @@ def install(
     """Create a virtual environment in ``folder/venv`` from local files.
 
     Args:
-        python: the interpreter.
         wheelhouse: folder that satisfies ``lock``.
         unpacked: uv's cache of unpacked wheels; no other process may use it meanwhile.
         target: names the wheelhouse for uv.

@@ -45,11 +45,8 @@ class Launch:
     Attributes:
         model: folder of the checkpoint on this machine.
         options: the target's own arguments of ``vllm serve``; an image has them built in.
-        arguments: further arguments.
-        variables: further environment variables.
         port: on loopback; 0: a free one.
         gpus: a container gets the machine's GPUs.
-        name: of the model for clients.
     """
 
     model: Path
@@ -128,14 +125,7 @@ class ProcessServer:
 def from_command(
     command: Sequence[str], port: int, variables: Mapping[str, str], work: Path, cwd: Path
 ) -> Iterator[ProcessServer]:
-    """Run a server's command for the length of the block.
-
-    Args:
-        port: that the command listens on.
-        variables: further environment variables.
-        work: folder for the server's output, ``server.log``.
-        cwd: the server's current folder.
-    """
+    """Run a server's command for the length of the block."""
     output = work / "server.log"
     with background(*command, output=output, env=variables, cwd=cwd) as child:
         yield ProcessServer(f"http://{LOOPBACK}:{port}", child, output)

@@ -62,7 +62,6 @@ def chain(
     """Return the series' commits with those of the files inserted.
 
     Args:
-        patched: the series, applied.
         files: mails with one or more patches (``git format-patch``, a forge's .patch), or diffs.
 
     Raises:

@@ -46,7 +46,6 @@ class Patch:
         body: the message below the subject, trailers included.
         trailers: by key, e.g. ``Risk``.
         entries: the files it changes, in the patch's order.
-        sha256: of the file's bytes.
     """
 
     path: Path

@@ -65,7 +65,6 @@ def stage(
 
     Args:
         folder: replaced; named as the upstream.
-        files: names and contents of the patches, in order.
         shown: the folder that errors name instead.
         rules: None: not checked.
 

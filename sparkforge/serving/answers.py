@@ -30,9 +30,7 @@ def check(client: Client, model: str, max_len: int, say: Callable[[str], None]) 
     """Ask once, then several times at once; returns the problem, or "".
 
     Args:
-        model: its name in requests.
         max_len: tokens of prompt and answer together.
-        say: logs a line.
     """
     for count in (1, TOGETHER):
         began = time.monotonic()

@@ -186,9 +186,7 @@ def hold(
     """Lock the folder of this build and device, and remove others beyond the budget.
 
     Args:
-        build: of ``build_key``.
         budget: bytes of all builds and devices together.
-        say: logs a line.
 
     Raises:
         StartError: the folder cannot be used.
@@ -216,7 +214,6 @@ def prune(root: Path, keep: str, budget: int, note: Callable[[str], None]) -> No
     Args:
         keep: this server's key.
         budget: bytes of all keys together.
-        note: logs a line.
     """
     for left in root.glob(f"{_GONE}*"):
         _remove(left, note)

@@ -146,9 +146,7 @@ class Link:
     """The connection of the two entrypoints.
 
     Args:
-        mine: this machine's place.
         hello: values that have to be equal on both, by name.
-        say: logs a line.
         mark: file that is touched at every beat of the other side, for the health check.
     """
 

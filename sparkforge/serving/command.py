@@ -20,7 +20,6 @@ class Command:
         port, host: to listen on; host "": all addresses.
         access: what the server does with requests.
         naming: revision and name of the model.
-        profile: the profile's options.
         last: the pair's split, dense layers, and the options of target and user.
     """
 
@@ -41,8 +40,6 @@ class Command:
 
         Args:
             model: a folder, or a name that vLLM downloads.
-            place: options of one of two machines.
-            memory: options of the share of memory.
         """
         options = (*self.access, *self.naming, *self.profile, *place, *memory, *self.last)
         return arguments.serve(model, self.port, self.host, options)

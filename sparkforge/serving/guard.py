@@ -47,10 +47,8 @@ class Guard:
 
     Attributes:
         marks: GiB below which it warns, refuses new requests and ends the server.
-        say: logs a line.
         acts: False: it only warns.
         file: has the server's middleware refuse requests; None: the server takes none.
-        read: returns a reading of memory.
     """
 
     marks: tuple[float, float, float]

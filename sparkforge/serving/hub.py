@@ -56,9 +56,7 @@ class Progress:
     """Follows the output of fetching.py, and reports the progress.
 
     Args:
-        say: logs a line, every 15 seconds.
         tell: passes progress to the health check, every second.
-        clock: in seconds.
     """
 
     say: Callable[[str], None]

@@ -32,7 +32,6 @@ def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
     """Return the folder of a model in the hub's cache, or None.
 
     Args:
-        hub: the cache.
         revision: None: the one that ``main`` named at the last download.
     """
     folder = hub / f"models--{name.replace('/', '--')}"

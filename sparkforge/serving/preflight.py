@@ -75,11 +75,8 @@ class Trial:
 
     Attributes:
         model: folder of the checkpoint and its reference.
-        command: of the server.
-        client: of the server.
         mark: file that records a pass; None: not recorded.
         key: digest of driver, options and reference.
-        say: logs a line.
     """
 
     model: Path
@@ -102,10 +99,8 @@ class Trial:
         """Prepare a start.
 
         Args:
-            options: of the real server.
             driver: version of the device's driver.
             folder: of this build's and device's kernels.
-            key: API key, or "".
 
         Raises:
             PreflightError: the image has no checkpoint for it.

@@ -163,9 +163,6 @@ class Client:
     ) -> bytes:
         """Return the body of the answer to one request.
 
-        Args:
-            end: deadline, on the monotonic clock.
-
         Raises:
             OSError, http.client.HTTPException: no complete answer by then.
             StatusError: another status than 200.

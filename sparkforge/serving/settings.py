@@ -41,7 +41,6 @@ class Settings:
         downloads: the entrypoint downloads the model; else vLLM does, or it is a folder.
         profile: of the image with the user's choice, or the user's own file.
         share: folder of the build's data in the image.
-        release: of the image.
         target_options: of ``vllm serve``, set by the build.
         caller_options: of ``vllm serve``, set by the user.
         layers: ``SPARKFORGE_MXFP4_LAYERS``.

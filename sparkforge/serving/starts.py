@@ -30,7 +30,6 @@ class Starts:
     Attributes:
         path: the file; it does not exist after a start that became ready.
         limit: failed starts in a row; 0: any number.
-        say: logs a line.
     """
 
     path: Path

@@ -39,11 +39,9 @@ class WarmUp:
     """The warm-up of one server.
 
     Attributes:
-        client: of the server.
         shape: of the server; its own ``max_len`` has priority.
         mode: ``quick`` or ``full``.
         limit_s: for all steps; the rest is skipped.
-        say: logs a line.
         tell: passes progress to the health check.
         caches: folder of compiled kernels; None: unknown, and nothing is recorded.
         way: part of the record's file name, for this way to start a server.

@@ -57,7 +57,6 @@ class Access:
     """Access to sources.
 
     Attributes:
-        index: the package index.
         mirrors: by upstream, a URL or path instead of the pinned git URL.
         offline: use only the store, and mirrors that are paths.
     """

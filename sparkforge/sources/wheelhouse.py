@@ -59,7 +59,6 @@ class Wanted:
     """Inputs of a wheelhouse.
 
     Attributes:
-        lock: the requirements file.
         tools: further locked wheels that the image's build runs (uv).
         python: e.g. ``3.11``.
         platform: e.g. ``linux/amd64``.

@@ -19,11 +19,9 @@ class Artefact(Generic[T_co]):
     """A finished result in the store.
 
     Attributes:
-        stage: that made it.
         key: sha256 of ``inputs`` in canonical JSON.
         inputs: everything that went in, by name.
         result: for later stages and the receipt.
-        path: its folder.
         seconds: that it took.
     """
 
@@ -61,10 +59,6 @@ def record(stage: str, inputs: Mapping[str, Any], result: object, seconds: float
 
 def load(kind: type[T], values: Mapping[str, Any] | None, path: Path) -> Artefact[T] | None:
     """Return the artefact of a record.
-
-    Args:
-        kind: type of its result.
-        path: its folder.
 
     Returns:
         None where the record is damaged, or its result is not of that type: then another version of

@@ -47,11 +47,7 @@ _BESIDE = re.compile(r"Path\(__file__\)(?:\.parents\[(\d)\])?[^\n\"]*\"([\w./-]+
 
 
 def code_of(module: str) -> str:
-    """Return one digest of a module of sparkforge, all that it imports and the files beside it.
-
-    Args:
-        module: its full name, e.g. ``__name__``.
-    """
+    """Return one digest of a module of sparkforge, all that it imports and the files beside it."""
     digest = hashlib.sha256()
     above = len(f"{_ROOT}/")
     for path in closure(module):

@@ -256,7 +256,6 @@ class Store:
         """Return the artefact for these inputs, built if the store lacks it.
 
         Args:
-            stage: name of the stage.
             inputs: everything that determines the result; JSON values.
             kind: type of the result, a dataclass.
             make: fills the folder it is given and returns the result.

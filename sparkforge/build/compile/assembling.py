@@ -50,8 +50,6 @@ def assemble(
     """Make a wheel of compiled files, and of the release's files for the rest.
 
     Args:
-        request: of the release wheel.
-        own: the upstream's patched tree.
         carried: series that go onto files of the release inside of this wheel.
         more: members that the wheel gets beside these.
 

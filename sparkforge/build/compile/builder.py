@@ -54,7 +54,6 @@ def build(
     Args:
         key: of the item; a label of the image.
         wheelhouse: folder of the wheels of the target's lock for builders.
-        folder: for the files of the build.
 
     Raises:
         ImageError: the build failed.

@@ -41,7 +41,6 @@ class Gate:
 
     Args:
         folder: holds one file a slot.
-        jobs: how many slots.
         job_mib: what one compiler takes at most.
         reserve_mib: below it, all but the oldest are stopped.
         meminfo: file in the form of /proc/meminfo.

@@ -75,10 +75,8 @@ def compile_item(
     """Return the compiled wheel of an upstream.
 
     Args:
-        image: of the builder.
         trees: of the upstream and of those that its wheel carries, by name.
         fetched: external sources of the build.
-        kernels: machine code for the wheel.
 
     Raises:
         CompileError: the series changes what can't be compiled.

@@ -18,7 +18,6 @@ class Finding:
 
     Attributes:
         name: of the check, a key of ``CHECKS``.
-        seen: the reading.
         remedy: the hint, often a command; "" if there is no problem.
     """
 

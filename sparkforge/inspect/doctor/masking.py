@@ -40,7 +40,6 @@ class Mask:
     """Texts to mask, besides those that look like a secret.
 
     Attributes:
-        secrets: keys.
         names: replacements by name: home folder, user, host.
     """
 

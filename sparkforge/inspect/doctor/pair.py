@@ -31,7 +31,6 @@ class Interface:
     Attributes:
         state: ``up``, ``down``, …; None: no such interface.
         mtu, mbit: bytes and Mbit/s; None: unknown.
-        addresses: of the interface.
     """
 
     state: str | None = None

@@ -47,8 +47,6 @@ class Part:
 
     Attributes:
         file: its name there.
-        what: its description.
-        text: its content.
         problem: why it is incomplete or missing, or "".
     """
 
@@ -72,10 +70,8 @@ class Run:
     """Subject of a report.
 
     Attributes:
-        root: the checkout.
         target: its name; also Compose's service.
         container: of Compose, or None.
-        place: address of the server.
     """
 
     root: Path

@@ -157,7 +157,6 @@ def take(
     """Read this machine.
 
     Args:
-        store: the store's folder, which may be missing.
         model: folder of the model, existing or not.
         checkpoint: reads the model's files; None: the target has no model.
         rights: reads the rights of the container's user there; None: Compose mounts no folder.

@@ -26,7 +26,6 @@ class Wanted:
         cuda: oldest CUDA that the driver must run, as ``(13, 0)``; None without a GPU.
         needs_engine: it is served from an image, not from a virtual environment.
         profile: as an image has it, with the default choice.
-        memory: its plan for unified memory.
         model: name in pins.yaml, repository and revision; None: the build makes a checkpoint.
         moe_backend: the profile's ``--moe-backend``, or "auto".
         store_bytes: size of the store after the first build.

@@ -39,11 +39,9 @@ class Product:
     """A kernel's work in a step.
 
     Attributes:
-        kernel: its name.
         layer: e.g. ``qkv``.
         rows: of the step, the most that the kernel serves.
         n, k: rows and columns of the weight.
-        form: of the weight.
         copies: of the weight that are read: distinct experts.
         blocks: of the launch; None: one for each SM.
         shared: dynamic bytes of a block.

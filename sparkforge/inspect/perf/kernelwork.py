@@ -48,7 +48,6 @@ class Recorded:
 
     Attributes:
         sources: blob of each source that they were compiled from.
-        compiler: its version.
     """
 
     sources: Mapping[str, str]

@@ -36,7 +36,6 @@ class Report:
     """Result of the checks of an image.
 
     Attributes:
-        contents: labels, by upstream.
         checked: number of comparisons, by kind.
         problems: one line for each.
     """

@@ -55,7 +55,6 @@ class Bisection:
     """A search and what it knows.
 
     Attributes:
-        check: what is asked.
         identity: all that the check depends on; with the series, what a later run goes on by.
         good, bad: ends in the user's words: ``none``, ``all``, or the name of the last patch that
             is in; None where the answers themselves shall tell.

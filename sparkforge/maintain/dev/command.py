@@ -39,7 +39,6 @@ class Place:
 
     Attributes:
         folder: work trees, links, caches.
-        trees: by upstream.
     """
 
     context: Context

@@ -31,8 +31,6 @@ class Landed:
     """What a rebase left behind.
 
     Attributes:
-        report: the page about it.
-        changed: files of the checkout that were written or removed.
         companions: what no longer agrees, and how to fix it.
     """
 

@@ -42,7 +42,6 @@ class Looked:
 
     Attributes:
         commits: the patches as commits on the old release, in order.
-        paths: the files that moving the series may touch.
         history: upstream's commits between the releases, where they are at hand.
     """
 

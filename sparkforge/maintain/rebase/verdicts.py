@@ -40,7 +40,6 @@ class PatchResult:
     """What became of one patch.
 
     Attributes:
-        patch: its file name.
         stops: a person must resolve it (or skip it).
         detail: what was found, for people; lines.
         files: the files in conflict, or those renamed or deleted.

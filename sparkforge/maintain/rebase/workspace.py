@@ -48,8 +48,6 @@ class Workspace:
         """Make one, with a commit checked out.
 
         Args:
-            path: the folder; must not exist.
-            repo: a bare repository that has the commit.
             only: check out no more than these files; None: all.
         """
         path.mkdir(parents=True)
