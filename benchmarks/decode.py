@@ -276,31 +276,12 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         result = Path(name) / "result.json"
         command = [
-            __file__,
-            "--measure",
-            str(result),
-            "--case",
-            spec(case),
-            "--layers",
-            str(arguments.layers),
-            "--experts",
-            str(arguments.experts),
-            "--prompt",
-            str(arguments.prompt),
-            "--tokens",
-            str(arguments.tokens),
-            "--repeat",
-            str(arguments.repeat),
-            "--memory",
-            str(arguments.memory),
-            "--mode",
-            str(arguments.mode),
-            "--router",
-            arguments.router,
-            "--batch",
-            *(str(batch) for batch in arguments.batch),
-            "--prefill",
-            *(str(prompt) for prompt in arguments.prefill),
+            *(__file__, "--measure", str(result), "--case", spec(case)),
+            *("--layers", str(arguments.layers), "--experts", str(arguments.experts)),
+            *("--prompt", str(arguments.prompt), "--tokens", str(arguments.tokens)),
+            *("--repeat", str(arguments.repeat), "--memory", str(arguments.memory)),
+            *("--mode", str(arguments.mode), "--router", arguments.router),
+            *("--batch", *map(str, arguments.batch), "--prefill", *map(str, arguments.prefill)),
         ]
         if arguments.profile:
             command.append("--profile")

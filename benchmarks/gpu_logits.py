@@ -109,15 +109,9 @@ def run_case(case: Case, attention: str, rows: int | None, checkpoint: Path) -> 
     """
     result = checkpoint.parent / f"{case.name}.json"
     command = [
-        __file__,
-        "--case",
-        spec(case),
-        "--attention",
-        attention,
+        *(__file__, "--case", spec(case), "--attention", attention),
         *(("--rows", str(rows)) if rows else ()),
-        "--measure",
-        str(result),
-        str(checkpoint),
+        *("--measure", str(result), str(checkpoint)),
     ]
     return [np.asarray(rows, dtype=np.float64) for rows in measured(case, command, result)]
 

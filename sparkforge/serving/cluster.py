@@ -113,17 +113,9 @@ SPLIT = ("--tensor-parallel-size", "2")
 def place(mine: Settings) -> list[str]:
     """Return the options of ``vllm serve`` for this machine's half."""
     return [
-        "--distributed-executor-backend",
-        "mp",
-        "--nnodes",
-        "2",
-        "--node-rank",
-        "0" if mine.is_head else "1",
-        "--master-addr",
-        mine.head,
-        "--master-port",
-        str(mine.port + 1),
-        *([] if mine.is_head else ["--headless"]),
+        *("--distributed-executor-backend", "mp", "--nnodes", "2"),
+        *("--node-rank", "0" if mine.is_head else "1", "--master-addr", mine.head),
+        *("--master-port", str(mine.port + 1), *([] if mine.is_head else ["--headless"])),
     ]
 
 

@@ -125,16 +125,8 @@ def hook(folder: Path) -> None:
     root = bundle / json.loads((bundle / "config.json").read_text())["root"]["path"]
     subprocess.run(
         [
-            "nsenter",
-            "--mount",
-            "--target",
-            str(state["pid"]),
-            "sh",
-            "-euc",
-            _MOUNTS,
-            "sh",
-            folder,
-            root,
+            *("nsenter", "--mount", "--target", str(state["pid"]), "sh", "-euc", _MOUNTS, "sh"),
+            *(folder, root),
         ],
         check=True,
     )

@@ -59,21 +59,9 @@ class Pair:
 
     def compose(self, *arguments: str) -> str:
         command = [
-            "docker",
-            "compose",
-            "--project-name",
-            self.name,
-            "--env-file",
-            os.devnull,
-            "--project-directory",
-            str(ROOT),
-            "-f",
-            str(ROOT / "docker-compose.yml"),
-            "-f",
-            str(ROOT / "tests/data/cluster-cpu.yml"),
-            "--profile",
-            "*",
-            *arguments,
+            *("docker", "compose", "--project-name", self.name, "--env-file", os.devnull),
+            *("--project-directory", str(ROOT), "-f", str(ROOT / "docker-compose.yml")),
+            *("-f", str(ROOT / "tests/data/cluster-cpu.yml"), "--profile", "*", *arguments),
         ]
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -197,18 +197,8 @@ def test_the_compiled_extension_loads_and_is_the_patched_one(
     code = "import torch, fs_io_C as m; print(m.__doc__); print(m.batch_lookup(['/', '/nowhere']))"
     image = item(receipt, "builder")["outputs"]["tag"]
     said = docker(
-        "run",
-        "--rm",
-        "--network",
-        "none",
-        "--volume",
-        f"{tmp_path}:/so:ro",
-        "--workdir",
-        "/so",
-        image,
-        "python",
-        "-c",
-        code,
+        *("run", "--rm", "--network", "none", "--volume", f"{tmp_path}:/so:ro"),
+        *("--workdir", "/so", image, "python", "-c", code),
     )
     assert said == f"{AFTER}\n[True, False]"
 
@@ -270,16 +260,8 @@ def test_a_second_cold_build_gives_the_same_bytes(receipt: Any, clone: Clone) ->
 def test_an_overlay_of_the_same_series_is_refused(receipt: Any, clone: Clone) -> None:
     done = subprocess.run(
         [
-            sys.executable,
-            "build.py",
-            "--target",
-            "cpu",
-            "--engine",
-            "none",
-            "--until",
-            "wheels",
-            "--wheels",
-            "overlay",
+            *(sys.executable, "build.py", "--target", "cpu", "--engine", "none"),
+            *("--until", "wheels", "--wheels", "overlay"),
         ],
         cwd=clone.root,
         capture_output=True,

@@ -133,15 +133,8 @@ class Composed:
 
     def compose(self, *arguments: str) -> str:
         command = [
-            "docker",
-            "compose",
-            "--project-name",
-            self.name,
-            "--env-file",
-            os.devnull,
-            "--project-directory",
-            str(ROOT),
-            *arguments,
+            *("docker", "compose", "--project-name", self.name, "--env-file", os.devnull),
+            *("--project-directory", str(ROOT), *arguments),
         ]
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -322,17 +315,8 @@ def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
     env = {**os.environ, "SPARKFORGE_GPU": "GPU-1", "SPARKFORGE_MEMORY_LIMIT": "20g"}
     done = subprocess.run(
         [
-            "docker",
-            "compose",
-            "--env-file",
-            os.devnull,
-            "--project-directory",
-            ROOT,
-            "--profile",
-            "rtx",
-            "config",
-            "--format",
-            "json",
+            *("docker", "compose", "--env-file", os.devnull, "--project-directory", ROOT),
+            *("--profile", "rtx", "config", "--format", "json"),
         ],
         env=env,
         capture_output=True,

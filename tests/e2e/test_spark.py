@@ -174,17 +174,9 @@ def test_the_first_start_waits_for_the_hub_and_ends_with_an_answer(spark: Spark)
     spark.compose("restart")
     spark.wait(lambda: bool(spark.seen()["RestartCount"]))
     ended = docker(
-        "events",
-        "--since",
-        str(began),
-        "--until",
-        str(int(time.time()) + 1),
-        "--filter",
-        "event=die",
-        "--filter",
-        f"container={spark.state()['ID']}",
-        "--format",
-        "{{.Actor.Attributes.exitCode}}",
+        *("events", "--since", str(began), "--until", str(int(time.time()) + 1)),
+        *("--filter", "event=die", "--filter", f"container={spark.state()['ID']}"),
+        *("--format", "{{.Actor.Attributes.exitCode}}"),
     )
     assert ended.split() == ["78", "68"]  # of the wait for memory, and of the hub
     in_order(

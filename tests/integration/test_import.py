@@ -13,14 +13,9 @@ from tests.project import PATCH, PATCHED
 from tests.support import BODY
 
 GIVEN = (
-    "--upstream-status",
-    "Backport https://127.0.0.1/pull/7",
-    "--drop-when",
-    "the pin has it",
-    "--risk",
-    "build",
-    "--test",
-    "tests/test_it.py::test_it",
+    *("--upstream-status", "Backport https://127.0.0.1/pull/7"),
+    *("--drop-when", "the pin has it", "--risk", "build"),
+    *("--test", "tests/test_it.py::test_it"),
 )
 WHY = "The release lacks this, as a test of ours shows; it costs nothing and was checked by hand."
 

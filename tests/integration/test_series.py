@@ -537,14 +537,8 @@ def test_what_a_killed_apply_left_does_not_stop_the_next(shop: Workshop) -> None
     bare = shop.source.repo
     with shop.store.temporary("series") as work:
         git.git(
-            bare,
-            "worktree",
-            "add",
-            "--quiet",
-            "--no-checkout",
-            "--detach",
-            str(work / "tree"),
-            shop.base,
+            *(bare, "worktree", "add", "--quiet", "--no-checkout"),
+            *("--detach", str(work / "tree"), shop.base),
         )
     applied_as_worked(shop)
 
@@ -568,14 +562,8 @@ def test_authors_and_dates_are_the_patchs_own(shop: Workshop) -> None:
     shop.repo.write({"pkg/new.py": b"x\n"})
     shop.repo("add", "--all")
     shop.repo(
-        "commit",
-        "--quiet",
-        "--author",
-        "J\u00fcrgen \u00dc <j@example.invalid>",
-        "--date",
-        "1600000000 -0330",
-        "-m",
-        f"Add a module\n\n{BODY}",
+        *("commit", "--quiet", "--author", "J\u00fcrgen \u00dc <j@example.invalid>"),
+        *("--date", "1600000000 -0330", "-m", f"Add a module\n\n{BODY}"),
     )
     shop.exported()
     applied = series.apply(shop.store, shop.read(), shop.source)

@@ -60,17 +60,8 @@ def test_dry_run_measures_and_tells(
 ) -> None:
     out = tmp_path / "out.jsonl"
     said = _run(
-        patched_python,
-        tmp_path,
-        "-W",
-        "error",
-        ROOT / "benchmarks" / f"{script}.py",
-        "--dry-run",
-        "--batch",
-        "1",
-        "3",
-        "--json",
-        out,
+        *(patched_python, tmp_path, "-W", "error", ROOT / "benchmarks" / f"{script}.py"),
+        *("--dry-run", "--batch", "1", "3", "--json", out),
     )
     rows: list[dict[str, Any]] = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows[0]["kind"] == "machine"

@@ -114,16 +114,8 @@ class Recipe:
             folder = f"{CMAKE}/{device}"
             configure = ["cmake", "-S", TREE, "-B", folder, *self._cmake(device)]
             result.append(Step(f"configure for {device}", configure, once=True))
-            compile_ = [
-                "cmake",
-                "--build",
-                folder,
-                "--parallel",
-                str(self.jobs),
-                "--target",
-                *targets,
-            ]
-            result.append(Step(f"compile {', '.join(targets)}", compile_))
+            build = ("cmake", "--build", folder, "--parallel", str(self.jobs), "--target")
+            result.append(Step(f"compile {', '.join(targets)}", [*build, *targets]))
             install = ("cmake", "--install", folder, "--strip", "--prefix", NATIVE, "--component")
             result += [Step(f"install {target}", [*install, target]) for target in targets]
         return [*result, Step("wheel", pip)]
@@ -132,12 +124,8 @@ class Recipe:
         """Return the CMake options of upstream's setup.py, and the launchers."""
         ours = [word.replace("{device}", device) for word in self.upstream.compile.configure]
         words = [
-            "-G",
-            "Ninja",
-            "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-            *ours,
-            f"-DVLLM_PYTHON_EXECUTABLE={PYTHON}",
-            f"-DFETCHCONTENT_BASE_DIR={CMAKE}/fetched",
+            *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", *ours),
+            *(f"-DVLLM_PYTHON_EXECUTABLE={PYTHON}", f"-DFETCHCONTENT_BASE_DIR={CMAKE}/fetched"),
             "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",
         ]
         if device == "cuda":

@@ -71,16 +71,8 @@ def run_tests(
     report = work / "report.xml"
     report.unlink(missing_ok=True)
     done = call(
-        python,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        root,
-        f"--junitxml={report}",
-        *dict.fromkeys(tests),
+        *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", root),
+        *(f"--junitxml={report}", *dict.fromkeys(tests)),
         cwd=root,
         env=env,
         check=False,

@@ -48,15 +48,8 @@ class History:
 
     def cause(self, path: str) -> str | None:
         """Return the last commit that touched a file which is gone: what it is and did."""
-        last = (
-            "log",
-            "--full-history",
-            "-1",
-            "--format=%h %s",
-            f"{self.old}..{self.new}",
-            "--",
-            path,
-        )
+        span = f"{self.old}..{self.new}"
+        last = ("log", "--full-history", "-1", "--format=%h %s", span, "--", path)
         text = git.git(self.repo, *last)
         if not text:
             return None

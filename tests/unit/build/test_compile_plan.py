@@ -145,14 +145,8 @@ def test_the_spark_s_python_is_built_alone_and_without_a_network(tmp_path: Path)
     *native, command = commands(document, "wheel vllm")
     assert native  # the series changes how some are compiled: the next test
     for words in (
-        "--network none",
-        "--pull never",
-        "--read-only",
-        "--cap-drop ALL",
-        "no-new-privileges",
-        "umask 022",
-        "pip wheel",
-        "--no-index",
+        *("--network none", "--pull never", "--read-only"),
+        *("--cap-drop ALL", "no-new-privileges", "umask 022", "pip wheel", "--no-index"),
         "--no-build-isolation",
     ):
         assert words in command
@@ -225,16 +219,8 @@ def test_how_many_compile_at_once_changes_no_key(tmp_path: Path) -> None:
 def test_native_without_compile_is_a_contradiction() -> None:
     done = subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "sparkforge",
-            "--target",
-            "cpu",
-            "--native",
-            "all",
-            "--dry-run",
-            "--engine",
-            "none",
+            *(sys.executable, "-m", "sparkforge", "--target", "cpu", "--native", "all"),
+            *("--dry-run", "--engine", "none"),
         ],
         cwd=ROOT,
         capture_output=True,

@@ -247,13 +247,7 @@ def test_the_checkouts_commit_is_named_only_where_it_is_one(tmp_path: Path) -> N
     for words in (
         ["init", "-q"],
         [
-            "-c",
-            "user.name=x",
-            "-c",
-            "user.email=x@x.invalid",
-            "commit",
-            "-qm",
-            "x",
+            *("-c", "user.name=x", "-c", "user.email=x@x.invalid", "commit", "-qm", "x"),
             "--allow-empty",
         ],
     ):

@@ -312,15 +312,8 @@ def test_a_plan_sums_what_is_fetched_over_all_stages(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = [
-        "--target",
-        "rtx",
-        "--engine",
-        "none",
-        "--dry-run",
-        "--store",
-        str(tmp_path / "s"),
-        "--source",
-        "git",
+        *("--target", "rtx", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s")),
+        *("--source", "git"),
     ]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -116,18 +116,8 @@ def test_extra_arguments_stand_between_the_targets_and_the_callers(
         monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", extra)
     plan = plan_of(entrypoint, monkeypatch, ["--max-num-seqs", "4"])
     assert plan.command == [
-        "vllm",
-        "serve",
-        "some/model",
-        "--port",
-        "8000",
-        *command.QUIET,
-        *bodies.OPTIONS,
-        "--max-model-len",
-        "9",
-        *words,
-        "--max-num-seqs",
-        "4",
+        *("vllm", "serve", "some/model", "--port", "8000", *command.QUIET, *bodies.OPTIONS),
+        *("--max-model-len", "9", *words, "--max-num-seqs", "4"),
     ]
 
 

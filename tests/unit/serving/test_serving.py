@@ -38,24 +38,11 @@ def test_options_of_a_full_profile() -> None:
         memory=PLAN,
         expect={"moe": "M"},
     ).options() == [
-        "--moe-backend",
-        "marlin",
-        "--attention-backend",
-        "FLASHINFER",
-        "--kv-cache-dtype",
-        "auto",
-        "--max-model-len",
-        "8",
-        "--reasoning-parser",
-        "openai_gptoss",
-        "--cudagraph-capture-sizes",
-        "1",
-        "2",
-        "--tool-call-parser",
-        "openai",
-        "--enable-auto-tool-choice",
-        "--no-enable-prefix-caching",
-        "--enforce-eager",
+        *("--moe-backend", "marlin", "--attention-backend", "FLASHINFER"),
+        *("--kv-cache-dtype", "auto", "--max-model-len", "8"),
+        *("--reasoning-parser", "openai_gptoss", "--cudagraph-capture-sizes", "1", "2"),
+        *("--tool-call-parser", "openai", "--enable-auto-tool-choice"),
+        *("--no-enable-prefix-caching", "--enforce-eager"),
     ]
     assert Profile().options() == []
     assert Profile(memory=PLAN).options() == []
@@ -294,14 +281,7 @@ def test_others_need_one(bind: str) -> None:
 def test_no_secret_is_shown() -> None:
     words = ["vllm", "--api-key", "a", "b", "--seed", "1", "--hf_token=c", "--api-key=d"]
     assert access.redacted(words) == [
-        "vllm",
-        "--api-key",
-        "***",
-        "***",
-        "--seed",
-        "1",
-        "--hf_token=***",
-        "--api-key=***",
+        *("vllm", "--api-key", "***", "***", "--seed", "1", "--hf_token=***", "--api-key=***"),
     ]
     # vLLM's parser takes options that are cut short
     assert access.redacted(["--hf-tok", "a", "--api-k=b"]) == ["--hf-tok", "***", "--api-k=***"]
