@@ -251,7 +251,4 @@ def _chosen(baked: Sequence[Baked], target: str, wanted: str | None, used: str) 
     return baked[at + 1]
 
 
-COMMANDS = (
-    Entry("images", ImagesOptions, images),
-    Entry("rollback", RollbackOptions, rollback),
-)
+COMMANDS = (Entry("images", ImagesOptions, images), Entry("rollback", RollbackOptions, rollback))

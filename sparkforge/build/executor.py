@@ -166,10 +166,7 @@ def run(
 
 
 def _run(
-    context: Context,
-    items: Sequence[Item[Any]],
-    missing: Sequence[bool],
-    made: set[Item[Any]],
+    context: Context, items: Sequence[Item[Any]], missing: Sequence[bool], made: set[Item[Any]]
 ) -> Results:
     """As ``run``; notes in ``made`` what it has made, and stops at a damaged repository."""
     steps: list[StepResult[Any]] = []
@@ -196,11 +193,7 @@ def _run(
 
 def _make(context: Context, item: Item[T], results: Results, *, again: bool) -> Artefact[T]:
     return context.store.build(
-        item.stage,
-        item.inputs,
-        item.kind,
-        lambda folder: item.make(folder, results),
-        again=again,
+        item.stage, item.inputs, item.kind, lambda folder: item.make(folder, results), again=again
     )
 
 

@@ -109,12 +109,7 @@ class ServerOptions:
     """The server of the smoke test, or of a command that starts one."""
 
     port: int = option(
-        "loopback port",
-        default=0,
-        default_is="a free port",
-        type=port,
-        metavar="N",
-        group="server",
+        "loopback port", default=0, default_is="a free port", type=port, metavar="N", group="server"
     )
     ready_timeout: float | None = option(
         "time limit of the server's start",

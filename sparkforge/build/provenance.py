@@ -28,10 +28,7 @@ BUILDER = "https://sparkforge.example/build.py"
 
 
 def statement(
-    context: Context,
-    build: Build,
-    subjects: Mapping[str, str],
-    third_party: Iterable[Path] = (),
+    context: Context, build: Build, subjects: Mapping[str, str], third_party: Iterable[Path] = ()
 ) -> dict[str, Any]:
     """Return the statement as JSON values.
 
@@ -76,9 +73,7 @@ def statement(
                 },
                 "resolvedDependencies": dependencies,
             },
-            "runDetails": {
-                "builder": {"id": BUILDER, "version": {"sparkforge": __version__}},
-            },
+            "runDetails": {"builder": {"id": BUILDER, "version": {"sparkforge": __version__}}},
         },
     }
 

@@ -25,11 +25,7 @@ import numpy.typing as npt
 
 from sparkforge.checkpoints.harmony import SPECIAL_TOKENS, VOCAB_SIZE, tokenizer
 from sparkforge.checkpoints.tensors import to_bf16
-from sparkforge.checkpoints.tiny import (
-    MX_BLOCK,
-    json_files,
-    write_checkpoint,
-)
+from sparkforge.checkpoints.tiny import MX_BLOCK, json_files, write_checkpoint
 
 REASONING = "The words of this thought are built in (by hand.)"
 """What it says on the channel ``analysis``, always first, and not after a tool's result."""

@@ -24,8 +24,7 @@ Floats = npt.NDArray[np.floating[Any]]
 
 # E2M1: sign, two bits of exponent with a bias of one, one bit of mantissa.
 _E2M1 = np.array(
-    [sign * value for sign in (1, -1) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)],
-    dtype=np.float32,
+    [sign * value for sign in (1, -1) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], dtype=np.float32
 )
 _BLOCK = 32
 

@@ -55,10 +55,5 @@ def tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
         number: names.get(number, f"<|reserved_{number}|>")
         for number in range(len(ranks), VOCAB_SIZE)
     }
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": _SPLIT},
-        "behavior": "Isolated",
-        "invert": False,
-    }
+    split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
     return byte_bpe(special, vocabulary, merges, split)

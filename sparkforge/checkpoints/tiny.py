@@ -164,7 +164,7 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
     wide, mixed = math.sqrt(128 / hidden), math.sqrt(128 / queries)
     down = math.ceil(math.log2(inter / 128))
     tensors: dict[str, npt.NDArray[Any]] = {
-        "model.embed_tokens.weight": random.bf16(VOCAB_SIZE, hidden, scale=1.0),
+        "model.embed_tokens.weight": random.bf16(VOCAB_SIZE, hidden, scale=1.0)
     }
     for layer in range(shape.layers):
         base = f"model.layers.{layer}"

@@ -179,10 +179,7 @@ def _new(options: NewOptions) -> int:
 
 COMMANDS = (
     Entry(
-        "patches export",
-        ExportOptions,
-        _export,
-        "write the commits of a work tree back as patches",
+        "patches export", ExportOptions, _export, "write the commits of a work tree back as patches"
     ),
     Entry(
         "patches import",

@@ -105,9 +105,7 @@ def add_commands(
             families[first] = _subparsers(family, "action")
         where = families[first] if action else top
         one = where.add_parser(
-            action or first,
-            help=command.help or known.get(first),
-            description=command.description,
+            action or first, help=command.help or known.get(first), description=command.description
         )
         add_options(one, command.options)
         one.set_defaults(entry=command)

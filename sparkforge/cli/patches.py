@@ -140,11 +140,7 @@ def _apply(options: ApplyOptions) -> int:
         f" commit {patched.commit}"
     )
     log.document(
-        {
-            "folder": str(options.folder.resolve()),
-            "commit": patched.commit,
-            "tree": patched.tree,
-        }
+        {"folder": str(options.folder.resolve()), "commit": patched.commit, "tree": patched.tree}
     )
     return 0
 
@@ -171,10 +167,7 @@ COMMANDS = (
         "lint the patches and check that they apply and give the recorded trees",
     ),
     Entry(
-        "patches apply",
-        ApplyOptions,
-        _apply,
-        "create a git work tree with the patches as commits",
+        "patches apply", ApplyOptions, _apply, "create a git work tree with the patches as commits"
     ),
     *editing.COMMANDS,
     Entry("patches stats", SeriesOptions, _stats, "show the size of each patch"),

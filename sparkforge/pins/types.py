@@ -178,8 +178,7 @@ CudaArch = Annotated[
     str, shaped(r"^[1-9][0-9]?\.[0-9]$", 'give a compute capability in quotes: "12.1"')
 ]
 GpuCode = Annotated[
-    str,
-    shaped(r"^[1-9][0-9]{1,2}[af]?$", "give an architecture as compilers name it: 121a"),
+    str, shaped(r"^[1-9][0-9]{1,2}[af]?$", "give an architecture as compilers name it: 121a")
 ]
 LayerList = Annotated[
     str,

@@ -78,10 +78,5 @@ def of(settings: Settings, *, refusing: bool, eager: bool) -> Command:
     if eager and "--enforce-eager" not in [*profile, *last]:
         last.append("--enforce-eager")
     return Command(
-        settings.port,
-        settings.host,
-        tuple(requests),
-        tuple(naming),
-        tuple(profile),
-        tuple(last),
+        settings.port, settings.host, tuple(requests), tuple(naming), tuple(profile), tuple(last)
     )

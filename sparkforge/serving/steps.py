@@ -181,11 +181,7 @@ def _kinds(shape: Shape) -> list[Step]:
         "logprobs": {"logprobs": 5},
         "logprobs of sampled tokens": {"temperature": 1, "top_p": 0.9, "logprobs": 1},
         "logprobs of the prompt": {"prompt_logprobs": 1},
-        "penalties": {
-            "presence_penalty": 0.5,
-            "frequency_penalty": 0.5,
-            "repetition_penalty": 1.1,
-        },
+        "penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
         "bias": {"logit_bias": {"40": 2}, "min_tokens": 2, "stop": ["\x00"]},
         "bad words": {"bad_words": ["bad"]},
         "two answers": {"temperature": 1, "n": 2},
@@ -209,7 +205,7 @@ def _kinds(shape: Shape) -> list[Step]:
             "response_format": {
                 "type": "json_schema",
                 "json_schema": {"name": "ab", "schema": _SCHEMA},
-            },
+            }
         },
         "chat with logprobs": {"logprobs": True, "top_logprobs": 3},
         "chat with tools": {"tools": _TOOLS, "tool_choice": "auto"},

@@ -34,12 +34,7 @@ from sparkforge.serving.cluster import ClusterError, Settings, settings
 from sparkforge.sources.project import pins_option, recover_checkout, store_of, store_option
 
 Probe = Callable[[Readings, Wanted], Iterator[Finding]]
-PROBES: tuple[Probe, ...] = (
-    *machine.PROBES,
-    *gpu.PROBES,
-    *storage.PROBES,
-    *containers.PROBES,
-)
+PROBES: tuple[Probe, ...] = (*machine.PROBES, *gpu.PROBES, *storage.PROBES, *containers.PROBES)
 _OF_THE_PLATFORM = ("gpu", "memory", "engine")  # themes of findings
 _WAIT_S = 30.0  # for the other side of a pair
 _MARKS = {"ok": ("32", "✓"), "note": ("2", "·"), "warn": ("33", "!"), "fail": ("31;1", "✗")}

@@ -289,7 +289,7 @@ CHECKS: Mapping[str, Check] = {
                 "doctor itself",
                 "warn: a reading timed out, or its check failed",
                 "an unchecked part may still be wrong",
-            ),
+            )
         },
     ),
 }
