@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkforge import __version__
 from sparkforge.build.item import Results
@@ -13,6 +13,9 @@ from sparkforge.build.results import ImageResult
 from sparkforge.core import typed
 from sparkforge.core.errors import UsageError
 from sparkforge.core.hashing import sha256_file
+
+if TYPE_CHECKING:
+    from sparkforge.build.context import Context
 
 SCHEMA = 1
 # what lies beside the receipt, and is named in it by its sha256
@@ -23,9 +26,7 @@ SUFFIX = ".sigstore.json"
 """Behind the name of a file: cosign's bundle with its signature."""
 
 
-def receipt(
-    *, target: str, target_platform: str, pins: Path, results: Results, seconds: float
-) -> dict[str, Any]:
+def receipt(context: Context, results: Results, seconds: float) -> dict[str, Any]:
     """Return the receipt as JSON values.
 
     What depends on this run (times, whether an item was made now) stands under ``run``, so that
@@ -34,9 +35,9 @@ def receipt(
     return {
         "schema": SCHEMA,
         "sparkforge": __version__,
-        "target": target,
-        "platform": target_platform,
-        "pins_sha256": sha256_file(pins),
+        "target": context.target_name,
+        "platform": context.platform,
+        "pins_sha256": sha256_file(context.pins_path),
         "items": [
             {
                 "stage": step.item.stage,

@@ -103,13 +103,7 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     build = executor.Build(graph, executor.run(context, todo, steps))
     mention_fallback(build)
     seconds = time.monotonic() - start
-    document = receipt.receipt(
-        target=context.target_name,
-        target_platform=context.platform,
-        pins=context.pins_path,
-        results=build.results,
-        seconds=seconds,
-    )
+    document = receipt.receipt(context, build.results, seconds)
     folder, document = publish.publish(context, build, document)
     image = publish.image_of(build) is not None
     lastbuild.write(context, image=image, engine=options.variant.engine)
@@ -240,15 +234,7 @@ def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: Vari
         msg = f"target {context.target_name} has no smoke test"
         raise UsageError(msg, "use build.py serve --target NAME -- …")
     build = executor.build(context, STAGES[-1])
-    log.document(
-        receipt.receipt(
-            target=context.target_name,
-            target_platform=context.platform,
-            pins=context.pins_path,
-            results=build.results,
-            seconds=time.monotonic() - start,
-        )
-    )
+    log.document(receipt.receipt(context, build.results, time.monotonic() - start))
     return 0
 
 

@@ -54,12 +54,10 @@ def call(
         CommandError: it ended with an error (only with ``check``) or ran out of time.
     """
     command = resolve(args)
-    log.detail("+ " + shlex.join(command))
-    full_env = merged(env)
     with _child(
         command,
         cwd=cwd,
-        env=full_env,
+        env=env,
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if stream else subprocess.PIPE,
@@ -194,16 +192,8 @@ def piped(
         MachineError, CommandError: as ``call``; CommandError at the end of the block.
     """
     command = resolve(args)
-    log.detail("+ " + shlex.join(command))
-    full_env = merged(env)
-    with _child(
-        command,
-        cwd=cwd,
-        env=full_env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as child:
+    pipe = subprocess.PIPE
+    with _child(command, cwd=cwd, env=env, stdin=pipe, stdout=pipe) as child:
         try:
             yield child
         except BrokenPipeError:
@@ -227,20 +217,9 @@ def background(
     process is killed first, a guardian does that.
     """
     command = resolve(args)
-    log.detail("+ " + shlex.join(command) + f"  > {output}")
-    full_env = merged(env)
     with (
         output.open("wb") as sink,
-        _child(
-            command,
-            cwd=cwd,
-            env=full_env,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            grace_s=grace_s,
-            ends_with_us=True,
-        ) as child,
+        _child(command, cwd=cwd, env=env, stdout=sink, grace_s=grace_s, guarded=True) as child,
     ):
         yield child
 
@@ -257,20 +236,23 @@ def _child(
     command: Sequence[str],
     *,
     cwd: Path | None,
-    env: Mapping[str, str] | None,
-    stdin: int,
+    env: Mapping[str, str | None] | None,
+    stdin: int = subprocess.DEVNULL,
     stdout: int | IO[bytes],
-    stderr: int,
+    stderr: int = subprocess.STDOUT,
     grace_s: float = 5.0,
-    ends_with_us: bool = False,
+    guarded: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
+    to = "" if isinstance(stdout, int) else f"  > {stdout.name}"
+    log.detail(f"+ {shlex.join(command)}{to}")
+    full_env = merged(env)
     # its own group, so that its children can be ended with it
     try:
         with _starting:
             child = subprocess.Popen(
                 command,
                 cwd=cwd,
-                env=env,
+                env=full_env,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -281,7 +263,7 @@ def _child(
         if error.filename != command[0]:  # its folder, or no file left for a pipe
             raise
         raise unusable(command[0], f"cannot be started: {error.strerror}") from error
-    guardian = _guard(child.pid) if ends_with_us else None
+    guardian = _guard(child.pid) if guarded else None
     try:
         yield child
     finally:

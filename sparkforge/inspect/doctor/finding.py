@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 State = Literal["ok", "note", "warn", "fail"]
@@ -29,14 +29,7 @@ class Finding:
     def as_json(self) -> dict[str, str]:
         """Return it as JSON values."""
         check = CHECKS[self.name]
-        return {
-            "name": self.name,
-            "theme": check.theme,
-            "state": self.state,
-            "seen": self.seen,
-            "why": check.why,
-            "remedy": self.remedy,
-        }
+        return {**asdict(self), "theme": check.theme, "why": check.why}
 
 
 @dataclass(frozen=True)

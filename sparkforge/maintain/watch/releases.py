@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +88,8 @@ class Found:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        one = self.listed
         return {
-            "upstream": one.upstream,
-            "follows": one.follows,
-            "pinned": one.pinned,
-            "newest": one.newest,
-            "newer": list(one.newer),
-            "yanked": one.yanked,
+            **asdict(self.listed),
             "state": self.state,
             "patches": self.patches,
             "lacking": self.lacking,
