@@ -206,9 +206,7 @@ def _smoke(options: SmokeOptions) -> int:
         project,
         BuildOptions(
             target=options.target,
-            until=STAGES[-1],
             force=("smoke",),
-            dry_run=False,
             project=options.project,
             output=options.output,
             variant=variant,

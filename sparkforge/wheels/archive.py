@@ -227,17 +227,8 @@ class Writer:
         flags = 0 if raw.isascii() else _UTF8_NAME
         entry = _Entry(name, method, crc, packed, size, mode, self._offset)
         header = _LOCAL.pack(
-            b"PK\3\4",
-            _VERSION_NEEDED,
-            flags,
-            method,
-            self._time,
-            self._date,
-            crc,
-            packed,
-            size,
-            len(raw),
-            0,
+            *(b"PK\3\4", _VERSION_NEEDED, flags, method, self._time, self._date),
+            *(crc, packed, size, len(raw), 0),
         )
         for part in itertools.chain((header, raw), pieces):
             self._file.write(part)
@@ -252,23 +243,9 @@ class Writer:
             raw = entry.name.encode()
             flags = 0 if raw.isascii() else _UTF8_NAME
             record = _CENTRAL.pack(
-                b"PK\1\2",
-                _UNIX << 8 | _VERSION_NEEDED,
-                _VERSION_NEEDED,
-                flags,
-                entry.method,
-                self._time,
-                self._date,
-                entry.crc,
-                entry.packed,
-                entry.size,
-                len(raw),
-                0,
-                0,
-                0,
-                0,
-                (stat.S_IFREG | entry.mode) << 16,
-                entry.offset,
+                *(b"PK\1\2", _UNIX << 8 | _VERSION_NEEDED, _VERSION_NEEDED, flags, entry.method),
+                *(self._time, self._date, entry.crc, entry.packed, entry.size, len(raw)),
+                *(0, 0, 0, 0, (stat.S_IFREG | entry.mode) << 16, entry.offset),
             )
             self._file.write(record + raw)
             size += len(record) + len(raw)

@@ -66,7 +66,7 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         text = f"{where}: {'; '.join(wrong[:3])}{more}"
-        yield Finding("model", "fail", text, _again(checkpoint, fetch, revision))
+        yield Finding("model", "fail", text, _again(checkpoint, fetch))
         yield from _room(seen, name)
     elif halves:
         text = f"{where}: complete, but with {len(halves)} unfinished downloads beside it"
@@ -178,7 +178,7 @@ def _absent(seen: Readings, want: Wanted, checkpoint: Mapping[str, Any], fetch: 
     return Finding("model", "warn", text, fetch)
 
 
-def _again(checkpoint: Mapping[str, Any], fetch: str, revision: str) -> str:
+def _again(checkpoint: Mapping[str, Any], fetch: str) -> str:
     """Return the command that repairs a checkpoint; it removes damaged files."""
     if "hub" not in checkpoint:  # a folder of the user's own: nothing of it is overwritten
         target = shlex.quote(f"{checkpoint['folder']}-anew")

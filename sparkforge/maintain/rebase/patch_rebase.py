@@ -38,7 +38,6 @@ def verdicts(
     new: Source,
     *,
     history: Path | None = None,
-    memory: Path | None = None,
     rules: Sequence[PathRule] = (),
 ) -> list[PatchResult]:
     """Return the result of each patch on another release; changes nothing.
@@ -50,7 +49,6 @@ def verdicts(
         old: what the series applies to, exactly.
         new: a source of the same upstream, from the same store.
         history: a repository with upstream's history, for the commits that renamed or deleted.
-        memory: folder of remembered resolutions; None: the series' own.
         rules: the upstream's ``paths``: which files ship.
 
     Raises:
@@ -58,9 +56,7 @@ def verdicts(
     """
     patched = series.apply(store, one, old)
     with store.temporary("rebase") as folder:
-        rebaser = PatchRebaser(
-            store, one, patched, new, memory or one.folder / Memory.FOLDER, history, rules
-        )
+        rebaser = PatchRebaser(store, one, patched, new, one.folder / Memory.FOLDER, history, rules)
         work = Workspace.make(folder / "tree", new.repo, new.commit, rebaser.paths)
         results: list[PatchResult] = []
         head = new.commit
