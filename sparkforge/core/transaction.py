@@ -2,7 +2,7 @@
 
 The new files are written to ``.sparkforge/change.new``. Its rename to ``change`` decides the
 change. Then each file is moved to its place. After a kill the next command that reads the checkout
-finishes the moves.
+finishes the moves. A checkout that cannot be written is a StoreError.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ _FOLDER, _DECIDED, _PLAN = ".sparkforge", "change", "plan.json"
 
 @contextmanager
 def held(root: Path) -> Iterator[None]:
-    """Lock the checkout: files that are read in the block do not change before ``change``.
-
-    Raises:
-        StoreError: the checkout can't be written.
-    """
+    """Lock the checkout: files that are read in the block do not change before ``change``."""
     from filelock import FileLock  # most commands change nothing
 
     folder = root / _FOLDER
@@ -46,11 +42,7 @@ def held(root: Path) -> Iterator[None]:
 
 
 def finish(root: Path) -> None:
-    """Finish a decided change after a kill; usually one check of a path.
-
-    Raises:
-        StoreError: the checkout can't be written.
-    """
+    """Finish a decided change after a kill; usually one check of a path."""
     if (root / _FOLDER / _DECIDED).exists():
         with held(root):
             pass

@@ -1,4 +1,7 @@
-"""Edits of pins.yaml that leave every other line as it is."""
+"""Edits of pins.yaml that leave every other line as it is.
+
+An upstream that is not written one key a line is a PinsError, and an unknown one a UsageError.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,7 @@ from sparkforge.pins.pins import Provider, Recorded
 
 
 def with_commit(path: Path, text: str, upstream: str, commit: str | None) -> str:
-    """Return the text of pins.yaml with an upstream's commit; None leaves the key out.
-
-    Raises:
-        PinsError: its upstream is not written one key a line.
-    """
+    """Return the text of pins.yaml with an upstream's commit; None leaves the key out."""
     here = ("upstreams", upstream)
     if commit is not None and pins.parse(path, text).upstream(upstream).commit is not None:
         return yamlfile.replace_scalars(text, {(*here, "commit"): commit})  # keeps its comment
@@ -32,21 +31,13 @@ def record(path: Path, upstream: str, provider: Provider, recorded: Recorded) ->
     """Write what a series gives into pins.yaml, leaving every other line as it is.
 
     The file is read anew: it may have changed since.
-
-    Raises:
-        UsageError: the file has no such upstream.
-        PinsError: its upstream is not written one key a line.
     """
     present = dict(pins.load(path).upstream(upstream).patched) | {provider: recorded}
     _rewrite(path, upstream, present)
 
 
 def forget(path: Path, upstream: str) -> None:
-    """Remove what pins.yaml records of a series, as ``record`` writes it.
-
-    Raises:
-        UsageError, PinsError: as ``record``.
-    """
+    """Remove what pins.yaml records of a series, as ``record`` writes it."""
     if pins.load(path).upstream(upstream).patched:
         _rewrite(path, upstream, {})
 
@@ -59,11 +50,7 @@ def _rewrite(path: Path, upstream: str, recorded: Mapping[Provider, Recorded]) -
 
 
 def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider, Recorded]) -> str:
-    """Return the text of pins.yaml with this as all that is recorded of a series.
-
-    Raises:
-        PinsError: its upstream is not written one key a line.
-    """
+    """Return the text of pins.yaml with this as all that is recorded of a series."""
     # right behind the source file, which is what the tree was made from
     text_now = yamlfile.replace_block(
         text, ("upstreams", upstream), "patched", _block(recorded), behind="source_file"

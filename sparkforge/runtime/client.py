@@ -74,11 +74,7 @@ class Reply:
     text: str
 
     def json(self) -> Any:
-        """Return the body of an answer with status 200.
-
-        Raises:
-            ValueError: another status, or no JSON.
-        """
+        """Return the body of an answer with status 200."""
         if self.status != 200:
             raise ValueError(f"status {self.status}: {self.text[:_SHOWN]}")
         return plain.json_of(self.text)
@@ -179,9 +175,6 @@ def look(place: Place, path: str, timeout_s: float) -> Reply:
 
     Args:
         path: below the URL without ``/v1``.
-
-    Raises:
-        OSError: no answer, or it breaks off.
     """
     with (
         session(place) as opened,
@@ -195,9 +188,6 @@ def post(place: Place, path: str, body: Json | bytes, timeout_s: float = SILENCE
 
     Args:
         body: a document; bytes are sent as they are, as JSON.
-
-    Raises:
-        OSError: no answer.
     """
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with (
@@ -214,12 +204,7 @@ def post(place: Place, path: str, body: Json | bytes, timeout_s: float = SILENCE
 
 
 def chat(place: Place, body: Json) -> Said:
-    """Ask without streaming.
-
-    Raises:
-        OSError: no answer.
-        ValueError: an error, or no answer of a chat.
-    """
+    """Ask without streaming."""
     found = post(place, CHAT, body).json()
     try:
         choice, usage = found["choices"][0], found.get("usage") or {}
@@ -238,12 +223,7 @@ def chat(place: Place, body: Json) -> Said:
 
 
 def streamed(place: Place, body: Json) -> Said:
-    """Ask with streaming, and read the answer to its end.
-
-    Raises:
-        OSError: no answer, or it breaks off.
-        ValueError: an error, or events of another shape.
-    """
+    """Ask with streaming, and read the answer to its end."""
     taken = _Pieces()
     more = {"stream": True, "stream_options": {"include_usage": True}}
     event: Json | None = None
@@ -259,10 +239,6 @@ def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, 
     """Send a request that streams, and yield its events; None: ``[DONE]``.
 
     Closing the iterator hangs up, as a client that goes away does.
-
-    Raises:
-        OSError: no answer, or it breaks off.
-        ValueError: an error, or what came is not JSON.
     """
     with (
         session(place) as opened,

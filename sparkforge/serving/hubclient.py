@@ -66,11 +66,7 @@ class Hub:
         return found
 
     def files(self, commit: str) -> list[Listed]:
-        """Return the files of a commit that vLLM reads.
-
-        Raises:
-            StartError: the hub gives no usable list.
-        """
+        """Return the files of a commit that vLLM reads."""
         try:
             return read_by_vllm(listed(self._pages(commit)))
         except (ListingError, DocumentError) as error:

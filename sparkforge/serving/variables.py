@@ -1,4 +1,7 @@
-"""Read and check single variables of the container's environment."""
+"""Read and check single variables of the container's environment.
+
+What cannot be used is a StartError, which names the variable.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,7 @@ Variables = Mapping[str, str]
 
 
 def check_text(variables: Variables) -> None:
-    """Check that our variables are UTF-8: vLLM would fail without naming the variable.
-
-    Raises:
-        StartError: one is not.
-    """
+    """Check that our variables are UTF-8: vLLM would fail without naming the variable."""
     for name, value in variables.items():
         if name.startswith("SPARKFORGE_") and (
             "\0" in value or any("\ud800" <= character <= "\udfff" for character in value)
@@ -26,11 +25,7 @@ def check_text(variables: Variables) -> None:
 
 
 def listen_port(variables: Variables) -> int:
-    """Return the port in the container. The health check needs a fixed one, so 0 is refused.
-
-    Raises:
-        StartError: it is not a port.
-    """
+    """Return the port in the container. The health check needs a fixed one, so 0 is refused."""
     text = variables.get("SPARKFORGE_LISTEN_PORT") or "8000"
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
         raise StartError(f"SPARKFORGE_LISTEN_PORT is {text!r}: use 1 to 65535")
@@ -38,11 +33,7 @@ def listen_port(variables: Variables) -> int:
 
 
 def listen_host(variables: Variables) -> str:
-    """Return the address in the container, or "" for all addresses.
-
-    Raises:
-        StartError: our own requests would not reach the server there.
-    """
+    """Return the address in the container, or "" for all addresses."""
     host = variables.get("SPARKFORGE_LISTEN_HOST", "")
     if host not in ("", "127.0.0.1", "0.0.0.0"):
         name = "SPARKFORGE_LISTEN_HOST (SPARKFORGE_BIND of two machines' .env)"
@@ -51,11 +42,7 @@ def listen_host(variables: Variables) -> str:
 
 
 def options(variables: Variables, name: str) -> list[str]:
-    """Return the options in a variable, split as a shell splits them.
-
-    Raises:
-        StartError: the quotes are wrong.
-    """
+    """Return the options in a variable, split as a shell splits them."""
     try:
         return shlex.split(variables.get(name, ""))
     except ValueError as error:  # without the text, which may hold a secret
@@ -67,9 +54,6 @@ def choice(variables: Variables, name: str, default: str, allowed: tuple[str, ..
 
     Args:
         default: the profile's, where it has one.
-
-    Raises:
-        StartError: another value.
     """
     value = variables.get(name) or default
     if value not in allowed:
@@ -79,7 +63,7 @@ def choice(variables: Variables, name: str, default: str, allowed: tuple[str, ..
 
 
 def number(variables: Variables, name: str, default: float) -> float:
-    """Return the value of a variable with a number, zero or more; StartError for another value."""
+    """Return the value of a variable with a number, zero or more."""
     text = variables.get(name) or str(default)
     value = _float(text)
     if not 0 <= value < math.inf:
@@ -88,11 +72,7 @@ def number(variables: Variables, name: str, default: float) -> float:
 
 
 def memory_share(variables: Variables) -> str:
-    """Return the user's own share of memory, or "".
-
-    Raises:
-        StartError: it is not above 0 and at most 1.
-    """
+    """Return the user's own share of memory, or ""."""
     name = "SPARKFORGE_GPU_MEMORY_UTILIZATION"
     text = variables.get(name, "")
     if text and not 0 < _float(text) <= 1:
@@ -101,11 +81,7 @@ def memory_share(variables: Variables) -> str:
 
 
 def layers(variables: Variables) -> str:
-    """Return ``SPARKFORGE_MXFP4_LAYERS``, or "". vLLM checks the names.
-
-    Raises:
-        StartError: it is not a list of layers.
-    """
+    """Return ``SPARKFORGE_MXFP4_LAYERS``, or "". vLLM checks the names."""
     name = "SPARKFORGE_MXFP4_LAYERS"
     text = variables.get(name, "")
     if text and not re.fullmatch(r"[a-z_]+(=\w+)?( *, *[a-z_]+(=\w+)?)*", text):
@@ -116,8 +92,7 @@ def layers(variables: Variables) -> str:
 def max_jobs(variables: Variables) -> int | None:
     """Return the user's own number of parallel compilers, or None.
 
-    Raises:
-        StartError: it is not a whole number above 0. FlashInfer would start one for each CPU.
+    With 0 FlashInfer would start one for each CPU.
     """
     text = variables.get("MAX_JOBS", "")
     if text and (not re.fullmatch("[0-9]{1,4}", text) or not int(text)):
@@ -130,9 +105,6 @@ def marks(variables: Variables) -> tuple[float, float, float]:
 
     The default is an estimate: no Spark has run out of memory under it. Compilers leave 4 GiB free,
     too (compilers.py).
-
-    Raises:
-        StartError: not three falling numbers.
     """
     name = "SPARKFORGE_MEMORY_MARKS"
     text = variables.get(name) or "6,4,2"

@@ -21,11 +21,7 @@ class VocabularyError(StartError):
 
 
 def tokens() -> list[bytes]:
-    """Return the bytes of each token by its rank, without special tokens.
-
-    Raises:
-        VocabularyError: it cannot be loaded.
-    """
+    """Return the bytes of each token by its rank, without special tokens."""
     try:
         from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
     except ImportError as error:
@@ -45,9 +41,6 @@ def text() -> bytes:
     """Return the vocabulary in the format of o200k_base.tiktoken.
 
     One line for each token: its bytes in base64, a space, its rank.
-
-    Raises:
-        VocabularyError: it cannot be loaded.
     """
     lines = (b"%s %d\n" % (base64.b64encode(one), rank) for rank, one in enumerate(tokens()))
     return b"".join(lines)
@@ -59,11 +52,7 @@ def digest() -> str:
 
 
 def check(sha256: str) -> None:
-    """Compare with the pinned sha256 (64 hex digits).
-
-    Raises:
-        VocabularyError: the vocabulary is another one, or missing.
-    """
+    """Compare with the pinned sha256 (64 hex digits)."""
     found = digest()
     if found != sha256:
         msg = f"the Harmony vocabulary has sha256 {found}, and pins.yaml says {sha256}"

@@ -6,6 +6,8 @@ unit that they need) may take 60 % of memory's time at the most: 40 % to spare.
 A warp's pass of the main loop takes as many cycles of a scheduler as its busiest unit needs. To
 that come the instructions outside of the loop, once a warp, and those that end a row. Nothing
 waits in this model, so a real kernel is slower; ``MEASURED`` says how much, on an H200.
+
+A kernel that the model does not know, or cannot estimate, is a ProofError.
 """
 
 from __future__ import annotations
@@ -112,11 +114,7 @@ _FORMS: Mapping[str, Format] = {"mxfp4": "mxfp4", "mxfp8": "mxfp8", "bf16": "bf1
 
 
 def product_of(name: str, shape: Shape) -> Product | None:
-    """Return what a kernel does in a step of a model; None: see ``NOT_MODELLED``.
-
-    Raises:
-        ProofError: nothing here says what it is for.
-    """
+    """Return what a kernel does in a step of a model; None: see ``NOT_MODELLED``."""
     if any(re.fullmatch(pattern, name) for pattern in NOT_MODELLED):
         return None
     hidden, inner = padded_experts(shape, "marlin")
@@ -170,11 +168,7 @@ def blocks_of(work: Work, product: Product, machine: Machine) -> int:
 
 
 def estimate(work: Work, product: Product, machine: Machine) -> Estimate:
-    """Return the least time of a product.
-
-    Raises:
-        ProofError: the kernel reads no weights, or no block of it fits an SM.
-    """
+    """Return the least time of a product."""
     flow, blocks = work.flow, blocks_of(work, product, machine)
     if flow is None or not blocks:
         msg = f"{work.name}: " + ("no block fits an SM" if flow else "reads no weights")
@@ -215,11 +209,7 @@ def _with_scales(form: Format) -> float:
 
 
 def estimates(works: Sequence[Work], shape: Shape, machine: Machine) -> list[Estimate]:
-    """Return the estimates of all kernels that are modelled.
-
-    Raises:
-        ProofError: a kernel is unknown, or cannot be estimated.
-    """
+    """Return the estimates of all kernels that are modelled."""
     pairs = [(work, product_of(work.name, shape)) for work in works]
     return [estimate(work, product, machine) for work, product in pairs if product is not None]
 
