@@ -84,7 +84,10 @@ def reading(repo: Path, env: Mapping[str, str] | None = None) -> Iterator[Reader
 
 
 class Reader:
-    """Reads objects by any name for ``git rev-parse``; ``reading`` creates it."""
+    """Reads objects by any name for ``git rev-parse``; ``reading`` creates it.
+
+    What git cannot read is a CommandError; a damaged or foreign repository is a StoreError.
+    """
 
     def __init__(self, repo: Path, process: Git) -> None:
         self._repo = repo
@@ -92,12 +95,7 @@ class Reader:
         self._trees: dict[str, dict[str, File]] = {}
 
     def find(self, name: str) -> tuple[str, bytes] | None:
-        """Return an object's id and content; None: no such object.
-
-        Raises:
-            CommandError: git cannot read it.
-            StoreError: as ``reading``.
-        """
+        """Return an object's id and content; None: no such object."""
         try:
             id_, _, size, data = self._process.get_object_data(name)
         except (ValueError, OSError) as error:
@@ -172,11 +170,7 @@ class Reader:
         return commits[::-1]
 
     def files(self, tree: str, folder: str = "") -> Iterator[File]:
-        """Yield every file of a tree or commit, or of a folder in it, in git's order.
-
-        Raises:
-            CommandError, StoreError: as ``blob``.
-        """
+        """Yield every file of a tree or commit, or of a folder in it, in git's order."""
         inside = self._folder(tree, folder)
         for file in self._entries(inside).values() if inside is not None else ():
             if int(file.mode, 8) != _TREE:

@@ -1,4 +1,7 @@
-"""The container engine: docker-py for containers and images, the CLI's buildx for builds."""
+"""The container engine: docker-py for containers and images, the CLI's buildx for builds.
+
+An engine that is missing, too old or refuses, and an image that it lacks, are an EngineError.
+"""
 
 from __future__ import annotations
 
@@ -92,11 +95,7 @@ class Engine:
             raise ImageError(msg, "see the docker output above") from error
 
     def remove(self, image: str) -> str:
-        """Remove an image by its name; returns why it stays (a container uses it), or "".
-
-        Raises:
-            EngineError: the engine refuses for another reason.
-        """
+        """Remove an image by its name; returns why it stays (a container uses it), or ""."""
         from docker.errors import APIError
 
         try:
@@ -114,11 +113,7 @@ class Engine:
         return int(self.client.df().get("LayersSize") or 0)
 
     def read_file(self, image: str, path: str) -> bytes:
-        """Return a file of an image, without running anything of it.
-
-        Raises:
-            EngineError: the image has no such file.
-        """
+        """Return a file of an image, without running anything of it."""
         from docker.errors import NotFound
 
         container = self.client.containers.create(image)
@@ -137,9 +132,6 @@ class Engine:
 
         Args:
             folder: in the image, with further packages.
-
-        Raises:
-            EngineError: it ended with an error; the message has its output.
         """
         # by the CLI, which is attached: docker-py reads the engine's log, and of some megabytes in
         # one piece that gave lines cut in two
@@ -185,11 +177,7 @@ def resolve(reference: str, engine: Engine | None) -> BaseImage:
 
 
 def connect() -> Engine:
-    """Connect to the engine that the docker CLI would use.
-
-    Raises:
-        EngineError: the engine is missing, does not answer or is too old, or buildx is missing.
-    """
+    """Connect to the engine that the docker CLI would use."""
     if not have("docker"):
         raise EngineError("no container engine: the docker program is not on the PATH", _INSTALL)
     import docker
@@ -252,9 +240,6 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
 
     Returns:
         The engine or None, and the reason in one sentence.
-
-    Raises:
-        EngineError: ``docker`` or ``--base`` was given, and there is no usable engine.
     """
     if wish == "none":
         if base is not None:

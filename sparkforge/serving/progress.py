@@ -188,12 +188,7 @@ class Client:
         return answer
 
     def model(self, end: float) -> Model:
-        """Return the server's first model.
-
-        Raises:
-            OSError, http.client.HTTPException: no answer in time.
-            ValueError: an invalid answer.
-        """
+        """Return the server's first model."""
         what = "the answer of /v1/models"
         answer = Document.parse(what, self.ask(end, "GET", "/v1/models"))
         model = Document(what, answer.get(dict, "data", 0))

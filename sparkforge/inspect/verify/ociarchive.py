@@ -1,7 +1,7 @@
 """An image in a file (an OCI layout in a tar, as buildx and ``docker save`` write it), read alone.
 
 Nothing of the image is run. Manifest, configuration and every layer that is read are checked
-by the digests that name them.
+by the digests that name them. What cannot be read, or does not match, is an ImageError.
 """
 
 from __future__ import annotations
@@ -64,11 +64,7 @@ class Image:
 
     @contextmanager
     def opened(self, layer: Layer) -> Iterator[tarfile.TarFile]:
-        """Yield a layer as a stream of members; checked when the block ends without an error.
-
-        Raises:
-            ImageError: its bytes do not match its digest.
-        """
+        """Yield a layer as a stream of members; checked when the block ends without an error."""
         source: Any = _Hashed(_blob(self.archive, self.path, layer.digest))
         if "zstd" in layer.media_type:
             plain: Any = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
@@ -126,11 +122,7 @@ def _document(archive: tarfile.TarFile, path: Path, digest: str) -> dict[str, An
 
 @contextmanager
 def opened(path: Path) -> Iterator[Image]:
-    """Open an archive with one image; attestations beside it are ignored.
-
-    Raises:
-        ImageError: it is not one, or has several images.
-    """
+    """Open an archive with one image; attestations beside it are ignored."""
     try:
         archive = tarfile.open(path, "r:")  # noqa: SIM115 - closed below, after what may fail
     except (tarfile.TarError, OSError) as error:
@@ -211,9 +203,6 @@ def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
 
     Args:
         keep: whether to keep a file's bytes.
-
-    Raises:
-        ImageError: a layer can't be read or does not match its digest.
     """
     result: dict[str, Entry] = {}
     for layer in image.layers:
@@ -281,11 +270,7 @@ def _elf_machine(head: bytes) -> int | None:
 
 
 def compare(first: Path, second: Path) -> list[Difference]:
-    """Return the differences of two images; an empty list: the same manifest.
-
-    Raises:
-        ImageError: one of them can't be read.
-    """
+    """Return the differences of two images; an empty list: the same manifest."""
     with opened(first) as one, opened(second) as two:
         if one.digest == two.digest:
             return []
