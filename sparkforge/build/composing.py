@@ -31,23 +31,20 @@ MODELS_VOLUME = "sparkforge-models"
 
 @dataclass(frozen=True)
 class Baked:
-    """An image of a target in the engine.
-
-    Attributes:
-        image: its name, which no other image ever gets.
-        made: time when it was built or loaded.
-        size: bytes of all its layers, including shared ones.
-        used: Compose uses it.
-    """
+    """An image of a target in the engine."""
 
     target: str
     image: str
+    """Its name, which no other image ever gets."""
     image_id: str
     release: str
     key: str
     made: str
+    """Time when it was built or loaded."""
     size: int
+    """Bytes of all its layers, including shared ones."""
     used: bool
+    """Compose uses it."""
 
 
 def variable(target: str) -> str:

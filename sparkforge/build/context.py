@@ -26,22 +26,10 @@ UNPATCHED = "unpatched"
 
 @dataclass(frozen=True)
 class Context:
-    """One build: what was asked for, and the means to do it.
-
-    Attributes:
-        root: the checkout; ``patches/``, ``requirements/`` and ``Dockerfile`` lie in it.
-        engine: container engine that builds an image; None makes a virtual environment.
-        base: of the image, and of the one that wheels are compiled in; None where neither is made.
-        builder: buildx's name of its builder.
-        force: stages that run again although the store has their result.
-        arguments: of ``vllm serve``, behind the target's own; the user's, for one run.
-        wheels: ``overlay`` or ``compile``: how they are made.
-        native: with ``compile``: ``patched`` natives or ``all`` of them.
-        jobs: compilers at once; None: as many as memory holds.
-        cold: the image is built without the engine's cache, into a file and not into the engine.
-    """
+    """One build: what was asked for, and the means to do it."""
 
     root: Path
+    """The checkout; ``patches/``, ``requirements/`` and ``Dockerfile`` lie in it."""
     pins: Pins
     pins_path: Path
     store: Store
@@ -50,17 +38,26 @@ class Context:
     platform: Platform
     access: Access
     engine: Engine | None = None
+    """Container engine that builds an image; None makes a virtual environment."""
     base: BaseImage | None = None
+    """Of the image, and of the one that wheels are compiled in; None where neither is made."""
     builder: str = "default"
+    """buildx's name of its builder."""
     ca_bundle: Path | None = None
     port: int = 0
     ready_timeout_s: float = 300.0
     force: frozenset[str] = frozenset()
+    """Stages that run again although the store has their result."""
     arguments: tuple[str, ...] = ()
+    """Of ``vllm serve``, behind the target's own; the user's, for one run."""
     cold: bool = False
+    """The image is built without the engine's cache, into a file and not into the engine."""
     wheels: str = "overlay"
+    """``overlay`` or ``compile``: how they are made."""
     native: str = "patched"
+    """With ``compile``: ``patched`` natives or ``all`` of them."""
     jobs: int | None = None
+    """Compilers at once; None: as many as memory holds."""
     _series: dict[str, Series] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod

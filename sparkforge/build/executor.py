@@ -23,25 +23,22 @@ _PARALLEL = 4  # items that are looked up at once
 
 @dataclass(frozen=True)
 class Step:
-    """One item of a plan.
-
-    Attributes:
-        state: ``in the store``, ``to make`` or ``to make again`` (asked for with --force).
-        why: inputs that differ from the newest build of this target; empty if it is in the store.
-        download: bytes that it has to fetch at most, as far as sizes are known; of a file that
-            several items need, the first has them.
-        unknown: what else it fetches, in words.
-        commands: the command lines that making it would run, where they are worth reading.
-    """
+    """One item of a plan."""
 
     stage: str
     label: str
     key: str
     state: str
+    """``in the store``, ``to make`` or ``to make again`` (asked for with --force)."""
     why: tuple[str, ...]
+    """Inputs that differ from the newest build of this target; empty if it is in the store."""
     download: int
+    """Bytes that it has to fetch at most, as far as sizes are known; of a file that several items
+    need, the first has them."""
     commands: tuple[str, ...] = ()
+    """The command lines that making it would run, where they are worth reading."""
     unknown: tuple[str, ...] = ()
+    """What else it fetches, in words."""
 
     @property
     def made(self) -> bool:

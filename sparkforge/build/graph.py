@@ -41,24 +41,21 @@ from sparkforge.series import series
 
 @dataclass(frozen=True)
 class Graph:
-    """The items of a target.
-
-    Attributes:
-        sources, series: by upstream; a series where it has patches.
-        kernels: by upstream, where its series has some and the target a GPU.
-        externals: by ``UPSTREAM/EXTERNAL``.
-        product: what is served: the image, or the virtual environment.
-        smoke: None where the target has no smoke test.
-    """
+    """The items of a target."""
 
     sources: Mapping[str, Item[SourceResult]]
     series: Mapping[str, Item[SeriesResult]]
+    """``sources``, ``series``: by upstream; a series where it has patches."""
     kernels: Mapping[str, Item[KernelsResult]]
+    """By upstream, where its series has some and the target a GPU."""
     externals: Mapping[str, Item[ExternalResult]]
+    """By ``UPSTREAM/EXTERNAL``."""
     wheels: Mapping[str, Item[WheelResult]]
     wheelhouse: Item[WheelhouseResult]
     product: Item[Product]
+    """What is served: the image, or the virtual environment."""
     smoke: Item[SmokeResult] | None
+    """None where the target has no smoke test."""
 
     def until(self, stage: str) -> list[Item[Any]]:
         """Return the items of a build up to and with a stage, in order."""

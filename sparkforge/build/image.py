@@ -113,16 +113,13 @@ def requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into an image.
-
-    Attributes:
-        wheels: ours, each with the sha256 that was recorded of it.
-        share: files for the image's share folder, by their paths in it.
-    """
+    """What goes into an image."""
 
     wheels: Mapping[Path, str]
+    """Ours, each with the sha256 that was recorded of it."""
     wheelhouse: Path
     share: Mapping[str, bytes]
+    """Files for the image's share folder, by their paths in it."""
     labels: Mapping[str, str]
 
 

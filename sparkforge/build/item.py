@@ -19,38 +19,34 @@ from sparkforge.store.store import Store
 
 @dataclass(frozen=True, eq=False)
 class Item(Generic[T_co]):
-    """One thing to make; results are found by the item itself.
-
-    Attributes:
-        stage: one of ``STAGES``.
-        label: for people, and unique in a build, e.g. ``wheel vllm``.
-        inputs: everything that determines the result, as JSON values.
-        make: fills a folder and returns the result.
-        needs: items whose results ``make`` reads.
-        valid: whether a result in the store still stands: its other half may be gone, or it is
-            damaged.
-        sound: the same where that takes seconds; asked before something is made of the result.
-        intermediate: whether a result stands, ``valid`` or not, as long as all that needs it does.
-        download: release files that it may have to fetch.
-        fetches: what else it may have to fetch.
-        commands: for people: the command lines that it runs, where those are worth reading.
-        kept: ``--force`` of its stage does not make it again: the stage needs it, and it is not the
-            stage's result.
-    """
+    """One thing to make; results are found by the item itself."""
 
     stage: str
+    """One of ``STAGES``."""
     label: str
+    """For people, and unique in a build, e.g. ``wheel vllm``."""
     inputs: Mapping[str, Any]
+    """Everything that determines the result, as JSON values."""
     kind: type[T_co]
     make: Callable[[Path, Results], T_co]
+    """Fills a folder and returns the result."""
     needs: tuple[Item[Any], ...] = ()
+    """Items whose results ``make`` reads."""
     valid: Callable[[Artefact[T_co]], bool] = field(default=lambda artefact: True)
+    """Whether a result in the store still stands: its other half may be gone, or it is damaged."""
     sound: Callable[[Artefact[T_co]], bool] = field(default=lambda artefact: True)
+    """The same where that takes seconds; asked before something is made of the result."""
     intermediate: bool = False
+    """Whether a result stands, ``valid`` or not, as long as all that needs it does."""
     download: tuple[ReleaseFile, ...] = ()
+    """Release files that it may have to fetch."""
     commands: tuple[str, ...] = ()
+    """For people: the command lines that it runs, where those are worth reading."""
     fetches: Callable[[], Fetches] = field(default=Fetches)
+    """What else it may have to fetch."""
     kept: bool = False
+    """``--force`` of its stage does not make it again: the stage needs it, and it is not the
+    stage's result."""
 
     @property
     def key(self) -> str:

@@ -106,19 +106,16 @@ def start_server(
 
 @dataclass(frozen=True)
 class Launcher:
-    """Starts servers of a build, with the tiny checkpoint, in a work folder.
-
-    Attributes:
-        product: the image or the environment.
-        release: folder of the unpatched release's environment; None where the product is an image.
-        sources: before the patches, of the upstreams that have any.
-    """
+    """Starts servers of a build, with the tiny checkpoint, in a work folder."""
 
     context: Context
     product: Artefact[Product]
+    """The image or the environment."""
     release: Path | None
+    """Folder of the unpatched release's environment; None where the product is an image."""
     wheels: Mapping[str, WheelResult]
     sources: Mapping[str, Source]
+    """Before the patches, of the upstreams that have any."""
     work: Path
 
     @contextmanager

@@ -54,16 +54,13 @@ _AGAIN = "the next run continues from here"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is downloaded, where to, and by what.
-
-    Attributes:
-        place: a volume of the engine, or a folder of this machine: where Compose looks.
-    """
+    """What is downloaded, where to, and by what."""
 
     target: str
     model: str
     revision: str
     place: str
+    """A volume of the engine, or a folder of this machine: where Compose looks."""
     image: str
 
     @property

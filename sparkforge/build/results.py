@@ -17,82 +17,61 @@ from sparkforge.pins.pins import Provider
 
 @dataclass(frozen=True)
 class SourceResult:
-    """An upstream's source.
-
-    Attributes:
-        commit, tree: full SHAs in the store's repository.
-        origin: for people: where it came from.
-    """
+    """An upstream's source."""
 
     provider: Provider
     commit: str
     tree: str
+    """``commit``, ``tree``: full SHAs in the store's repository."""
     origin: str
+    """For people: where it came from."""
 
 
 @dataclass(frozen=True)
 class ExternalResult:
-    """A repository that an upstream's build reads.
-
-    Attributes:
-        repository: name of its folder among the store's repositories.
-        submodules: commits by folder, inner submodules too.
-    """
+    """A repository that an upstream's build reads."""
 
     commit: str
     repository: str
+    """Name of its folder among the store's repositories."""
     submodules: Mapping[str, str]
+    """Commits by folder, inner submodules too."""
 
 
 @dataclass(frozen=True)
 class SeriesResult:
-    """A patched source.
-
-    Attributes:
-        source: commit before the patches.
-        commit, tree: after them.
-        touched: changed paths, each with the name of the last patch that changes it.
-    """
+    """A patched source."""
 
     source: str
+    """Commit before the patches."""
     commit: str
     tree: str
+    """``commit``, ``tree``: after them."""
     touched: Mapping[str, str]
+    """Changed paths, each with the name of the last patch that changes it."""
 
 
 @dataclass(frozen=True)
 class KernelsResult:
-    """Machine code for GPUs, and its manifest, in the artefact's folder.
-
-    Attributes:
-        files: sha256 of each, by its path in the wheel.
-    """
+    """Machine code for GPUs, and its manifest, in the artefact's folder."""
 
     files: Mapping[str, str]
+    """sha256 of each, by its path in the wheel."""
 
 
 @dataclass(frozen=True)
 class BuilderResult:
-    """The image that wheels are compiled in.
-
-    Attributes:
-        system: packages of the distribution, as ``sbom.system`` lists them.
-    """
+    """The image that wheels are compiled in."""
 
     image_id: str
     tag: str
     system: tuple[str, ...]
+    """Packages of the distribution, as ``sbom.system`` lists them."""
 
 
 @dataclass(frozen=True)
 class WheelResult:
-    """A wheel: the file in the artefact's folder, and which of its members are ours.
-
-    Attributes:
-        left_out: changed files of the repository that no wheel ships.
-        compile_only: of these, build rules, which only a compile uses.
-        kernels: sha256 of our machine code and its manifest, among ``added``.
-    """
+    """A wheel: the file in the artefact's folder, and which of its members are ours."""
 
     file: str
     sha256: str
@@ -101,32 +80,29 @@ class WheelResult:
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    """Changed files of the repository that no wheel ships."""
     compile_only: tuple[str, ...] = ()
+    """Of these, build rules, which only a compile uses."""
     kernels: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of our machine code and its manifest, among ``added``."""
 
 
 @dataclass(frozen=True)
 class NativeFile:
-    """A native file of a compiled wheel.
-
-    Attributes:
-        origin: ``compiled`` from the patched tree, or taken from the ``release`` wheel.
-    """
+    """A native file of a compiled wheel."""
 
     sha256: str
     origin: Annotated[Literal["compiled", "release"], Field(alias="from")]
+    """``compiled`` from the patched tree, or taken from the ``release`` wheel."""
 
 
 @dataclass(frozen=True)
 class CompiledWheelResult(WheelResult):
-    """A compiled wheel.
-
-    Attributes:
-        differs: files that no patch changes, and that differ from the release's.
-    """
+    """A compiled wheel."""
 
     natives: Mapping[str, NativeFile] = field(default_factory=dict)
     differs: tuple[str, ...] = ()
+    """Files that no patch changes, and that differ from the release's."""
     compiled: Literal[True] = True
 
 
@@ -153,18 +129,15 @@ class EnvironmentResult:
 
 @dataclass(frozen=True)
 class ImageResult:
-    """An image in the engine.
-
-    Attributes:
-        digest: of its manifest; None where the engine's store has none.
-        system: packages of the distribution, as ``sbom.system`` lists them.
-    """
+    """An image in the engine."""
 
     tag: str
     image_id: str
     digest: str | None
+    """Of its manifest; None where the engine's store has none."""
     base: str
     system: tuple[str, ...]
+    """Packages of the distribution, as ``sbom.system`` lists them."""
     kind: Literal["image"] = "image"
 
 
@@ -187,44 +160,38 @@ class Answer:
 
 @dataclass(frozen=True)
 class ReleaseProof:
-    """What the unpatched release did with the same checkpoint.
-
-    Attributes:
-        done: ``refused``: it cannot serve it on this machine. ``compared``: it can, on a backend of
-            its own, and answers ``smoke.PROMPTS`` as the patched server does.
-        refusal: the line that it refuses with; where it was compared, with ``hidden`` hidden from
-            that one process.
-        hidden: the instruction set that was hidden for the refusal, or "".
-        difference: of log-probabilities, the largest; 0 where it refused.
-    """
+    """What the unpatched release did with the same checkpoint."""
 
     done: Literal["refused", "compared"]
+    """``refused``: it cannot serve it on this machine. ``compared``: it can, on a backend of its
+    own, and answers ``smoke.PROMPTS`` as the patched server does."""
     refusal: str
+    """The line that it refuses with; where it was compared, with ``hidden`` hidden from that one
+    process."""
     hidden: str = ""
+    """The instruction set that was hidden for the refusal, or ""."""
     difference: float = 0.0
+    """Of log-probabilities, the largest; 0 where it refused."""
 
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """What the smoke test saw; times in seconds.
-
-    Attributes:
-        ready_s: from start to the first 200 of ``/health``.
-        completion_s: one completion of ``tokens`` tokens, not streamed.
-        tokens: completion tokens that the server counted.
-        text: what the model said, escaped (a random model says random bytes).
-        stop_s: from SIGTERM to the end of the process.
-        answers: to ``smoke.PROMPTS``.
-        release: what the unpatched release did; None where not tried.
-    """
+    """What the smoke test saw; times in seconds."""
 
     ready_s: float
+    """From start to the first 200 of ``/health``."""
     completion_s: float
+    """One completion of ``tokens`` tokens, not streamed."""
     tokens: int
+    """Completion tokens that the server counted."""
     text: str
+    """What the model said, escaped (a random model says random bytes)."""
     stop_s: float
+    """From SIGTERM to the end of the process."""
     answers: tuple[Answer, ...]
+    """To ``smoke.PROMPTS``."""
     release: ReleaseProof | None = None
+    """What the unpatched release did; None where not tried."""
 
 
 Product = ImageResult | ImageArchiveResult | EnvironmentResult

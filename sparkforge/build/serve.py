@@ -96,19 +96,16 @@ def in_environment(python: Path) -> Callable[[str], bytes]:
 
 @dataclass(frozen=True)
 class Ready:
-    """Address and model of a ready server.
-
-    Attributes:
-        url: with ``/v1`` at its end.
-        model: the id that requests name.
-        chat: the model takes chats.
-        key: requests must carry an API key.
-    """
+    """Address and model of a ready server."""
 
     url: str
+    """With ``/v1`` at its end."""
     model: str
+    """The id that requests name."""
     chat: bool
+    """The model takes chats."""
     key: bool = False
+    """Requests must carry an API key."""
 
     @property
     def curl(self) -> str:

@@ -34,14 +34,11 @@ _SWIGLU_ALPHA = 1.702
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A checkpoint in memory.
-
-    Attributes:
-        tensors: By the names in the file; BF16 widened to float32, uint8 as it is.
-    """
+    """A checkpoint in memory."""
 
     config: Mapping[str, Any]
     tensors: Mapping[str, npt.NDArray[Any]]
+    """By the names in the file; BF16 widened to float32, uint8 as it is."""
 
     def replaced(
         self,

@@ -65,21 +65,18 @@ VOCAB_SIZE = 256 + len(_SPECIAL_TOKENS)
 
 @dataclass(frozen=True)
 class TinyCheckpoint:
-    """A checkpoint on disk and the sizes that tests hold a server against.
-
-    Attributes:
-        path: Folder with config.json, model.safetensors and the tokenizer.
-        num_layers: Transformer layers; each has experts.
-        num_experts: Experts in each layer.
-        packed_expert_bytes: Blocks and scales of all experts, biases left out.
-        bf16_expert_bytes: The same weights in BF16.
-    """
+    """A checkpoint on disk and the sizes that tests hold a server against."""
 
     path: Path
+    """Folder with config.json, model.safetensors and the tokenizer."""
     num_layers: int
+    """Transformer layers; each has experts."""
     num_experts: int
+    """Experts in each layer."""
     packed_expert_bytes: int
+    """Blocks and scales of all experts, biases left out."""
     bf16_expert_bytes: int
+    """The same weights in BF16."""
 
 
 def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> TinyCheckpoint:

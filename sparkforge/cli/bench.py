@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityOptions:
-    """Options of ``bench quality``.
-
-    Attributes:
-        max_kl: nats.
-        min_agreement: share of positions.
-        max_score_drop: share of questions.
-    """
+    """Options of ``bench quality``."""
 
     target: str = needed("target to measure", metavar="NAME")
     model: Path | None = option(
@@ -43,16 +37,19 @@ class QualityOptions:
         type=share,
         metavar="NATS",
     )
+    """Nats."""
     min_agreement: float | None = option(
         "least share of positions with the same top token, in place of the noise",
         type=share,
         metavar="SHARE",
     )
+    """Share of positions."""
     max_score_drop: float | None = option(
         "limit of the drop in right answers, in place of the test for chance",
         type=share,
         metavar="SHARE",
     )
+    """Share of questions."""
     prompts: int | None = option(
         "number of prompts to continue (default: all 24)", type=count, metavar="N"
     )

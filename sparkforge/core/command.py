@@ -20,41 +20,35 @@ DEFAULTS = "defaults"
 
 @dataclass(frozen=True)
 class Entry:
-    """One command.
-
-    Attributes:
-        name: its words, such as ``patches check``.
-        run: takes one of those, and returns the exit code.
-        help: for the list of commands beside it; of a single word, ``cli/overview.py`` has it.
-        description: above its own help.
-    """
+    """One command."""
 
     name: str
+    """Its words, such as ``patches check``."""
     options: type[Any]
     run: Callable[[Any], int]
+    """Takes one of those, and returns the exit code."""
     help: str = ""
+    """For the list of commands beside it; of a single word, ``cli/overview.py`` has it."""
     description: str | None = None
+    """Above its own help."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """How argparse gets an option.
-
-    Attributes:
-        words: how it is written; empty: as its field, and for an argument its place.
-        help: None: it is not listed.
-        group: title above it in the command's help; "": none.
-        one_of: options with the same name here exclude each other; "": none.
-        default: what its default is, where commands differ; "": part of ``help``, or plain.
-        more: further keywords of ``add_argument``; None: it is what follows ``--``.
-    """
+    """How argparse gets an option."""
 
     words: tuple[str, ...] = ()
+    """How it is written; empty: as its field, and for an argument its place."""
     help: str | None = None
+    """None: it is not listed."""
     group: str = ""
+    """Title above it in the command's help; "": none."""
     one_of: str = ""
+    """Options with the same name here exclude each other; "": none."""
     default: str = ""
+    """What its default is, where commands differ; "": part of ``help``, or plain."""
     more: Mapping[str, Any] | None = None
+    """Further keywords of ``add_argument``; None: it is what follows ``--``."""
     positional: bool = False
 
 

@@ -111,18 +111,15 @@ def _next(stream: IO[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Glimpse:
-    """Output of a program that may be broken, within its limits.
-
-    Attributes:
-        code: exit code; None: it is missing, could not start, or did not end in time.
-        out, err: its output as text, cut at the limit.
-        problem: why there is no exit code, or "".
-    """
+    """Output of a program that may be broken, within its limits."""
 
     code: int | None
+    """Exit code; None: it is missing, could not start, or did not end in time."""
     out: str = ""
     err: str = ""
+    """``out``, ``err``: its output as text, cut at the limit."""
     problem: str = ""
+    """Why there is no exit code, or ""."""
 
 
 def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:

@@ -20,42 +20,36 @@ _EMULATION = {"linux/arm64": "aarch64", "linux/amd64": "x86_64"}
 
 @dataclass(frozen=True)
 class Builder:
-    """One of buildx's builders.
-
-    Attributes:
-        driver: ``docker`` is the BuildKit in an engine, which sees that engine's images.
-        platforms: of the programs that it runs, natively or emulated.
-    """
+    """One of buildx's builders."""
 
     name: str
     driver: str
+    """``docker`` is the BuildKit in an engine, which sees that engine's images."""
     platforms: frozenset[str]
+    """Of the programs that it runs, natively or emulated."""
 
 
 @dataclass(frozen=True)
 class ImageBuild:
-    """One run of ``docker buildx build``.
-
-    Attributes:
-        context: the folder that ``COPY`` without ``--from`` reads.
-        output: options for the image's name and destination.
-        stage: stage of the Dockerfile; None builds the last one.
-        platform: e.g. ``linux/arm64``; None builds for the engine's own.
-        contexts: further folders, by their names in the Dockerfile.
-        ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
-    """
+    """One run of ``docker buildx build``."""
 
     dockerfile: Path
     context: Path
+    """The folder that ``COPY`` without ``--from`` reads."""
     builder: str
     output: tuple[str, ...]
+    """Options for the image's name and destination."""
     stage: str | None = None
+    """Stage of the Dockerfile; None builds the last one."""
     platform: str | None = None
+    """e.g. ``linux/arm64``; None builds for the engine's own."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     contexts: Mapping[str, Path] = field(default_factory=dict)
+    """Further folders, by their names in the Dockerfile."""
     options: tuple[str, ...] = ()
     ca_bundle: Path | None = None
+    """Certificates for a proxy that signs its own; mounted as a secret, never copied."""
 
     def command(self) -> list[str | Path]:
         """Return the command line."""

@@ -33,15 +33,12 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where the server is.
-
-    Attributes:
-        url: with ``/v1`` at its end.
-        key: API key, or "".
-    """
+    """Where the server is."""
 
     url: str
+    """With ``/v1`` at its end."""
     key: str = ""
+    """API key, or ""."""
 
     @property
     def root(self) -> str:
@@ -82,25 +79,22 @@ class Reply:
 
 @dataclass(frozen=True)
 class Said:
-    """A chat's answer, streamed or not.
-
-    Attributes:
-        finish: ``finish_reason``.
-        prompt_tokens, tokens: counted by the server; 0: it did not say.
-        reasoning_last: reasoning came after content.
-        complete: the stream ended with ``[DONE]``.
-        moments: seconds from the request to each piece of a stream.
-    """
+    """A chat's answer, streamed or not."""
 
     reasoning: str = ""
     content: str = ""
     calls: tuple[Call, ...] = ()
     finish: str = ""
+    """``finish_reason``."""
     prompt_tokens: int = 0
     tokens: int = 0
+    """``prompt_tokens``, ``tokens``: counted by the server; 0: it did not say."""
     reasoning_last: bool = False
+    """Reasoning came after content."""
     complete: bool = True
+    """The stream ended with ``[DONE]``."""
     moments: tuple[float, ...] = ()
+    """Seconds from the request to each piece of a stream."""
 
     @property
     def empty(self) -> bool:

@@ -32,30 +32,24 @@ _INSTALL = (
 
 @dataclass(frozen=True)
 class BaseImage:
-    """An image that others are built on.
-
-    Attributes:
-        reference: its name, with the digest or of a local image.
-        digest: of its manifest; the id of a local image.
-    """
+    """An image that others are built on."""
 
     reference: str
+    """Its name, with the digest or of a local image."""
     digest: str
+    """Of its manifest; the id of a local image."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A reachable engine that is new enough.
-
-    Attributes:
-        containerd_store: images are in containerd's store, which supports zstd layers.
-        context: name of the engine in the docker CLI, and of its builder in buildx.
-    """
+    """A reachable engine that is new enough."""
 
     client: DockerClient
     version: str
     containerd_store: bool
+    """Images are in containerd's store, which supports zstd layers."""
     context: str = "default"
+    """Name of the engine in the docker CLI, and of its builder in buildx."""
 
     def image_id(self, reference: str) -> str:
         """Return the id of a local image; EngineError if the engine has no image of that name."""

@@ -32,17 +32,14 @@ _NOISE = re.compile(r"nanobind: |\s*- leaked |\s*\^+$|$")
 
 @dataclass(frozen=True)
 class Failure:
-    """The first exception of a process.
-
-    Attributes:
-        process: vLLM's name of it, or "".
-        words: the exception, or vLLM's sentence about a dead process, on one line.
-        context: lines of its traceback before it.
-    """
+    """The first exception of a process."""
 
     process: str
+    """vLLM's name of it, or ""."""
     words: str
+    """The exception, or vLLM's sentence about a dead process, on one line."""
     context: tuple[str, ...] = ()
+    """Lines of its traceback before it."""
 
 
 def first_failure(text: str) -> Failure | None:

@@ -40,21 +40,18 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Launch:
-    """The model to serve, and its options.
-
-    Attributes:
-        model: folder of the checkpoint on this machine.
-        options: the target's own arguments of ``vllm serve``; an image has them built in.
-        port: on loopback; 0: a free one.
-        gpus: a container gets the machine's GPUs.
-    """
+    """The model to serve, and its options."""
 
     model: Path
+    """Folder of the checkpoint on this machine."""
     options: Sequence[str]
+    """The target's own arguments of ``vllm serve``; an image has them built in."""
     arguments: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
+    """On loopback; 0: a free one."""
     gpus: bool = False
+    """A container gets the machine's GPUs."""
     name: str = MODEL_NAME
 
 

@@ -30,15 +30,12 @@ _SUBMODULE = re.compile(rb"^(new file mode|index [0-9a-f.]+) 160000$", re.MULTIL
 
 @dataclass(frozen=True)
 class Chain:
-    """Commits that become a series, oldest first.
-
-    Attributes:
-        env: variables of git with which the store's repository finds them.
-    """
+    """Commits that become a series, oldest first."""
 
     source: Source
     commits: Sequence[SeriesCommit]
     env: Mapping[str, str]
+    """Variables of git with which the store's repository finds them."""
 
     @property
     def tip(self) -> str:
@@ -51,23 +48,20 @@ class Chain:
 
 @dataclass(frozen=True)
 class Report:
-    """Changes of a series by an export, as names of patches.
-
-    Attributes:
-        refreshed: same change and message; blob ids or line numbers follow an earlier patch.
-        reworded: same change, other message, author or date.
-        renamed, squashed: [name before, name now].
-        moved: the remaining patches have another order.
-    """
+    """Changes of a series by an export, as names of patches."""
 
     added: list[str]
     changed: list[str]
     refreshed: list[str]
+    """Same change and message; blob ids or line numbers follow an earlier patch."""
     reworded: list[str]
+    """Same change, other message, author or date."""
     renamed: list[list[str]]
     squashed: list[list[str]]
+    """``renamed``, ``squashed``: [name before, name now]."""
     dropped: list[str]
     moved: bool
+    """The remaining patches have another order."""
     unchanged: int
 
     def lines(self) -> list[str]:

@@ -32,19 +32,16 @@ _DIFF = re.compile(rb"\A\s*(diff --git |--- |Index: )")
 
 @dataclass(frozen=True)
 class Wanted:
-    """Additions to patches from outside.
-
-    Attributes:
-        trailers: that replace the patch's own.
-        subject: replaces the patch's own; required for a diff, which has none.
-        why: inserted before the patch's own message.
-        before: the patch of the series to insert them before; None: at the end.
-    """
+    """Additions to patches from outside."""
 
     trailers: Mapping[str, str]
+    """That replace the patch's own."""
     subject: str | None = None
+    """Replaces the patch's own; required for a diff, which has none."""
     why: str | None = None
+    """Inserted before the patch's own message."""
     before: str | None = None
+    """The patch of the series to insert them before; None: at the end."""
 
 
 def template(subject: str, trailers: Mapping[str, str], body: str = "") -> str:

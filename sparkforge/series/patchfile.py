@@ -39,21 +39,18 @@ NATIVE = "Native"
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file.
-
-    Attributes:
-        path: the file; its name is the slug of ``subject``.
-        body: the message below the subject, trailers included.
-        trailers: by key, e.g. ``Risk``.
-        entries: the files it changes, in the patch's order.
-    """
+    """One patch file."""
 
     path: Path
+    """The file; its name is the slug of ``subject``."""
     subject: str
     author: str
     body: str
+    """The message below the subject, trailers included."""
     trailers: Mapping[str, str]
+    """By key, e.g. ``Risk``."""
     entries: tuple[Entry, ...]
+    """The files it changes, in the patch's order."""
     sha256: str
 
     @property

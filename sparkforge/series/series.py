@@ -65,17 +65,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Patched:
-    """A source with its series applied.
-
-    Attributes:
-        commit, tree: full SHAs, the same on every machine.
-        touched: paths that differ from the source, each with its patch's name (the last one).
-    """
+    """A source with its series applied."""
 
     source: Source
     commit: str
     tree: str
+    """``commit``, ``tree``: full SHAs, the same on every machine."""
     touched: Mapping[str, str] = field(default_factory=dict)
+    """Paths that differ from the source, each with its patch's name (the last one)."""
 
 
 # -- reading -------------------------------------------------------------------

@@ -19,29 +19,23 @@ from sparkforge.store.store import Store
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules for the messages and paths of a series.
-
-    Attributes:
-        root: the checkout with the tests in trailers.
-        paths: of the upstream in pins.yaml.
-        hint: for a problem.
-    """
+    """Rules for the messages and paths of a series."""
 
     root: Path
+    """The checkout with the tests in trailers."""
     paths: Sequence[PathRule]
+    """Of the upstream in pins.yaml."""
     hint: str
+    """For a problem."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A valid series in its own folder.
-
-    Attributes:
-        recorded: its record for pins.yaml; None: it is empty.
-    """
+    """A valid series in its own folder."""
 
     series: Series
     recorded: Recorded | None
+    """Its record for pins.yaml; None: it is empty."""
 
     def files(self, folder: Path, old: Series) -> dict[Path, bytes | None]:
         """Return the files of a folder if this replaces its series; None: removed."""

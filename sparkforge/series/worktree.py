@@ -39,17 +39,14 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class WorkTree:
-    """The origin of a work tree.
-
-    Attributes:
-        base: the pinned commit below the series.
-        series: sha256 of the original series, and of those that were exported.
-    """
+    """The origin of a work tree."""
 
     folder: Path
     upstream: str
     base: str
+    """The pinned commit below the series."""
     series: tuple[str, ...]
+    """sha256 of the original series, and of those that were exported."""
 
     def git(self, *args: str) -> str:
         """Run git in it, isolated from the user's settings but not from the work tree's own."""
@@ -70,15 +67,12 @@ class WorkTree:
 
 @dataclass(frozen=True)
 class SeriesCommit:
-    """A commit that becomes a patch.
-
-    Attributes:
-        origins: names of its patches. Two or more if commits were squashed, or if an earlier export
-            renamed a patch, which the checkout may have undone since.
-    """
+    """A commit that becomes a patch."""
 
     commit: Commit
     origins: tuple[str, ...]
+    """Names of its patches. Two or more if commits were squashed, or if an earlier export renamed a
+    patch, which the checkout may have undone since."""
 
 
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:

@@ -35,15 +35,12 @@ _STANDS_FOR: Mapping[str, str] = {"NOT USED": "MARLIN", "OFF": "MARLIN"}
 
 @dataclass
 class Watch:
-    """Compares vLLM's log with the expected backends.
-
-    Attributes:
-        expected: the backend's name in the log, by kind; other kinds are not checked.
-        seen: names read so far, by kind.
-    """
+    """Compares vLLM's log with the expected backends."""
 
     expected: Mapping[str, str]
+    """The backend's name in the log, by kind; other kinds are not checked."""
     seen: dict[str, set[str]] = field(default_factory=dict)
+    """Names read so far, by kind."""
 
     def feed(self, line: str) -> str | None:
         """Read a line; returns a problem, or None."""

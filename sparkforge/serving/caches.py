@@ -94,17 +94,14 @@ def device_key() -> str:
 
 @dataclass(frozen=True)
 class Caches:
-    """The folder of one build and device, locked by this process until it ends.
-
-    Attributes:
-        folder: for everything that is compiled.
-        variables: of the server.
-        watched: all folders that the server compiles into, with the user's own.
-    """
+    """The folder of one build and device, locked by this process until it ends."""
 
     folder: Path
+    """For everything that is compiled."""
     variables: Mapping[str, str]
+    """Of the server."""
     watched: tuple[Path, ...]
+    """All folders that the server compiles into, with the user's own."""
     _held: list[int] = field(default_factory=list, repr=False)
 
     def files(self) -> set[str]:

@@ -42,20 +42,17 @@ class ClusterError(StartError):
 
 @dataclass(frozen=True)
 class Settings:
-    """This machine's place among the two.
-
-    Attributes:
-        role: ``head``, which answers clients, or ``worker``.
-        head, worker: addresses on the network between the two.
-        port: of the link, on the head; vLLM uses the next one.
-        interface: of that network on this machine, e.g. ``enp1s0f0np0``.
-    """
+    """This machine's place among the two."""
 
     role: str
+    """``head``, which answers clients, or ``worker``."""
     head: str
     worker: str
+    """``head``, ``worker``: addresses on the network between the two."""
     port: int
+    """Of the link, on the head; vLLM uses the next one."""
     interface: str
+    """Of that network on this machine, e.g. ``enp1s0f0np0``."""
 
     @property
     def own(self) -> str:

@@ -14,21 +14,18 @@ QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models")
 
 @dataclass(frozen=True)
 class Command:
-    """Groups of options of ``vllm serve``. Of two values of one option vLLM uses the later.
-
-    Attributes:
-        port, host: to listen on; host "": all addresses.
-        access: what the server does with requests.
-        naming: revision and name of the model.
-        last: the pair's split, dense layers, and the options of target and user.
-    """
+    """Groups of options of ``vllm serve``. Of two values of one option vLLM uses the later."""
 
     port: int
     host: str
+    """``port``, ``host``: to listen on; host "": all addresses."""
     access: tuple[str, ...]
+    """What the server does with requests."""
     naming: tuple[str, ...]
+    """Revision and name of the model."""
     profile: tuple[str, ...]
     last: tuple[str, ...]
+    """The pair's split, dense layers, and the options of target and user."""
 
     @property
     def kernel_options(self) -> list[str]:

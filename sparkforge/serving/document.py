@@ -34,13 +34,10 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """A JSON value.
-
-    Attributes:
-        what: its origin, for errors.
-    """
+    """A JSON value."""
 
     what: str
+    """Its origin, for errors."""
     value: Any
 
     @classmethod

@@ -43,18 +43,15 @@ class _Low:
 
 @dataclass
 class Guard:
-    """Acts on the memory that is left: the machine's, or up to the container's limit.
-
-    Attributes:
-        marks: GiB below which it warns, refuses new requests and ends the server.
-        acts: False: it only warns.
-        file: has the server's middleware refuse requests; None: the server takes none.
-    """
+    """Acts on the memory that is left: the machine's, or up to the container's limit."""
 
     marks: tuple[float, float, float]
+    """GiB below which it warns, refuses new requests and ends the server."""
     say: Callable[[str], None]
     acts: bool = True
+    """False: it only warns."""
     file: Path | None = None
+    """Has the server's middleware refuse requests; None: the server takes none."""
     read: Callable[[], Reading] = memory.read
     refuses: bool = field(default=False, init=False)
     _warned: bool = field(default=False, init=False)

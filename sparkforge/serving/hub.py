@@ -41,13 +41,10 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One commit of a model, complete on this machine.
-
-    Attributes:
-        folder: has all files that vLLM reads.
-    """
+    """One commit of a model, complete on this machine."""
 
     folder: Path
+    """Has all files that vLLM reads."""
     commit: str
 
 

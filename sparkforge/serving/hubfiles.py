@@ -30,28 +30,22 @@ class ListingError(ValueError):
 
 @dataclass(frozen=True)
 class Listed:
-    """One file of a commit.
-
-    Attributes:
-        path: relative, with ``/``.
-        size: bytes.
-        digest: sha256 of the file (64 digits), or git's name for its content (40 digits).
-    """
+    """One file of a commit."""
 
     path: str
+    """Relative, with ``/``."""
     size: int
+    """Bytes."""
     digest: str
+    """sha256 of the file (64 digits), or git's name for its content (40 digits)."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of a model in the cache.
-
-    Attributes:
-        folder: ``models--OWNER--NAME`` in the cache.
-    """
+    """The folder of a model in the cache."""
 
     folder: Path
+    """``models--OWNER--NAME`` in the cache."""
 
     @classmethod
     def of(cls, cache: Path, model: str) -> Place:

@@ -43,33 +43,27 @@ LOOK_S, EVERY_S = 6.0, 5.0
 
 @dataclass(frozen=True)
 class Launch:
-    """A start whose settings have been checked.
-
-    Attributes:
-        command: parts of ``vllm serve``.
-        variables: of the server.
-        kernels: the folder of compiled kernels, held by this process; None: not kept.
-        watch: of memory; None: off.
-    """
+    """A start whose settings have been checked."""
 
     settings: Settings
     command: command.Command
+    """Parts of ``vllm serve``."""
     variables: Mapping[str, str]
+    """Of the server."""
     kernels: caches.Caches | None
+    """The folder of compiled kernels, held by this process; None: not kept."""
     watch: guard.Guard | None
+    """Of memory; None: off."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """The model as vLLM gets it.
-
-    Attributes:
-        name: a folder, or a name that vLLM downloads.
-        revision: commit, branch or tag; "" for a folder.
-    """
+    """The model as vLLM gets it."""
 
     name: str
+    """A folder, or a name that vLLM downloads."""
     revision: str
+    """Commit, branch or tag; "" for a folder."""
 
     @property
     def folder(self) -> Path | None:

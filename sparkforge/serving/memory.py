@@ -35,17 +35,14 @@ class MemoryShortError(StartError):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """A profile's plan for a memory that GPU and host share.
-
-    Attributes:
-        keep_free_gib: left to the host.
-        most_percent: of all memory, at most.
-        least_gib: the model does not fit into less.
-    """
+    """A profile's plan for a memory that GPU and host share."""
 
     keep_free_gib: int
+    """Left to the host."""
     most_percent: int
+    """Of all memory, at most."""
     least_gib: int
+    """The model does not fit into less."""
 
     def split(self, machines: int) -> MemoryPlan:
         """Return the plan of each of several machines that hold the model together."""
@@ -54,17 +51,14 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Reading:
-    """Memory of the machine and of the container, in bytes.
-
-    Attributes:
-        limit: of this container; None: no limit.
-        used: of the limit, without what the kernel can drop.
-    """
+    """Memory of the machine and of the container, in bytes."""
 
     total: int
     available: int
     limit: int | None = None
+    """Of this container; None: no limit."""
     used: int = 0
+    """Of the limit, without what the kernel can drop."""
 
     @property
     def left(self) -> int | None:

@@ -15,18 +15,15 @@ _DIED = re.compile(rb"died (?:unexpectedly \(exit code: |with exit code )(-?\d{1
 
 @dataclass
 class Output:
-    """Copies the server's output to stdout.
-
-    Attributes:
-        watch: finds the backends.
-        problems: of backends, not logged yet.
-        died: how the first of the engine's processes ended that vLLM reports: an exit code, or a
-            signal's number below zero.
-    """
+    """Copies the server's output to stdout."""
 
     watch: Watch
+    """Finds the backends."""
     problems: list[str] = field(default_factory=list)
+    """Of backends, not logged yet."""
     died: int | None = None
+    """How the first of the engine's processes ended that vLLM reports: an exit code, or a signal's
+    number below zero."""
 
     def copy(self, source: int) -> None:
         """Copy until the end of a file descriptor."""

@@ -71,19 +71,16 @@ class PreflightError(StartError):
 
 @dataclass(frozen=True)
 class Trial:
-    """One start of the small model.
-
-    Attributes:
-        model: folder of the checkpoint and its reference.
-        mark: file that records a pass; None: not recorded.
-        key: digest of driver, options and reference.
-    """
+    """One start of the small model."""
 
     model: Path
+    """Folder of the checkpoint and its reference."""
     command: Sequence[str]
     client: Client
     mark: Path | None
+    """File that records a pass; None: not recorded."""
     key: str
+    """Digest of driver, options and reference."""
     say: Callable[[str], None]
 
     @classmethod

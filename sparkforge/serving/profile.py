@@ -34,13 +34,10 @@ _WITHOUT_DECODE_EXPERTS = (
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user's choice sets in a profile.
-
-    Attributes:
-        mxfp4_layers: dense layers that are quantised while loading; None: none.
-    """
+    """What the user's choice sets in a profile."""
 
     mxfp4_layers: str | None = None
+    """Dense layers that are quantised while loading; None: none."""
 
 
 @dataclass(frozen=True)

@@ -69,15 +69,12 @@ class StatusError(ValueError):
 
 @dataclass(frozen=True)
 class Model:
-    """A server's own description of its model.
-
-    Attributes:
-        name: in requests.
-        max_len: tokens of prompt and answer together, or None.
-    """
+    """A server's own description of its model."""
 
     name: str
+    """In requests."""
     max_len: int | None
+    """Tokens of prompt and answer together, or None."""
 
 
 class _Bounded(socket.socket):
@@ -118,16 +115,13 @@ def _connect(port: int, end: float) -> _Bounded:
 
 @dataclass(frozen=True)
 class Client:
-    """One server, on loopback.
-
-    Attributes:
-        timeout_s: for all requests of one check.
-        key: API key, or "".
-    """
+    """One server, on loopback."""
 
     port: int
     timeout_s: float
+    """For all requests of one check."""
     key: str = ""
+    """API key, or ""."""
 
     def observe(self, before: Counters | None) -> Counters:
         """Check for progress since ``before``, or cause it; returns the current counters.

@@ -28,20 +28,17 @@ def now() -> str:
 
 @dataclass
 class Made:
-    """The result of one step.
-
-    Attributes:
-        seconds: until its last answer.
-        compiled: number of new files in the caches.
-        kernels: names of their kernels.
-        problem: the reason why it was refused or failed.
-    """
+    """The result of one step."""
 
     name: str
     seconds: float
+    """Until its last answer."""
     compiled: int = 0
+    """Number of new files in the caches."""
     kernels: Sequence[str] = ()
+    """Names of their kernels."""
     problem: str = ""
+    """The reason why it was refused or failed."""
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON values, without empty ones."""
@@ -51,24 +48,21 @@ class Made:
 
 @dataclass
 class Record:
-    """A record and its file.
-
-    Attributes:
-        steps: digest of the full warm-up.
-        complete: whether such a warm-up was completed.
-        files: new files of the caches, relative to their folder.
-        runs: warm-ups, the newest last.
-        late: compilations while users waited.
-        lengths: of prompts that users waited for; later warm-ups include them.
-    """
+    """A record and its file."""
 
     path: Path
     steps: str = ""
+    """Digest of the full warm-up."""
     complete: bool = False
+    """Whether such a warm-up was completed."""
     files: set[str] = field(default_factory=set)
+    """New files of the caches, relative to their folder."""
     runs: list[Any] = field(default_factory=list)
+    """Warm-ups, the newest last."""
     late: list[Any] = field(default_factory=list)
+    """Compilations while users waited."""
     lengths: set[int] = field(default_factory=set)
+    """Of prompts that users waited for; later warm-ups include them."""
 
     @classmethod
     def load(cls, path: Path) -> Record:

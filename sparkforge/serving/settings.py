@@ -17,72 +17,66 @@ _PREFLIGHTS = ("auto", "off", "always")
 
 @dataclass(frozen=True)
 class WarmUpSettings:
-    """Settings of the warm-up.
-
-    Attributes:
-        mode: ``off``, ``quick`` or ``full``.
-        limit_s: seconds for all steps together.
-        strict: a failure ends the server.
-    """
+    """Settings of the warm-up."""
 
     mode: str
+    """``off``, ``quick`` or ``full``."""
     limit_s: float
+    """Seconds for all steps together."""
     strict: bool
+    """A failure ends the server."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one start.
-
-    Attributes:
-        model: a folder in the container, or a name on the hub.
-        revision: commit, branch or tag on the hub; "": the newest.
-        served_name: the model's name for clients; "": vLLM's choice.
-        downloads: the entrypoint downloads the model; else vLLM does, or it is a folder.
-        profile: of the image with the user's choice, or the user's own file.
-        share: folder of the build's data in the image.
-        target_options: of ``vllm serve``, set by the build.
-        caller_options: of ``vllm serve``, set by the user.
-        layers: ``SPARKFORGE_MXFP4_LAYERS``.
-        memory_share: the user's own share of memory, or "".
-        port, host: in the container; host "": all addresses.
-        api_key: that clients have to send, or "".
-        pair: this machine's place among two; None: it serves alone.
-        backend_check: ``fail``, ``warn`` or ``off``.
-        preflight, preflight_s: mode, and seconds for all of it.
-        jit: folder of compiled kernels, or None.
-        jit_budget_gib: size of the kernels of all builds.
-        max_jobs: the user's own number of compilers, or None.
-        max_body: bytes of a request's body; 0: any number.
-        hang_s: seconds without progress until a server is ended; 0: never.
-        start_limit: failed starts in a row; 0: any number.
-    """
+    """Settings of one start."""
 
     model: str
+    """A folder in the container, or a name on the hub."""
     revision: str
+    """Commit, branch or tag on the hub; "": the newest."""
     served_name: str
+    """The model's name for clients; "": vLLM's choice."""
     downloads: bool
+    """The entrypoint downloads the model; else vLLM does, or it is a folder."""
     profile: Profile
+    """Of the image with the user's choice, or the user's own file."""
     share: Path
+    """Folder of the build's data in the image."""
     release: str
     target_options: tuple[str, ...]
+    """Of ``vllm serve``, set by the build."""
     caller_options: tuple[str, ...]
+    """Of ``vllm serve``, set by the user."""
     layers: str
+    """``SPARKFORGE_MXFP4_LAYERS``."""
     memory_share: str
+    """The user's own share of memory, or ""."""
     port: int
     host: str
+    """``port``, ``host``: in the container; host "": all addresses."""
     api_key: str
+    """That clients have to send, or ""."""
     pair: cluster.Settings | None
+    """This machine's place among two; None: it serves alone."""
     backend_check: str
+    """``fail``, ``warn`` or ``off``."""
     warm_up: WarmUpSettings
     preflight: str
     preflight_s: float
+    """``preflight``, ``preflight_s``: mode, and seconds for all of it."""
     jit: Path | None
+    """Folder of compiled kernels, or None."""
     jit_budget_gib: float
+    """Size of the kernels of all builds."""
     max_jobs: int | None
+    """The user's own number of compilers, or None."""
     max_body: int
+    """Bytes of a request's body; 0: any number."""
     hang_s: float
+    """Seconds without progress until a server is ended; 0: never."""
     start_limit: int
+    """Failed starts in a row; 0: any number."""
 
     @property
     def is_folder(self) -> bool:

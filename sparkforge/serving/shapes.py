@@ -12,29 +12,26 @@ _MODEL_TYPE = "gpt_oss"
 
 @dataclass(frozen=True)
 class Shape:
-    """A gpt-oss model: decoder layers with attention, a router and experts, and a head.
-
-    Attributes:
-        layers: decoder layers.
-        sliding_layers: layers with attention to ``sliding_window`` tokens only.
-        hidden: width of the residual stream.
-        intermediate: width of one expert between gate/up and down.
-        experts, top_k: experts of a layer, and of each token.
-        heads, kv_heads, head_dim: attention; every query head has one sink.
-        vocab: rows of the embedding and of the separate head.
-    """
+    """A gpt-oss model: decoder layers with attention, a router and experts, and a head."""
 
     layers: int
+    """Decoder layers."""
     sliding_layers: int
+    """Layers with attention to ``sliding_window`` tokens only."""
     sliding_window: int
     hidden: int
+    """Width of the residual stream."""
     intermediate: int
+    """Width of one expert between gate/up and down."""
     experts: int
     top_k: int
+    """``experts``, ``top_k``: experts of a layer, and of each token."""
     heads: int
     kv_heads: int
     head_dim: int
+    """``heads``, ``kv_heads``, ``head_dim``: attention; every query head has one sink."""
     vocab: int
+    """Rows of the embedding and of the separate head."""
 
     @property
     def qkv_rows(self) -> int:

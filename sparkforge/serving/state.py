@@ -30,15 +30,12 @@ def path() -> Path:
 
 @dataclass(frozen=True)
 class State:
-    """Progress of the server.
-
-    Attributes:
-        text: for the health check's line; ``READY`` once the server may count as healthy.
-        given_up: no server will be started any more; the text gives the reason.
-    """
+    """Progress of the server."""
 
     text: str
+    """For the health check's line; ``READY`` once the server may count as healthy."""
     given_up: bool = False
+    """No server will be started any more; the text gives the reason."""
 
 
 def write(state: State) -> None:

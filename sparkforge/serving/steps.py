@@ -66,19 +66,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Shape:
-    """Limits of a server, from its command.
-
-    Attributes:
-        max_len: tokens of prompt and answer together.
-        chunk: most tokens of a prompt that one step of the engine takes.
-        max_seqs: most sequences of one step.
-        captured: batch sizes with a CUDA graph.
-    """
+    """Limits of a server, from its command."""
 
     max_len: int
+    """Tokens of prompt and answer together."""
     chunk: int
+    """Most tokens of a prompt that one step of the engine takes."""
     max_seqs: int
+    """Most sequences of one step."""
     captured: tuple[int, ...] = ()
+    """Batch sizes with a CUDA graph."""
 
     @classmethod
     def of(cls, command: Sequence[str], captured: tuple[int, ...]) -> Shape:

@@ -32,53 +32,47 @@ _GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class Plan:
-    """The server to run, and how to supervise it.
-
-    Attributes:
-        expected: backends that vLLM has to choose, by kind.
-        client: sends our own requests; None: this server takes none.
-        strict: end the server when it chooses another backend; else warn.
-        hang_s: seconds without progress, after the first answer, until it is killed; 0: never.
-        every_s: seconds between two checks of a server that has answered.
-        at_first_token: called once, at the first answer.
-        when_ready: called once, when users are served: after the warm-up, where there is one.
-        warm_up: runs at the first answer, before the server counts as healthy.
-        warm_strict: end the server when the warm-up fails; else warn.
-        trial: runs at the first answer instead of serving users; returns the problem, or "". Then
-            the server ends, with exit code 0 or 78.
-        trial_s: seconds for the whole trial, from the start of the server.
-        link: to the other of two machines; None: this one serves alone.
-        guard: of memory; None: off.
-    """
+    """The server to run, and how to supervise it."""
 
     command: Sequence[str]
     variables: Mapping[str, str]
     expected: Mapping[str, str]
+    """Backends that vLLM has to choose, by kind."""
     client: Client | None
+    """Sends our own requests; None: this server takes none."""
     strict: bool = True
+    """End the server when it chooses another backend; else warn."""
     hang_s: float = 60.0
+    """Seconds without progress, after the first answer, until it is killed; 0: never."""
     every_s: float = 5.0
+    """Seconds between two checks of a server that has answered."""
     at_first_token: Callable[[], None] = lambda: None
+    """Called once, at the first answer."""
     when_ready: Callable[[], None] = lambda: None
+    """Called once, when users are served: after the warm-up, where there is one."""
     warm_up: WarmUp | None = None
+    """Runs at the first answer, before the server counts as healthy."""
     warm_strict: bool = True
+    """End the server when the warm-up fails; else warn."""
     trial: Callable[[], str] | None = None
+    """Runs at the first answer instead of serving users; returns the problem, or "". Then the
+    server ends, with exit code 0 or 78."""
     trial_s: float = 1800.0
+    """Seconds for the whole trial, from the start of the server."""
     link: Link | None = None
+    """To the other of two machines; None: this one serves alone."""
     guard: Guard | None = None
+    """Of memory; None: off."""
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of a server.
-
-    Attributes:
-        code: exit code for this process.
-        stopped: whether a signal has come for the server by now.
-    """
+    """The end of a server."""
 
     code: int
+    """Exit code for this process."""
     stopped: Callable[[], bool] = lambda: False
+    """Whether a signal has come for the server by now."""
 
 
 class _Signals:

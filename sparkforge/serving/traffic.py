@@ -49,26 +49,19 @@ Marlin does (0.7 % more of gpt-oss's experts). ``bf16_dequant`` expands the expe
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings that a model's bytes depend on.
-
-    Attributes:
-        moe: backend of the experts, which are in MXFP4 in the checkpoint.
-        layers: format of each dense layer kind; others are BF16.
-        kv_cache: format of keys and values; ``auto`` is BF16.
-    """
+    """Settings that a model's bytes depend on."""
 
     moe: Moe
+    """Backend of the experts, which are in MXFP4 in the checkpoint."""
     layers: Mapping[Kind, Format] = field(default_factory=dict)
+    """Format of each dense layer kind; others are BF16."""
     kv_cache: KvCache = "auto"
+    """Format of keys and values; ``auto`` is BF16."""
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes that one decoding step reads, by kind.
-
-    Attributes:
-        other: norms, sinks, and one row of the embedding for each sequence.
-    """
+    """Bytes that one decoding step reads, by kind."""
 
     experts: float
     router: float
@@ -77,6 +70,7 @@ class Bytes:
     lm_head: float
     kv: float
     other: float
+    """Norms, sinks, and one row of the embedding for each sequence."""
 
     @property
     def total(self) -> float:

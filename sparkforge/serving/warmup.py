@@ -36,27 +36,24 @@ class _OverError(Exception):
 
 @dataclass
 class WarmUp:
-    """The warm-up of one server.
-
-    Attributes:
-        shape: of the server; its own ``max_len`` has priority.
-        mode: ``quick`` or ``full``.
-        limit_s: for all steps; the rest is skipped.
-        tell: passes progress to the health check.
-        caches: folder of compiled kernels; None: unknown, and nothing is recorded.
-        way: part of the record's file name, for this way to start a server.
-        answers: the model has to answer a question at the end, outside of ``limit_s``.
-    """
+    """The warm-up of one server."""
 
     client: Client
     shape: Shape
+    """Of the server; its own ``max_len`` has priority."""
     mode: str
+    """``quick`` or ``full``."""
     limit_s: float
+    """For all steps; the rest is skipped."""
     say: Callable[[str], None]
     tell: Callable[[str], None]
+    """Passes progress to the health check."""
     caches: Caches | None = None
+    """Folder of compiled kernels; None: unknown, and nothing is recorded."""
     way: str = "default"
+    """Part of the record's file name, for this way to start a server."""
     answers: bool = False
+    """The model has to answer a question at the end, outside of ``limit_s``."""
     _known: set[str] = field(default_factory=set)
     _before: set[str] = field(default_factory=set)
     _refused: set[str] = field(default_factory=set)

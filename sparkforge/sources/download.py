@@ -27,15 +27,12 @@ _LONGEST_WAIT_S = 60.0  # whatever Retry-After asks for
 
 @dataclass(frozen=True)
 class Fetches:
-    """Downloads of an item.
-
-    Attributes:
-        known: bytes of files with a recorded size, by sha256: two items may need the same file.
-        unknown: descriptions of others.
-    """
+    """Downloads of an item."""
 
     known: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of files with a recorded size, by sha256: two items may need the same file."""
     unknown: tuple[str, ...] = ()
+    """Descriptions of others."""
 
 
 def fetch(

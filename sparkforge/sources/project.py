@@ -88,14 +88,11 @@ def recover_checkout(named: Path | None) -> Path:
 
 @dataclass(frozen=True)
 class Project:
-    """A checkout with its pins, the store, and how its sources are reached.
-
-    Attributes:
-        pins: with ``locked``, read after the checkout was locked.
-    """
+    """A checkout with its pins, the store, and how its sources are reached."""
 
     pins_path: Path
     pins: Pins
+    """With ``locked``, read after the checkout was locked."""
     store: Store
     access: Access
 

@@ -19,15 +19,12 @@ _GENERATED = frozenset({"PKG-INFO", "setup.cfg", "_version.py", "_build_meta.py"
 
 @dataclass(frozen=True)
 class Resolved:
-    """An upstream's commit.
-
-    Attributes:
-        commit: of the tag in the repository, 40 hex digits.
-        files: number of files in the release file that equal the commit's.
-    """
+    """An upstream's commit."""
 
     commit: str
+    """Of the tag in the repository, 40 hex digits."""
     files: int
+    """Number of files in the release file that equal the commit's."""
 
 
 def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Resolved:

@@ -36,34 +36,28 @@ _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
 
 @dataclass(frozen=True)
 class Source:
-    """An upstream's pinned tree as a commit in ``repo``.
-
-    Attributes:
-        provider: selects the record in ``patched``.
-        commit, tree: full SHAs. The release provider's commit is our own, not upstream's.
-        origin: for messages.
-    """
+    """An upstream's pinned tree as a commit in ``repo``."""
 
     upstream: str
     provider: Provider
+    """Selects the record in ``patched``."""
     repo: Path
     commit: str
     tree: str
+    """``commit``, ``tree``: full SHAs. The release provider's commit is our own, not upstream's."""
     origin: str
+    """For messages."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Access to sources.
-
-    Attributes:
-        mirrors: by upstream, a URL or path instead of the pinned git URL.
-        offline: use only the store, and mirrors that are paths.
-    """
+    """Access to sources."""
 
     index: Index
     mirrors: Mapping[str, str]
+    """By upstream, a URL or path instead of the pinned git URL."""
     offline: bool
+    """Use only the store, and mirrors that are paths."""
 
 
 def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access: Access) -> Source:

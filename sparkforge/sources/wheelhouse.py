@@ -56,20 +56,17 @@ class Locked:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Inputs of a wheelhouse.
-
-    Attributes:
-        tools: further locked wheels that the image's build runs (uv).
-        python: e.g. ``3.11``.
-        platform: e.g. ``linux/amd64``.
-        torch_backend: uv's name of the PyTorch build, or None.
-    """
+    """Inputs of a wheelhouse."""
 
     lock: Path
     tools: tuple[Locked, ...]
+    """Further locked wheels that the image's build runs (uv)."""
     python: str
+    """e.g. ``3.11``."""
     platform: str
+    """e.g. ``linux/amd64``."""
     torch_backend: str | None
+    """Uv's name of the PyTorch build, or None."""
 
 
 _LINE = re.compile(

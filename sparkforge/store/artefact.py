@@ -16,21 +16,18 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class Artefact(Generic[T_co]):
-    """A finished result in the store.
-
-    Attributes:
-        key: sha256 of ``inputs`` in canonical JSON.
-        inputs: everything that went in, by name.
-        result: for later stages and the receipt.
-        seconds: that it took.
-    """
+    """A finished result in the store."""
 
     stage: str
     key: str
+    """sha256 of ``inputs`` in canonical JSON."""
     inputs: Mapping[str, Any]
+    """Everything that went in, by name."""
     result: T_co
+    """For later stages and the receipt."""
     path: Path
     seconds: float
+    """That it took."""
 
 
 @dataclass(frozen=True)

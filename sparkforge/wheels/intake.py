@@ -34,42 +34,36 @@ _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 @dataclass(frozen=True)
 class Field:
-    """A header of METADATA or WHEEL.
-
-    Attributes:
-        key: in lower case; readers ignore the case.
-        value: without surrounding white space.
-        text: as written, on several lines if folded.
-    """
+    """A header of METADATA or WHEEL."""
 
     key: str
+    """In lower case; readers ignore the case."""
     value: str
+    """Without surrounding white space."""
     text: str
+    """As written, on several lines if folded."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel's metadata.
-
-    Attributes:
-        stem: ``NAME-VERSION`` in the spelling of its ``.dist-info`` folder.
-        name, version: of METADATA.
-        released: the version in the file's name.
-        tags: ``PYTHON-ABI-PLATFORM`` of the file's name.
-        metadata: the headers of METADATA; ``description`` is the text after them.
-        wheel: the headers of WHEEL.
-        record: digests of the members, as ``sha256=…``.
-    """
+    """A wheel's metadata."""
 
     stem: str
+    """``NAME-VERSION`` in the spelling of its ``.dist-info`` folder."""
     name: str
     version: str
+    """``name``, ``version``: of METADATA."""
     released: str
+    """The version in the file's name."""
     tags: str
+    """``PYTHON-ABI-PLATFORM`` of the file's name."""
     metadata: tuple[Field, ...]
+    """The headers of METADATA; ``description`` is the text after them."""
     description: str
     wheel: tuple[Field, ...]
+    """The headers of WHEEL."""
     record: Mapping[str, str]
+    """Digests of the members, as ``sha256=…``."""
 
     @property
     def info(self) -> str:
@@ -79,13 +73,10 @@ class Wheel:
 
 @dataclass(frozen=True)
 class IntakeResult:
-    """A wheel that was checked.
-
-    Attributes:
-        members: how many it has.
-    """
+    """A wheel that was checked."""
 
     members: int
+    """How many it has."""
 
 
 def take(store: Store, path: Path, sha256: str) -> None:

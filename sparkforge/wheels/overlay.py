@@ -28,23 +28,20 @@ from sparkforge.wheels.intake import Wheel
 
 @dataclass(frozen=True)
 class Request:
-    """Changes of a release wheel, other than its files.
-
-    Attributes:
-        wheel: the verified release wheel.
-        name: distribution name of the result; None keeps it.
-        local: local version part, e.g. ``cpu.spark.1``.
-        drop_requires: requirements to remove from METADATA.
-        version_file: the module in the wheel with the version, or None.
-        epoch: date of every member, seconds since 1970.
-    """
+    """Changes of a release wheel, other than its files."""
 
     wheel: Path
+    """The verified release wheel."""
     name: str | None
+    """Distribution name of the result; None keeps it."""
     local: str
+    """Local version part, e.g. ``cpu.spark.1``."""
     drop_requires: tuple[str, ...]
+    """Requirements to remove from METADATA."""
     version_file: str | None
+    """The module in the wheel with the version, or None."""
     epoch: int
+    """Date of every member, seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Overlaid:
-    """The overlay wheel: file, distribution, version, and patched members.
-
-    Attributes:
-        left_out: changed files of the repository that no wheel contains.
-        compile_only: build rules among these, which did not apply to the release's native code.
-    """
+    """The overlay wheel: file, distribution, version, and patched members."""
 
     path: Path
     name: str
@@ -71,7 +63,9 @@ class Overlaid:
     added: tuple[str, ...]
     removed: tuple[str, ...]
     left_out: tuple[str, ...]
+    """Changed files of the repository that no wheel contains."""
     compile_only: tuple[str, ...]
+    """Build rules among these, which did not apply to the release's native code."""
 
 
 def build(

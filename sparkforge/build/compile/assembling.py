@@ -26,16 +26,13 @@ _ELF = b"\x7fELF"
 
 @dataclass(frozen=True)
 class Assembled:
-    """A finished wheel.
-
-    Attributes:
-        natives: sha256 of each native file, and where it is from: ``compiled`` or ``release``.
-        differs: unpatched files that differ from the release.
-    """
+    """A finished wheel."""
 
     wheel: overlay.Overlaid
     natives: Mapping[str, NativeFile]
+    """sha256 of each native file, and where it is from: ``compiled`` or ``release``."""
     differs: tuple[str, ...]
+    """Unpatched files that differ from the release."""
 
 
 def assemble(

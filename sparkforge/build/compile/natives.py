@@ -16,15 +16,12 @@ PATCHED, ALL = "patched", "all"
 
 @dataclass(frozen=True)
 class Decision:
-    """The native files that are compiled.
-
-    Attributes:
-        everything: natives and all, in one build of the wheel (``--native all``).
-        compiled: the natives that are built one by one, since a patch touches their sources.
-    """
+    """The native files that are compiled."""
 
     everything: bool
+    """Natives and all, in one build of the wheel (``--native all``)."""
     compiled: tuple[Native, ...] = ()
+    """The natives that are built one by one, since a patch touches their sources."""
 
     @property
     def fetches(self) -> bool:

@@ -26,35 +26,29 @@ _UMASK = 'umask 022 && exec "$@"'
 
 
 class Step(NamedTuple):
-    """A command that runs in one container.
-
-    Attributes:
-        once: a continued build skips it. vLLM's CMake writes a header of torch's each time, and
-            ninja would compile everything that includes it again.
-    """
+    """A command that runs in one container."""
 
     title: str
     words: list[str]
     once: bool = False
+    """A continued build skips it. vLLM's CMake writes a header of torch's each time, and ninja
+    would compile everything that includes it again."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a compile; all but ``jobs`` determine the result.
-
-    Attributes:
-        arch: value of TORCH_CUDA_ARCH_LIST; None compiles nothing for a GPU.
-        redirects: variables that point at sources which the build would fetch, with the folder
-            below ``/build/externals``.
-        jobs: compilers at once.
-    """
+    """The settings of a compile; all but ``jobs`` determine the result."""
 
     upstream: Upstream
     decision: Decision
     arch: str | None
+    """Value of TORCH_CUDA_ARCH_LIST; None compiles nothing for a GPU."""
     epoch: int
     redirects: Mapping[str, str]
+    """Variables that point at sources which the build would fetch, with the folder below
+    ``/build/externals``."""
     jobs: int
+    """Compilers at once."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables of the build that do not depend on the machine."""

@@ -31,20 +31,17 @@ _SHOWN_LINES = 40
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources that are unpacked for a compile.
-
-    Attributes:
-        tree: commit of the patched tree, in ``repo``.
-        supplement: (commit, path) of files that only the release's source file has.
-        externals: by folder below ``/build/externals``.
-        carried: (repository, COMMIT:FOLDER) of carried upstreams, by folder there.
-    """
+    """The sources that are unpacked for a compile."""
 
     repo: Path
     tree: str
+    """Commit of the patched tree, in ``repo``."""
     supplement: tuple[tuple[str, str], ...] = ()
+    """(commit, path) of files that only the release's source file has."""
     externals: Mapping[str, Fetched] = field(default_factory=dict)
+    """By folder below ``/build/externals``."""
     carried: Mapping[str, tuple[Path, str]] = field(default_factory=dict)
+    """(repository, COMMIT:FOLDER) of carried upstreams, by folder there."""
 
 
 @dataclass(frozen=True)

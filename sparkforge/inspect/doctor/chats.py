@@ -52,29 +52,26 @@ _SECRET_LINE, _SECRET = 1234, "kingfisher"
 
 @dataclass(frozen=True)
 class Chat:
-    """One answer.
-
-    Attributes:
-        kind: ``alone``, ``eight at once``, ``tool`` or ``long``.
-        seconds: until its end.
-        first_s: until the first token, or None.
-        prompt_tokens, tokens: counted by the server.
-        tokens_per_s: after the first token; None: too few.
-        problem: or "".
-    """
+    """One answer."""
 
     kind: str
+    """``alone``, ``eight at once``, ``tool`` or ``long``."""
     question: str
     seconds: float
+    """Until its end."""
     first_s: float | None = None
+    """Until the first token, or None."""
     prompt_tokens: int = 0
     tokens: int = 0
+    """``prompt_tokens``, ``tokens``: counted by the server."""
     tokens_per_s: float | None = None
+    """After the first token; None: too few."""
     reasoning: str = ""
     content: str = ""
     tool_calls: str = ""
     finish: str = ""
     problem: str = ""
+    """Or ""."""
 
 
 def ask_all(place: Place, model: Model) -> Iterator[Chat]:

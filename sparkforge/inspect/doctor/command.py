@@ -42,11 +42,7 @@ _MARKS = {"ok": ("32", "✓"), "note": ("2", "·"), "warn": ("33", "!"), "fail":
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of ``doctor``.
-
-    Attributes:
-        report: "" for a file with the time in its name.
-    """
+    """Options of ``doctor``."""
 
     target: str | None = option(
         "target to check for (default: guessed from the hardware)", metavar="NAME"
@@ -80,6 +76,7 @@ class Options:
         metavar="FILE",
         one_of="readings",
     )
+    """"" for a file with the time in its name."""
     no_chats: bool = switch("with --report: send no test chats to the server")
     pins: Path | None = pins_option()
     store: Path | None = store_option()

@@ -24,17 +24,14 @@ _ASKS = 5
 
 @dataclass(frozen=True)
 class Peer:
-    """Result of the exchange.
-
-    Attributes:
-        facts: the other side's, or {}.
-        offset_s: its clock minus ours; only on the worker, else None.
-        problem: why there are no facts, or "".
-    """
+    """Result of the exchange."""
 
     facts: Mapping[str, str] = field(default_factory=dict)
+    """The other side's, or {}."""
     offset_s: float | None = None
+    """Its clock minus ours; only on the worker, else None."""
     problem: str = ""
+    """Why there are no facts, or ""."""
 
 
 def port_of(mine: Settings) -> int:

@@ -14,17 +14,14 @@ has to be done, or nothing could be judged."""
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check.
-
-    Attributes:
-        name: of the check, a key of ``CHECKS``.
-        remedy: the hint, often a command; "" if there is no problem.
-    """
+    """Result of one check."""
 
     name: str
+    """Of the check, a key of ``CHECKS``."""
     state: State
     seen: str
     remedy: str = ""
+    """The hint, often a command; "" if there is no problem."""
 
     def as_json(self) -> dict[str, str]:
         """Return it as JSON values."""
@@ -34,18 +31,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """Description of a check.
-
-    Attributes:
-        what: it reads.
-        worse: conditions of a warning or failure.
-        why: reason of the check.
-    """
+    """Description of a check."""
 
     theme: str
     what: str
+    """It reads."""
     worse: str
+    """Conditions of a warning or failure."""
     why: str
+    """Reason of the check."""
 
 
 def _checks(theme: str, rows: Mapping[str, tuple[str, str, str]]) -> dict[str, Check]:

@@ -37,14 +37,11 @@ def is_secret_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Mask:
-    """Texts to mask, besides those that look like a secret.
-
-    Attributes:
-        names: replacements by name: home folder, user, host.
-    """
+    """Texts to mask, besides those that look like a secret."""
 
     secrets: tuple[str, ...] = ()
     names: tuple[tuple[str, str], ...] = ()
+    """Replacements by name: home folder, user, host."""
 
     def text(self, text: str) -> str:
         """Return a text without all that."""

@@ -26,16 +26,13 @@ _SAME = (
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface, from /sys/class/net and `ip`.
-
-    Attributes:
-        state: ``up``, ``down``, …; None: no such interface.
-        mtu, mbit: bytes and Mbit/s; None: unknown.
-    """
+    """An interface, from /sys/class/net and `ip`."""
 
     state: str | None = None
+    """``up``, ``down``, …; None: no such interface."""
     mtu: int | None = None
     mbit: int | None = None
+    """``mtu``, ``mbit``: bytes and Mbit/s; None: unknown."""
     addresses: tuple[str, ...] = ()
 
 

@@ -43,17 +43,14 @@ _CACHES = "du -xsk /var/cache/sparkforge/* /tmp /dev/shm; df -k /var/cache/spark
 
 @dataclass(frozen=True)
 class Part:
-    """A file of the archive.
-
-    Attributes:
-        file: its name there.
-        problem: why it is incomplete or missing, or "".
-    """
+    """A file of the archive."""
 
     file: str
+    """Its name there."""
     what: str
     text: str = ""
     problem: str = ""
+    """Why it is incomplete or missing, or ""."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +64,13 @@ class Container:
 
 @dataclass(frozen=True)
 class Run:
-    """Subject of a report.
-
-    Attributes:
-        target: its name; also Compose's service.
-        container: of Compose, or None.
-    """
+    """Subject of a report."""
 
     root: Path
     target: str
+    """Its name; also Compose's service."""
     container: Container | None
+    """Of Compose, or None."""
     place: Place
 
 

@@ -64,27 +64,24 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Readings:
-    """All readings of a machine.
-
-    Attributes:
-        files: text by path; None: missing or unreadable.
-        programs: output of each of ``PROGRAMS``.
-        facts: from Python: machine, kernel, page size, …; ``cuda_total`` has the bytes of an
-            integrated GPU, or "".
-        paths: by path, whether it exists and can be read and written.
-        disks: free and total bytes by purpose (``store``, ``model``); ``checkpoint`` has the files
-            of the model.
-        variables: of the environment, and of .env.
-        late: names of readings without a result in time.
-    """
+    """All readings of a machine."""
 
     files: Mapping[str, str | None] = field(default_factory=dict)
+    """Text by path; None: missing or unreadable."""
     programs: Mapping[str, Glimpse] = field(default_factory=dict)
+    """Output of each of ``PROGRAMS``."""
     facts: Mapping[str, str] = field(default_factory=dict)
+    """From Python: machine, kernel, page size, …; ``cuda_total`` has the bytes of an integrated
+    GPU, or ""."""
     paths: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    """By path, whether it exists and can be read and written."""
     disks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Free and total bytes by purpose (``store``, ``model``); ``checkpoint`` has the files of the
+    model."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the environment, and of .env."""
     late: tuple[str, ...] = ()
+    """Names of readings without a result in time."""
 
     def output(self, name: str) -> Glimpse:
         """Return a program's output; one that did not run has no exit code."""

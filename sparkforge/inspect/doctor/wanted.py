@@ -19,29 +19,26 @@ MODEL_BYTES: Mapping[str, int] = {"gpt-oss-120b": 65_200_000_000, "gpt-oss-20b":
 
 @dataclass(frozen=True)
 class Wanted:
-    """Requirements of a target.
-
-    Attributes:
-        cuda_arch: compute capability, as ``12.1``; None: no GPU is needed.
-        cuda: oldest CUDA that the driver must run, as ``(13, 0)``; None without a GPU.
-        needs_engine: it is served from an image, not from a virtual environment.
-        profile: as an image has it, with the default choice.
-        model: name in pins.yaml, repository and revision; None: the build makes a checkpoint.
-        moe_backend: the profile's ``--moe-backend``, or "auto".
-        store_bytes: size of the store after the first build.
-    """
+    """Requirements of a target."""
 
     target: str
     platforms: tuple[Platform, ...]
     python: str
     cuda_arch: str | None = None
+    """Compute capability, as ``12.1``; None: no GPU is needed."""
     cuda: tuple[int, int] | None = None
+    """Oldest CUDA that the driver must run, as ``(13, 0)``; None without a GPU."""
     needs_engine: bool = False
+    """It is served from an image, not from a virtual environment."""
     profile: Profile = field(default_factory=Profile)
+    """As an image has it, with the default choice."""
     memory: MemoryPlan | None = None
     model: tuple[str, str, str] | None = None
+    """Name in pins.yaml, repository and revision; None: the build makes a checkpoint."""
     moe_backend: str = "auto"
+    """The profile's ``--moe-backend``, or "auto"."""
     store_bytes: int = 5 << 30
+    """Size of the store after the first build."""
 
     @property
     def gpu(self) -> bool:

@@ -17,21 +17,18 @@ _Figures = tuple[Annotated[float, Field(gt=0)], ...]
 
 
 class Run(Model):
-    """One way to serve.
-
-    Attributes:
-        layers: value of --mxfp4-layers.
-        gib: memory of the loaded model.
-        tok_s: by batch.
-        prefill_ms: by prompt.
-    """
+    """One way to serve."""
 
     vllm: str
     profile: str = ""
     layers: str
+    """Value of --mxfp4-layers."""
     gib: float
+    """Memory of the loaded model."""
     tok_s: _Figures
+    """By batch."""
     prefill_ms: _Figures
+    """By prompt."""
 
 
 class Step(Model):

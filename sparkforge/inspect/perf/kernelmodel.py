@@ -38,26 +38,23 @@ _REGISTERS_STEP = 256  # registers of a warp come in steps of this number
 
 @dataclass(frozen=True)
 class Product:
-    """A kernel's work in a step.
-
-    Attributes:
-        layer: e.g. ``qkv``.
-        rows: of the step, the most that the kernel serves.
-        n, k: rows and columns of the weight.
-        copies: of the weight that are read: distinct experts.
-        blocks: of the launch; None: one for each SM.
-        shared: dynamic bytes of a block.
-    """
+    """A kernel's work in a step."""
 
     kernel: str
     layer: str
+    """e.g. ``qkv``."""
     rows: int
+    """Of the step, the most that the kernel serves."""
     n: int
     k: int
+    """``n``, ``k``: rows and columns of the weight."""
     form: Format
     copies: float
+    """Of the weight that are read: distinct experts."""
     blocks: float | None
+    """Of the launch; None: one for each SM."""
     shared: int
+    """Dynamic bytes of a block."""
 
     @property
     def bytes(self) -> float:
@@ -67,23 +64,20 @@ class Product:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The least time of a product on a machine.
-
-    Attributes:
-        per_kib: instructions of a warp for 1,024 bytes of weights, in the main loop.
-        memory_us, compute_us: what memory needs, and what all else does.
-        unit: the busiest of the latter.
-        in_flight: bytes of weights that an SM has in flight, on average over all SMs.
-        blocks: that fit an SM at once.
-    """
+    """The least time of a product on a machine."""
 
     product: Product
     per_kib: float
+    """Instructions of a warp for 1,024 bytes of weights, in the main loop."""
     memory_us: float
     compute_us: float
+    """``memory_us``, ``compute_us``: what memory needs, and what all else does."""
     unit: str
+    """The busiest of the latter."""
     in_flight: float
+    """Bytes of weights that an SM has in flight, on average over all SMs."""
     blocks: int
+    """That fit an SM at once."""
 
     @property
     def share(self) -> float:

@@ -26,31 +26,25 @@ _ARCHES = (GB10.arch, H200.arch)
 
 @dataclass(frozen=True)
 class Work:
-    """A kernel.
-
-    Attributes:
-        threads: of a block.
-        registers: of a thread.
-        shared: static shared memory of a block, bytes.
-        flow: of a warp; None: it reads no weights.
-    """
+    """A kernel."""
 
     name: str
     threads: int
+    """Of a block."""
     registers: int
+    """Of a thread."""
     shared: int
+    """Static shared memory of a block, bytes."""
     flow: Flow | None
+    """Of a warp; None: it reads no weights."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The kernels of each architecture.
-
-    Attributes:
-        sources: blob of each source that they were compiled from.
-    """
+    """The kernels of each architecture."""
 
     sources: Mapping[str, str]
+    """Blob of each source that they were compiled from."""
     compiler: str
     kernels: Mapping[str, tuple[Work, ...]]
 

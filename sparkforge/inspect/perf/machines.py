@@ -7,40 +7,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU.
-
-    Attributes:
-        arch: of its machine code, e.g. ``121a``.
-        multiprocessors: SMs; each has four schedulers that begin one instruction of a warp a cycle.
-        clock_ghz: under load.
-        memory_gb_s: bandwidth of reads.
-        latency_us: of a read from memory, while others run; None: not known.
-        warps, blocks, registers, shared: the most of one SM; shared memory in bytes.
-        matrix: cycles of a scheduler for one HMMA.16816 with float32 sums.
-        integer, multiply, float32: cycles for one instruction of a warp: logic, shifts and integer
-            sums; IMAD; float32 and BF16 pairs.
-        loaded: bytes that an SM gets from the second cache in a cycle.
-        from_shared: bytes that it gets from shared memory in a cycle.
-        notes: sources of these figures.
-    """
+    """A GPU."""
 
     name: str
     arch: str
+    """Of its machine code, e.g. ``121a``."""
     multiprocessors: int
+    """SMs; each has four schedulers that begin one instruction of a warp a cycle."""
     clock_ghz: float
+    """Under load."""
     memory_gb_s: float
+    """Bandwidth of reads."""
     latency_us: float | None
+    """Of a read from memory, while others run; None: not known."""
     warps: int
     blocks: int
     registers: int
     shared: int
+    """``warps``, ``blocks``, ``registers``, ``shared``: the most of one SM; shared memory in bytes.
+    """
     matrix: float
+    """Cycles of a scheduler for one HMMA.16816 with float32 sums."""
     integer: float
     multiply: float
     float32: float
+    """``integer``, ``multiply``, ``float32``: cycles for one instruction of a warp: logic, shifts
+    and integer sums; IMAD; float32 and BF16 pairs."""
     loaded: int
+    """Bytes that an SM gets from the second cache in a cycle."""
     from_shared: int
+    """Bytes that it gets from shared memory in a cycle."""
     notes: tuple[str, ...]
+    """Sources of these figures."""
 
     @property
     def issue(self) -> float:

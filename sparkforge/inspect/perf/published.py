@@ -17,19 +17,16 @@ _FORK = "github christopherowen/spark-vllm-mxfp4-docker"
 
 @dataclass(frozen=True)
 class Figure:
-    """One published figure.
-
-    Attributes:
-        tok_s: tokens per second, lowest and highest.
-        published: date, as exact as in the source, or "".
-        setup: the weights that it read, in our terms, if the source allows that.
-    """
+    """One published figure."""
 
     engine: str
     tok_s: tuple[float, float]
+    """Tokens per second, lowest and highest."""
     source: str
     published: str
+    """Date, as exact as in the source, or ""."""
     setup: Setup | None = None
+    """The weights that it read, in our terms, if the source allows that."""
     note: str = ""
 
 

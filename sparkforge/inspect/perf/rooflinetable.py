@@ -48,19 +48,16 @@ Each row has the change of the second one, too.
 
 @dataclass(frozen=True)
 class Case:
-    """The setup that a table is computed for.
-
-    Attributes:
-        bandwidth: of the target's memory, GB/s.
-        context: tokens that each sequence attends to.
-        batch: sequences that are decoded together.
-    """
+    """The setup that a table is computed for."""
 
     model: str
     shape: Shape
     bandwidth: float
+    """Of the target's memory, GB/s."""
     context: int
+    """Tokens that each sequence attends to."""
     batch: int
+    """Sequences that are decoded together."""
     kv_cache: KvCache
 
     @property
@@ -71,13 +68,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration, its bytes and its ceiling (tokens a second over all sequences).
-
-    Attributes:
-        sustained: the ceiling at the bandwidth that memory sustains.
-        launches: of a step; None: not known.
-        with_launches: ``sustained`` with the dearest and the cheapest cost of the launches.
-    """
+    """One configuration, its bytes and its ceiling (tokens a second over all sequences)."""
 
     name: str
     moe: Moe
@@ -87,8 +78,11 @@ class Row:
     gain: float
     gb_per_token: float
     sustained: float
+    """The ceiling at the bandwidth that memory sustains."""
     launches: int | None
+    """Of a step; None: not known."""
     with_launches: tuple[float, float] | None
+    """``sustained`` with the dearest and the cheapest cost of the launches."""
 
 
 def case(

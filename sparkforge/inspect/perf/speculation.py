@@ -24,16 +24,13 @@ PROFILES: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class BreakEven:
-    """A step that verifies ``tokens``.
-
-    Attributes:
-        experts: of a layer that it reads, on average.
-        ratio: its bytes, of those of a step with one token: the tokens that it has to give.
-    """
+    """A step that verifies ``tokens``."""
 
     tokens: int
     experts: float
+    """Of a layer that it reads, on average."""
     ratio: float
+    """Its bytes, of those of a step with one token: the tokens that it has to give."""
 
     @property
     def accepted(self) -> float:

@@ -35,18 +35,15 @@ _Text = Annotated[str, Field(min_length=1)]
 
 
 class Claim(Model):
-    """A feature, and the evidence for it; texts are Markdown.
-
-    Attributes:
-        machines: how far each machine has shown it; one that is left out has nothing to do with it.
-        tested: what was tested, and how.
-        open: what was not; None: nothing is known to be.
-    """
+    """A feature, and the evidence for it; texts are Markdown."""
 
     claim: _Text
     machines: Annotated[Mapping[Machine, Level], Field(min_length=1)]
+    """How far each machine has shown it; one that is left out has nothing to do with it."""
     tested: _Text
+    """What was tested, and how."""
     open: _Text | None = None
+    """What was not; None: nothing is known to be."""
 
 
 class Area(Model):

@@ -76,11 +76,7 @@ class Proofs(Part):
 
 @dataclass(frozen=True)
 class Step:
-    """An item of the build.
-
-    Attributes:
-        share: of the longest item's time, 0 to 1.
-    """
+    """An item of the build."""
 
     stage: str
     label: str
@@ -88,19 +84,17 @@ class Step:
     state: str
     seconds: float
     share: float
+    """Of the longest item's time, 0 to 1."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A published file.
-
-    Attributes:
-        state: whether the file is there, has the receipt's hash, and has a signature beside it.
-    """
+    """A published file."""
 
     name: str
     sha256: str
     state: Literal["missing", "changed", "as built", "as built, signature beside it"]
+    """Whether the file is there, has the receipt's hash, and has a signature beside it."""
 
 
 @dataclass(frozen=True)
@@ -116,27 +110,24 @@ class Change:
 
 @dataclass(frozen=True)
 class Gathered:
-    """All that the page shows.
-
-    Attributes:
-        kinds: components of the bill by their type.
-        same_pins: whether pins.yaml is still the one that was built.
-        kernels: of each architecture of the recorded machine code, how many kernels.
-        proofs: None: `build.py proofs` has not run in this checkout.
-    """
+    """All that the page shows."""
 
     target: str
     version: str
     receipt: Receipt
     same_pins: bool
+    """Whether pins.yaml is still the one that was built."""
     steps: Sequence[Step]
     files: Sequence[File]
     kinds: Mapping[str, int]
+    """Components of the bill by their type."""
     components: Sequence[tuple[str, str]]
     changes: Sequence[Change]
     kernels: Mapping[str, int]
+    """Of each architecture of the recorded machine code, how many kernels."""
     compiler: str
     proofs: Proofs | None
+    """None: `build.py proofs` has not run in this checkout."""
     measured: Sequence[Measured]
     areas: tuple[Area, ...]
 

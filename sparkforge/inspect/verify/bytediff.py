@@ -14,15 +14,12 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference.
-
-    Attributes:
-        where: file, and the member in it.
-        what: e.g. ``offset 0x1f2: 61 62 → 61 63``.
-    """
+    """One difference."""
 
     where: str
+    """File, and the member in it."""
     what: str
+    """e.g. ``offset 0x1f2: 61 62 → 61 63``."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"

@@ -33,12 +33,7 @@ _PROFILE = "profile.json"
 
 @dataclass
 class Report:
-    """Result of the checks of an image.
-
-    Attributes:
-        checked: number of comparisons, by kind.
-        problems: one line for each.
-    """
+    """Result of the checks of an image."""
 
     digest: str
     target: str
@@ -46,7 +41,9 @@ class Report:
     base: str
     contents: dict[str, dict[str, str]] = field(default_factory=dict)
     checked: dict[str, int] = field(default_factory=dict)
+    """Number of comparisons, by kind."""
     problems: list[str] = field(default_factory=list)
+    """One line for each."""
 
 
 def _records(reading: Reading) -> Iterator[tuple[str, list[tuple[str, str]]]]:

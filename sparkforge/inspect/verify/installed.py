@@ -24,15 +24,12 @@ _OF_THE_VENV = ("_virtualenv.py", "_virtualenv.pth")
 
 @dataclass
 class Found:
-    """Result of the checks of installed files.
-
-    Attributes:
-        checked: number of comparisons, by kind.
-        problems: one line for each.
-    """
+    """Result of the checks of installed files."""
 
     checked: dict[str, int] = field(default_factory=dict)
+    """Number of comparisons, by kind."""
     problems: list[str] = field(default_factory=list)
+    """One line for each."""
 
 
 @contextmanager

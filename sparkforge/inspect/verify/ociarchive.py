@@ -41,17 +41,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Image:
-    """An opened archive.
-
-    Attributes:
-        digest: of the platform's manifest, as in a registry.
-        config: the image's configuration, with labels and the digests of unpacked layers.
-    """
+    """An opened archive."""
 
     archive: tarfile.TarFile
     path: Path
     digest: str
+    """Of the platform's manifest, as in a registry."""
     config: Mapping[str, Any]
+    """The image's configuration, with labels and the digests of unpacked layers."""
     layers: tuple[Layer, ...]
 
     @property

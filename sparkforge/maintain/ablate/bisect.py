@@ -52,21 +52,18 @@ def search(ends: tuple[int, int], ask: Callable[[int], Answer]) -> tuple[int, in
 
 @dataclass
 class Bisection:
-    """A search and what it knows.
-
-    Attributes:
-        identity: all that the check depends on; with the series, what a later run goes on by.
-        good, bad: ends in the user's words: ``none``, ``all``, or the name of the last patch that
-            is in; None where the answers themselves shall tell.
-        again: forget what an earlier run has found out.
-    """
+    """A search and what it knows."""
 
     job: Job
     check: Check
     identity: Mapping[str, Any]
+    """All that the check depends on; with the series, what a later run goes on by."""
     good: str | None = None
     bad: str | None = None
+    """``good``, ``bad``: ends in the user's words: ``none``, ``all``, or the name of the last patch
+    that is in; None where the answers themselves shall tell."""
     again: bool = False
+    """Forget what an earlier run has found out."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
 

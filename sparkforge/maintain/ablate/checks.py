@@ -49,13 +49,10 @@ class Check(Protocol):
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds a target at any place, in a virtual environment.
-
-    Attributes:
-        target: None: none was named.
-    """
+    """Builds a target at any place, in a virtual environment."""
 
     target: str | None
+    """None: none was named."""
     access: Access
 
     def named(self, what: str) -> str:

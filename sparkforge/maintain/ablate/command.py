@@ -20,12 +20,7 @@ from sparkforge.sources.project import Project, ProjectOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of ``ablate``.
-
-    Attributes:
-        bisect: command of the shell; "" for the one after ``--``, or --smoke.
-        arguments: the command after ``--``.
-    """
+    """Options of ``ablate``."""
 
     patch: tuple[str, ...] = argument(
         "patches to leave out, one at a time (default: each)", default=(), nargs="*"
@@ -38,6 +33,7 @@ class Options:
         const="",
         metavar="COMMAND",
     )
+    """Command of the shell; "" for the one after ``--``, or --smoke."""
     upstream: str | None = option("limit to the series of this upstream", metavar="NAME")
     merge_only: bool = switch("only check that the other patches still merge; run no tests")
     smoke: bool = switch("run the target's smoke test instead of the patches' tests")
@@ -60,6 +56,7 @@ class Options:
         "Python with pytest (default: .venv-dev, created if missing)", type=Path, metavar="FILE"
     )
     arguments: tuple[str, ...] = behind()
+    """The command after ``--``."""
     project: ProjectOptions
     output: OutputOptions
 

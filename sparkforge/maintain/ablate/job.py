@@ -32,21 +32,18 @@ class Checks(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What to ablate, and the means.
-
-    Attributes:
-        python: interpreter that has pytest; None: the checkout's own, made where missing.
-        names: of patch files, with or without ``.patch``; empty: all.
-        together: they are left out at once, not each in turn.
-        checks: what is run; None: each patch's own test.
-    """
+    """What to ablate, and the means."""
 
     project: Project
     python: Path | None
+    """Interpreter that has pytest; None: the checkout's own, made where missing."""
     series: Sequence[Series]
     names: tuple[str, ...]
+    """Of patch files, with or without ``.patch``; empty: all."""
     together: bool = False
+    """They are left out at once, not each in turn."""
     checks: Checks | None = None
+    """What is run; None: each patch's own test."""
     _sources: dict[str, Source] = field(default_factory=dict)
 
     @property

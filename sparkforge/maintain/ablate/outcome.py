@@ -158,20 +158,18 @@ def judge(whole: Outcome, without: Outcome) -> Verdict:
 
 @dataclass(frozen=True)
 class Result:
-    """What was found about one check of patches left out.
-
-    Attributes:
-        upstream, patch: whose check it is; joined where several patches have it in common.
-        check: the test's node id, or what was run in its place.
-        left_out: what was to be left out, all patches.
-        dependents: later patches that do not merge without those, left out, too.
-    """
+    """What was found about one check of patches left out."""
 
     upstream: str
     patch: str
+    """``upstream``, ``patch``: whose check it is; joined where several patches have it in common.
+    """
     check: str
+    """The test's node id, or what was run in its place."""
     left_out: tuple[str, ...]
+    """What was to be left out, all patches."""
     dependents: tuple[str, ...]
+    """Later patches that do not merge without those, left out, too."""
     whole: Outcome
     without: Outcome
     seconds: float
@@ -201,17 +199,14 @@ class Result:
 
 @dataclass(frozen=True)
 class OwnTests:
-    """The check that each patch brings along: the test of its trailer.
-
-    Attributes:
-        python: interpreter that has pytest.
-        root: the checkout whose tests are run, whichever series they see.
-        tests: node id by upstream and patch.
-    """
+    """The check that each patch brings along: the test of its trailer."""
 
     python: Path
+    """Interpreter that has pytest."""
     root: Path
+    """The checkout whose tests are run, whichever series they see."""
     tests: Mapping[tuple[str, str], str]
+    """Node id by upstream and patch."""
 
     def whole(self, place: Place) -> dict[str, Outcome]:
         """Run all of them with the whole series, as CI does.

@@ -28,22 +28,19 @@ CHECKOUT = "SPARKFORGE_CHECKOUT"
 
 @dataclass(frozen=True)
 class Reduced:
-    """A series of which some patches are left.
-
-    Attributes:
-        source: what it stands on.
-        commit, tree: what it gives there.
-        files: name and bytes of each patch left, in order, in canonical form.
-        left_out: the patches that were to be left out, in the series' order.
-        dependents: later patches that do not merge without those.
-    """
+    """A series of which some patches are left."""
 
     source: Source
+    """What it stands on."""
     commit: str
     tree: str
+    """``commit``, ``tree``: what it gives there."""
     files: tuple[tuple[str, bytes], ...]
+    """Name and bytes of each patch left, in order, in canonical form."""
     left_out: tuple[str, ...]
+    """The patches that were to be left out, in the series' order."""
     dependents: tuple[str, ...] = ()
+    """Later patches that do not merge without those."""
 
     @property
     def upstream(self) -> str:

@@ -35,14 +35,11 @@ _MOUNTED = "/opt/sparkforge/overlay"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a developer's command runs.
-
-    Attributes:
-        folder: work trees, links, caches.
-    """
+    """Where a developer's command runs."""
 
     context: Context
     folder: Path
+    """Work trees, links, caches."""
     trees: Mapping[str, WorkTree]
 
     def links(self, name: str, site: PurePosixPath) -> Path:
@@ -79,11 +76,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of ``dev``.
-
-    Attributes:
-        arguments: the command after ``--``.
-    """
+    """Options of ``dev``."""
 
     upstream: tuple[str, ...] = argument(
         "upstreams whose work trees to use (default: the target's)", default=(), nargs="*"
@@ -93,6 +86,7 @@ class Options:
         "folder of the work trees (default: dev/TARGET)", type=Path, metavar="DIR"
     )
     arguments: tuple[str, ...] = behind()
+    """The command after ``--``."""
     project: ProjectOptions
     output: OutputOptions
     variant: VariantOptions = as_last()

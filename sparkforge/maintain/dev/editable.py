@@ -16,20 +16,17 @@ from sparkforge.pins.pathmap import PathRule
 
 @dataclass(frozen=True)
 class TreeOf:
-    """One upstream's work tree, as a wheel sees it.
-
-    Attributes:
-        at: where it is for who imports it.
-        rules: where its files belong in the wheel.
-        base: paths of the pinned commit; a wheel's file that is among them is never taken from
-            the wheel, so that a deleted one stays away.
-        files: paths that are there now.
-    """
+    """One upstream's work tree, as a wheel sees it."""
 
     at: PurePosixPath
+    """Where it is for who imports it."""
     rules: Sequence[PathRule]
+    """Where its files belong in the wheel."""
     base: Collection[str]
+    """Paths of the pinned commit; a wheel's file that is among them is never taken from the wheel,
+    so that a deleted one stays away."""
     files: Iterable[str]
+    """Paths that are there now."""
 
 
 def links(members: Iterable[str], trees: Sequence[TreeOf], site: PurePosixPath) -> dict[str, str]:

@@ -26,11 +26,7 @@ _MANY = re.compile(r"latest:([1-9][0-9]?)")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of ``rebase``.
-
-    Attributes:
-        go_on: --continue.
-    """
+    """Options of ``rebase``."""
 
     upstream: str | None = argument("upstream whose series to move", default=None, nargs="?")
     all: bool = switch("try every upstream; change nothing")
@@ -44,6 +40,7 @@ class Options:
     commit: str | None = option("commit that the release was built from", metavar="SHA")
     test: bool = switch("run the tests that the patches name when the rebase is done")
     go_on: bool = switch("continue a stopped or killed rebase", "--continue", one_of="answer")
+    """--continue."""
     skip: str | None = option(
         "drop the patch that stopped the rebase", metavar="REASON", one_of="answer"
     )

@@ -29,17 +29,14 @@ _SHA = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class DependencyDrift:
-    """One thing that no longer agrees.
-
-    Attributes:
-        what: what, and how it is pinned and wanted.
-        hint: the edit that makes it agree.
-        values: what the rebase itself writes into pins.yaml when it lands, by path.
-    """
+    """One thing that no longer agrees."""
 
     what: str
+    """What, and how it is pinned and wanted."""
     hint: str
+    """The edit that makes it agree."""
     values: Mapping[Where, str] = field(default_factory=dict)
+    """What the rebase itself writes into pins.yaml when it lands, by path."""
 
     def as_json(self) -> dict[str, object]:
         """Return what ``--json`` prints of it."""

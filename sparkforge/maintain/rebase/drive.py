@@ -29,15 +29,12 @@ _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)  # ======= may b
 
 @dataclass(frozen=True)
 class Rebase:
-    """What a rebase works with.
-
-    Attributes:
-        history: a repository with upstream's history, where a mirror is one.
-    """
+    """What a rebase works with."""
 
     project: Project
     upstream: str
     history: Path | None = None
+    """A repository with upstream's history, where a mirror is one."""
 
     @property
     def job(self) -> Job:

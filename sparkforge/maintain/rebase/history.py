@@ -15,15 +15,12 @@ _REVERTS = re.compile(r"\b[Tt]his reverts commit ([0-9a-f]{7,40})\b")
 
 @dataclass(frozen=True)
 class Made:
-    """A change that upstream made.
-
-    Attributes:
-        commit: that made it last, abbreviated.
-        undone: the commit that took it back after that, abbreviated; None: none was found.
-    """
+    """A change that upstream made."""
 
     commit: str
+    """That made it last, abbreviated."""
     undone: str | None
+    """The commit that took it back after that, abbreviated; None: none was found."""
 
 
 @dataclass(frozen=True)

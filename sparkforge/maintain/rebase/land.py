@@ -28,15 +28,12 @@ from sparkforge.sources.project import Project
 
 @dataclass(frozen=True)
 class Landed:
-    """What a rebase left behind.
-
-    Attributes:
-        companions: what no longer agrees, and how to fix it.
-    """
+    """What a rebase left behind."""
 
     report: Path
     changed: tuple[Path, ...]
     companions: tuple[DependencyDrift, ...]
+    """What no longer agrees, and how to fix it."""
 
 
 def land(rebase: Rebase, state: State) -> Landed:

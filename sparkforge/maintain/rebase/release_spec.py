@@ -45,19 +45,16 @@ _STATED = re.compile(
 
 @dataclass(frozen=True)
 class Release:
-    """A release to move to.
-
-    Attributes:
-        upstream: as pins.yaml would have it; its commit is None where nobody knows it.
-        source: its tree.
-        lacking: names among ``files`` that the index has no file of this release for.
-        declared_commit: what the release itself says its commit is, maybe abbreviated.
-    """
+    """A release to move to."""
 
     upstream: Upstream
+    """As pins.yaml would have it; its commit is None where nobody knows it."""
     source: Source
+    """Its tree."""
     lacking: tuple[str, ...] = ()
+    """Names among ``files`` that the index has no file of this release for."""
     declared_commit: str | None = None
+    """What the release itself says its commit is, maybe abbreviated."""
 
 
 def resolve(project: Project, name: str, spec: str, *, complete: bool = False) -> Release:

@@ -31,19 +31,16 @@ _NAME = "resolution"
 
 @dataclass(frozen=True)
 class Conflict:
-    """A conflict as it was before anybody touched it; a state file keeps it.
-
-    Attributes:
-        key: of the patch and what it met.
-        files: in conflict.
-        others: digest of all other files.
-        lines: rerere's names of what it knows of it: all of it where it has one a file.
-    """
+    """A conflict as it was before anybody touched it; a state file keeps it."""
 
     key: str
+    """Of the patch and what it met."""
     files: tuple[str, ...]
+    """In conflict."""
     others: str
+    """Digest of all other files."""
     lines: tuple[str, ...]
+    """rerere's names of what it knows of it: all of it where it has one a file."""
 
 
 class Memory:

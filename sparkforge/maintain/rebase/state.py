@@ -43,28 +43,25 @@ def _given(pin: Upstream) -> dict[str, Any]:
 
 @dataclass
 class SeriesRebase:
-    """One series on its way.
-
-    Attributes:
-        upstream: whose series.
-        series: its digest when the rebase began.
-        pinned: the upstream's pin when the rebase began, as JSON.
-        target: the upstream as pins.yaml will have it.
-        old, new: the sources.
-        results: of the patches that are done, in order.
-        stopped: the patch that waits for a person.
-        conflict: what it met, as it was before anybody touched it.
-    """
+    """One series on its way."""
 
     upstream: str
+    """Whose series."""
     series: str
+    """Its digest when the rebase began."""
     pinned: Mapping[str, Any]
+    """The upstream's pin when the rebase began, as JSON."""
     target: Annotated[Upstream, PlainSerializer(_given)]
+    """The upstream as pins.yaml will have it."""
     old: Source
     new: Source
+    """``old``, ``new``: the sources."""
     results: list[PatchResult] = field(default_factory=list)
+    """Of the patches that are done, in order."""
     stopped: PatchResult | None = None
+    """The patch that waits for a person."""
     conflict: Conflict | None = None
+    """What it met, as it was before anybody touched it."""
 
     @property
     def head(self) -> str:
@@ -75,20 +72,17 @@ class SeriesRebase:
 
 @dataclass
 class State:
-    """A rebase under way.
-
-    Attributes:
-        spec: what it was told to move onto.
-        lacking: names of files that the index has none of for the new release.
-        declared_commit: what the release says its commit is.
-        parts: the upstream's own series first.
-    """
+    """A rebase under way."""
 
     upstream: str
     spec: str
+    """What it was told to move onto."""
     lacking: tuple[str, ...]
+    """Names of files that the index has none of for the new release."""
     declared_commit: str | None
+    """What the release says its commit is."""
     parts: list[SeriesRebase]
+    """The upstream's own series first."""
 
     @property
     def stopped(self) -> SeriesRebase | None:

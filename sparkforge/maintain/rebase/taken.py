@@ -24,33 +24,27 @@ from sparkforge.store.store import Store
 
 @dataclass(frozen=True)
 class Taken:
-    """What speaks for a patch being in the new release.
-
-    Attributes:
-        confirmed: it is there, at its place; else ``detail`` says what there is instead.
-        exact: nothing of it was changed since.
-    """
+    """What speaks for a patch being in the new release."""
 
     confirmed: bool
+    """It is there, at its place; else ``detail`` says what there is instead."""
     detail: str
     exact: bool = True
+    """Nothing of it was changed since."""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """Where to look for a series: its commits on the old release, and the new one.
-
-    Attributes:
-        commits: the patches as commits on the old release, in order.
-        history: upstream's commits between the releases, where they are at hand.
-    """
+    """Where to look for a series: its commits on the old release, and the new one."""
 
     store: Store
     series: Series
     commits: Sequence[str]
+    """The patches as commits on the old release, in order."""
     new: Source
     paths: Iterable[str]
     history: History | None
+    """Upstream's commits between the releases, where they are at hand."""
 
 
 def taken(place: Looked) -> dict[str, Taken]:

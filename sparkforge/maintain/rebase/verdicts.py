@@ -37,33 +37,30 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class PatchResult:
-    """What became of one patch.
-
-    Attributes:
-        stops: a person must resolve it (or skip it).
-        detail: what was found, for people; lines.
-        files: the files in conflict, or those renamed or deleted.
-        causes: upstream's commits that did it, ``SHA subject``, where history is at hand.
-        after: earlier patches, left out here, that touch the same files; it may be their doing.
-        remembered: resolved the way a person did before.
-        commit: the moved commit; None where there is none (stopped, dropped, skipped).
-        reason: why a person left it out.
-        exact: of an upstreamed one: nothing of it was changed since.
-        vanished: names that it uses and that the new release has nowhere.
-    """
+    """What became of one patch."""
 
     patch: str
     verdict: Verdict
     stops: bool = False
+    """A person must resolve it (or skip it)."""
     detail: tuple[str, ...] = ()
+    """What was found, for people; lines."""
     files: tuple[str, ...] = ()
+    """The files in conflict, or those renamed or deleted."""
     causes: tuple[str, ...] = ()
+    """Upstream's commits that did it, ``SHA subject``, where history is at hand."""
     after: tuple[str, ...] = ()
+    """Earlier patches, left out here, that touch the same files; it may be their doing."""
     remembered: bool = False
+    """Resolved the way a person did before."""
     commit: str | None = None
+    """The moved commit; None where there is none (stopped, dropped, skipped)."""
     reason: str | None = None
+    """Why a person left it out."""
     exact: bool = True
+    """Of an upstreamed one: nothing of it was changed since."""
     vanished: tuple[str, ...] = ()
+    """Names that it uses and that the new release has nowhere."""
 
     @property
     def next(self) -> str:

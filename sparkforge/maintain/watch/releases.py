@@ -27,22 +27,19 @@ from sparkforge.sources.project import Project
 
 @dataclass(frozen=True)
 class Listed:
-    """What the index lists of an upstream.
-
-    Attributes:
-        follows: the upstream whose releases these are; its own name, but for one that is carried.
-        newest: the version that is pinned, or the newest one behind it that nobody silenced.
-        newer: all versions newer than the pinned one that the index has, silenced ones too,
-            newest first.
-        yanked: why upstream withdrew the pinned release; None where it did not.
-    """
+    """What the index lists of an upstream."""
 
     upstream: str
     follows: str
+    """The upstream whose releases these are; its own name, but for one that is carried."""
     pinned: str
     newest: str
+    """The version that is pinned, or the newest one behind it that nobody silenced."""
     newer: tuple[str, ...]
+    """All versions newer than the pinned one that the index has, silenced ones too, newest first.
+    """
     yanked: str | None = None
+    """Why upstream withdrew the pinned release; None where it did not."""
 
     @property
     def news(self) -> bool:
@@ -52,18 +49,15 @@ class Listed:
 
 @dataclass(frozen=True)
 class Found:
-    """What became of an upstream's series on its newest release.
-
-    Attributes:
-        patches: how many there are.
-        moves: a verdict a patch; empty where nothing was tried.
-        lacking: why it could not be tried, though there is a release.
-    """
+    """What became of an upstream's series on its newest release."""
 
     listed: Listed
     patches: int
+    """How many there are."""
     moves: tuple[PatchResult, ...] = ()
+    """A verdict a patch; empty where nothing was tried."""
     lacking: str | None = None
+    """Why it could not be tried, though there is a release."""
 
     @property
     def by_hand(self) -> list[PatchResult]:
