@@ -96,20 +96,17 @@ GRAPHS = {0: "FULL_DECODE_ONLY", 3: "FULL_AND_PIECEWISE"}
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration.
-
-    Attributes:
-        tree: a folder to put first on the Python path, or ``-``.
-        backend: for ``moe_backend``.
-        layers: for ``mxfp4_layers``; empty for none.
-        kernels: for ``decode_kernels``; empty for a vLLM without that option, or its default.
-    """
+    """One configuration."""
 
     name: str
     tree: str
+    """A folder to put first on the Python path, or ``-``."""
     backend: str
+    """For ``moe_backend``."""
     layers: str
+    """For ``mxfp4_layers``; empty for none."""
     kernels: str
+    """For ``decode_kernels``; empty for a vLLM without that option, or its default."""
 
     @classmethod
     def parse(cls, text: str) -> Case:

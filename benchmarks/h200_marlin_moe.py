@@ -93,20 +93,16 @@ class Variant:
 
 @dataclass
 class Experts:
-    """Experts as a checkpoint holds them, gate and up interleaved.
-
-    Attributes:
-        w13: codes [E, 2I, H / 2] and scales [E, 2I, H / 32].
-        w2: codes [E, H, I / 2] and scales [E, H, I / 32].
-        b13: [E, 2I].
-        b2: [E, H].
-
-    """
+    """Experts as a checkpoint holds them, gate and up interleaved."""
 
     w13: tuple[torch.Tensor, torch.Tensor]
+    """Codes [E, 2I, H / 2] and scales [E, 2I, H / 32]."""
     w2: tuple[torch.Tensor, torch.Tensor]
+    """Codes [E, H, I / 2] and scales [E, H, I / 32]."""
     b13: torch.Tensor
+    """[E, 2I]."""
     b2: torch.Tensor
+    """[E, H]."""
 
     @classmethod
     def random(cls, shape: Shape, device: str) -> Experts:

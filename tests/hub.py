@@ -50,43 +50,40 @@ class Request:
 
 @dataclass
 class Hub:
-    """One model on a hub of its own.
-
-    Attributes:
-        files: content by path.
-        refs: commits by branch or tag; COMMIT is known as itself.
-        statuses: answers to give first, by path, one a request; 0: end the connection.
-        headers: of those answers.
-        cut_at: end the connection after so many bytes of a file, while ``cuts`` last.
-        piece: bytes between two pauses of ``pause_s``.
-        ranges: honour Range requests.
-        token: requests must carry it; "": none.
-        gated: say "gated" in place of "unauthorized".
-        page: files of one page of the list.
-        tree: changes the list before it is sent.
-        body: changes what is sent of a file.
-        following: gives the address of the next page; None: as it is.
-        held: files are sent as long as this is set.
-    """
+    """One model on a hub of its own."""
 
     files: dict[str, bytes]
+    """Content by path."""
     model: str = "some/model"
     refs: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})
+    """Commits by branch or tag; COMMIT is known as itself."""
     statuses: dict[str, list[int]] = field(default_factory=dict)
+    """Answers to give first, by path, one a request; 0: end the connection."""
     headers: dict[str, str] = field(default_factory=dict)
+    """Of those answers."""
     cut_at: int = 0
+    """End the connection after so many bytes of a file, while ``cuts`` last."""
     cuts: int = 0
     piece: int = 1 << 20
+    """Bytes between two pauses of ``pause_s``."""
     pause_s: float = 0.0
     ranges: bool = True
+    """Honour Range requests."""
     token: str = ""
+    """Requests must carry it; "": none."""
     gated: bool = False
+    """Say "gated" in place of "unauthorized"."""
     page: int = 1000
+    """Files of one page of the list."""
     tree: Callable[[list[Any]], Any] = lambda found: found
+    """Changes the list before it is sent."""
     body: Callable[[str, bytes], bytes] = lambda path, data: data
+    """Changes what is sent of a file."""
     following: Callable[[int], str] | None = None
+    """Gives the address of the next page; None: as it is."""
     requests: list[Request] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
+    """Files are sent as long as this is set."""
     _http: ThreadingHTTPServer | None = None
 
     def start(self, port: int = 0, host: str = "127.0.0.1") -> Hub:

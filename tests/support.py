@@ -105,26 +105,23 @@ def health_check(env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
 
 @dataclass
 class Page:
-    """What the server answers on a path.
-
-    Attributes:
-        ranges: honour Range requests.
-        statuses: answers to give first, one a request, before the body.
-        cut: in the first so many requests, end the connection after ``cut_at`` bytes.
-        pause_s: seconds between two pieces of ``piece`` bytes.
-        headers: more headers.
-        length: say how long the body is.
-    """
+    """What the server answers on a path."""
 
     body: bytes
     ranges: bool = True
+    """Honour Range requests."""
     statuses: list[int] = field(default_factory=list)
+    """Answers to give first, one a request, before the body."""
     cut: int = 0
+    """In the first so many requests, end the connection after ``cut_at`` bytes."""
     cut_at: int = 0
     pause_s: float = 0.0
+    """Seconds between two pieces of ``piece`` bytes."""
     piece: int = 1 << 20
     headers: Mapping[str, str] = field(default_factory=dict)
+    """More headers."""
     length: bool = True
+    """Say how long the body is."""
 
 
 class Server:

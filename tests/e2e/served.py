@@ -28,16 +28,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Alone:
-    """What was seen of the one node.
-
-    Attributes:
-        hosts: addresses that its port was published on.
-        said: what the entrypoint printed.
-    """
+    """What was seen of the one node."""
 
     answer: Answer
     hosts: set[str]
+    """Addresses that its port was published on."""
     said: str
+    """What the entrypoint printed."""
 
 
 def docker(*arguments: str) -> str:

@@ -37,21 +37,18 @@ NATIVE = {"csrc/kernel.cu": b"// native\n", "README.md": b"words\n"}
 
 @dataclass(frozen=True)
 class Shape:
-    """A kind of upstream.
-
-    Attributes:
-        files: what the repository and the release have in common.
-        touched: the one that our patch changes.
-        generated: what only the release has; of a wheel: nothing.
-        sdist: whether the release has one.
-        submodule: the repository has a submodule, whose files an sdist holds itself.
-    """
+    """A kind of upstream."""
 
     files: Mapping[str, bytes]
+    """What the repository and the release have in common."""
     touched: str
+    """The one that our patch changes."""
     generated: Mapping[str, bytes]
+    """What only the release has; of a wheel: nothing."""
     sdist: bool
+    """Whether the release has one."""
     submodule: str = ""
+    """The repository has a submodule, whose files an sdist holds itself."""
 
 
 SHAPES = {

@@ -45,17 +45,14 @@ MARLIN_HELPERS = (
 
 @dataclass(frozen=True)
 class Configured:
-    """What a run of CMake said and decided.
-
-    Attributes:
-        flags: per source the codes it is compiled to, e.g. ``120f``, or ``80+PTX`` for PTX alone.
-        warnings: each in one line.
-        error: the first error in one line, or empty.
-    """
+    """What a run of CMake said and decided."""
 
     flags: dict[str, tuple[str, ...]]
+    """Per source the codes it is compiled to, e.g. ``120f``, or ``80+PTX`` for PTX alone."""
     warnings: tuple[str, ...]
+    """Each in one line."""
     error: str
+    """The first error in one line, or empty."""
 
 
 @dataclass(frozen=True)

@@ -46,15 +46,12 @@ _TYPES = {"half": "F16", "__nv_bfloat16": "BF16"}
 
 @dataclass(frozen=True)
 class Gemm:
-    """One grouped GEMM: what the generator instantiates, and what a dispatch launches.
-
-    Attributes:
-        tile: rows, columns and depth in elements.
-        out: F16 or BF16.
-    """
+    """One grouped GEMM: what the generator instantiates, and what a dispatch launches."""
 
     tile: tuple[int, int, int]
+    """Rows, columns and depth in elements."""
     out: str
+    """F16 or BF16."""
     fusion: str
     mx: bool
     swap_ab: bool
@@ -135,17 +132,14 @@ def _call(words: list[str | Path]) -> None:
 
 @dataclass(frozen=True)
 class Runner:
-    """How one runner of a probe behaves on one capability.
-
-    Attributes:
-        tma_ws: whether it has kernels of the TMA warp specialized kind there.
-        launches: per tactic of that kind that the autotuner keeps, what its dispatch launched.
-        others: per other tactic, what became of it.
-    """
+    """How one runner of a probe behaves on one capability."""
 
     tma_ws: bool
+    """Whether it has kernels of the TMA warp specialized kind there."""
     launches: tuple[str, ...]
+    """Per tactic of that kind that the autotuner keeps, what its dispatch launched."""
     others: tuple[str, ...]
+    """Per other tactic, what became of it."""
 
     def gemms(self) -> Counter[Gemm]:
         """Return the launches as GEMMs; each tactic must have launched exactly one, for SM120."""

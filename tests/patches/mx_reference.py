@@ -25,17 +25,14 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """A quantised tensor [..., K].
-
-    Attributes:
-        codes: One element a byte, [..., K]: sign, exponent and mantissa in the low bits.
-        scales: E8M0, [..., K / 32].
-        values: What it stands for, [..., K].
-    """
+    """A quantised tensor [..., K]."""
 
     codes: npt.NDArray[np.uint8]
+    """One element a byte, [..., K]: sign, exponent and mantissa in the low bits."""
     scales: npt.NDArray[np.uint8]
+    """E8M0, [..., K / 32]."""
     values: Doubles
+    """What it stands for, [..., K]."""
 
     @property
     def packed(self) -> npt.NDArray[np.uint8]:

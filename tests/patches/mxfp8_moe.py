@@ -145,27 +145,24 @@ class Activation:
 
 @dataclass(frozen=True)
 class Layer:
-    """Quantised operands of a layer and its routing.
-
-    Attributes:
-        x: tokens, elements [tokens, hidden] and scales [tokens, hidden / 32].
-        gate, up: w1 and w3, [experts, inter, hidden] and scales.
-        down: w2, [experts, hidden, inter] and scales.
-        gate_bias, up_bias, down_bias: [experts, rows].
-        global1, global2: factor of each expert's products, [experts].
-        experts: those of a token, [tokens, top k]; weights: their shares.
-    """
+    """Quantised operands of a layer and its routing."""
 
     x: tuple[Bytes, Bytes]
+    """Tokens, elements [tokens, hidden] and scales [tokens, hidden / 32]."""
     gate: tuple[Bytes, Bytes]
     up: tuple[Bytes, Bytes]
+    """``gate``, ``up``: w1 and w3, [experts, inter, hidden] and scales."""
     down: tuple[Bytes, Bytes]
+    """W2, [experts, hidden, inter] and scales."""
     gate_bias: Singles
     up_bias: Singles
     down_bias: Singles
+    """``gate_bias``, ``up_bias``, ``down_bias``: [experts, rows]."""
     global1: Singles
     global2: Singles
+    """``global1``, ``global2``: factor of each expert's products, [experts]."""
     experts: npt.NDArray[np.int64]
+    """Those of a token, [tokens, top k]; weights: their shares."""
     weights: Singles
     activation: Activation
 
@@ -252,22 +249,19 @@ def reference(layer: Layer, *, staged: bool = False) -> Floats:
 
 @dataclass(frozen=True)
 class Packed:
-    """What a caller of ``cutlass_fused_moe`` passes, as bytes.
-
-    Attributes:
-        x_scales: 128x4 layout.
-        w13: [experts, 2 inter, hidden], w3's rows first; w13_scales: [experts, bytes], each 128x4.
-        w2, w2_scales: the same of w2.
-        bias13: [experts, 2 inter], w3's first.
-    """
+    """What a caller of ``cutlass_fused_moe`` passes, as bytes."""
 
     x: Bytes
     x_scales: Bytes
+    """128x4 layout."""
     w13: Bytes
+    """[experts, 2 inter, hidden], w3's rows first; w13_scales: [experts, bytes], each 128x4."""
     w13_scales: Bytes
     w2: Bytes
     w2_scales: Bytes
+    """``w2``, ``w2_scales``: the same of w2."""
     bias13: Singles
+    """[experts, 2 inter], w3's first."""
 
 
 def pack(layer: Layer) -> Packed:
@@ -289,17 +283,14 @@ def pack(layer: Layer) -> Packed:
 
 @dataclass(frozen=True)
 class Tactic:
-    """One kernel of the module.
-
-    Attributes:
-        columns: N of the tile 128 x N x 128.
-        swap_ab: the weights are A and the tokens B, and the result is transposed.
-        finalize: the second product's epilogue adds into the output, else a kernel after it does.
-    """
+    """One kernel of the module."""
 
     columns: int
+    """N of the tile 128 x N x 128."""
     swap_ab: bool
+    """The weights are A and the tokens B, and the result is transposed."""
     finalize: bool
+    """The second product's epilogue adds into the output, else a kernel after it does."""
 
 
 TILE_ROWS, TILE_K = 128, 128

@@ -25,18 +25,15 @@ class OutOfMemoryError(Exception):
 
 @dataclass
 class Machine:
-    """Bytes of one memory; swap is apart and no part of any reading.
-
-    Attributes:
-        held: what the kernel and all processes hold on the host, other than cache.
-        gpu: what CUDA holds.
-        cache: clean page cache.
-    """
+    """Bytes of one memory; swap is apart and no part of any reading."""
 
     total: int
     held: int
+    """What the kernel and all processes hold on the host, other than cache."""
     cache: int = 0
+    """Clean page cache."""
     gpu: int = 0
+    """What CUDA holds."""
     swapped: int = 0
     floor: int = 512 * MIB
 

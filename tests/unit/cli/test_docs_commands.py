@@ -95,17 +95,14 @@ def test_the_check_finds_what_is_wrong() -> None:
 
 @dataclass
 class Listed:
-    """docs/commands.yaml. State: the keys that a command had.
-
-    Attributes:
-        why: by the words that a command begins with, what runs it or why nothing does.
-        run: commands that this file runs.
-        tests: tests that run the others.
-    """
+    """docs/commands.yaml. State: the keys that a command had."""
 
     why: Mapping[tuple[str, ...], str]
+    """By the words that a command begins with, what runs it or why nothing does."""
     run: tuple[tuple[str, ...], ...]
+    """Commands that this file runs."""
     tests: frozenset[str]
+    """Tests that run the others."""
     used: set[tuple[str, ...]] = field(default_factory=set)
 
     @classmethod
