@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkforge.pins.architectures import loads
 from sparkforge.pins.yamlfile import Document, Where, dotted
 
 if TYPE_CHECKING:
@@ -88,6 +89,17 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
             report((*here, "model"), f"{target.model!r} is not among models", "pin it there")
         if target.profile is not None and target.profile not in pins.profiles:
             report((*here, "profile"), f"{target.profile!r} is not among profiles", "add it there")
+        code = target.machine_code
+        if code is not None:
+            at = (*here, "machine_code")
+            if code.contract not in pins.contracts:
+                report((*at, "contract"), f"{code.contract!r} is not among contracts", "add it")
+            if target.cuda_arch is None:
+                report(at, "the target has no cuda_arch", "add it, or remove machine_code")
+            for i, arch in enumerate(code.architectures):
+                if target.cuda_arch is not None and not loads(arch, target.cuda_arch):
+                    what = f"code for {arch} does not load on {target.cuda_arch}"
+                    report((*at, "architectures", i), what, "remove it (docs/sm12x.md)")
         for platform in target.platforms:
             lock = target.requirements.get(platform)
             if lock is None:

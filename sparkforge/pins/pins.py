@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import checks, yamlfile
 from sparkforge.pins.compiling import Compile, Kernels
+from sparkforge.pins.contracts import Contract, MachineCode
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.profiles import Choice, Profile
 from sparkforge.pins.types import (
@@ -215,6 +216,8 @@ class Target(Model):
     """How its model is served, among ``profiles``."""
     serve: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``, behind the profile's."""
+    machine_code: MachineCode | None = None
+    """What ``proofs --wheel`` requires of the kernels in its wheels."""
     smoke: Literal["tiny-mxfp4"] | None = None
     model: Name | None = None
 
@@ -237,6 +240,7 @@ class Pins(Model):
     models: Mapping[Name, ModelPin]
     vocabularies: Mapping[Name, Vocabulary]
     choices: Mapping[Name, Choice] = Field(default_factory=dict)
+    contracts: Mapping[Name, Contract] = Field(default_factory=dict)
     """What users take for a profile with a ``choice``."""
     profiles: Mapping[Name, Profile] = Field(default_factory=dict)
     targets: Mapping[Name, Target]

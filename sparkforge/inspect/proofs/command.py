@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from sparkforge.build.context import Context
 from sparkforge.build.options import OutputOptions, host_platform
@@ -14,7 +15,15 @@ from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import ProofError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.perf import kernelwork
-from sparkforge.inspect.proofs import report, runner, stagekernels, toolchain, triton_aot, units
+from sparkforge.inspect.proofs import (
+    report,
+    runner,
+    stagekernels,
+    toolchain,
+    triton_aot,
+    units,
+    wheelproof,
+)
 from sparkforge.pins.pins import Pins
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -34,6 +43,14 @@ class Options:
     record: bool = switch(
         "write what the decode kernels do into the checkout; `build.py docs` uses it"
     )
+    wheel: tuple[Path, ...] | None = option(
+        "check the machine code of wheels with the target's contract in pins.yaml (default: the"
+        " wheels of its last build)",
+        type=Path,
+        nargs="*",
+        metavar="FILE",
+    )
+    target: str | None = option("with --wheel: target whose contract applies", metavar="NAME")
     project: ProjectOptions
     output: OutputOptions
 
@@ -45,6 +62,10 @@ def run(options: Options) -> int:
         ProofError: a proof fails.
         StaleError: the record of the decode kernels' work differs.
     """
+    if options.wheel is not None:
+        return _wheels(options, options.wheel)
+    if options.target is not None:
+        raise UsageError("--target is for --wheel", "add --wheel, or leave it out")
     chosen = units.choose(options.names, ci=options.ci)
     if options.record and not any(unit.stage for unit in chosen):
         raise UsageError("--record needs the proof decode-kernels", "name it, or name none")
@@ -101,6 +122,24 @@ def run(options: Options) -> int:
     for work in works:
         _settle(work, record=options.record)
     log.document(document)
+    return 0
+
+
+def _wheels(options: Options, wheels: tuple[Path, ...]) -> int:
+    """Check the machine code of wheels.
+
+    Raises:
+        UsageError: other options are for proofs of units, or no target is named.
+        ProofError, WheelError: as ``wheelproof.prove``.
+    """
+    if options.names or options.ci or options.list or options.record:
+        msg = "--wheel takes no NAME, --ci, --list or --record"
+        raise UsageError(msg, "run the proofs of units by themselves")
+    project = Project.open(options.project)
+    project.store.sweep()
+    document = wheelproof.prove(project, options.target, wheels, options.jobs)
+    if options.output.json:
+        log.json(document)
     return 0
 
 

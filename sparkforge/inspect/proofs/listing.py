@@ -37,6 +37,20 @@ class Instruction:
         return self.word.partition(".")[0]
 
 
+_WORDS = re.compile(r"/\*[0-9a-f]{4,}\*/\s+((?:@!?U?P\S+\s+)?([A-Z][A-Z0-9_.]*)[^;\n]*);")
+
+
+def words(sass: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the text and the word of each instruction of each kernel, as ``functions`` has them.
+
+    For listings of hundreds of megabytes: it makes no object of an instruction.
+    """
+    pieces = _FUNCTION.split(sass)[1:]
+    return {
+        name: _WORDS.findall(body) for name, body in zip(pieces[::2], pieces[1::2], strict=True)
+    }
+
+
 def functions(sass: str) -> dict[str, tuple[Instruction, ...]]:
     """Return the instructions of each kernel in the output of ``cuobjdump -sass``."""
     pieces = _FUNCTION.split(sass)[1:]

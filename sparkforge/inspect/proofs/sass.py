@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkforge.core.errors import ProofError
-from sparkforge.inspect.proofs.listing import Instruction, functions
+from sparkforge.inspect.proofs.listing import words
 
 _TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
 _USAGE = re.compile(
@@ -66,7 +66,7 @@ def read(sass: str, usage: str) -> list[Kernel]:
         ProofError: they name different kernels, or the output is not understood.
     """
     target = _TARGET.search(sass)
-    bodies = functions(sass)
+    bodies = words(sass)
     resources = {name: [int(n) for n in numbers] for name, *numbers in _USAGE.findall(usage)}
     if bodies.keys() != resources.keys() or (bodies and target is None):
         msg = (
@@ -80,9 +80,11 @@ def read(sass: str, usage: str) -> list[Kernel]:
     ]
 
 
-def _kernel(name: str, target: str, body: Sequence[Instruction], resources: list[int]) -> Kernel:
-    found = Counter(one.word for one in body)
-    code = hashlib.sha256("\n".join(one.text for one in body).encode())
+def _kernel(
+    name: str, target: str, body: Sequence[tuple[str, str]], resources: list[int]
+) -> Kernel:
+    found = Counter(word for _, word in body)
+    code = hashlib.sha256("\n".join(text.strip() for text, _ in body).encode())
     del found["NOP"]
     if not found:
         msg = f"{name[:60]}: no readable instruction"

@@ -75,9 +75,17 @@ class Readers:
 
     def dump(self, what: str, cubin: Path) -> str:
         """Return cuobjdump's output for one of its options."""
+        return self.run(what, cubin)
+
+    def run(self, *words: str | Path, cwd: Path | None = None) -> str:
+        """Return cuobjdump's output.
+
+        Raises:
+            CommandError: it fails.
+        """
         # it looks for nvdisasm on the PATH, and finds nothing, silently, without it
         env = {"PATH": f"{self.folder}{os.pathsep}{os.environ.get('PATH', '')}"}
-        return call(self.folder / "cuobjdump", what, cubin, env=env).stdout.decode()
+        return call(self.folder / "cuobjdump", *words, cwd=cwd, env=env).stdout.decode()
 
 
 @dataclass(frozen=True)
