@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Make sure sparkforge's own environment is there, then hand over to it.
 
+PYTHON_ARGCOMPLETE_OK: argcomplete looks for this word, see CONTRIBUTING.md.
+
 Needs Python 3.11 or newer and nothing else: the packages that sparkforge uses are installed,
 with their hashes checked, into .venv beside this file. Every command waits for the imports here
 at the top; what only the set-up needs is imported there.
@@ -103,6 +105,8 @@ def main() -> None:
     """Run ``python -m sparkforge`` with this command line in sparkforge's environment."""
     if sys.version_info < (3, 11):  # noqa: UP036 - this is the check that says so
         fail(f"Python {sys.version.split()[0]} is too old", "use Python 3.11 or newer")
+    if "_ARGCOMPLETE" in os.environ and not (ROOT / ".venv" / STAMP).is_file():
+        sys.exit(1)  # a shell's Tab installs nothing
     try:
         python = ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkforge.build import image
 from sparkforge.build.options import OutputOptions, platform_of
@@ -20,9 +21,12 @@ from sparkforge.core.errors import ImageError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import envfile
+from sparkforge.runtime import envfile, registry
 from sparkforge.runtime.engine import Engine, connect
 from sparkforge.sources.project import pins_option, recover_checkout
+
+if TYPE_CHECKING:
+    from docker.models.images import Image as DockerImage
 
 MODELS_VOLUME = "sparkforge-models"
 """Of the models; docker-compose.yml names it. It is none of the Compose project's own, so that
@@ -57,6 +61,23 @@ def in_use(variables: Mapping[str, str], target: str) -> str:
     return variables.get(variable(target)) or variables.get("SPARKFORGE_IMAGE") or ""
 
 
+def familiar(name: str) -> str:
+    """Return an image's name as the engine writes it: without the default registry."""
+    return name.removeprefix("docker.io/")
+
+
+def _names(one: DockerImage, repository: str) -> list[str]:
+    """Return an image's names: those that a build gave it, and by digest those of registries.
+
+    An image that somebody made on top of ours has our labels, and other names.
+    """
+    digests: list[str] = one.attrs.get("RepoDigests") or []
+    return [
+        *(name for name in one.tags if name.startswith(f"{repository}:")),
+        *(name for name in digests if registry.reference(name) or not one.tags),
+    ]
+
+
 def keep_models(engine: Engine, target: pins.Target, image_platform: str) -> None:
     """Create the volume of the models if Compose needs it here."""
     served_here = MACHINES.get(platform.machine()) == image_platform
@@ -71,20 +92,19 @@ def on_engine(engine: Engine, targets: Sequence[str], variables: Mapping[str, st
         target = one.labels[image.TARGET_LABEL]
         if target not in targets:
             continue
-        for name in one.tags:
-            if name.startswith(f"{image.repository(target)}:"):  # and not one made on top of it
-                found.append(
-                    Baked(
-                        target,
-                        name,
-                        str(one.id),
-                        one.labels.get("org.opencontainers.image.version", ""),
-                        one.labels.get(image.KEY_LABEL, ""),
-                        str(one.attrs.get("Metadata", {}).get("LastTagTime", "")),
-                        int(one.attrs.get("Size", 0)),
-                        in_use(variables, target) in (name, one.id),
-                    )
+        for name in _names(one, image.repository(target)):
+            found.append(
+                Baked(
+                    target,
+                    name,
+                    str(one.id),
+                    one.labels.get("org.opencontainers.image.version", ""),
+                    one.labels.get(image.KEY_LABEL, ""),
+                    str(one.attrs.get("Metadata", {}).get("LastTagTime", "")),
+                    int(one.attrs.get("Size", 0)),
+                    familiar(in_use(variables, target)) in (name, one.id),
                 )
+            )
     return sorted(
         sorted(found, key=lambda image: image.made, reverse=True), key=lambda image: image.target
     )
@@ -234,7 +254,7 @@ def _chosen(baked: Sequence[Baked], target: str, wanted: str | None, used: str) 
     listing = f"python3 build.py images --target {target}"
     if wanted is not None:
         for one in baked:
-            if wanted in (one.image, one.image.partition(":")[2], one.image_id):
+            if familiar(wanted) in (one.image, one.image.partition(":")[2], one.image_id):
                 return one
         raise ImageError(f"the engine has no image {wanted} of target {target}", f"see {listing}")
     at = next((at for at, one in enumerate(baked) if one.used), None)

@@ -119,7 +119,7 @@ def _publish_wheels(
         old.unlink()
     files = {}
     for wheel, sha256 in wheels.items():
-        _link(wheel, folder / wheel.name)
+        link(wheel, folder / wheel.name)
         files[wheel.name] = sha256
     graph, results = build.graph, build.results
     house = results.step(graph.wheelhouse)
@@ -188,7 +188,8 @@ def made(model: Path, make: Callable[[Path], object]) -> Path:
     return model
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
+    """Link a file, or copy it to another file system."""
     try:
         target.hardlink_to(source)
     except OSError:  # another file system

@@ -22,6 +22,8 @@ SCHEMA = 1
 SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.intoto.json"
 SUMS = "SHA256SUMS"
+RELEASE = "release.json"
+"""In a release's folder, not in dist/TARGET: the version, the commit and all of its files."""
 SUFFIX = ".sigstore.json"
 """Behind the name of a file: cosign's bundle with its signature."""
 

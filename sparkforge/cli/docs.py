@@ -29,7 +29,7 @@ class Options:
 def _docs(options: Options) -> int:
     """Write the pages, or compare them with the files."""
     path = recover_checkout(options.pins)
-    pages = _pages(path.parent, pins.load(path))
+    pages = pages_of(path.parent, pins.load(path))
     changed = generated.settle(pages, generated.COMMAND, check=options.check)
     for page in pages:
         log.info(f"{page}: {'written' if page in changed else 'up to date'}")
@@ -37,7 +37,7 @@ def _docs(options: Options) -> int:
     return 0
 
 
-def _pages(root: Path, all_pins: Pins) -> Mapping[Path, str]:
+def pages_of(root: Path, all_pins: Pins) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.inspect.accept import command as accept
     from sparkforge.inspect.doctor import command as doctor

@@ -50,6 +50,7 @@ _MODULES: Mapping[str, str] = {
     "proofs": "inspect.proofs.command",
     "report": "inspect.report.command",
     "sign": "inspect.verify.signing",
+    "release": "cli.release",
     "version": "cli.version",
     "exit-codes": "cli.version",
 }
@@ -119,6 +120,10 @@ def spelled_out(words: Sequence[str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (see ``errors``)."""
+    if "_ARGCOMPLETE" in os.environ and arguments is None:
+        from sparkforge.cli import completion  # a shell's Tab, and nothing else, needs it
+
+        completion.complete(_parser, spelled_out)
     words = list(sys.argv[1:] if arguments is None else arguments)
     behind: list[str] | None = None  # after --: for `vllm serve`, or a command
     if "--" in words:

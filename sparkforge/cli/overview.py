@@ -28,6 +28,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "rebase": "move a series to another release; without options: show progress",
         "watch": "look for newer upstream releases and try the series on them",
         "docs": "write the pages that the checkout generates",
+        "release": "check a build, collect its files, sign them, push its image",
     },
     "judge": {
         "explain": "show what would be rebuilt, and which input changed",

@@ -170,6 +170,16 @@ class RegressionError(SparkforgeError):
     meaning = "bench compare: the second result is slower than the first."
 
 
+class ReleaseError(SparkforgeError):
+    exit_code = 29
+    meaning = "release: the checkout or the build is not ready to be released."
+
+
+class RegistryError(SparkforgeError):
+    exit_code = 30
+    meaning = "A registry of images cannot be reached, denies access, or lacks the image."
+
+
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

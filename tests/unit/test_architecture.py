@@ -29,7 +29,8 @@ ALLOWED: dict[str, set[str]] = {
     "build": _BUILD,
     "inspect": {*_BUILD, "build"},
     "maintain": {*_BUILD, "build"},
-    "cli": {*_BUILD, "build", "inspect", "maintain"},
+    "release": {*_BUILD, "build", "inspect"},
+    "cli": {*_BUILD, "build", "inspect", "maintain", "release"},
     "serving": set(),  # the image copies it, and nothing else
 }
 """What the modules of each package may import beside those of their own."""

@@ -34,16 +34,25 @@ class Options:
 def _report(options: Options) -> int:
     """Write the page."""
     path = recover_checkout(options.pins)
-    loaded = pins.load(path)
-    target = loaded.target(options.target)
-    used = {name for wheel, plan in target.wheels.items() for name in (wheel, *plan.carries)}
-    series = [one for one in chosen_series(None, path.parent, loaded) if one.upstream in used]
-    it = gather(path.parent, path, loaded, options.target, series)
+    page = page_of(path, pins.load(path), options.target)
     out = options.out or path.parent / "dist" / options.target / "report.html"
-    write_file(out, html(it).encode())
+    write_file(out, page.encode())
     log.info(f"{out}: written")
     log.document({"page": str(out)})
     return 0
+
+
+def page_of(pins_path: Path, loaded: pins.Pins, name: str) -> str:
+    """Return the page about the last build of a target.
+
+    Raises:
+        UsageError: the target was not built, or a file is none of this version's.
+        StaleError: the record of the decode kernels is of another version.
+    """
+    root, target = pins_path.parent, loaded.target(name)
+    used = {name for wheel, plan in target.wheels.items() for name in (wheel, *plan.carries)}
+    series = [one for one in chosen_series(None, root, loaded) if one.upstream in used]
+    return html(gather(root, pins_path, loaded, name, series))
 
 
 def html(it: Gathered) -> str:

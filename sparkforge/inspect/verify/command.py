@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkforge.build import executor, setup
 from sparkforge.build.context import Context
@@ -31,11 +32,14 @@ from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.programs import have
 from sparkforge.core.run import call
-from sparkforge.inspect.verify import bytediff, signing
+from sparkforge.inspect.verify import bytediff, cosign, signing
 from sparkforge.inspect.verify.bytediff import Difference
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
+
+if TYPE_CHECKING:
+    from sparkforge.runtime.registry import Reference
 
 # files of the checkout that a build reads
 INPUTS = (
@@ -57,7 +61,8 @@ class Options:
 
     image: str | None = argument(
         "check that this checkout builds this image: an archive, a receipt.json or a name"
-        " that the engine knows; with --key or --identity also a folder of published files"
+        " that the engine knows; REGISTRY/NAME@sha256:…: pull it, with --key or --identity"
+        " check its signature and what is attached; with these also a folder of published files"
         " (default: rebuild --target and compare)",
         default=None,
         nargs="?",
@@ -66,7 +71,7 @@ class Options:
     until: str = option(
         "compare up to this stage (default: image)", default="image", choices=("wheels", "image")
     )
-    trust: signing.Trust
+    trust: cosign.Trust
     project: ProjectOptions
     output: OutputOptions
     variant: VariantOptions = as_last()
@@ -75,11 +80,13 @@ class Options:
 
 def run(options: Options) -> int:
     """Build a target a second time, or look into an image; 20 where something differs."""
-    if signing.required(options.trust) and _signatures(options):
+    required = cosign.required(options.trust)
+    named = _published(options.image)
+    if named is None and required and _signatures(options):
         return 0
     project = Project.open(options.project)
     if options.image is not None:
-        return _image(options, options.image, project)
+        return _image(options, options.image, project, named)
     if options.target is None:
         raise UsageError(
             "nothing to verify", "give an image, or a target to rebuild: --target NAME"
@@ -94,10 +101,6 @@ def _signatures(options: Options) -> bool:
         raise UsageError(
             "nothing to verify", "give a folder of published files, an image, or --target"
         )
-    if named is not None and not named.exists() and "@sha256:" in named.name:
-        signing.check_image(str(options.image), options.trust)
-        log.info(f"signed: {options.image}")
-        return False
     folder = recover_checkout(options.project.pins).parent / "dist" / str(options.target)
     if named is not None and (named.is_dir() or named.name == signing.RECEIPT):
         folder = named if named.is_dir() else named.parent
@@ -235,11 +238,32 @@ def _diffoscope(one: Path, two: Path) -> None:
 # -- a single image ---------------------------------------------------------------------
 
 
-def _image(options: Options, named: str, project: Project) -> int:
-    """Print an image's contents, and compare it with this checkout."""
-    from sparkforge.build import image
-    from sparkforge.inspect.verify import imagecheck, reading
+def _published(text: str | None) -> Reference | None:
+    """Return the image in a registry that is named, if one is: REGISTRY/NAME@sha256:…."""
+    if text is None or Path(text).exists() or "/" not in text:
+        return None
+    from sparkforge.runtime import registry
 
+    return registry.reference(text)
+
+
+def _image(options: Options, named: str, project: Project, there: Reference | None) -> int:
+    """Print an image's contents, and compare it with this checkout.
+
+    Args:
+        there: the image in a registry, if it is one.
+    """
+    from sparkforge.build import image
+    from sparkforge.inspect.verify import imagecheck, published, reading
+    from sparkforge.runtime import engine
+
+    attached = None
+    if there is not None:
+        if cosign.required(options.trust):
+            attached = published.attached(there, options.trust)
+        else:
+            log.warning("the signature is not checked: give --key, or --identity and --issuer")
+        published.fetch(engine.connect(), there)
     store = project.store
     store.sweep()
     with reading.archive(named, store) as (path, promised):
@@ -250,6 +274,8 @@ def _image(options: Options, named: str, project: Project) -> int:
     target = project.pins.target(name)
     context = Context.of(project, name, _platform(found.platform, target))
     report = imagecheck.check(found, context, promised)
+    if there is not None:
+        report.problems += published.compare(there, found, attached)
     log.document({**asdict(report), "matches": not report.problems})
     log.heading(f"{report.target} {report.version}, {context.platform}, {report.digest}")
     log.info(f"base {report.base}")
@@ -265,6 +291,10 @@ def _image(options: Options, named: str, project: Project) -> int:
         remedy = "check out the commit that it was built from, or rebuild it"
         return log.failure(VerifyError(msg, remedy))
     log.info("it matches this checkout")
+    if there is not None:
+        log.info(
+            f"next     build.py rollback --target {name} {there}   # Compose uses it from then"
+        )
     return 0
 
 

@@ -18,6 +18,9 @@ from sparkforge.inspect.verify.ociarchive import Entry
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.store.store import Store
 
+DPKG_STATUS, OS_RELEASE = "var/lib/dpkg/status", "usr/lib/os-release"
+"""The distribution's own list of its packages, and its name."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -79,7 +82,8 @@ def read(path: Path) -> Reading:
         files = ociarchive.files(
             found,
             lambda name: (
-                name.startswith(f"{image.SHARE}/")
+                name in (DPKG_STATUS, OS_RELEASE)
+                or name.startswith(f"{image.SHARE}/")
                 or (name.startswith(site) and name.endswith(".dist-info/RECORD"))
             ),
         )

@@ -1,0 +1,209 @@
+"""release."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkforge.build.options import OutputOptions
+from sparkforge.cli import docs
+from sparkforge.core import generated
+from sparkforge.core.command import Entry, grouped, needed, option, switch
+from sparkforge.core.errors import RegistryError, ReleaseError, UsageError
+from sparkforge.core.log import log
+from sparkforge.inspect.verify import cosign
+from sparkforge.pins import pins
+from sparkforge.release import checks, collect, notes
+from sparkforge.release.checks import Candidate, Check
+from sparkforge.sources.project import pins_option, recover_checkout
+
+if TYPE_CHECKING:
+    from sparkforge.runtime.registry import Reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of ``release``."""
+
+    target: str = needed("target whose last build to release", metavar="NAME")
+    push: str | None = option(
+        "push the image there, with signature, bill and provenance", metavar="REGISTRY/NAME"
+    )
+    keyless: bool = switch("sign by identity instead of a key")
+    dry_run: bool = switch("check, and print what would be done; write, sign and push nothing")
+    signer: cosign.Signer = grouped(key="no signatures")
+    pins: Path | None = pins_option()
+    output: OutputOptions
+
+
+def _release(options: Options) -> int:
+    """Check the last build of a target, and make a release of it."""
+    signs = _signs(options)
+    path = recover_checkout(options.pins)
+    loaded = pins.load(path)
+    loaded.target(options.target)
+    one = _candidate(path, loaded, options.target)
+    image = _reference(options.push, one) if options.push is not None else None
+    if signs and not options.dry_run:
+        cosign.need()
+    rows = list(checks.check(one))
+    log.heading(f"{one.version}, target {one.target}")
+    log.table([("ok" if row.ok else "FAIL", row.name, row.said) for row in rows])
+    failed = [row for row in rows if not row.ok]
+    folder, signed = collect.folder_of(one), list[str]()
+    if not failed and not options.dry_run:
+        folder, signed = _made(one, options.signer if signs else None, image)
+    steps = [] if failed else next_steps(one, image, signed=signs)
+    log.document(
+        {
+            "release": one.version,
+            "tag": one.tag,
+            "target": one.target,
+            "commit": checks.head(one.root),
+            "checks": [asdict(row) for row in rows],
+            "folder": str(folder),
+            "files": [] if failed else collect.names(one),
+            "signed": signed,
+            "image": None if image is None else str(image),
+            "dry_run": options.dry_run,
+            "next": steps,
+        }
+    )
+    if failed:
+        return log.failure(_not_ready(one, failed))
+    if options.dry_run:
+        for name in collect.names(one):
+            log.info(f"would collect  {folder / name}")
+        if signs:
+            log.info("would sign     receipt, checksums, bill, provenance, release.json")
+        if image is not None:
+            log.info(f"would push     {image}")
+    for step in steps:
+        log.info(f"next  {step}")
+    return 0
+
+
+def _signs(options: Options) -> bool:
+    """Return whether to sign.
+
+    Raises:
+        UsageError: the options conflict.
+    """
+    if options.keyless and options.signer.key is not None:
+        raise UsageError("--keyless and --key conflict", "give only one")
+    signs = options.keyless or options.signer.key is not None
+    if options.push is not None and not signs:
+        msg = "--push: an image without a signature cannot be verified"
+        raise UsageError(msg, "add --key FILE (cosign generate-key-pair), or --keyless")
+    if signs or options.signer.no_log:
+        cosign.check_signer(options.signer)
+    return signs
+
+
+def _candidate(path: Path, loaded: pins.Pins, target: str) -> Candidate:
+    from sparkforge.inspect.report import command as report
+
+    def pages() -> None:
+        generated.settle(docs.pages_of(path.parent, loaded), generated.COMMAND, check=True)
+
+    def page() -> str:
+        return report.page_of(path, loaded, target)
+
+    return Candidate(path.parent, path, loaded, target, pages, page)
+
+
+def _reference(name: str, one: Candidate) -> Reference:
+    """Return what the last build's image will be in a registry.
+
+    Raises:
+        UsageError: the registry's name is malformed.
+        ReleaseError: the last build has no image that can be pushed.
+    """
+    from sparkforge.runtime import registry
+
+    where = registry.repository(name, "--push")
+    built = checks.built_image(one)
+    if built is None:
+        msg = f"--push: the last build of {one.target} has no image"
+        raise ReleaseError(msg, f"build one: {one.build} --engine docker")
+    if built.digest is None:
+        msg = "--push: this engine's image store gives images no digest before the push"
+        raise ReleaseError(
+            msg, "switch on containerd's store (daemon.json: containerd-snapshotter), build again"
+        )
+    return registry.Reference(where, built.digest)
+
+
+def _made(
+    one: Candidate, signer: cosign.Signer | None, image: Reference | None
+) -> tuple[Path, list[str]]:
+    """Collect the files, sign them, push the image and sign it; returns folder and signatures."""
+    from sparkforge.inspect.verify import signing
+
+    sections = notes.sections((one.root / notes.NAME).read_text(encoding="utf-8"))
+    text = next(section.text for section in sections if section.version == one.version)
+    texts = collect.Texts(text, one.page())
+    folder = collect.collect(one, texts, None if image is None else str(image))
+    log.info(f"collected  {folder}")
+    # the files first: a wrong password is known before hours of pushing
+    again = f"build.py release --target {one.target}"
+    signed = [] if signer is None else signing.sign_folder(folder, signer, again)
+    if image is not None and signer is not None:
+        _pushed(one, image)
+        cosign.sign_image(str(image), folder, signer)
+    return folder, signed
+
+
+def _pushed(one: Candidate, image: Reference) -> None:
+    """Push the image of the last build.
+
+    Raises:
+        RegistryError: the registry cannot be reached or refuses, or has another image now.
+    """
+    from sparkforge.runtime import engine, registry
+
+    built = checks.built_image(one)
+    assert built is not None  # _reference has looked
+    # the local tag ends with the image's id: no other image ever gets it
+    tag = built.tag.rpartition(":")[2]
+    there = registry.push(engine.connect(), built.image_id, image.repository, tag)
+    if there != image:
+        msg = f"{image.repository}: the registry has {there.digest}, the receipt {image.digest}"
+        raise RegistryError(msg, f"build the image again: {one.build}")
+    log.info(f"pushed  {image}")
+
+
+def _not_ready(one: Candidate, failed: list[Check]) -> ReleaseError:
+    lines = [f"  {row.name}: {row.said}\n    fix: {row.hint}" for row in failed]
+    msg = f"{one.version} is not ready for a release:\n" + "\n".join(lines)
+    return ReleaseError(msg, "fix these, then run this again")
+
+
+def next_steps(one: Candidate, image: Reference | None, *, signed: bool) -> list[str]:
+    """Return the commands that are left to a person, in order."""
+    folder = collect.folder_of(one).relative_to(one.root)
+    commit = checks.head(one.root)
+    steps = []
+    if not signed:
+        steps.append(f"python3 build.py release --target {one.target} --key cosign.key")
+    steps += [
+        f"git tag --annotate {one.tag} {commit} --cleanup=verbatim --file {folder / collect.NOTES}",
+        f"git push origin {one.tag}",
+        f"upload {folder}/* to the forge's release {one.tag}, with {collect.NOTES} as its text",
+    ]
+    if image is not None:
+        steps.append(f"publish {image} and the public key; users: docs/release.md")
+    return steps
+
+
+COMMANDS = (
+    Entry(
+        "release",
+        Options,
+        _release,
+        description="Check that checkout, changelog and the last build of a target belong"
+        " together, collect the release's files in dist/releases/, sign them, and push the image"
+        " with signature, bill and provenance. Prints the steps that are left (docs/release.md).",
+    ),
+)

@@ -1,0 +1,259 @@
+"""cosign: signatures of files, and of images with what is attached to them.
+
+cosign does all the cryptography. It gets keys by reference (a file, or a name in a key service) and
+passwords through its own variable. Neither is read here, so neither can be shown.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sparkforge.build.receipt import PROVENANCE, SBOM
+from sparkforge.core import plain
+from sparkforge.core.command import option, switch
+from sparkforge.core.errors import CommandError, SignError, UsageError, VerifyError
+from sparkforge.core.log import log
+from sparkforge.core.programs import have
+from sparkforge.core.run import call
+from sparkforge.runtime import registry
+
+BILL, HISTORY = "cyclonedx", "slsaprovenance1"
+"""cosign's names of what is attached to an image: its bill of materials and its provenance."""
+# a key needs no root of trust; without this cosign would download one
+_NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
+_UNTRUSTED = "get the image from a trusted source, or build it: build.py"
+_HINTS = (
+    ("decryption failed", "COSIGN_PASSWORD is wrong for this key"),
+    ("inappropriate ioctl", "set COSIGN_PASSWORD to the key's password"),
+    ("device flow", "without --key cosign needs an identity: set SIGSTORE_ID_TOKEN, or use --key"),
+)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """The accepted signer: a public key, or an identity with its issuer.
+
+    Attributes:
+        key: file of a public key, or its name in a key service.
+    """
+
+    key: str | None = option("require signatures by this public key", metavar="FILE")
+    identity: str | None = option(
+        "require keyless signatures by this identity (e-mail or URI)", metavar="WHO"
+    )
+    issuer: str | None = option("OIDC issuer of --identity", metavar="URL")
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who signs."""
+
+    key: str | None = option(
+        "private key, or a key service's name as cosign writes it; password in COSIGN_PASSWORD",
+        default_is="keyless, by identity",
+        metavar="FILE",
+    )
+    no_log: bool = switch("make no entry in the public transparency log; needs no network")
+
+
+# -- options -------------------------------------------------------------------------
+
+
+def required(trust: Trust) -> bool:
+    """Return whether signatures are required.
+
+    Raises:
+        UsageError: the options conflict.
+    """
+    if trust.key is None and trust.identity is None and trust.issuer is None:
+        return False
+    if trust.key is not None and (trust.identity or trust.issuer):
+        raise UsageError("--key and --identity conflict", "give only one")
+    if trust.key is None and not (trust.identity and trust.issuer):
+        msg = "--identity and --issuer need each other"
+        raise UsageError(msg, "give both: --identity me@example.org --issuer https://…")
+    _check_key(trust.key)
+    return True
+
+
+def check_signer(signer: Signer) -> None:
+    """Refuse a key that is none, before any work.
+
+    Raises:
+        UsageError: the options conflict, or the key is not there.
+    """
+    if signer.key and "-----BEGIN" in signer.key:
+        msg = "--key: is the key itself; others can read command lines"
+        raise UsageError(msg, "give a file, or env://VARIABLE")
+    if signer.key is None and signer.no_log:
+        msg = "--no-log: without a key, only the log proves the identity"
+        raise UsageError(msg, "add --key, or omit --no-log")
+    _check_key(signer.key)
+
+
+def _check_key(key: str | None) -> None:
+    """Refuse a file that is not there; ``awskms://…``, ``env://…``, ``pkcs11:…`` are no files."""
+    if key is not None and ":" not in key and not Path(key).is_file():
+        msg = f"--key {key}: no such file"
+        raise UsageError(msg, "give an existing key; create one with cosign generate-key-pair")
+
+
+# -- signing -------------------------------------------------------------------------
+
+
+def signing_words(signer: Signer) -> list[str]:
+    """Return cosign's options for a signer."""
+    words = ["--yes", *(["--key", signer.key] if signer.key else [])]
+    if signer.no_log:
+        words.append("--tlog-upload=false")
+        if "--use-signing-config" in _help():  # cosign 3 refuses the one without the other
+            words.append("--use-signing-config=false")
+    return words
+
+
+def sign_image(image: str, folder: Path, signer: Signer) -> None:
+    """Sign an image in its registry, and attach bill and provenance as signed statements.
+
+    Args:
+        image: REPOSITORY@sha256:….
+        folder: with the bill and the provenance.
+
+    Raises:
+        SignError: cosign is missing or fails.
+    """
+    need()
+    how = signing_words(signer)
+    run("sign", *how, image)
+    log.info(f"signed  {image}")
+    with TemporaryDirectory(prefix="sparkforge-") as work:
+        predicate = Path(work) / "predicate.json"
+        statement = plain.json_of((folder / PROVENANCE).read_text())
+        predicate.write_text(json.dumps(statement["predicate"]))
+        for kind, path in ((BILL, folder / SBOM), (HISTORY, predicate)):
+            # --replace: a push that is repeated leaves one statement of each kind
+            run("attest", *how, "--replace", "--type", kind, "--predicate", path, image)
+            log.info(f"attested  {kind} of {image}")
+
+
+# -- checking ------------------------------------------------------------------------
+
+
+def check_image(image: str, trust: Trust) -> None:
+    """Check an image's signature in its registry.
+
+    Raises:
+        VerifyError: it has no valid signature.
+    """
+    need()
+    if why := refused("verify", trust, image):
+        raise VerifyError(f"{image}: {why}", _UNTRUSTED)
+
+
+def attested(image: str, kind: str, trust: Trust) -> list[Any]:
+    """Return the predicates of a kind that an image has in its registry, signed by who is trusted.
+
+    Raises:
+        VerifyError: there is none.
+        SignError: cosign is missing.
+    """
+    need()
+    try:
+        with _whose(trust) as whose:
+            said = run("verify-attestation", *whose, "--type", kind, image)
+        envelopes = [plain.json_of(line) for line in said.splitlines() if line.startswith(b"{")]
+        found = [plain.json_of(b64decode(one["payload"]))["predicate"] for one in envelopes]
+    except SignError as error:
+        msg = f"{image}: {kind}: {_last_line(error.what)}"
+        raise VerifyError(msg, _UNTRUSTED) from None
+    except (ValueError, LookupError, TypeError):
+        msg = f"{image}: {kind}: the attached statement has another format"
+        raise VerifyError(msg, _UNTRUSTED) from None
+    if not found:
+        raise VerifyError(f"{image}: {kind}: nothing is attached", _UNTRUSTED)
+    return found
+
+
+def refused(command: str, trust: Trust, *words: str | Path) -> str:
+    """Return why cosign does not accept a signature, or ""."""
+    with _whose(trust) as whose:
+        try:
+            run(command, *whose, *(bundle_format() if "-blob" in command else ()), *words)
+        except SignError as error:
+            return _last_line(error.what)
+    return ""
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1].strip()
+
+
+@contextmanager
+def _whose(trust: Trust) -> Iterator[list[str]]:
+    """Return cosign's options for the accepted signer.
+
+    A key's signature is valid with or without a log. An identity's certificate is valid for
+    minutes, and only the log proves that the signature is from that time, so the log is required.
+    """
+    if trust.key is None:
+        yield [
+            "--certificate-identity",
+            str(trust.identity),
+            "--certificate-oidc-issuer",
+            str(trust.issuer),
+        ]
+        return
+    with TemporaryDirectory(prefix="sparkforge-") as work:
+        root = Path(work) / "trusted_root.json"
+        root.write_text(_NO_ROOT)
+        yield ["--key", trust.key, "--insecure-ignore-tlog", "--trusted-root", str(root)]
+
+
+# -- cosign ----------------------------------------------------------------------------
+
+
+def need() -> None:
+    """Refuse to start without cosign.
+
+    Raises:
+        SignError: it is not there.
+    """
+    if not have("cosign"):
+        msg = "cosign is not on the PATH"
+        raise SignError(msg, "install cosign 2.5 or newer, e.g. apt-get install cosign")
+
+
+def _help() -> str:
+    """Return the features of this cosign: Debian's builds do not report their version."""
+    return call("cosign", "sign-blob", "--help", check=False).stdout.decode(errors="replace")
+
+
+def bundle_format() -> list[str]:
+    """Return the options with which cosign 2 uses cosign 3's format."""
+    return [] if "--use-signing-config" in _help() else ["--new-bundle-format"]
+
+
+def run(*words: str | Path) -> bytes:
+    """Run cosign; returns its output.
+
+    Raises:
+        SignError: it refuses.
+        RegistryError: the registry cannot be reached, or denies access.
+    """
+    try:
+        # without a key cosign prompts the user to open a page, and waits
+        asks = words[0] in ("sign", "sign-blob", "attest") and "--key" not in words
+        return call("cosign", *words, stream=asks).stdout
+    except CommandError as error:
+        blob = "-blob" in str(words[0])
+        if not blob and (refused := registry.refusal(str(words[0]), str(words[-1]), error.what)):
+            raise refused from None
+        hints = (hint for sign, hint in _HINTS if sign in error.what)
+        remedy = next(hints, "see cosign's output above")
+        raise SignError(f"cosign {words[0]} failed:\n{error.what}", remedy) from None

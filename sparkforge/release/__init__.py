@@ -1,0 +1,1 @@
+"""A build as a release: its checks, its folder, and its image in a registry."""

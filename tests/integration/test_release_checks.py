@@ -1,0 +1,122 @@
+"""The section of a changelog, and the checks of a checkout before a release."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkforge.core.errors import StaleError
+from sparkforge.pins import pins
+from sparkforge.release import checks, notes
+from sparkforge.release.checks import Candidate
+from tests.project import Project
+
+CHANGELOG = """\
+# Changelog
+
+## 1.0-spark.3 (2026-11-23)
+
+* A change.
+
+## 1.0-spark.2 (2026-11-01)
+
+* An older one.
+"""
+
+
+def test_a_section_ends_where_the_next_begins() -> None:
+    first, second = notes.sections(CHANGELOG)
+    assert (first.version, first.date, first.text) == ("1.0-spark.3", "2026-11-23", "* A change.")
+    assert second.text == "* An older one."
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def candidate(project: Project) -> Candidate:
+    """The small project as a clean checkout, built at its commit."""
+    root = project.root
+    (root / notes.NAME).write_text(CHANGELOG)
+    (root / ".gitignore").write_text("dist/\n.sparkforge/\n.env\n")
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message", "all")
+    project.build()
+    path = root / "pins.yaml"
+    return Candidate(root, path, pins.load(path), "tiny", lambda: None, lambda: "page")
+
+
+def failed(one: Candidate) -> Mapping[str, str]:
+    """Return what each failed check says; each has a hint."""
+    found = [row for row in checks.check(one) if not row.ok]
+    assert all(row.hint for row in found)
+    return {row.name: row.said for row in found}
+
+
+def commit(one: Candidate, message: str) -> None:
+    git(one.root, "add", ".")
+    git(one.root, "commit", "--quiet", "--message", message)
+
+
+def test_a_clean_checkout_and_build_pass(candidate: Candidate) -> None:
+    assert failed(candidate) == {}
+    assert candidate.tag == "v1.0-spark.3"
+    left = candidate.root / "left.txt"
+    left.write_text("")
+    assert failed(candidate) == {"checkout": "not committed: left.txt"}
+    left.unlink()
+    for old, new, said in (
+        ("2026-11-23", "unreleased", "has no date"),
+        ("2026-11-23", "2026-13-01", "has no date"),
+        ("spark.3", "spark.4", "has no section 1.0-spark.3"),
+        ("* A change.", "", "is empty"),
+        ("## 1.0-spark.3", "## 1.0-spark.9 (2026-11-24)\n\n* x\n\n## 1.0-spark.3", "is above"),
+    ):
+        (candidate.root / notes.NAME).write_text(CHANGELOG.replace(old, new, 1))
+        commit(candidate, said)
+        assert list(failed(candidate)) == ["changelog"]
+        assert said in failed(candidate)["changelog"]
+
+
+def test_a_build_of_another_commit(candidate: Candidate, project: Project) -> None:
+    git(candidate.root, "tag", candidate.tag)
+    assert failed(candidate) == {}
+    (candidate.root / "README.md").write_text("more\n")
+    commit(candidate, "no input of the build")
+    assert list(failed(candidate)) == ["version"]
+    git(candidate.root, "tag", "--delete", candidate.tag)
+    (candidate.root / "Dockerfile").write_text("# another\n")
+    commit(candidate, "an input")
+    assert "files of the build differ" in failed(candidate)["provenance"]
+    (candidate.root / "left.txt").write_text("")
+    (candidate.folder / "receipt.json").unlink()
+    project.build()
+    (candidate.root / "left.txt").unlink()
+    assert "not committed" in failed(candidate)["provenance"]
+    project.edit_pins("a small target", "another small target")
+    commit(candidate, "pins")
+    assert failed(candidate)["build"] == "pins.yaml has changed since the build"
+
+
+def test_what_is_damaged_missing_or_stale(candidate: Candidate) -> None:
+    def stale() -> None:
+        raise StaleError("out of date: docs/patches.md", "update it: build.py docs")
+
+    assert "docs/patches.md" in failed(replace(candidate, pages=stale))["pages"]
+    bill = candidate.folder / "sbom.cdx.json"
+    bill.write_bytes(bill.read_bytes() + b" ")
+    assert failed(candidate) == {"build": "sbom.cdx.json: differs from SHA256SUMS"}
+    (candidate.folder / "provenance.intoto.json").write_text(json.dumps({"predicate": []}))
+    assert "names no commit" in failed(candidate)["provenance"]
+    (candidate.folder / "receipt.json").write_text("{}")
+    assert failed(candidate) == {"build": "no build of tiny"}
+    (candidate.root / ".git").rename(candidate.root / "no-git")
+    assert "no git repository" in failed(candidate)["checkout"]

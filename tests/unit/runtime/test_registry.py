@@ -1,0 +1,114 @@
+"""Names in registries, and what the engine's and cosign's messages mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from sparkforge.core.errors import RegistryError, SparkforgeError, UsageError, VerifyError
+from sparkforge.runtime import registry
+from sparkforge.runtime.engine import Engine
+
+DIGEST = f"sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["127.0.0.1:5000/x", "ghcr.io/a/b-c", "localhost/x", "r.example.org/a/b_c/d.e", "[::1]:5000/x"],
+)
+def test_good_names(name: str) -> None:
+    assert registry.repository(name, "--push") == name
+    assert str(registry.reference(f"{name}@{DIGEST}")) == f"{name}@{DIGEST}"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("https://r.example.org/x", "without a scheme"),
+        ("r.example.org/x:1", "a tag or digest of its own"),
+        (f"r.example.org/x@{DIGEST}", "a tag or digest of its own"),
+        ("team/x", "names no registry"),
+        ("r.example.org/X", "is not REGISTRY/NAME"),
+        ("r.example.org/", "is not REGISTRY/NAME"),
+        ("r.example.org/a//b", "is not REGISTRY/NAME"),
+        ("user:password@r.example.org/x", "a tag or digest of its own"),
+        ("", "is not REGISTRY/NAME"),
+        (f"r.example.org/{'a' * 250}", "is not REGISTRY/NAME"),
+    ],
+)
+def test_wrong_names(name: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        registry.repository(name, "--push")
+    assert said in str(error.value)
+
+
+def test_names_of_the_engine_alone_are_no_references() -> None:
+    for text in (
+        f"sparkforge/cpu@{DIGEST}",
+        "r.example.org/x:1",
+        "x.tar",
+        "r.example.org/x@sha256:1",
+    ):
+        assert registry.reference(text) is None
+
+
+@dataclass
+class _Api:
+    events: list[Mapping[str, Any]]
+
+    def push(self, *_: object, **__: object) -> Iterator[Mapping[str, Any]]:
+        return iter(self.events)
+
+    pull = push
+
+
+@dataclass
+class _Client:
+    api: _Api
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def info(self) -> Mapping[str, Any]:
+        return {"RegistryConfig": self.config}
+
+
+def engine(events: list[Mapping[str, Any]], **config: Any) -> Engine:
+    return Engine(cast("Any", _Client(_Api(events), config)), "28.0", True)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "hint"),
+    [
+        ("denied: requested access to the resource is denied", RegistryError, "docker login"),
+        ("push access: no basic auth credentials", RegistryError, "docker login"),
+        ("dial tcp 127.0.0.1:9: connect: connection refused", RegistryError, "check name, network"),
+        ("lookup r.example.org: no such host", RegistryError, "check name, network"),
+        ("http: server gave HTTP response to HTTPS client", RegistryError, "check name, network"),
+        ("manifest unknown: manifest unknown", RegistryError, "check name and digest"),
+        ("something else", RegistryError, "it continues"),
+        ("unexpected commit digest sha256:1, expected sha256:2", VerifyError, "trusted source"),
+    ],
+)
+def test_what_the_engine_says_is_one_error(
+    message: str, kind: type[SparkforgeError], hint: str
+) -> None:
+    failing = engine([{"status": "Preparing"}, {"error": "x", "errorDetail": {"message": message}}])
+    with pytest.raises(kind) as error:
+        registry.pull(failing, registry.Reference("r.example.org/x", DIGEST))
+    assert hint in error.value.remedy
+    assert message in error.value.what
+
+
+def test_a_registry_without_tls_is_used_on_loopback_alone() -> None:
+    config = {
+        "IndexConfigs": {"r.example.org": {"Secure": False}},
+        "InsecureRegistryCIDRs": ["127.0.0.0/8", "10.0.0.0/8"],
+    }
+    insecure = engine([], **config)
+    for host in ("127.0.0.1:5000", "localhost:5000", "s.example.org"):
+        registry.pull(insecure, registry.Reference(f"{host}/x", DIGEST))
+    for host in ("r.example.org", "10.1.2.3:5000"):
+        with pytest.raises(RegistryError, match="without TLS"):
+            registry.pull(insecure, registry.Reference(f"{host}/x", DIGEST))
