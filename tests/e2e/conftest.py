@@ -9,14 +9,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import requests
 
 from build import ensure_environment
+from sparkforge.runtime.servers import free_port
 from sparkforge.sources.wheelhouse import read_lock
+from tests.support import wait_for
 
 from . import served
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 Build = Callable[..., Any]
+PASSWORD = "the-password-of-this-test"  # of cosign's keys
 
 # the vocabulary, and a library of each of C and Rust
 SMALL = (
@@ -49,7 +54,7 @@ _LEFT_OUT = (
 _GROUPS = (
     ("test_cluster", "test_image"),
     ("test_compile",),
-    ("test_signing",),
+    ("test_publish", "test_signing"),
     ("test_cpu_build",),
     ("test_arm64", "test_spark"),
     ("test_compose",),
@@ -227,3 +232,61 @@ def alone(image: Any, checkout: Path) -> served.Alone:
     """What one node answered that `docker compose up` started, as the README says."""
     assert image["smoke"]["tokens"] > 0
     return served.by_compose(checkout)
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with cosign.key, cosign.pub and another pair in other/."""
+    if shutil.which("cosign") is None:
+        pytest.skip("no cosign: scripts/test.py --with-engine (root) brings it")
+    folder = tmp_path_factory.mktemp("keys")
+    for place in (folder, folder / "other"):
+        place.mkdir(exist_ok=True)
+        subprocess.run(
+            ["cosign", "generate-key-pair"],
+            cwd=place,
+            check=True,
+            capture_output=True,
+            env={**os.environ, "COSIGN_PASSWORD": PASSWORD},
+        )
+    return folder
+
+
+def answers(url: str) -> bool:
+    try:
+        requests.get(url, timeout=60)
+    except requests.ConnectionError:
+        return False
+    return True
+
+
+@contextmanager
+def registry_with(folder: Path, **settings: Any) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run a registry of images on a loopback port; its files are in ``data`` of a folder."""
+    port = free_port(0)
+    document = {
+        "version": 0.1,
+        "http": {"addr": f"127.0.0.1:{port}"},
+        "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
+        **settings,
+    }
+    (folder / "config.yml").write_text(json.dumps(document))
+    with (folder / "log").open("w") as log:
+        child = subprocess.Popen(
+            ["docker-registry", "serve", folder / "config.yml"], stdout=log, stderr=log
+        )
+    try:
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/v2/"))
+        yield f"127.0.0.1:{port}", child
+    finally:
+        child.terminate()
+        child.wait()
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A registry of images on a loopback port."""
+    if shutil.which("docker-registry") is None or "SPARKFORGE_TEST_BASE" not in os.environ:
+        pytest.skip("no registry: scripts/test.py --with-engine (root) brings one")
+    with registry_with(tmp_path_factory.mktemp("registry")) as (address, _):
+        yield address

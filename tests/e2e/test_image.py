@@ -13,7 +13,7 @@ from sparkforge.checkpoints.chat import ANSWER, REASONING
 from sparkforge.runtime.servers import free_port
 
 from . import served
-from .conftest import Build, on_base, small_target
+from .conftest import Build
 from .served import docker
 
 
@@ -54,20 +54,6 @@ def test_the_image_alone_says_what_is_in_it_and_that_this_checkout_makes_it(
     assert found["checked"]["installed files"] > 10_000
     assert found["checked"]["wheels in the store"] == 1
     assert set(found["contents"]["vllm"]) >= {"commit", "series", "tag", "tree.release"}
-
-
-def test_a_second_cold_build_gives_the_same_manifest(
-    build: Build, checkout: Path, base_image: str
-) -> None:
-    # the cpu image of 3.4 GB would take ten times as long, and take no other way
-    words = ["--target", "rtx", "--pins", str(small_target(checkout, "rtx", "linux/amd64"))]
-    words += ["--engine", "docker", *on_base(base_image)]
-    receipt = build(*words, "--until", "image")
-    baked = next(one["outputs"] for one in receipt["items"] if one["label"] == "image")
-    found = build("verify", *words)
-    assert found["same"]
-    again = next(one for one in found["results"] if one["name"] == baked["tag"])
-    assert again["first"] == again["second"] == baked["digest"]
 
 
 def test_a_missing_base_is_one_clear_error(checkout: Path, base_image: str) -> None:

@@ -7,41 +7,19 @@ for an identity; of it only the words that cosign gets are looked at.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import requests
 
 from sparkforge.build.results import ImageResult
 from sparkforge.core import typed
-from sparkforge.runtime.servers import free_port
 from tests.project import Project, new_project
-from tests.support import Server, wait_for
+from tests.support import Server
 
-PASSWORD = "the-password-of-this-test"
+from .conftest import PASSWORD
+
 SIGNED = ("receipt.json", "SHA256SUMS", "sbom.cdx.json", "provenance.intoto.json")
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with cosign.key, cosign.pub and another pair in other/."""
-    if shutil.which("cosign") is None:
-        pytest.skip("no cosign: scripts/test.py --with-engine (root) brings it")
-    folder = tmp_path_factory.mktemp("keys")
-    for place in (folder, folder / "other"):
-        place.mkdir(exist_ok=True)
-        subprocess.run(
-            ["cosign", "generate-key-pair"],
-            cwd=place,
-            check=True,
-            capture_output=True,
-            env={**os.environ, "COSIGN_PASSWORD": PASSWORD},
-        )
-    return folder
 
 
 @pytest.fixture
@@ -132,38 +110,6 @@ def test_a_wrong_password_or_key_is_one_clear_error(built: Project, keys: Path) 
     assert not list((built.root / "dist" / "tiny").glob("*sigstore.json*"))
     sign(built, keys)
     assert "no such file" in verify(built, keys / "none", code=2)
-
-
-def answers(url: str) -> bool:
-    try:
-        requests.get(url, timeout=60)
-    except requests.ConnectionError:
-        return False
-    return True
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A registry of images on a loopback port."""
-    if shutil.which("docker-registry") is None or "SPARKFORGE_TEST_BASE" not in os.environ:
-        pytest.skip("no registry: scripts/test.py --with-engine (root) brings one")
-    folder, port = tmp_path_factory.mktemp("registry"), free_port(0)
-    settings = {
-        "version": 0.1,
-        "http": {"addr": f"127.0.0.1:{port}"},
-        "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
-    }
-    (folder / "config.yml").write_text(json.dumps(settings))
-    with (folder / "log").open("w") as log:
-        child = subprocess.Popen(
-            ["docker-registry", "serve", folder / "config.yml"], stdout=log, stderr=log
-        )
-    try:
-        wait_for(lambda: answers(f"http://127.0.0.1:{port}/v2/"))
-        yield f"127.0.0.1:{port}"
-    finally:
-        child.terminate()
-        child.wait()
 
 
 def pushed(registry: str, folder: Path, content: str) -> str:

@@ -63,8 +63,7 @@ def run(options: Options) -> int:
     if image is not None:
         cosign.sign_image(image, folder, options.signer)
     log.info(f"{target.summary}: {len(signed)} files{', 1 image' if image else ''} signed")
-    if options.output.json:
-        log.json({"signed": signed, "image": image})
+    log.document({"signed": signed, "image": image})
     return 0
 
 
