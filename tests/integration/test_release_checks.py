@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core.errors import StaleError
+from sparkforge.inspect.verify import signing
 from sparkforge.pins import pins
-from sparkforge.release import checks, notes
+from sparkforge.release import checks, collect, notes
 from sparkforge.release.checks import Candidate
 from tests.project import Project
+from tests.support import ROOT
 
 CHANGELOG = """\
 # Changelog
@@ -120,3 +122,47 @@ def test_what_is_damaged_missing_or_stale(candidate: Candidate) -> None:
     assert failed(candidate) == {"build": "no build of tiny"}
     (candidate.root / ".git").rename(candidate.root / "no-git")
     assert "no git repository" in failed(candidate)["checkout"]
+
+
+def test_dry_run_writes_nothing(candidate: Candidate, project: Project) -> None:
+    """The small project has no generated pages, so it is never ready."""
+    before = sorted(project.root.rglob("*"))
+    out, err = project.run("release", "--target", "tiny", "--dry-run", "--json", code=29)
+    document = json.loads(out)
+    assert (document["release"], document["tag"]) == ("1.0-spark.3", "v1.0-spark.3")
+    assert {row["name"] for row in document["checks"] if not row["ok"]} == {"pages", "report"}
+    assert "1.0-spark.3 is not ready for a release" in err
+    assert sorted(project.root.rglob("*")) == before
+
+
+WORDS = (
+    (("--push", "127.0.0.1:9/x"), 2, "an image without a signature cannot be verified"),
+    (("--keyless", "--key", str(ROOT / "LICENSE")), 2, "--keyless and --key conflict"),
+    (("--no-log",), 2, "add --key"),
+    (("--key", "none.key"), 2, "no such file"),
+    (("--keyless", "--push", "https://127.0.0.1:9/x"), 2, "without a scheme"),
+    (("--keyless", "--push", "127.0.0.1:9/x"), 29, "the last build of tiny has no image"),
+)
+
+
+def test_words_that_make_no_sense(project: Project) -> None:
+    for words, code, said in WORDS:
+        _, err = project.run("release", "--target", "tiny", *words, code=code)
+        assert said in err
+    _, err = project.run("release", "--target", "tniy", code=2)
+    assert "tniy" in err
+
+
+def test_the_folder_of_a_release_is_whole_and_replaced(candidate: Candidate) -> None:
+    texts = collect.Texts("* A change.", "page")
+    folder = collect.collect(candidate, texts, None)
+    (folder / "receipt.json.sigstore.json").write_text("{}")  # of the release before
+    assert collect.collect(candidate, texts, None) == folder
+    assert sorted(path.name for path in folder.iterdir()) == collect.names(candidate)
+    assert signing.sums(folder) == []
+    (folder / "NOTES.md").write_text("other\n")
+    (folder / "report.html").unlink()
+    assert signing.sums(folder) == [
+        "NOTES.md: differs from release.json",
+        "report.html: missing, but release.json lists it",
+    ]
