@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkforge.serving import access, arguments, bodies, cluster, refusal
+from sparkforge.serving import access, arguments, bodies, cluster, readiness, refusal
 from sparkforge.serving.settings import Settings
 
 QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models")
@@ -60,6 +60,8 @@ def of(settings: Settings, *, refusing: bool, eager: bool) -> Command:
     requests = [*QUIET, *(refusal.OPTIONS if refusing else [])]
     if settings.limits_bodies:
         requests += bodies.OPTIONS
+    if settings.takes_requests:
+        requests += readiness.OPTIONS
     naming = []
     # as one word each: vLLM takes no value for an option
     if settings.revision and not settings.downloads:

@@ -118,7 +118,7 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
     if chosen.api_key:
         variables["VLLM_API_KEY"] = chosen.api_key
     refusing = watch is not None and watch.file is not None
-    if refusing or chosen.limits_bodies:
+    if chosen.takes_requests:
         variables = refusal.environment(variables)
     eager = not checks.has_compiler()
     if eager:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sparkforge.serving.document import Document, DocumentError
@@ -36,20 +36,22 @@ class State:
     """For the health check's line; ``READY`` once the server may count as healthy."""
     given_up: bool = False
     """No server will be started any more; the text gives the reason."""
+    stalled: str = ""
+    """Why the entrypoint's last check of a ready server failed; "" where it did not."""
 
 
 def write(state: State) -> None:
     """Store the state; OSError if the folder for temporary files cannot be written."""
     temporary = path().with_suffix(f".{os.getpid()}")
-    document = {"start": this_start(), "state": state.text, "given_up": state.given_up}
+    document = {"start": this_start(), **asdict(state)}
     temporary.write_text(json.dumps(document), encoding="utf-8")
     temporary.replace(path())
 
 
-def tell(text: str, *, given_up: bool = False) -> None:
+def tell(text: str, *, given_up: bool = False, stalled: str = "") -> None:
     """Store the state; a failure is logged."""
     try:
-        write(State(text, given_up))
+        write(State(text, given_up, stalled))
     except OSError as error:
         say(f"warning: the health check does not get the server's state: {error}")
 
@@ -59,7 +61,11 @@ def read() -> State:
     try:
         document = Document.load(path())
         if document.get(str, "start") == this_start():
-            return State(document.get(str, "state"), document.get(bool, "given_up"))
+            return State(
+                document.get(str, "text"),
+                document.get(bool, "given_up"),
+                document.get(str, "stalled"),
+            )
     except (FileNotFoundError, DocumentError):
         pass
     return State(READY)

@@ -175,6 +175,7 @@ class _Supervisor:
         self.ended: int | None = None
         self._before: Counters | None = None
         self._background: _Background | None = None
+        self._stalled = False
 
     def run(self) -> int:
         """Return the exit code, once the server has ended or has to end."""
@@ -268,13 +269,22 @@ class _Supervisor:
         elif self.plan.warm_up:
             self.plan.warm_up.look()
         self.hang.well(now)
+        self._tell("")
         return None
+
+    def _tell(self, problem: str) -> None:
+        """Tell load balancers the problem of the last check; "": there is none."""
+        if bool(problem) != self._stalled:
+            self._stalled = bool(problem)
+            state.tell(state.READY, stalled=problem)
 
     def _run_in_background(self, work: Callable[[], str]) -> None:
         self._background = _Background(work)
         self._background.start()
 
     def _failed(self, error: Exception) -> int | None:
+        if self.hang.answered:
+            self._tell(f"{type(error).__name__}: {error}")
         names = {process.name for process in session(self.child.pid)}
         if self.hang.answered and compilers.PROGRAMS & names:
             # a kernel that is built at its first use holds up the engine for minutes; a server

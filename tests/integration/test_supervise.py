@@ -66,9 +66,16 @@ class Supervised:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", RUN, json.dumps(asked)],
                 cwd=ROOT,
+                env={**os.environ, "TMPDIR": str(folder)},
                 stdout=sink,
                 stderr=subprocess.STDOUT,
             )
+
+    def stalled(self) -> str:
+        """Return what load balancers are told of the last check."""
+        path = self.output.parent / "sparkforge-state.json"
+        found: str = json.loads(path.read_text())["stalled"]
+        return found
 
     def said(self, text: str) -> bool:
         return text in self.output.read_text()
@@ -158,9 +165,11 @@ def test_a_killed_server_is_its_exit_code(supervised: Callable[..., Supervised])
 def test_a_short_stop_is_forgiven(supervised: Callable[..., Supervised]) -> None:
     one = supervised()
     engine = one.ready()
+    assert one.stalled() == ""
     os.kill(engine, signal.SIGSTOP)
-    time.sleep(2)
+    wait_for(lambda: one.stalled().startswith("NoProgressError: "))
     os.kill(engine, signal.SIGCONT)
+    wait_for(lambda: one.stalled() == "")
     time.sleep(5)
     assert one.process.poll() is None
 

@@ -22,8 +22,15 @@ from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
 from tests.hub import COMMIT, Hub
 from tests.patches.forks import known
 from tests.patches.served import READY_S, serving
+from tests.support import wait_for
 
 UNHEALTHY_S = 600  # the image's interval, time-out and retries give 45 on a quiet machine
+
+
+def ready(port: int) -> tuple[int, str]:
+    """Return status and message of the answer to load balancers."""
+    reply = requests.get(f"http://127.0.0.1:{port}/health?ready", timeout=60)
+    return reply.status_code, reply.json()["error"]["message"] if reply.text else ""
 
 
 def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_path: Path) -> None:
@@ -44,15 +51,18 @@ def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_
         refused = one.complete(3)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "30")
         assert refused.json()["error"]["message"] == "memory is short"
+        assert ready(one.port) == (404, "memory is short: new requests are refused")
         assert one.health().returncode == 0
         (tmp_path / "sparkforge-refuses").unlink()
         assert one.complete(3).status_code == 200
+        assert ready(one.port) == (200, "")
 
         engine = int(re.findall(r"EngineCore pid=(\d+)", one.output())[0])
         os.kill(engine, signal.SIGSTOP)
         frozen = time.monotonic()
         # vLLM's own health goes on answering: that is why ours asks for progress
         assert requests.get(f"http://127.0.0.1:{one.port}/health", timeout=60).status_code == 200
+        wait_for(lambda: ready(one.port)[0] == 404)  # what load balancers see
         failures = 0
         while failures < 3:  # as the image's HEALTHCHECK: three in a row, 5 s between them
             time.sleep(5)
