@@ -214,7 +214,10 @@ def _images(name: str, cubins: Sequence[Path], how: Reading) -> list[tuple[Kerne
 
     def one(path: Path, stopping: Event) -> tuple[Kernel, ...]:
         def facts(_: Path) -> ImageResult:
-            return ImageResult(tuple(how.readers.read(path)))
+            try:
+                return ImageResult(tuple(how.readers.read(path)))
+            except ProofError as error:
+                raise ProofError(f"{name}: {error.what}", error.remedy) from error
 
         inputs = {
             "cubin": sha256_file(path),

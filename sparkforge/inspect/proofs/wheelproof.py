@@ -14,7 +14,7 @@ from typing import Any
 from sparkforge.build.options import host_platform
 from sparkforge.core import pages
 from sparkforge.core.disk import disk_errors
-from sparkforge.core.errors import ProofError, UsageError
+from sparkforge.core.errors import ProofError, UsageError, WheelError
 from sparkforge.core.log import log
 from sparkforge.inspect.proofs import contract, toolchain, wheelcode
 from sparkforge.inspect.proofs.checks import short
@@ -106,7 +106,10 @@ def prove(
     proved = []
     for path in wheels:
         log.heading(f"{path.name}: machine code for {device.capability}")
-        libraries = wheelcode.libraries(path, how)
+        try:
+            libraries = wheelcode.libraries(path, how)
+        except WheelError as error:
+            raise WheelError(error.what, "name a complete, unchanged wheel") from None
         checked = tuple(contract.check(library, rules, device) for library in libraries)
         proved.append(Proved(path.name, checked))
         _tell(proved[-1])
