@@ -29,13 +29,14 @@ ARG SYSTEM_PACKAGES=""
 ARG SOURCE_DATE_EPOCH
 SHELL ["/bin/sh", "-euc"]
 # libnuma1, libstdc++6: what vLLM's and torch's extensions link to and no wheel brings. tini: see the end.
+# haproxy: the router in front of several servers (docs/replicas.md)
 # Versions are the base's business: it is pinned, and a version written here would break on its next update.
 # Logs, caches and lists are what differs between two builds of one day; .pyc checked by date would all be
 # stale once the exporter rewrites the dates. The secret is the CA bundle of a machine behind a proxy.
 # SC2086: the packages are words of a list.
 # hadolint ignore=DL3008,SC2086
 RUN --mount=type=secret,id=ca,target=/run/ca.crt \
-    packages="libnuma1 libstdc++6 tini ${SYSTEM_PACKAGES}"; \
+    packages="libnuma1 libstdc++6 tini haproxy ${SYSTEM_PACKAGES}"; \
     fresh_python=; \
     if ! command -v "python${PYTHON_VERSION}" >/dev/null; then \
       packages="${packages} python${PYTHON_VERSION}"; fresh_python=1; \

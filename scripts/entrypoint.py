@@ -38,6 +38,8 @@ first. Further arguments are options of `vllm serve`. docs/serving.md has the st
     SPARKFORGE_LISTEN_HOST      address in the container: 127.0.0.1 or 0.0.0.0; without it: all
     SPARKFORGE_CLUSTER_ROLE     head or worker: one half of a model on each of two machines, with
                                 _HEAD, _WORKER, _IFNAME and _PORT: docs/two-sparks.md
+    SPARKFORGE_ROLE             router: no server, but the router in front of SPARKFORGE_REPLICAS,
+                                with SPARKFORGE_ROUTER_POLICY: docs/replicas.md
 """
 
 import os
@@ -47,7 +49,7 @@ from pathlib import Path
 # the image's own copy is beside this file; with -I its folder is not searched
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from sparkforge.serving import hub, launch, starts, state
+from sparkforge.serving import hub, launch, router, starts, state
 from sparkforge.serving.errors import EX_CONFIG, StartError
 from sparkforge.serving.log import say
 from sparkforge.serving.supervise import End
@@ -61,6 +63,8 @@ def main(arguments: list[str]) -> int:
     """
     count, reason = None, "its log gives the reason"
     try:
+        if router.asked(os.environ):
+            router.run(os.environ)  # HAProxy takes this process's place
         end, count = launch.serve(arguments, os.environ)
     except hub.StoppedError as error:
         say("the download was stopped; the next start continues it")

@@ -14,7 +14,7 @@ from pathlib import Path
 # the image's own copy is beside this file; with -I its folder is not searched
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from sparkforge.serving import access, cluster, state
+from sparkforge.serving import access, cluster, router, state
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.progress import Client, Counters
 from sparkforge.serving.variables import listen_port
@@ -48,6 +48,7 @@ def check() -> None:
 
     Raises:
         NotReadyError, GivenUpError: there is no server to ask.
+        router.NoReplicaError: this is the router, and none of its servers serves.
         Exception: the server is not healthy; the message has request and answer.
     """
     current = state.read()
@@ -57,6 +58,9 @@ def check() -> None:
         raise NotReadyError(current.text)
     if os.environ.get("SPARKFORGE_CLUSTER_ROLE") == "worker":
         cluster.check_mark()  # it takes no requests: healthy means a link to the head
+        return
+    if router.asked(os.environ):
+        print(router.check(listen_port(os.environ)))
         return
     client = Client(listen_port(os.environ), SECONDS, access.api_key(os.environ))
     counters = client.observe(last_seen())
@@ -79,7 +83,7 @@ if __name__ == "__main__":
     except NotReadyError as error:
         print(f"starting: {one_line(error)}", file=sys.stderr)
         sys.exit(1)
-    except GivenUpError as error:
+    except (GivenUpError, router.NoReplicaError) as error:
         print(f"unhealthy: {one_line(error)}", file=sys.stderr)
         sys.exit(1)
     except Exception as error:  # one line for Docker's log, whatever it is

@@ -13,7 +13,8 @@ FAKE_LOADS_S is SECONDS-UNTIL-READY where that is not given.
 FAKE_REFERENCE names a preflight's reference, whose prompts are answered right. FAKE_LATE is said at
 the end. With FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at the first request,
 and the server after it, as vLLM does. A request for /drip or /odd has all later answers come byte
-by byte, or with null in place of the usage.
+by byte, or with null in place of the usage. FAKE_TOKEN_S is how long the engine takes for a token.
+Started by the entrypoint, it answers /health?ready as the entrypoint's middleware does.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Engine:
         with self._lock:
             assert self.child.stdin is not None
             assert self.child.stdout is not None
+            time.sleep(float(os.environ.get("FAKE_TOKEN_S", "0")))
             self.child.stdin.write(b"1\n")
             self.child.stdin.flush()
             if not self.child.stdout.readline():
@@ -99,6 +101,15 @@ def right(known: Any) -> Any:
     }
 
 
+def not_ready() -> tuple[int, str] | None:
+    """Return what the middleware would answer, where the entrypoint has it loaded."""
+    if "--middleware" not in os.environ.get("FAKE_OPTIONS", ""):
+        return None
+    from sparkforge.serving import readiness
+
+    return readiness.problem()
+
+
 def end(*_: object) -> None:
     """Say what is to be said late, and end."""
     print(os.environ.get("FAKE_LATE", ""), flush=True)
@@ -137,6 +148,8 @@ def main() -> None:
                 ).replace("inf", "+Inf")
                 tokens = f'vllm:generation_tokens_total{{e="0"}} {engine.tokens}\n'
                 self._answer(f"# HELP x\n{tokens}{counts}")
+            elif self.path == "/health?ready" and (found := not_ready()):
+                self._answer(found[1], found[0])
             elif self.path == "/v1/models":
                 authorized = self.headers.get("Authorization", "none")
                 self._answer(

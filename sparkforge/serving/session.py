@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,15 @@ def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Po
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+
+
+def become(command: Sequence[str]) -> NoReturn:
+    """Replace this process by a program, so that it gets the container's signals itself.
+
+    Raises:
+        OSError: there is no such program.
+    """
+    os.execv(command[0], [*command])
 
 
 def session(leader: int) -> list[Process]:

@@ -29,7 +29,9 @@ from sparkforge.runtime.servers import free_port
 from tests.results import context_of
 from tests.support import PATIENCE_S, ROOT
 
+from . import replicas
 from .conftest import Build
+from .replicas import Replicas
 from .served import docker
 from .test_cluster import BOTH, Pair
 
@@ -40,6 +42,7 @@ def cli():
         print("half", os.getpid(), flush=True)
         signal.pause()
     os.environ["FAKE_HOST"] = "0.0.0.0"
+    os.environ["FAKE_OPTIONS"] = " ".join(sys.argv)
     if "--die-of" in sys.argv:
         os.environ["FAKE_ENGINE_DIES"] = sys.argv[sys.argv.index("--die-of") + 1]
     sys.argv = ["vllm", sys.argv[sys.argv.index("--port") + 1], "0"]
@@ -352,3 +355,43 @@ def test_two_machines_meet_and_are_started_anew_together(stand_in: str, tmp_path
         pair.wait(lambda: not pair.healthy("spark-worker"), PATIENCE_S)
     finally:
         pair.close()
+
+
+def test_a_replica_that_is_lost_takes_only_its_own_requests_and_comes_back(
+    stand_in: str, tmp_path: Path
+) -> None:
+    key, model = tmp_path / "key", tmp_path / "model"
+    key.write_text(KEY)
+    key.chmod(0o444)
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    machines = Replicas(stand_in, model, key, "10.87.43")
+    try:
+        machines.up()
+        check_rights(machines.inspect("router"))
+        assert json.loads(machines.get("/v1/models"))["authorized"] == f"Bearer {KEY}"
+        with machines.load() as load:
+            machines.wait_for_answers("one", "two")
+            assert load.lost == []
+            machines.signal("one", "KILL", engine=False)
+            machines.wait(lambda: machines.inspect("one")["RestartCount"] == 1)
+            machines.wait_for_answers("one", "two")  # it is back
+            killed = len(load.lost)
+            # /health of the one with the frozen engine still says that all is well
+            machines.signal("two", "STOP", engine=True)
+            start = time.monotonic()
+            machines.wait(lambda: machines.get("/health").startswith("1 of 2"))
+            noticed_s = time.monotonic() - start
+            machines.wait(lambda: machines.inspect("two")["RestartCount"] == 1)
+            machines.wait_for_answers("one", "two")
+            again_s = time.monotonic() - start
+        frozen = len(load.lost) - killed
+        print(f"frozen engine: noticed after {noticed_s:.0f} s, serves after {again_s:.0f} s")
+        print(f"lost: {killed} killed, {frozen} frozen, of {load.answered + len(load.lost)}")
+        # of each client the one that was under way: a server that is gone gets no other
+        assert killed <= replicas.CLIENTS, load.lost
+        assert frozen <= replicas.CLIENTS, load.lost
+        assert "vllm:generation_tokens_total" in machines.get("/replicas/10.87.43.12:8000/metrics")
+        assert "replica=10.87.43.11:8000" in machines.compose("logs", "router")
+    finally:
+        machines.close()

@@ -82,6 +82,19 @@ def test_no_default_of_the_image_is_taken_away() -> None:
         assert not bare & image
 
 
+def test_the_router_has_the_rights_of_the_servers_and_no_folder() -> None:
+    router, server = COMPOSE["services"]["router"], COMPOSE["services"]["cpu"]
+    for name in ("secrets", "read_only", "cap_drop", "security_opt", "logging", "restart"):
+        assert router[name] == server[name]
+    assert "volumes" not in router
+    assert router["stop_signal"] == "SIGUSR1"
+    # what an unset variable means is decided in one place, as for the servers
+    assert router["environment"]["SPARKFORGE_BIND"] == "${SPARKFORGE_ROUTER_BIND:-127.0.0.1}"
+    assert router["ports"] == [
+        "${SPARKFORGE_ROUTER_BIND:-127.0.0.1}:${SPARKFORGE_ROUTER_PORT:-8080}:8000"
+    ]
+
+
 @pytest.mark.parametrize("service", ["cpu", "spark", "spark-head", "spark-worker", "rtx"])
 def test_each_service_gets_the_proxies(service: str) -> None:
     names = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"]
@@ -92,6 +105,6 @@ def test_each_service_gets_the_proxies(service: str) -> None:
 def test_down_with_volumes_keeps_the_models() -> None:
     assert COMPOSE["volumes"]["models"] == {"name": "sparkforge-models", "external": True}
     with_models = {
-        name for name, one in COMPOSE["services"].items() if "models}" in str(one["volumes"])
+        name for name, one in COMPOSE["services"].items() if "models}" in str(one.get("volumes"))
     }
     assert with_models == {"spark", "spark-head", "spark-worker", "rtx"}

@@ -1,0 +1,153 @@
+"""The router: its settings, its configuration, its health. With HAProxy itself: test_compose.py."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from sparkforge.serving import router, session
+from sparkforge.serving.errors import EX_CONFIG, EX_NOHOST, StartError
+from tests.support import load_script
+
+TWO = "192.168.100.1:8000,192.168.100.2:8000"
+
+
+def settings(text: str = TWO, **more: str) -> router.Settings:
+    return router.read({"SPARKFORGE_REPLICAS": text, **more})
+
+
+def configuration(found: router.Settings) -> str:
+    return router.configuration(found, {one.name: router.resolve(one) for one in found.replicas})
+
+
+def test_a_list_has_commas_spaces_or_both() -> None:
+    first, second = settings(" 192.168.100.1:8000, spark-2:80\n").replicas
+    assert first == router.Replica("192.168.100.1:8000", "192.168.100.1", 8000)
+    assert second == router.Replica("spark-2:80", "spark-2", 80)
+    (only,) = settings("[fd00::2]:8000").replicas
+    assert router.resolve(only) == "ipv6@fd00::2:8000"
+    assert only.name == "fd00::2:8000"  # HAProxy takes no bracket in a name
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "SPARKFORGE_REPLICAS is empty: name the servers in .env, like 192.168.100.1:8000"),
+        (" , ", "is empty"),
+        ("192.168.100.1", "has '192.168.100.1': use HOST:PORT"),
+        ("http://192.168.100.1:8000", "use HOST:PORT"),
+        ("192.168.100.1:8000/v1", "use HOST:PORT"),
+        ("192.168.100.1:0", "use HOST:PORT"),
+        ("192.168.100.1:65536", "use HOST:PORT"),
+        ("fd00::2:8000", "use HOST:PORT"),
+        ("spark 2:8000", "has 'spark': use HOST:PORT"),
+        ("a'b:1", "use HOST:PORT"),
+        ("192.168.100:8000", "192.168.100 is no address"),
+        ("[::g]:8000", "use HOST:PORT"),
+        ("[1:2]:8000", "1:2 is no address"),
+        ("spark:8000,SPARK:8000", "names spark:8000 twice"),
+        ("127.0.0.1:8000", "is the router's own container: use the address of this machine"),
+        ("localhost:8000", "is the router's own container"),
+        ("0.0.0.0:8000", "is the router's own container"),
+        ("[::1]:8000", "is the router's own container"),
+    ],
+)
+def test_a_wrong_list_is_one_error(text: str, reason: str) -> None:
+    with pytest.raises(StartError) as error:
+        settings(text)
+    assert reason in str(error.value)
+    assert error.value.code == EX_CONFIG
+
+
+def test_a_name_without_an_address_is_tried_again() -> None:
+    (one,) = settings("no-such-machine.invalid:8000").replicas
+    with pytest.raises(StartError, match=r"no-such-machine\.invalid has no address") as error:
+        router.resolve(one)
+    assert error.value.code == EX_NOHOST
+
+
+def test_other_settings_are_checked_as_the_servers() -> None:
+    with pytest.raises(StartError, match="SPARKFORGE_ROUTER_POLICY is 'x': use prefix or least"):
+        settings(SPARKFORGE_ROUTER_POLICY="x")
+    with pytest.raises(StartError, match=r"published on 0\.0\.0\.0 without an API key"):
+        settings(SPARKFORGE_BIND="0.0.0.0")
+    settings(SPARKFORGE_BIND="0.0.0.0", VLLM_API_KEY="k")
+    settings(SPARKFORGE_BIND="0.0.0.0", SPARKFORGE_ALLOW_OPEN="1")
+
+
+def test_the_configuration_names_each_server() -> None:
+    text = configuration(settings(SPARKFORGE_LISTEN_PORT="8001"))
+    assert "bind :8001" in text
+    for name in TWO.split(","):
+        assert f"    server {name} ipv4@{name}\n" in text
+        assert f"use_backend metrics-of-{name} if {{ path /replicas/{name}/metrics }}" in text
+    assert "balance hash var(txn.key)" in text
+    assert "of 2 replicas serve: 192.168.100.1:8000 %[srv_is_up(" in text
+
+
+def test_least_busy_reads_no_body() -> None:
+    text = configuration(settings(SPARKFORGE_ROUTER_POLICY="least-busy"))
+    assert "balance leastconn" in text
+    assert "json_query" not in text
+    assert "hash" not in text
+
+
+def test_it_becomes_haproxy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[list[str]] = []
+
+    def become(command: list[str]) -> NoReturn:
+        started.append(command)
+        raise InterruptedError
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(session, "become", become)
+    with pytest.raises(InterruptedError):
+        router.run({"SPARKFORGE_REPLICAS": TWO})
+    ((*_, path),) = started
+    assert Path(path).read_text() == configuration(settings())
+    assert "router of 2 replicas, prefix: 192.168.100.1:8000, " in capsys.readouterr().err
+
+
+def test_the_entrypoint_is_the_router_where_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARKFORGE_ROLE", "router")
+    monkeypatch.setenv("SPARKFORGE_REPLICAS", "spark-2")
+    monkeypatch.delenv("SPARKFORGE_RESTART", raising=False)
+    assert load_script("entrypoint").main([]) == EX_CONFIG
+    assert "error: SPARKFORGE_REPLICAS has 'spark-2': use HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_health_is_the_routers_own_line(status: int) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/health"
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"1 of 2 replicas serve: a answers, b is down\n")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request).start()
+        if status == 200:
+            assert router.check(server.server_port).startswith("1 of 2 replicas serve: a answers")
+        else:
+            with pytest.raises(router.NoReplicaError, match="1 of 2 replicas serve"):
+                router.check(server.server_port)
+
+
+def test_a_router_that_does_not_answer_is_not_healthy() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(OSError):
+            router.check(taken.getsockname()[1])
