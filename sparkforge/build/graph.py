@@ -106,7 +106,7 @@ def graph_of(context: Context) -> Graph:
     wheels: dict[str, Item[WheelResult]] = {}
     builder = _builder(context)
     for name in context.target.wheels:
-        layers = {layer: _tree(context, layer) for layer in context.layers(name)}
+        layers = {layer: tree_of(context, layer) for layer in context.layers(name)}
         trees |= layers
         ours = kernels_item(context, name, layers[name])
         if ours is not None:
@@ -151,7 +151,8 @@ def _builder(context: Context) -> Item[BuilderResult] | None:
     return builder_item(context)
 
 
-def _tree(context: Context, name: str) -> Tree:
+def tree_of(context: Context, name: str) -> Tree:
+    """Return an upstream's source and series; raises what ``graph_of`` does."""
     patches, upstream = context.series_of(name), context.upstream(name)
     series.check_emptied(patches, upstream)
     source = source_item(context, name, upstream)

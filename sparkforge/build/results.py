@@ -88,6 +88,26 @@ class WheelResult:
 
 
 @dataclass(frozen=True)
+class PackResult:
+    """A wheel of FlashInfer's modules, in the artefact's folder.
+
+    Attributes:
+        modules: sha256 of each library, by its module's name.
+        units: sources that they were compiled from.
+        cpu_seconds: of all units, whenever they were compiled.
+        peak_mib: of the largest process.
+    """
+
+    file: str
+    sha256: str
+    version: str
+    modules: Mapping[str, str]
+    units: int
+    cpu_seconds: int
+    peak_mib: int
+
+
+@dataclass(frozen=True)
 class NativeFile:
     """A native file of a compiled wheel."""
 

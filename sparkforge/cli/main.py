@@ -34,6 +34,7 @@ _MODULES: Mapping[str, str] = {
     "smoke": "cli.build",
     "images": "build.composing",
     "rollback": "build.composing",
+    "packs": "build.packs.command",
     "verify": "inspect.verify.command",
     "clean": "cli.clean",
     "patches": "cli.patches",

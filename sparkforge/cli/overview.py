@@ -18,6 +18,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "smoke": "repeat the smoke test on the last build",
         "images": "list built images and the one that Compose uses",
         "rollback": "switch Compose to the previous image, or to another",
+        "packs": "compile FlashInfer's modules ahead of time, into a wheel",
         "verify": "rebuild from scratch and compare every byte; or check an image",
         "clean": "delete build results from the store",
     },

@@ -12,8 +12,8 @@ costs time, and no more.
 Slots are files locked with flock: a killed compiler gives its slot back. A gate that is killed
 takes its compiler with it, a stopped one too: nobody would ever let that one go on.
 
-What each compiler took stands in FOLDER/units.tsv: peak MiB of its largest process, seconds of CPU,
-seconds, exit code, and the source.
+What each compiler took stands in FOLDER/units.tsv, or in the file SPARKFORGE_NOTES: peak MiB of
+its largest process, seconds of CPU, seconds, exit code, and the source.
 
 Variables: SPARKFORGE_SLOTS (folder), SPARKFORGE_JOBS (how many), SPARKFORGE_JOB_MIB,
 SPARKFORGE_RESERVE_MIB, SPARKFORGE_MEMINFO (file to read in place of /proc/meminfo).
@@ -44,11 +44,19 @@ class Gate:
         job_mib: what one compiler takes at most.
         reserve_mib: below it, all but the oldest are stopped.
         meminfo: file in the form of /proc/meminfo.
+        notes: file for what compilers took; None: ``units.tsv`` in the folder.
     """
 
     def __init__(
-        self, folder: Path, jobs: int, job_mib: int, reserve_mib: int, meminfo: Path
+        self,
+        folder: Path,
+        jobs: int,
+        job_mib: int,
+        reserve_mib: int,
+        meminfo: Path,
+        notes: Path | None = None,
     ) -> None:
+        self._notes = notes or folder / "units.tsv"
         self._folder, self._jobs = folder, jobs
         self._job_mib, self._reserve_mib, self._meminfo = job_mib, reserve_mib, meminfo
         self._mine: IO[str] | None = None
@@ -148,7 +156,7 @@ class Gate:
             f"{used.ru_maxrss // 1024}\t{used.ru_utime + used.ru_stime:.2f}\t{seconds:.1f}"
             f"\t{code}\t{source}\n"
         )
-        with (self._folder / "units.tsv").open("a") as file:  # one write: lines stay whole
+        with self._notes.open("a") as file:  # one write: lines stay whole
             file.write(line)
 
 
@@ -240,6 +248,7 @@ def main() -> int:
         int(environ["SPARKFORGE_JOB_MIB"]),
         int(environ["SPARKFORGE_RESERVE_MIB"]),
         Path(environ.get("SPARKFORGE_MEMINFO", "/proc/meminfo")),
+        Path(environ["SPARKFORGE_NOTES"]) if "SPARKFORGE_NOTES" in environ else None,
     )
     return run(gate, sys.argv[1:])
 

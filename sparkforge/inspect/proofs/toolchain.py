@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkforge.build.packs.toolchain import CUBLAS
 from sparkforge.core.hashing import code_digest, sha256_file
 from sparkforge.core.run import call
 from sparkforge.inspect.proofs.sass import Kernel, read
@@ -176,7 +177,7 @@ def compile_cubin(source: Path, arch: str, tree: Path | None, out: Path) -> None
     """
     words: list[str | Path] = [*_flags(tree is not None)]
     if tree is not None:
-        for folder in (_HERE / "include", *(tree / folder for folder in INCLUDES)):
+        for folder in (_HERE / "include", CUBLAS, *(tree / folder for folder in INCLUDES)):
             words += ["-isystem", folder]
     call("nvcc", *words, f"-arch=sm_{arch}", "-cubin", source, "-o", out)
 
@@ -187,5 +188,6 @@ def _flags(on_tree: bool) -> tuple[str, ...]:
 
 def recipe(on_tree: bool) -> dict[str, Any]:
     """Return the other inputs of the machine code than source, tree and nvcc, for its key."""
-    headers = code_digest(*(_HERE / "include").glob("*.h")) if on_tree else None
+    files = [*(_HERE / "include").glob("*.h"), *CUBLAS.glob("*.h")]
+    headers = code_digest(*files) if on_tree else None
     return {"flags": _flags(on_tree), "includes": INCLUDES if on_tree else (), "headers": headers}

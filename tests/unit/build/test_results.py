@@ -23,6 +23,7 @@ from sparkforge.build.results import (
     ImageResult,
     KernelsResult,
     NativeFile,
+    PackResult,
     ReleaseProof,
     SeriesResult,
     SmokeResult,
@@ -73,6 +74,7 @@ EACH = [
     ImageArchiveResult("sha256:2", "image.oci.tar"),
     SmokeResult(**SMOKE),
     SmokeResult(**SMOKE, release=ReleaseProof("compared", "Error", "amx", 0.01)),
+    PackResult("x.whl", "0" * 64, "1+a.1", {"sampling": "1" * 64}, 3, 141, 969),
 ]
 
 

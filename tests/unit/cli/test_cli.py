@@ -172,7 +172,10 @@ print(*(name for name in sys.modules if name.startswith("sparkforge.cli.")))
             "build, smoke, serve, bench run and bench quality",
         ),
         (["explain", "--target", "cpu", "--ready-timeout=9"], "build, smoke, serve, bench run and"),
-        (["bench", "quality", "--target", "cpu", "--jobs", "3"], "build, verify, dev and proofs"),
+        (
+            ["bench", "quality", "--target", "cpu", "--jobs", "3"],
+            "build, packs, verify, dev and proofs",
+        ),
         (["dev", "--target", "cpu", "--chat"], "--chat belongs to serve"),
         (["clean", "--target", "cpu"], "and other commands"),
         (["patches", "list", "--store", "x"], "--store belongs to doctor, build, "),

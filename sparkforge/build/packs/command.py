@@ -1,0 +1,114 @@
+"""`build.py packs`: FlashInfer's modules for a target → a wheel below dist/TARGET/packs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import cast
+
+from sparkforge.build import executor
+from sparkforge.build.context import Context
+from sparkforge.build.graph import ordered, tree_of
+from sparkforge.build.options import OutputOptions, platform_of, source_option, source_plan
+from sparkforge.build.packs import modules
+from sparkforge.build.packs.modules import SETS, Module, Set
+from sparkforge.build.stages.packs import UPSTREAM, packs_item
+from sparkforge.core.command import Entry, count, needed, option, repeated, switch
+from sparkforge.core.disk import disk_errors
+from sparkforge.core.log import human_bytes, log
+from sparkforge.sources.project import Project, ProjectOptions
+
+FOLDER = "packs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of ``packs``."""
+
+    target: str = needed("target to compile for: spark or rtx", metavar="NAME")
+    set: str = option(
+        "default: what the profiles' defaults load; all: what --moe-backend flashinfer_cutlass,"
+        " --kv-cache-dtype fp8 and --block-size load, too",
+        default="default",
+        choices=SETS,
+    )
+    module: tuple[str, ...] = repeated("only this module, see --list", metavar="NAME")
+    list: bool = switch("list the modules and exit")
+    dry_run: bool = switch("print the plan and exit")
+    jobs: int | None = option(
+        "parallel compilers (default: as many as fit in memory)", type=count, metavar="N"
+    )
+    source: str | None = source_option("targets.NAME.source in pins.yaml")
+    project: ProjectOptions
+    output: OutputOptions
+
+
+def run(options: Options) -> int:
+    """Compile what the store lacks, and link the wheel into dist/.
+
+    Raises:
+        UsageError: the target has no GPU, or there is no such module.
+        MachineError: this machine lacks the C++ compiler for the target.
+        CompileError: a compiler fails.
+    """
+    chosen = modules.chosen(cast("Set", options.set), options.module)
+    project = Project.open(options.project)
+    if options.list:
+        return _list(chosen, as_json=options.output.json)
+    start = time.monotonic()
+    context = _context(project, options)
+    item = packs_item(context, tree_of(context, UPSTREAM), chosen)
+    todo = ordered([item])
+    steps = executor.plan(context, todo)
+    if options.dry_run:
+        if options.output.json:
+            log.json({"steps": [asdict(step) for step in steps]})
+        else:
+            executor.show(context, steps)
+        return 0
+    context.store.sweep()
+    artefact = executor.run(context, todo, steps).artefact(item)
+    result = artefact.result
+    folder = project.root / "dist" / options.target / FOLDER
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.whl"):
+            old.unlink()
+        os.link(artefact.path / result.file, folder / result.file)
+    size = human_bytes((folder / result.file).stat().st_size)
+    log.heading(
+        f"{len(result.modules)} modules for {context.target_name}, {size}, in"
+        f" {time.monotonic() - start:.0f} s"
+    )
+    log.info(
+        f"{result.units} units: {result.cpu_seconds} s of CPU in all, at most"
+        f" {result.peak_mib / 1024:.1f} GiB in one compiler"
+    )
+    log.info(f"dist/{options.target}/{FOLDER}/{result.file}")
+    if options.output.json:
+        log.json({"file": f"dist/{options.target}/{FOLDER}/{result.file}", **asdict(result)})
+    return 0
+
+
+def _context(project: Project, options: Options) -> Context:
+    target = project.pins.target(options.target)
+    plan = source_plan(options.source, project.access, target.source)
+    target = target.model_copy(update={"source": plan})
+    context = Context.of(project, options.target, platform_of(target))
+    return replace(context, target=target, jobs=options.jobs)
+
+
+def _list(chosen: Sequence[Module], *, as_json: bool) -> int:
+    if as_json:
+        log.json({one.name: asdict(one) for one in chosen})
+        return 0
+    for one in chosen:
+        log.info(f"{one.name}{f'  [{one.needs}]' if one.needs else ''}")
+        for evidence in one.evidence:
+            log.info(f"    {evidence.upstream} {evidence.path}")
+    return 0
+
+
+COMMANDS = (Entry("packs", Options, run),)

@@ -1,0 +1,244 @@
+"""Units → objects in the store → shared libraries in the store."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock
+
+from sparkforge.build.jobs import KEEP_GIB, width
+from sparkforge.build.packs import toolchain
+from sparkforge.build.packs.toolchain import Host
+from sparkforge.build.packs.units import GENERATED, Described, Unit, contents, cost
+from sparkforge.core.errors import CommandError, CompileError
+from sparkforge.core.hashing import intact, key_of, sha256_file
+from sparkforge.core.log import human_bytes, log
+from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import call
+from sparkforge.sources.sizes import duration
+from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Store
+
+_GATE = Path(__file__).parents[1] / "compile" / "gate.py"
+_STAGE = "packs"
+_SMALL_GIB = 0.5
+# nvcc's names of its own files are random without these
+_NVCC = ("-objtemp", "--frandom-seed=1")
+# Ubuntu's linker drops libraries that nothing refers to, Debian's keeps them
+_LINK = (
+    "-shared",
+    "-s",
+    "-Wl,--no-as-needed",
+    "-Wl,--build-id=none",
+    "-Lstubs",
+    "-lcudart",
+    "-lcuda",
+)
+_SHOWN_LINES = 20
+_OBJECT = "unit.o"
+_FLAGS_OF_OTHERS = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH")
+
+
+@dataclass(frozen=True)
+class ObjectResult:
+    """An object: what its compile took.
+
+    Attributes:
+        peak_mib: of its largest process.
+    """
+
+    sha256: str
+    cpu_seconds: float
+    peak_mib: int
+
+
+@dataclass(frozen=True)
+class LibraryResult:
+    """A module."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """What all units have in common.
+
+    Attributes:
+        tree: FlashInfer's patched source, with generated files, the toolchain and the stubs.
+        sources: id of each folder of the tree, for keys.
+        compiler: what ``toolchain.identity`` returns.
+        jobs: compilers at once; None: as many as fit in memory.
+    """
+
+    store: Store
+    tree: Path
+    sources: Mapping[str, str]
+    compiler: str
+    host: Host
+    jobs: int | None
+
+
+class _Progress:
+    """Counts finished units, and estimates the time that the others take."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._lock, self._begun = Lock(), time.monotonic()
+        self._count, self._done = len(units), 0
+        self._left, self._spent = sum(cost(unit).seconds for unit in units), 0.0
+
+    def finished(self, unit: Unit, took: ObjectResult) -> None:
+        with self._lock:
+            self._done += 1
+            self._left -= cost(unit).seconds
+            self._spent += cost(unit).seconds
+            seconds = (time.monotonic() - self._begun) * self._left / self._spent
+            left = f", about {duration(seconds)} left" if self._done < self._count else ""
+            log.info(
+                f"{self._done}/{self._count} {unit.source.removeprefix(GENERATED)}:"
+                f" {took.cpu_seconds:.0f} s of CPU, {took.peak_mib / 1024:.1f} GiB{left}"
+            )
+
+
+def compile_units(
+    request: Request, modules: Sequence[Described]
+) -> dict[Unit, Artefact[ObjectResult]]:
+    """Compile what the store lacks; the large units first.
+
+    Raises:
+        CompileError: a compiler refuses a source.
+    """
+    every = list(dict.fromkeys(unit for module in modules for unit in module.units))
+    inputs = {unit: _inputs(request, unit) for unit in every}
+    found = {unit: request.store.find(_STAGE, inputs[unit], ObjectResult) for unit in every}
+    damaged = {unit for unit, made in found.items() if made is not None and not _whole(made)}
+    found |= dict.fromkeys(damaged)
+    todo = sorted((unit for unit in every if found[unit] is None), key=lambda one: -cost(one).gib)
+    log.info(f"{len(every)} units of {len(modules)} modules, {len(todo)} to compile")
+    progress = _Progress(todo)
+    (request.tree / "objects").mkdir(exist_ok=True)
+
+    def one(unit: Unit, stopping: Event) -> Artefact[ObjectResult]:
+        made = request.store.build(
+            _STAGE,
+            inputs[unit],
+            ObjectResult,
+            lambda folder: _compile(request, unit, folder),
+            again=unit in damaged,
+        )
+        progress.finished(unit, made.result)
+        return made
+
+    if todo:
+        at_once = width(request.jobs, _SMALL_GIB, KEEP_GIB)
+        for unit, made in zip(todo, in_parallel(one, todo, min(at_once, len(todo))), strict=True):
+            found[unit] = made
+    result = {}
+    for unit in every:
+        artefact = found[unit]
+        assert artefact is not None
+        label = f"{unit.source} {artefact.key[:12]}"
+        request.store.remember("packs", label.replace("/", "_"), artefact)
+        result[unit] = artefact
+    return result
+
+
+def _whole(made: Artefact[ObjectResult]) -> bool:
+    """Return whether an object is as it was compiled."""
+    path = made.path / _OBJECT
+    if intact(path, made.result.sha256):
+        return True
+    log.warning(f"{path}: damaged in the store: compiling it again")
+    return False
+
+
+def _inputs(request: Request, unit: Unit) -> dict[str, object]:
+    return {
+        "source": unit.source,
+        "contents": contents(request.tree, unit),
+        "flags": list(unit.flags),
+        "tree": dict(request.sources),
+        "compiler": request.compiler,
+        "host": request.host.identity,
+        "ours": list(_NVCC),
+    }
+
+
+def _compile(request: Request, unit: Unit, folder: Path) -> ObjectResult:
+    """Write ``unit.o`` into a folder."""
+    name = key_of(_inputs(request, unit))[:16]
+    # relative: -objtemp puts nvcc's own files beside it, and some of their names stay in the object
+    out = f"objects/{name}.o"
+    notes = folder / "took"
+    nvcc = ("cuda/bin/nvcc", *_NVCC, "-ccbin", request.host.program)
+    program = nvcc if unit.source.endswith(".cu") else (request.host.program,)
+    done = call(
+        sys.executable,
+        "-IS",
+        _GATE,
+        *program,
+        "-c",
+        unit.source,
+        *unit.flags,
+        "-o",
+        out,
+        cwd=request.tree,
+        env={
+            "SPARKFORGE_SLOTS": str(request.tree / "slots"),
+            "SPARKFORGE_JOBS": str(os.cpu_count() or 1),
+            "SPARKFORGE_JOB_MIB": str(int(cost(unit).gib * 1024)),
+            "SPARKFORGE_RESERVE_MIB": str(int(KEEP_GIB * 1024)),
+            "SPARKFORGE_NOTES": str(notes),
+            **dict.fromkeys(_FLAGS_OF_OTHERS),
+        },
+        check=False,
+    )
+    if done.returncode:
+        text = (done.stderr or done.stdout).decode(errors="replace")
+        said = "\n".join(f"    {line}" for line in text.splitlines()[-_SHOWN_LINES:])
+        msg = f"{unit.source}: cannot be compiled (exit code {done.returncode}):\n{said}"
+        raise CompileError(msg, "fix the source, or the patch that changed it")
+    path = (request.tree / out).rename(folder / _OBJECT)
+    peak, seconds, *_ = notes.read_text().split("\t")
+    notes.unlink()
+    return ObjectResult(sha256_file(path), float(seconds), int(peak))
+
+
+def link(
+    request: Request, module: Described, objects: Mapping[Unit, Artefact[ObjectResult]]
+) -> Artefact[LibraryResult]:
+    """Link a module's objects, in the order of their sources.
+
+    Raises:
+        CompileError: the linker fails, or the library needs newer ones than the image has.
+    """
+    parts = [objects[unit] for unit in module.units]
+    inputs = {
+        "module": module.name,
+        "objects": [part.key for part in parts],
+        "link": [*_LINK, *module.link],
+        "host": request.host.identity,
+    }
+
+    def make(folder: Path) -> LibraryResult:
+        out = folder / f"{module.name}.so"
+        files = [part.path / _OBJECT for part in parts]
+        try:
+            call(request.host.program, *files, *_LINK, *module.link, "-o", out, cwd=request.tree)
+        except CommandError as error:
+            msg = f"{module.name} cannot be linked:\n{error}"
+            raise CompileError(msg, "see the linker's output") from error
+        toolchain.check_versions(out)
+        out.chmod(0o444)
+        log.info(f"{module.name}: {human_bytes(out.stat().st_size)}")
+        return LibraryResult(sha256_file(out), out.stat().st_size)
+
+    kept = request.store.find(_STAGE, inputs, LibraryResult)
+    again = kept is not None and not intact(kept.path / f"{module.name}.so", kept.result.sha256)
+    made = request.store.build(_STAGE, inputs, LibraryResult, make, again=again)
+    request.store.remember("packs", f"module {module.name} {made.key[:12]}", made)
+    return made

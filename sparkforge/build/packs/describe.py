@@ -1,0 +1,143 @@
+"""Ask FlashInfer's own code what a module is compiled from. Run as a script, apart from sparkforge.
+
+usage: describe.py TREE REQUEST.json       (writes TREE/generated and prints one JSON document)
+
+The tree is FlashInfer's patched source; generated sources are written below it. Of FlashInfer only
+``flashinfer.jit`` is imported. torch and tvm_ffi, of which that needs nothing but names, are
+stand-ins, unless SPARKFORGE_INSTALLED_TORCH is set: a test compares both. Paths in the result are
+relative to the tree, so the result does not depend on its place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+CUDA = "13.0"
+HEADERS = "tvm_ffi/include"
+"""Of tvm_ffi, and of dlpack in it: a folder that the compiler finds beside the tree."""
+_DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "half"),
+    *("float4_e2m1fn_x2", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"),
+)
+
+
+class _Named:
+    """A data type, which FlashInfer compares and looks up."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"torch.{self.name}"
+
+
+def _stand_ins() -> None:
+    torch = types.ModuleType("torch")
+    known = {name: _Named(name) for name in _DTYPES}
+    known["half"] = known["float16"]
+    vars(torch).update(known, dtype=_Named, Tensor=object)
+    vars(torch)["version"] = types.SimpleNamespace(cuda=CUDA)
+    vars(torch)["_C"] = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
+    sys.modules["torch"] = torch
+    sys.modules["tvm_ffi"] = types.ModuleType("tvm_ffi")
+
+
+def _package(name: str, folder: Path) -> Any:
+    """Register a package without running its ``__init__``, which imports all of FlashInfer."""
+    package = types.ModuleType(name)
+    package.__path__ = [str(folder)]
+    sys.modules[name] = package
+    return package
+
+
+def _prepare(tree: Path, arch: str) -> None:
+    """Have FlashInfer read its sources in the tree, and take CUDA and the device as they are named.
+
+    Args:
+        arch: e.g. ``12.1f``.
+    """
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = arch
+    os.environ["FLASHINFER_WORKSPACE_BASE"] = str(tree / "workspace")
+    for name in list(os.environ):  # what changes flags
+        if name.startswith(("FLASHINFER_EXTRA_", "FLASHINFER_JIT_", "FLASHINFER_NVCC")):
+            del os.environ[name]
+    for name in ("CC", "CXX"):
+        os.environ.pop(name, None)
+    _package("flashinfer", tree / "flashinfer")
+    jit = _package("flashinfer.jit", tree / "flashinfer" / "jit")
+    env: Any = importlib.import_module("flashinfer.jit.env")
+    jit.env = env
+    external = tree / "3rdparty"
+    env.FLASHINFER_CSRC_DIR = tree / "csrc"
+    env.FLASHINFER_INCLUDE_DIR = tree / "include"
+    env.FLASHINFER_GEN_SRC_DIR = tree / "generated"
+    env.FLASHINFER_JIT_DIR = tree / "objects"
+    env.CUTLASS_INCLUDE_DIRS = [
+        external / "cutlass" / "include",
+        external / "cutlass" / "tools" / "util" / "include",
+    ]
+    cccl = external / "cccl"
+    env.CCCL_INCLUDE_DIRS = [cccl / "cub", cccl / "libcudacxx" / "include", cccl / "thrust"]
+    env.SPDLOG_INCLUDE_DIR = external / "spdlog" / "include"
+    flags: Any = importlib.import_module("flashinfer.jit.cpp_ext")
+    version: Any = importlib.import_module("packaging.version")
+    flags.get_cuda_version = lambda: version.Version(CUDA)
+    flags.get_cuda_path = lambda: "cuda"
+    flags.sysconfig = types.SimpleNamespace(
+        get_path=lambda _: "python", get_config_var=lambda _: None
+    )
+    paths = types.SimpleNamespace(
+        find_include_path=lambda: HEADERS, find_dlpack_include_path=lambda: HEADERS
+    )
+    flags.tvm_ffi = types.SimpleNamespace(libinfo=paths)
+
+
+def _value(given: Any) -> Any:
+    if isinstance(given, str) and given.startswith("torch."):
+        return getattr(sys.modules["torch"], given.removeprefix("torch."))
+    if isinstance(given, str) and given.startswith("variants."):
+        variants = importlib.import_module("flashinfer.jit.attention.variants")
+        return getattr(variants, given.removeprefix("variants."))
+    return given
+
+
+def _described(tree: Path, generator: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return one module: its name, linker flags, and its units with their flags."""
+    module, _, name = generator.partition(":")
+    make = getattr(importlib.import_module(f"flashinfer.jit.{module}"), name)
+    spec = make(**{key: _value(value) for key, value in arguments.items()})
+    units = []
+    for source, entry in zip(spec.sources, spec.get_compile_commands(), strict=True):
+        words = entry["command"].replace(f"{tree}/", "").split()
+        # compiler, -c and source in front, -o and object behind
+        if words[1] != "-c" or words[-2] != "-o":
+            raise SystemExit(f"{spec.name}: not a command of the known form: {entry['command']}")
+        units.append({"source": source.relative_to(tree).as_posix(), "flags": words[3:-2]})
+    return {
+        "name": spec.name,
+        "link": spec.extra_ldflags or [],
+        "device_link": spec.needs_device_linking,
+        # FlashInfer lists generated files as the folder has them
+        "units": sorted(units, key=lambda unit: unit["source"]),
+    }
+
+
+def main(tree: Path, request: Path) -> None:
+    """Print the modules of a request."""
+    asked = json.loads(request.read_text(encoding="utf-8"))
+    if not os.environ.get("SPARKFORGE_INSTALLED_TORCH"):
+        _stand_ins()
+    _prepare(tree, asked["arch"])
+    modules = [_described(tree, one["generator"], one["arguments"]) for one in asked["modules"]]
+    json.dump(modules, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]))

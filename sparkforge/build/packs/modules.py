@@ -1,0 +1,205 @@
+"""Which modules FlashInfer compiles on SM 12.x for gpt-oss, and where vLLM calls for them.
+
+Read in vLLM 0.31.0 with our series and in FlashInfer 0.7.0.post1 with ours.
+``tests/patches/test_packs.py`` checks each piece of evidence against those sources, and makes
+FlashInfer's own calls for a simulated 12.0 and 12.1, with tensors of gpt-oss's shapes: 64 query and
+8 KV heads, or half of each with two ranks. The ratio is 8 in both cases, so one list serves one and
+two ranks. ``exact``, ``balanced`` and ``fast`` differ in dense layers, which Marlin and the decode
+kernels compute, so it serves all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkforge.core.errors import UsageError
+
+Set = Literal["default", "all"]
+SETS: tuple[Set, ...] = ("default", "all")
+_ATTENTION = "vllm/v1/attention/backends/flashinfer.py"
+_SAMPLER = "vllm/v1/sample/ops/topk_topp_sampler.py"
+_MOE = "vllm/model_executor/layers/fused_moe"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A text that the patched source of an upstream contains."""
+
+    upstream: str
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module of FlashInfer, a shared library.
+
+    Attributes:
+        name: FlashInfer's own, by which it looks for the library.
+        generator: function below ``flashinfer.jit`` that returns its sources, as ``module:name``.
+        arguments: of that function; ``torch.X`` stands for a data type, ``variants.X`` for a source
+            text of FlashInfer's.
+        needs: option of ``vllm serve`` that leads to it; "": the profiles' defaults do.
+        evidence: the calls that lead to it.
+    """
+
+    name: str
+    generator: str
+    arguments: Mapping[str, object]
+    needs: str
+    evidence: tuple[Evidence, ...]
+
+
+def _sink(*, window: bool, kv: str = "bf16", needs: str = "") -> Module:
+    """Prefill with attention sinks, of layers with a sliding window or without."""
+    name = (
+        f"batch_prefill_attention_sink_bf16_kv_{kv}_head_dim_qk_64_head_dim_vo_64_posenc_0"
+        f"_f16qk_False_swa_{window}_fa2"
+    )
+    return Module(
+        name,
+        "attention:gen_customize_batch_prefill_module",
+        {
+            "backend": "fa2",
+            "uri": name,
+            "dtype_q": "torch.bfloat16",
+            "dtype_kv": _DTYPES[kv],
+            "dtype_o": "torch.bfloat16",
+            "idtype": "torch.int32",
+            "head_dim_qk": 64,
+            "head_dim_vo": 64,
+            "additional_tensor_names": ["sink"],
+            "additional_tensor_dtypes": ["float"],
+            "additional_scalar_names": ["sm_scale"],
+            "additional_scalar_dtypes": ["double"],
+            "variant_name": "AttentionSink",
+            "variant_decl": "variants.attention_sink_fa2_decl",
+            "pos_encoding_mode": 0,
+            "use_sliding_window": window,
+            "use_fp16_qk_reduction": False,
+            "paged_kv_stride_mode": "independent",
+            "module_surface": "full",
+        },
+        needs,
+        (
+            Evidence(
+                "vllm", _ATTENTION, "self._prefill_wrapper = BatchAttentionWithAttentionSinkW"
+            ),
+            Evidence(
+                "flashinfer", "flashinfer/attention/_core.py", "batch_prefill_attention_sink_"
+            ),
+        ),
+    )
+
+
+_DTYPES = {"bf16": "torch.bfloat16", "e4m3": "torch.float8_e4m3fn"}
+
+
+def _xqa(*, window: bool, page: int = 16, kv: str = "bf16", needs: str = "") -> Module:
+    """Decode with attention sinks (XQA), of layers with a sliding window or without."""
+    return Module(
+        f"xqa_input_bf16_kv_cache_{kv}_output_bf16_page_size_{page}_head_dim_64_head_group_ratio_8"
+        f"_use_sliding_window_{window}_use_spec_dec_False_spec_q_seq_len_1",
+        "xqa:gen_xqa_module",
+        {
+            "input_dtype": "torch.bfloat16",
+            "kv_cache_dtype": _DTYPES[kv],
+            "page_size": page,
+            "head_dim": 64,
+            "head_group_ratio": 8,
+            "use_sliding_window": window,
+            "output_dtype": "torch.bfloat16",
+            "q_seq_len": 1,
+            "use_ragged_q": False,
+        },
+        needs,
+        (
+            Evidence("vllm", _ATTENTION, "flashinfer_xqa_batch_decode_with_kv_cache("),
+            Evidence("flashinfer", "flashinfer/decode.py", "    xqa(\n        query_new,"),
+            Evidence("flashinfer", "flashinfer/xqa.py", "spec = gen_xqa_module("),
+        ),
+    )
+
+
+_CUTLASS = "--moe-backend flashinfer_cutlass"
+_FP8 = "--kv-cache-dtype fp8"
+
+MODULES: tuple[Module, ...] = (
+    Module(
+        "sampling",
+        "sampling:gen_sampling_module",
+        {},
+        "",
+        (
+            Evidence("vllm", _SAMPLER, "flashinfer.sampling.top_p_sampling_from_probs("),
+            Evidence("vllm", _SAMPLER, "flashinfer.sampling.top_k_sampling_from_probs("),
+            Evidence("vllm", _SAMPLER, "flashinfer.sampling.top_k_top_p_sampling_from_logits("),
+            Evidence("flashinfer", "flashinfer/sampling.py", "module = gen_sampling_module()"),
+        ),
+    ),
+    _sink(window=True),
+    _sink(window=False),
+    _xqa(window=True),
+    _xqa(window=False),
+    *(
+        _xqa(window=window, page=page, needs=f"--block-size {page}")
+        for page in (32, 64)
+        for window in (True, False)
+    ),
+    *(_sink(window=window, kv="e4m3", needs=_FP8) for window in (True, False)),
+    *(_xqa(window=window, kv="e4m3", needs=_FP8) for window in (True, False)),
+    Module(
+        "mxfp8_quantization_sm100",  # named so on every device
+        "fp8_quantization:gen_mxfp8_quantization_sm100_module",
+        {},
+        _CUTLASS,
+        (
+            Evidence("vllm", f"{_MOE}/utils.py", "return mxfp8_e4m3_quantize("),
+            Evidence(
+                "vllm", "vllm/utils/flashinfer.py", "import mxfp8_quantize as mxfp8_quantize_"
+            ),
+            Evidence(
+                "flashinfer",
+                "flashinfer/quantization/fp8_quantization.py",
+                "module = gen_mxfp8_quantization_sm100_module().build_and_load()",
+            ),
+        ),
+    ),
+    Module(
+        "fused_moe_120",
+        "fused_moe:gen_cutlass_fused_moe_sm120_module",
+        {},
+        _CUTLASS,
+        (
+            Evidence(
+                "vllm",
+                f"{_MOE}/experts/flashinfer_cutlass_moe.py",
+                "_ = flashinfer_cutlass_fused_moe(",
+            ),
+            Evidence(
+                "flashinfer",
+                "flashinfer/fused_moe/core.py",
+                "module = gen_cutlass_fused_moe_sm120_module(use_fast_build).build_and_load()",
+            ),
+        ),
+    ),
+)
+"""Left out: rope, norm, page and topk, which vLLM calls of FlashInfer for no part of gpt-oss on
+SM 12.x, and what is for other formats (``mxfp8_gemm_cutlass_sm120``: checkpoints in MXFP8)."""
+
+
+def chosen(which: Set, names: Sequence[str] = ()) -> tuple[Module, ...]:
+    """Return the modules of a set, or those of these names.
+
+    Raises:
+        UsageError: there is no module of a name.
+    """
+    if not names:
+        return tuple(one for one in MODULES if which == "all" or not one.needs)
+    known = {one.name: one for one in MODULES}
+    if unknown := [name for name in names if name not in known]:
+        msg = f"--module {unknown[0]}: no such module"
+        raise UsageError(msg, f"choose from: {', '.join(known)}")
+    return tuple(known[name] for name in dict.fromkeys(names))

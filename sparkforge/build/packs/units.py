@@ -1,0 +1,113 @@
+"""Modules → units to compile, with what one takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from sparkforge.build.packs.modules import Module
+from sparkforge.core.errors import CommandError, CompileError
+from sparkforge.core.hashing import key_of
+from sparkforge.core.run import call
+
+_PROGRAM = Path(__file__).with_name("describe.py")
+GENERATED = "generated/"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One source and its flags; paths are relative to the tree."""
+
+    source: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Described:
+    """What FlashInfer compiles a module from.
+
+    Attributes:
+        link: further flags of the linker.
+        device_link: nvcc links it, which no module here needs.
+    """
+
+    name: str
+    link: tuple[str, ...]
+    device_link: bool
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a compile of matching sources takes at most: GiB of memory, and CPU seconds."""
+
+    pattern: str
+    gib: float
+    seconds: float
+
+
+# nvcc 13.0.88 on x86-64 (docs/packs.md, docs/proofs.md); the first that matches counts
+COSTS = (
+    Cost(r"gemm_grouped/120/", 10.4, 170),
+    Cost(r"gemm_grouped/80/", 7.0, 155),
+    Cost(r"moe_gemm_kernels_fp8_uint4", 2.5, 320),
+    Cost(r"moe_gemm_kernels_", 2.5, 200),
+    Cost(r"cutlass_fused_moe_instantiation", 2.0, 256),
+    Cost(r"/batch_prefill\w*\.cu$", 0.6, 12),
+    Cost(r"csrc/sampling\.cu$", 1.1, 90),
+    Cost(r"csrc/renorm\.cu$", 1.1, 37),
+    Cost(r"csrc/(xqa/|flashinfer_\w*binding)", 0.5, 8),
+    Cost(r"\.cpp$", 0.5, 5),
+    Cost(r"", 2.0, 30),
+)
+
+
+def cost(unit: Unit) -> Cost:
+    """Return what a unit takes, as far as that was measured."""
+    return next(one for one in COSTS if re.search(one.pattern, unit.source))
+
+
+def describe(tree: Path, arch: str, modules: Sequence[Module]) -> tuple[Described, ...]:
+    """Return what FlashInfer compiles modules from; writes generated sources into the tree.
+
+    Args:
+        arch: e.g. ``12.1f``.
+
+    Raises:
+        CompileError: FlashInfer's code has changed so that it cannot be asked, or names a module
+            otherwise than the list.
+    """
+    request = tree / "request.json"
+    asked = [{"generator": one.generator, "arguments": one.arguments} for one in modules]
+    request.write_text(json.dumps({"arch": arch, "modules": asked}), encoding="utf-8")
+    try:
+        # isolated but for our own environment, which has jinja2, filelock and the like
+        out = call(sys.executable, "-I", _PROGRAM, tree, request).stdout
+    except CommandError as error:
+        msg = f"FlashInfer does not describe its modules as expected:\n{error}"
+        raise CompileError(msg, "update sparkforge/build/packs to its release") from error
+    found = TypeAdapter(tuple[Described, ...]).validate_json(out.splitlines()[-1])
+    for module, described in zip(modules, found, strict=True):
+        if module.name != described.name:
+            msg = f"FlashInfer calls the module {module.name} {described.name}"
+            raise CompileError(msg, "update sparkforge/build/packs/modules.py")
+        if described.device_link:
+            msg = f"{module.name} needs nvcc as its linker"
+            raise CompileError(msg, "leave it out of sparkforge/build/packs/modules.py")
+    return found
+
+
+def contents(tree: Path, unit: Unit) -> str:
+    """Return a digest of a unit's source, and of the headers that were generated for it."""
+    path = tree / unit.source
+    files = [path]
+    if unit.source.startswith(GENERATED):
+        files += sorted(one for one in path.parent.iterdir() if one.suffix not in (".cu", ".cpp"))
+    return key_of({one.name: sha256(one.read_bytes()).hexdigest() for one in files})

@@ -1,0 +1,158 @@
+"""FlashInfer's modules, compiled ahead of time, as a wheel."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.item import Item, Results
+from sparkforge.build.results import PackResult
+from sparkforge.core import git
+from sparkforge.core.errors import MachineError, UsageError
+from sparkforge.core.hashing import intact, sha256_file
+from sparkforge.pins.types import MACHINES
+from sparkforge.sources import sizes
+from sparkforge.sources.download import Fetches
+from sparkforge.store.codekey import code_of
+
+if TYPE_CHECKING:
+    from sparkforge.build.packs.modules import Module
+    from sparkforge.build.stages.wheels import Tree
+    from sparkforge.sources.wheelhouse import Wanted
+
+UPSTREAM = "flashinfer"
+LOCK = "requirements/packs.txt"
+_READ = ("csrc", "include", "3rdparty")
+_PYTHON = "3.11"  # for the choice of wheels, which are for any
+
+
+def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[PackResult]:
+    """Return the wheel of these modules for a target.
+
+    Raises:
+        UsageError: the target has no GPU, or none of FlashInfer.
+        MachineError: there is no compiler for its host code.
+    """
+    from sparkforge.build.packs import toolchain  # not needed by other builds
+
+    arch = context.target.cuda_arch
+    if arch is None or UPSTREAM not in context.target.wheels:
+        msg = f"target {context.target_name} has no GPU, so FlashInfer compiles nothing for it"
+        raise UsageError(msg, "choose spark or rtx")
+    family = f"{arch}f"
+    host = toolchain.host(context.platform)
+    upstream = context.pins.upstream(UPSTREAM)
+    lock = context.root / LOCK
+    version = f"{upstream.version}+{context.target.wheels[UPSTREAM].local}"
+    compiler = toolchain.identity(lock)
+    full_version = f"{version}.{context.pins.release.counter}"
+    inputs = {
+        "upstream_commit": upstream.commit_or_unknown,
+        "series": context.series_of(UPSTREAM).sha256,
+        "modules": [one.name for one in modules],
+        "architecture": family,
+        "platform": context.platform,
+        "compiler": compiler,
+        "host": host.identity,
+        "version": full_version,
+        "epoch": context.epoch,
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path, results: Results) -> PackResult:
+        from sparkforge.build.packs import compiling, units, wheel
+        from sparkforge.runtime import interpreter
+        from sparkforge.sources import wheelhouse
+
+        wanted = _wanted(lock)
+        if wanted is None:
+            msg = f"there is no nvcc for {platform.machine()}"
+            raise MachineError(msg, f"build on a machine with {' or '.join(MACHINES)}")
+        patched = tree.layer(context, results).patched
+        repo, commit = patched.source.repo, patched.commit
+        with context.store.temporary("packs") as work:
+            (work / WHEELS).mkdir()
+            wheelhouse.fill(
+                context.store,
+                wanted,
+                context.access.index,
+                interpreter.uv_program(),
+                offline=context.access.offline,
+                into=work / WHEELS,
+                known=sizes.read(context.root / sizes.FILE),
+            )
+            git.unpack(repo, commit, (*_READ, "flashinfer"), work / "tree")
+            toolchain.unpack(work / WHEELS, work / "tree")
+            toolchain.stubs(host, work / "tree" / "stubs")
+            ids = git.git(repo, "rev-parse", *(f"{commit}:{one}" for one in _READ)).split()
+            request = compiling.Request(
+                context.store,
+                work / "tree",
+                dict(zip(_READ, ids, strict=True)),
+                compiler,
+                host,
+                context.jobs,
+            )
+            described = units.describe(work / "tree", family, modules)
+            objects = compiling.compile_units(request, described)
+            made = [compiling.link(request, one, objects) for one in described]
+        entries = [
+            wheel.Entry(one.name, of.result.sha256, of.result.size, len(one.units), module.needs)
+            for module, one, of in zip(modules, described, made, strict=True)
+        ]
+        (nvcc,) = (
+            one.version for one in wheelhouse.read_lock(lock) if one.name == "nvidia-cuda-nvcc"
+        )
+        pack = wheel.Pack(
+            full_version,
+            f"sm{family.replace('.', '')}",
+            context.platform,
+            commit,
+            f"nvcc {nvcc}",
+            host.identity,
+            tuple(entries),
+        )
+        libraries = {
+            one.name: of.path / f"{one.name}.so" for one, of in zip(described, made, strict=True)
+        }
+        path = wheel.write(pack, libraries, context.epoch, folder)
+        path.chmod(0o444)
+        units_of = {unit: objects[unit].result for one in described for unit in one.units}
+        return PackResult(
+            path.name,
+            sha256_file(path),
+            pack.version,
+            {one.name: one.sha256 for one in entries},
+            units=len(units_of),
+            cpu_seconds=round(sum(one.cpu_seconds for one in units_of.values())),
+            peak_mib=max(one.peak_mib for one in units_of.values()),
+        )
+
+    def fetches() -> Fetches:
+        from sparkforge.sources import wheelhouse
+
+        wanted = _wanted(lock)
+        known = sizes.read(context.root / sizes.FILE)
+        return Fetches() if wanted is None else wheelhouse.to_fetch(context.store, wanted, known)
+
+    return Item(
+        "kernels",
+        "pack flashinfer",
+        inputs,
+        PackResult,
+        make,
+        needs=tree.items,
+        valid=lambda made: intact(made.path / made.result.file, made.result.sha256),
+        fetches=fetches,
+    )
+
+
+def _wanted(lock: Path) -> Wanted | None:
+    """Return the compiler's wheels for this machine; None: there are none."""
+    from sparkforge.sources import wheelhouse
+
+    here = MACHINES.get(platform.machine())
+    return None if here is None else wheelhouse.Wanted(lock, (), _PYTHON, here, None)

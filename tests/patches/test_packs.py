@@ -1,0 +1,211 @@
+"""The list of FlashInfer's modules for gpt-oss agrees with vLLM and FlashInfer, on a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.build import executor
+from sparkforge.build.context import Context
+from sparkforge.build.graph import ordered, tree_of
+from sparkforge.build.packs import modules, units
+from sparkforge.build.results import PackResult
+from sparkforge.build.stages.packs import LOCK, packs_item
+from sparkforge.core.index import Index
+from sparkforge.core.run import call
+from sparkforge.sources.sources import Access
+from sparkforge.sources.wheelhouse import in_store, read_lock
+from sparkforge.store.artefact import Artefact
+from tests.patches.checkout import CHECKOUT, ROOT, store
+from tests.patches.probing import run_module
+from tests.patches.trees import tree
+from tests.results import context_of
+
+Loaded = dict[str, list[str]]
+
+
+@pytest.fixture(scope="module")
+def loaded(
+    stock_python: Path, trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Loaded]:
+    """Modules that the release and the series load, by tree and compute capability."""
+    folder = tmp_path_factory.mktemp("packs")
+    found = {}
+    for kind, version in (("stock", "12.1"), ("patched", "12.1"), ("patched", "12.0")):
+        out = folder / f"{kind}-{version}.json"
+        variables = {
+            "PYTHONPATH": f"{trees[kind]}{os.pathsep}{ROOT}",
+            "FLASHINFER_WORKSPACE_BASE": str(folder / "workspace"),
+        }
+        run_module(stock_python, "probe_packs", version, out, folder=folder, variables=variables)
+        found[kind, version] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def needed(option: str) -> list[str]:
+    return sorted(one.name for one in modules.MODULES if one.needs == option)
+
+
+@pytest.mark.parametrize("version", ["12.0", "12.1"])
+def test_the_list_has_what_flashinfer_loads(
+    loaded: dict[tuple[str, str], Loaded], version: str
+) -> None:
+    here = loaded["patched", version]
+    options = {one.needs for one in modules.MODULES}
+    assert {option: here[option] for option in options} == {
+        option: needed(option) for option in options
+    }
+
+
+def test_each_sink_module_has_its_own_name(loaded: dict[tuple[str, str], Loaded]) -> None:
+    def names(kind: str, start: str) -> set[str]:
+        return {name for name in loaded[kind, "12.1"][start] if "attention_sink" in name}
+
+    def every(kind: str) -> list[set[str]]:
+        starts = ("", "--kv-cache-dtype fp8", "prefill, head size 128")
+        return [names(kind, start) for start in starts]
+
+    bf16, fp8, other = every("stock")
+    assert bf16 == fp8  # two modules, one name
+    assert other < bf16
+    bf16, fp8, other = every("patched")
+    assert len(bf16 | fp8 | other) == len(bf16) + len(fp8) + len(other) == 5
+
+
+def test_the_evidence_is_in_the_sources(
+    trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    vllm = tree("vllm", tmp_path_factory.mktemp("vllm") / "tree", patched=True)
+    sources = {"vllm": vllm, "flashinfer": trees["patched"]}
+    for module in modules.MODULES:
+        assert {one.upstream for one in module.evidence} == set(sources)
+        for one in module.evidence:
+            text = (sources[one.upstream] / one.path).read_text(encoding="utf-8")
+            assert one.text in text, (module.name, one)
+
+
+def test_the_stand_in_for_torch_changes_nothing(
+    stock_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("described")
+    patched = tree("flashinfer", folder / "tree", patched=True).resolve()
+    ours = units.describe(patched, "12.1f", modules.MODULES)
+    env = {"SPARKFORGE_INSTALLED_TORCH": "1"}
+    program = Path(units.__file__).with_name("describe.py")
+    out = call(stock_python, "-I", program, patched, patched / "request.json", env=env).stdout
+    theirs = json.loads(out.splitlines()[-1])
+    assert [
+        {"name": one.name, "units": [(unit.source, list(unit.flags)) for unit in one.units]}
+        for one in ours
+    ] == [
+        {"name": one["name"], "units": [(unit["source"], unit["flags"]) for unit in one["units"]]}
+        for one in theirs
+    ]
+    # relative to the tree, and for the family alone
+    words = [word for one in ours for unit in one.units for word in (unit.source, *unit.flags)]
+    assert not [word for word in words if str(folder) in word]
+    assert {word for word in words if "gencode" in word} == {
+        "-gencode=arch=compute_121f,code=sm_121f"
+    }
+
+
+# -- a pack, from its sources to FlashInfer ----------------------------------------------------
+
+# of the list the module that compiles in the least time: 20 s of CPU
+SMALL = next(one for one in modules.MODULES if one.name.startswith("xqa_"))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Artefact[PackResult]]:
+    """A pack of one small module for the rtx target, compiled now, in a store of its own."""
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler here")
+    context = in_new_store(tmp_path_factory.mktemp("packs"))
+    return context, pack(context)
+
+
+def in_new_store(folder: Path) -> Context:
+    access = Access(Index(), {}, offline=False)
+    own = store().borrowed(folder / "store")
+    return context_of("rtx", CHECKOUT, store=own, access=access)
+
+
+def pack(context: Context) -> Artefact[PackResult]:
+    item = packs_item(context, tree_of(context, "flashinfer"), [SMALL])
+    return executor.run(context, ordered([item])).artefact(item)
+
+
+def test_flashinfer_loads_a_pack_and_compiles_nothing(
+    packed: tuple[Context, Artefact[PackResult]],
+    stock_python: Path,
+    trees: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    context, made = packed
+    site = tmp_path / "site"
+    with zipfile.ZipFile(made.path / made.result.file) as wheel:
+        assert wheel.testzip() is None
+        wheel.extractall(site)
+    # what a machine with a GPU has: CUDA's run time, from its wheel, and a driver
+    libraries = tmp_path / "lib"
+    libraries.mkdir()
+    (runtime,) = (one for one in read_lock(CHECKOUT / LOCK) if one.name == "nvidia-cuda-runtime")
+    found = in_store(context.store, runtime, "3.11", "linux/amd64")
+    assert found is not None
+    with zipfile.ZipFile(found[1]) as wheel:
+        data = wheel.read("nvidia/cu13/lib/libcudart.so.13")
+    (libraries / "libcudart.so.13").write_bytes(data)
+    soname = "-Wl,-soname,libcuda.so.1"
+    call("g++", "-shared", soname, "-xc++", "/dev/null", "-o", libraries / "libcuda.so.1")
+
+    def loads(arch: str) -> dict[str, Any]:
+        out = tmp_path / f"{arch}.json"
+        variables = {
+            "PYTHONPATH": os.pathsep.join(map(str, (trees["patched"], ROOT, site))),
+            "FLASHINFER_WORKSPACE_BASE": str(tmp_path / "workspace"),
+            "FLASHINFER_CUDA_ARCH_LIST": arch,
+            "FLASHINFER_DISABLE_JIT": "1",
+            "LD_LIBRARY_PATH": str(libraries),
+        }
+        run_module(stock_python, "probe_pack_loads", out, folder=tmp_path, variables=variables)
+        answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return answer
+
+    # 12.1 is what FlashInfer reads of a GB10, as 12.1a; a pack for 12.0f serves it, too
+    for arch in ("12.0", "12.1"):
+        assert loads(arch) == {SMALL.name: "loaded", "sampling": "MissingJITCacheError"}
+    assert loads("9.0") == dict.fromkeys((SMALL.name, "sampling"), "MissingJITCacheError")
+    manifest = json.loads((site / "flashinfer_jit_cache" / "manifest.json").read_text())
+    assert manifest["architecture"] == "sm120f"
+    assert manifest["modules"][0]["sha256"] == made.result.modules[SMALL.name]
+
+
+def test_a_pack_is_the_same_again_and_only_what_is_missing_is_compiled(
+    packed: tuple[Context, Artefact[PackResult]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    context, made = packed
+    first = (made.path / made.result.file).read_bytes()
+    # another store has other folders: nothing of their names is in the result
+    other = pack(in_new_store(tmp_path))
+    assert (other.path / other.result.file).read_bytes() == first
+    # a run that was killed before its end: one object is there, one is damaged
+    objects = sorted(context.store.root.glob("artefacts/packs/*/unit.o"))
+    objects[0].chmod(0o644)
+    objects[0].write_bytes(b"damaged")
+    shutil.rmtree(made.path)
+    for library in context.store.root.glob(f"artefacts/packs/*/{SMALL.name}.so"):
+        shutil.rmtree(library.parent)
+    capsys.readouterr()
+    again = pack(context)
+    said = "".join(capsys.readouterr())
+    assert f"{len(objects)} units of 1 modules, 1 to compile" in said
+    assert "damaged in the store: compiling it again" in said
+    assert (again.path / again.result.file).read_bytes() == first

@@ -1,0 +1,164 @@
+"""Packs of FlashInfer's modules: the list, the compilers, the wheel."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.util
+import io
+import json
+import platform
+import shutil
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.build.graph import tree_of
+from sparkforge.build.packs import modules, toolchain, units, wheel
+from sparkforge.build.stages import packs
+from sparkforge.core.errors import CompileError, MachineError, UsageError
+from sparkforge.core.run import call
+from tests.results import context_of
+
+PACK = wheel.Pack(
+    version="0.7.0.post1+spark.1",
+    architecture="sm121f",
+    platform="linux/arm64",
+    commit="c" * 40,
+    compiler="nvcc 13.0.88",
+    host="g++ 12",
+    modules=(wheel.Entry("one", "1" * 64, 3, 2, ""), wheel.Entry("two", "2" * 64, 5, 1, "--x")),
+)
+
+
+# -- the list ----------------------------------------------------------------------------------
+
+
+def test_the_default_set_is_what_needs_no_option() -> None:
+    default = modules.chosen("default")
+    assert len(default) == 5
+    assert not [one for one in default if one.needs]
+    assert modules.chosen("all") == modules.MODULES
+    names = [one.name for one in modules.MODULES]
+    assert len(set(names)) == len(names)
+
+
+def test_modules_are_chosen_by_name() -> None:
+    chosen = modules.chosen("default", ["fused_moe_120", "sampling", "sampling"])
+    assert [one.name for one in chosen] == ["fused_moe_120", "sampling"]
+    with pytest.raises(UsageError) as error:
+        modules.chosen("default", ["nothing"])
+    assert error.value.what == "--module nothing: no such module"
+    assert "sampling" in error.value.remedy
+
+
+def test_the_dearest_unit_counts_most() -> None:
+    def gib(source: str) -> float:
+        return units.cost(units.Unit(source, ())).gib
+
+    moe = "generated/cutlass_instantiations/120/gemm_grouped/120/x.generated.cu"
+    assert gib(moe) == 10.4
+    assert gib("csrc/xqa/mha.cu") < gib("csrc/sampling.cu") < gib("csrc/unknown.cu") < gib(moe)
+
+
+def test_a_target_without_a_gpu_has_no_pack() -> None:
+    context = context_of("cpu")
+    with pytest.raises(UsageError, match="target cpu has no GPU"):
+        packs.packs_item(context, tree_of(context, "flashinfer"), modules.chosen("default"))
+
+
+# -- the compilers -----------------------------------------------------------------------------
+
+
+def test_a_missing_cross_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MachineError) as error:
+        toolchain.host("linux/arm64")
+    assert error.value.what.startswith("aarch64-linux-gnu-g++ is missing")
+    assert error.value.remedy == "sudo apt-get install g++-aarch64-linux-gnu"
+    with pytest.raises(MachineError) as error:
+        toolchain.host("linux/amd64")
+    assert error.value.remedy == "sudo apt-get install g++"
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
+
+
+@needs_compiler
+def test_newer_libraries_than_the_image_has_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, library = tmp_path / "a.cc", tmp_path / "a.so"
+    source.write_text("#include <cstdlib>\nvoid *f() { return std::malloc(1); }\n")
+    call("g++", "-shared", "-fPIC", source, "-o", library)
+    toolchain.check_versions(library)
+    monkeypatch.setattr(toolchain, "NEWEST", {"GLIBC": (2, 1), "GLIBCXX": (3,), "CXXABI": (1,)})
+    with pytest.raises(CompileError, match=r"a\.so needs GLIBC_2\.[\d.]+, which the image lacks"):
+        toolchain.check_versions(library)
+
+
+@needs_compiler
+def test_the_host_compiler_is_identified_by_its_c_library() -> None:
+    target = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[platform.machine()]
+    found = toolchain.host(target)  # type: ignore[arg-type]
+    assert found.program == "g++"
+    assert ", glibc 2." in found.identity
+
+
+# -- the wheel ---------------------------------------------------------------------------------
+
+
+def written(folder: Path, pack: wheel.Pack = PACK) -> Path:
+    folder.mkdir()
+    libraries = {"one": folder / "one.so", "two": folder / "two.so"}
+    libraries["one"].write_bytes(b"one")
+    libraries["two"].write_bytes(b"two22")
+    return wheel.write(pack, libraries, 1_795_219_200, folder)
+
+
+def test_the_wheel_is_complete_and_the_same_each_time(tmp_path: Path) -> None:
+    path = written(tmp_path / "a")
+    assert path.name == "flashinfer_jit_cache-0.7.0.post1+spark.1-py3-none-linux_aarch64.whl"
+    assert path.read_bytes() == written(tmp_path / "b").read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    info = "flashinfer_jit_cache-0.7.0.post1+spark.1.dist-info"
+    record = list(csv.reader(io.StringIO(members[f"{info}/RECORD"].decode())))
+    assert {row[0] for row in record} == set(members)
+    for name, digest, size in record:
+        if digest:
+            raw = base64.urlsafe_b64encode(hashlib.sha256(members[name]).digest())
+            assert (digest, int(size)) == (
+                f"sha256={raw.rstrip(b'=').decode()}",
+                len(members[name]),
+            )
+    assert b"Tag: py3-none-linux_aarch64\n" in members[f"{info}/WHEEL"]
+    assert list(members)[-1] == f"{info}/WHEEL"
+
+
+def test_the_package_says_what_flashinfer_asks(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", replace(PACK, platform="linux/amd64"))
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "site")
+    package = tmp_path / "site" / "flashinfer_jit_cache"
+    spec = importlib.util.spec_from_file_location("packed", package / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules["packed"] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules["packed"]
+    (provider,) = module.get_jit_cache_providers()
+    assert module.__version__ == provider.version == "0.7.0.post1+spark.1"
+    assert provider.cuda_architectures == ("sm121f",)
+    assert provider.modules == ("one", "two")
+    assert (Path(provider.jit_cache_dir) / "two" / "two.so").read_bytes() == b"two22"
+    manifest = json.loads((package / "manifest.json").read_text())
+    assert [one["needs"] for one in manifest["modules"]] == ["", "--x"]
