@@ -90,8 +90,8 @@ def _source(project: Project, upstream: str) -> Source:
 def _export(options: ExportOptions) -> int:
     """Write a work tree's commits back as the series of its upstream."""
     tree = worktree.read(options.folder)
-    commits = worktree.settled(tree)
-    if left := worktree.untracked(tree):
+    commits, left = worktree.settled(tree)
+    if left:
         log.warning(
             f"{tree.folder}: not committed: {', '.join(left[:5])}"
             + (f" and {len(left) - 5} more" if len(left) > 5 else "")
@@ -109,7 +109,7 @@ def _export(options: ExportOptions) -> int:
         behind = now.sha256 not in tree.series
         try:
             fresh, report, written = exporting.export(
-                project, chain, drop=_names(options.drop), check=options.check or behind
+                project, now, chain, drop=_names(options.drop), check=options.check or behind
             )
         except StaleError as error:
             if options.check or not behind:
@@ -152,7 +152,7 @@ def _import(options: ImportOptions) -> int:
         )
         patched = series.apply(project.store, patches, source)
         chain = importing.chain(project.store, patches, patched, options.file, wanted)
-        fresh, report, written = exporting.export(project, chain, drop=(), check=False)
+        fresh, report, written = exporting.export(project, patches, chain, drop=(), check=False)
     document = exporting.document(report, written)
     log.info(f"{options.upstream}: {len(fresh.patches)} patch(es)")
     log.document({"upstream": options.upstream, **document})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -303,24 +304,31 @@ def load(path: Path) -> Pins:
 def parse(path: Path, text: str) -> Pins:
     """Check the text of pins.yaml; raises as ``load``."""
     try:
-        document = yamlfile.read(text)
+        document, pins = _validated(text)
     except NotYamlError as error:
         msg = f"{path.name}:{error.line}: not valid YAML: {error}"
         raise PinsError(msg, "fix the syntax of that line") from None
     problems = list(document.problems)
-    try:
-        pins = Pins.model_validate(document.data)
-    except ValidationError as error:
-        problems += [_problem(document, detail) for detail in error.errors()]
+    if isinstance(pins, ValidationError):
+        problems += [_problem(document, detail) for detail in pins.errors()]
     else:
         problems += checks.cross_check(pins, document, path.parent)
-    if problems:
+    if problems or isinstance(pins, ValidationError):
         found = sorted(set(problems))
         shown = [f"{path.name}:{line}: {text}" for line, text in found[:_MOST_PROBLEMS]]
         if len(found) > len(shown):
             shown.append(f"{path.name}: and {len(found) - len(shown)} more problems")
         raise PinsError("\n".join(shown))
     return _lend(pins)
+
+
+@lru_cache(maxsize=1)  # a command that changes the checkout reads it again in its lock
+def _validated(text: str) -> tuple[Document, Pins | ValidationError]:
+    document = yamlfile.read(text)
+    try:
+        return document, Pins.model_validate(document.data)
+    except ValidationError as error:
+        return document, error
 
 
 def _lend(pins: Pins) -> Pins:

@@ -81,13 +81,14 @@ class Report:
 
 
 def export(
-    project: Project, chain: Chain, *, drop: Sequence[str], check: bool
+    project: Project, old: Series, chain: Chain, *, drop: Sequence[str], check: bool
 ) -> tuple[Series, Report, list[Path]]:
     """Replace the series of an upstream by a chain of commits.
 
     The caller has locked the checkout (``transaction.held``).
 
     Args:
+        old: the series in the checkout.
         drop: patches that may be removed; removing another is an error.
         check: write nothing.
 
@@ -100,8 +101,7 @@ def export(
         StaleError: with ``check``, files would be written.
     """
     source = chain.source
-    folder = project.series_folder(source.upstream)
-    old = series.read(folder)
+    folder = old.folder
     if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
         msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
         raise UsageError(msg, "see build.py patches list")

@@ -116,9 +116,10 @@ def read(folder: Path) -> WorkTree:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", remedy)
     try:
-        top = Path(git.git(folder, "rev-parse", "--show-toplevel"))
+        found = git.git(folder, "rev-parse", "--show-toplevel", f"{BASE_REF}^{{commit}}")
+        path, _, base = found.rpartition("\n")
+        top = Path(path)
         settings = git.git(top, "config", "--null", "--get-regexp", r"^sparkforge\.")
-        base = git.git(top, "rev-parse", "--verify", f"{BASE_REF}^{{commit}}")
         pairs = [entry.split("\n", 1) for entry in settings.split("\0") if entry]
         (upstream,) = (value for key, value in pairs if key == "sparkforge.upstream")
     except (CommandError, ValueError):
@@ -127,14 +128,10 @@ def read(folder: Path) -> WorkTree:
     return WorkTree(top, upstream, base, series)
 
 
-def untracked(tree: WorkTree) -> list[str]:
-    """Return the untracked files that git does not ignore."""
-    listing = tree.git("ls-files", "-z", "--others", "--exclude-standard")
-    return [name for name in listing.split("\0") if name]
-
-
-def settled(tree: WorkTree) -> list[SeriesCommit]:
+def settled(tree: WorkTree) -> tuple[list[SeriesCommit], list[str]]:
     """Return its commits, oldest first, if they can be exported.
+
+    And the untracked files that git does not ignore, as git quotes them.
 
     Raises:
         SeriesError: uncommitted changes, a running rebase, or a merge.
@@ -144,8 +141,10 @@ def settled(tree: WorkTree) -> list[SeriesCommit]:
         if (folder / name).exists():
             msg = f"{tree.folder}: a {what} is in progress"
             raise SeriesError(msg, f"finish it: git {what} --continue (or --abort)")
-    listing = tree.git("-c", "core.quotePath=true", "status", "--porcelain", "--untracked-files=no")
-    if changed := [line[3:] for line in listing.splitlines()]:
+    words = ("status", "--porcelain", "--untracked-files=all")
+    lines = tree.git("-c", "core.quotePath=true", *words).splitlines()
+    untracked = [line[3:] for line in lines if line.startswith("??")]
+    if changed := [line[3:] for line in lines if not line.startswith("??")]:
         more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
         msg = f"{tree.folder}: uncommitted changes: {', '.join(changed[:_NAMED])}{more}"
         raise SeriesError(
@@ -157,7 +156,7 @@ def settled(tree: WorkTree) -> list[SeriesCommit]:
         except gitread.NotLinear as error:
             raise _not_linear(tree, error) from None
         origins = _origins(reader, commits)
-    return [SeriesCommit(*pair) for pair in zip(commits, origins, strict=True)]
+    return [SeriesCommit(*pair) for pair in zip(commits, origins, strict=True)], untracked
 
 
 def _not_linear(tree: WorkTree, error: gitread.NotLinear) -> SeriesError:
