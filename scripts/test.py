@@ -28,16 +28,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from build import ensure_environment  # noqa: E402
+from sparkforge.build import jobs  # noqa: E402
 
 _BASE_IMAGE = "localhost/sparkforge/base:bookworm"
 _DRIVER = ROOT / "tests" / "e2e" / "driver.py"
 _ARM64_BASE = "localhost/sparkforge/base:bookworm-arm64"
 _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
-# two workers: most tests wait for a process or a server; not more, since some fill 3 GB of memory.
 # By file, or by the groups of a folder's conftest.py: tests that share fixtures stay in one worker.
-_BY_FILE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+_BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 # groups in the order of the tests, in which the longest come first
-_BY_GROUP = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
+_BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")
+# memory for a worker in each lane: some tests fill 3 GB
+_WORKERS_GIB = 6.0
 # no cache: two runs at once would write the same one
 _PYTEST = ("--durations=15", "-p", "no:cacheprovider")
 
@@ -115,6 +117,8 @@ def main() -> int:
     bin_ = python.parent
     steps = Steps({**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
     steps.env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code makes every start faster
+    # at least two: most tests wait for a process or a server
+    workers = max(2, jobs.width(None, _WORKERS_GIB))
     # folders of our own: pytest's default is shared by all runs of a user, and it fails where an
     # earlier run left a file that it cannot delete (a mount, say)
     with tempfile.TemporaryDirectory(prefix="sparkforge-test-") as scratch, ExitStack() as stack:
@@ -122,7 +126,8 @@ def main() -> int:
         def pytest(*words: str | Path) -> tuple[str | Path, ...]:
             """Return a command that runs tests, in a folder of its own."""
             folder = tempfile.mkdtemp(dir=scratch)
-            return (python, "-m", "pytest", *_PYTEST, "--basetemp", f"{folder}/pytest", *words)
+            options = ("-n", str(workers), "--basetemp", f"{folder}/pytest")
+            return (python, "-m", "pytest", *_PYTEST, *options, *words)
 
         def quick() -> None:
             lint(steps, bin_)

@@ -16,7 +16,7 @@ KEEP_GIB = 4.0
 
 
 def width(asked: int | None, gib_per_job: float, keep_gib: float = 0.0) -> int:
-    """Return how many jobs of a size run at once: as many as fit, and the machine has CPUs.
+    """Return how many jobs of a size run at once: as many as fit, and this process has CPUs.
 
     Args:
         asked: the user's number, which counts as it is.
@@ -25,7 +25,8 @@ def width(asked: int | None, gib_per_job: float, keep_gib: float = 0.0) -> int:
     """
     if asked is not None:
         return asked
-    return max(1, min(os.cpu_count() or 1, int((available_gib() - keep_gib) / gib_per_job)))
+    cpus = len(os.sched_getaffinity(0))
+    return max(1, min(cpus, int((available_gib() - keep_gib) / gib_per_job)))
 
 
 def available_gib() -> float:

@@ -251,6 +251,6 @@ def test_jobs_come_from_what_is_free(
     free: float, cpus: int, gib: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "available_gib", lambda: free)
-    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cpus)))
     assert jobs.width(None, gib, jobs.KEEP_GIB) == expected
     assert jobs.width(7, gib, jobs.KEEP_GIB) == 7

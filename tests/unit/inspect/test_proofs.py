@@ -218,7 +218,7 @@ def test_compilers_are_as_many_as_memory_holds(
     free_gib: int, cpus: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparkforge.build.jobs.available_gib", lambda: free_gib)
-    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cpus)))
     assert runner.width(None) == width
     assert runner.width(3) == 3
 
