@@ -71,7 +71,7 @@ def from_environment(
     Args:
         folder: what ``environment.install`` made.
         work: folder for the server's output, ``server.log``.
-        cache: folder for the caches of vLLM and torch.
+        cache: folder for the caches of vLLM and torch, of any environment.
         cwd: the server's current folder; None: ``work``.
     """
     port = servers.free_port(launch.port)
@@ -79,7 +79,7 @@ def from_environment(
     program = (str(environment.python_path(folder)), "-P", "-m", "vllm.entrypoints.cli.main")
     options = ("--served-model-name", launch.name, *launch.options, *launch.arguments)
     command = arguments.serve(str(launch.model), port, servers.LOOPBACK, options, program)
-    variables = {**environment.server_env(cache), **launch.variables}
+    variables = {**environment.server_env(cache, folder.name), **launch.variables}
     return servers.from_command(command, port, variables, work, cwd or work)
 
 
@@ -158,7 +158,7 @@ class Launcher:
         if isa.VARIABLE in variables and isinstance(self.product.result, ImageResult):
             restored |= mask_files(work)
         product = self.product if folder is None else replace(self.product, path=folder)
-        engine, cache = self.context.engine, self.work / "cache"
+        engine, cache = self.context.engine, self.context.store.cache_path("serve")
         return start_server(engine, product, launch, work, cache, restored)
 
     def originals(self, work: Path) -> dict[str, Path]:

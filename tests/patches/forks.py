@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import hashlib
 import json
 import os
 import select
@@ -23,7 +22,8 @@ from pathlib import Path
 from typing import IO
 
 from sparkforge.runtime import isa
-from tests.patches.checkout import ROOT
+from sparkforge.runtime.environment import server_env
+from tests.patches.checkout import ROOT, store
 
 SERVER = Path(__file__).with_name("probes") / "forkserver.py"
 # Packages beside vLLM's own take most of the time that its import takes.
@@ -93,14 +93,14 @@ class Forks:
 
 
 def known(python: Path) -> dict[str, str]:
-    """Return the cache of vLLM that the tests of a run share, for what compiles nothing.
+    """Return the cache of vLLM that all servers of an environment share, for what compiles nothing.
 
-    vLLM looks at a model's class in a process of its own, 15 s of CPU, and keeps what it learnt by
-    the hash of the class's source: of one source only, so release and series have a folder each.
+    vLLM looks at a model's class in a process of its own (10 s of CPU), and keeps what it learnt:
+    ``server_env``. What a build's smoke test learns need not be learnt here again.
     """
     name = "VLLM_CACHE_ROOT"
-    folder = hashlib.sha256(str(python).encode()).hexdigest()[:12]
-    return {name: str(Path(os.environ[name]) / folder)}
+    environment = python.parents[2]  # FOLDER/venv/bin/python
+    return {name: server_env(store().cache_path("serve"), environment.name)[name]}
 
 
 def of(python: Path) -> Forks:
