@@ -28,6 +28,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EPOCH = 1_700_000_000
 # how long a test waits for an event: a busy machine may take minutes for a second of work
 PATIENCE_S = 300.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""For servers of tests. With two cores vLLM has one thread in any case, and binds it, and all other
+threads of its worker, to the first core: those of all servers of a machine, one for all."""
 
 
 def sha256(data: bytes) -> str:

@@ -25,14 +25,15 @@ from tests.patches.checkout import CHECKOUT, store
 from tests.patches.probing import PROMPT
 from tests.patches.trees import tree
 from tests.results import context_of
+from tests.support import ONE_THREAD
 
 # the probes import thousands of modules of vLLM and torch: the byte code that the first one
 # leaves in the environment makes the others 30 s faster
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Two workers have two cores: a second thread of one waits for a thread of the other at every small
 # product (measured: a test of numpy's took 2.2 s of CPU with two, 0.07 with one, a whole probe 37
-# and 23). Engines and servers keep their threads: probing.py, served.py.
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+# and 23).
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", **ONE_THREAD}
 
 
 HERE = Path(__file__).resolve().parent
@@ -81,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One folder for all workers, see ``forks.known``."""
+    """A folder for all workers, in place of the user's; ``forks.known`` is the store's."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent

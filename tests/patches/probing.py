@@ -71,8 +71,7 @@ def runner(
     request_path.write_text(json.dumps(request), encoding="utf-8")
     # no test of these is about what torch compiles: vLLM's sampler, anew in each process
     env = {**os.environ, "TORCH_COMPILE_DISABLE": "1"}
-    for name in ("PYTHONPATH", "OMP_NUM_THREADS"):  # an engine has as many threads as it takes
-        env.pop(name, None)
+    env.pop("PYTHONPATH", None)
     env |= variables or {}
 
     def run(python: Path, steps: str) -> Path:

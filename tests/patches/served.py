@@ -64,7 +64,6 @@ class Served:
             "SPARKFORGE_API_KEY_PATH": str(folder / "key"),
             "SPARKFORGE_HANG_SECONDS": str(HANG_S),
         }
-        self.env.pop("OMP_NUM_THREADS", None)  # as many as the image has
         self.env.pop("SPARKFORGE_PROFILE", None)  # the default choice
         for name in caches.VARIABLES:  # a user's own value would come before the keyed folder
             self.env.pop(name, None)
