@@ -257,13 +257,15 @@ def _image(options: Options, named: str, project: Project, there: Reference | No
     from sparkforge.inspect.verify import imagecheck, published, reading
     from sparkforge.runtime import engine
 
-    attached = None
+    attached, same_manifest = None, True
     if there is not None:
         if cosign.required(options.trust):
             attached = published.attached(there, options.trust)
         else:
             log.warning("the signature is not checked: give --key, or --identity and --issuer")
-        published.fetch(engine.connect(), there)
+        holder = engine.connect()
+        published.fetch(holder, there)
+        same_manifest = holder.containerd_store
     store = project.store
     store.sweep()
     with reading.archive(named, store) as (path, promised):
@@ -275,7 +277,7 @@ def _image(options: Options, named: str, project: Project, there: Reference | No
     context = Context.of(project, name, _platform(found.platform, target))
     report = imagecheck.check(found, context, promised)
     if there is not None:
-        report.problems += published.compare(there, found, attached)
+        report.problems += published.compare(there, found, attached, same_manifest=same_manifest)
     log.document({**asdict(report), "matches": not report.problems})
     log.heading(f"{report.target} {report.version}, {context.platform}, {report.digest}")
     log.info(f"base {report.base}")

@@ -61,16 +61,24 @@ def fetch(engine: Engine, named: Reference) -> None:
         log.info(f"pulled: {named}")
 
 
-def compare(named: Reference, found: Reading, what: Attached | None) -> list[str]:
-    """Compare an image with its name and with what is attached to it; one line a difference."""
+def compare(
+    named: Reference, found: Reading, what: Attached | None, *, same_manifest: bool
+) -> list[str]:
+    """Compare an image with its name and with what is attached to it; one line a difference.
+
+    Args:
+        same_manifest: the engine keeps the registry's manifest, as containerd's store does. Others
+            write one of their own into an archive; they compare the digest when they pull.
+    """
     problems = []
-    if found.digest != named.digest:
+    if same_manifest and found.digest != named.digest:
         problems.append(f"the engine has {found.digest} under this name")
     if what is not None:
         for bill in what.bills:
-            problems += _bill(bill, found)
+            with installed.as_we_write("the attached bill"):
+                problems += _bill(bill, found)
         for history in what.histories:
-            with installed.as_we_write("the provenance"):
+            with installed.as_we_write("the attached provenance"):
                 problems += _history(history, found)
     return list(dict.fromkeys(problems))
 
@@ -78,9 +86,8 @@ def compare(named: Reference, found: Reading, what: Attached | None) -> list[str
 def _bill(bill: Mapping[str, Any], found: Reading) -> Iterator[str]:
     """Compare the attached bill with the image's own, and with the distribution's packages."""
     inside = found.share(SBOM)
-    with installed.as_we_write(SBOM):
-        theirs = _components(bill)
-        ours = {} if inside is None else _components(plain.json_of(inside))
+    theirs = _components(bill)
+    ours = {} if inside is None else _components(plain.json_of(inside))
     system = {ref for ref in theirs if ref.startswith(_SYSTEM)}
     yield from _differences(
         {ref: part for ref, part in theirs.items() if ref not in system}, ours, f"image's {SBOM}"
