@@ -26,7 +26,7 @@ _PART = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
 _HOST = r"(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])"
 _REPOSITORY = re.compile(rf"(?P<host>{_HOST}(?::\d+)?)/{_PART}(?:/{_PART})*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_LONGEST = 255  # of a repository's name, by the registries' API
+_SHORTEST, _LONGEST = 2, 255  # of NAME, by cosign and by the registries' API
 
 # what a message of the engine or cosign contains, by what it means; the first that fits
 _WRONG_BYTES = ("unexpected commit digest", "failed size validation", "failed to verify")
@@ -84,8 +84,8 @@ def repository(text: str, what: str) -> str:
         msg = f"{what} {text}: has a tag or digest of its own"
         raise UsageError(msg, f"give REGISTRY/NAME; the image brings its digest: {hint}")
     match = _REPOSITORY.fullmatch(text)
-    if match is None or len(text) > _LONGEST:
-        msg = f"{what} {text}: is not REGISTRY/NAME (lower case)"
+    if match is None or not _SHORTEST <= len(text.partition("/")[2]) <= _LONGEST:
+        msg = f"{what} {text}: is not REGISTRY/NAME (lower case, 2 to 255 characters)"
         raise UsageError(msg, hint)
     if not _is_host(match["host"]):
         msg = f"{what} {text}: names no registry"

@@ -136,12 +136,12 @@ def test_dry_run_writes_nothing(candidate: Candidate, project: Project) -> None:
 
 
 WORDS = (
-    (("--push", "127.0.0.1:9/x"), 2, "an image without a signature cannot be verified"),
+    (("--push", "127.0.0.1:9/xy"), 2, "an image without a signature cannot be verified"),
     (("--keyless", "--key", str(ROOT / "LICENSE")), 2, "--keyless and --key conflict"),
     (("--no-log",), 2, "add --key"),
     (("--key", "none.key"), 2, "no such file"),
-    (("--keyless", "--push", "https://127.0.0.1:9/x"), 2, "without a scheme"),
-    (("--keyless", "--push", "127.0.0.1:9/x"), 29, "the last build of tiny has no image"),
+    (("--keyless", "--push", "https://127.0.0.1:9/xy"), 2, "without a scheme"),
+    (("--keyless", "--push", "127.0.0.1:9/xy"), 29, "the last build of tiny has no image"),
 )
 
 

@@ -17,7 +17,13 @@ DIGEST = f"sha256:{'0' * 64}"
 
 @pytest.mark.parametrize(
     "name",
-    ["127.0.0.1:5000/x", "ghcr.io/a/b-c", "localhost/x", "r.example.org/a/b_c/d.e", "[::1]:5000/x"],
+    [
+        "127.0.0.1:5000/x1",
+        "ghcr.io/a/b-c",
+        "localhost/xy",
+        "r.example.org/a/b_c/d.e",
+        "[::1]:5000/xy",
+    ],
 )
 def test_good_names(name: str) -> None:
     assert registry.repository(name, "--push") == name
@@ -35,8 +41,9 @@ def test_good_names(name: str) -> None:
         ("r.example.org/", "is not REGISTRY/NAME"),
         ("r.example.org/a//b", "is not REGISTRY/NAME"),
         ("user:password@r.example.org/x", "a tag or digest of its own"),
+        ("r.example.org/x", "is not REGISTRY/NAME"),
         ("", "is not REGISTRY/NAME"),
-        (f"r.example.org/{'a' * 250}", "is not REGISTRY/NAME"),
+        (f"r.example.org/{'a' * 256}", "is not REGISTRY/NAME"),
     ],
 )
 def test_wrong_names(name: str, said: str) -> None:
@@ -96,7 +103,7 @@ def test_what_the_engine_says_is_one_error(
 ) -> None:
     failing = engine([{"status": "Preparing"}, {"error": "x", "errorDetail": {"message": message}}])
     with pytest.raises(kind) as error:
-        registry.pull(failing, registry.Reference("r.example.org/x", DIGEST))
+        registry.pull(failing, registry.Reference("r.example.org/xy", DIGEST))
     assert hint in error.value.remedy
     assert message in error.value.what
 
@@ -108,7 +115,7 @@ def test_a_registry_without_tls_is_used_on_loopback_alone() -> None:
     }
     insecure = engine([], **config)
     for host in ("127.0.0.1:5000", "localhost:5000", "s.example.org"):
-        registry.pull(insecure, registry.Reference(f"{host}/x", DIGEST))
+        registry.pull(insecure, registry.Reference(f"{host}/xy", DIGEST))
     for host in ("r.example.org", "10.1.2.3:5000"):
         with pytest.raises(RegistryError, match="without TLS"):
-            registry.pull(insecure, registry.Reference(f"{host}/x", DIGEST))
+            registry.pull(insecure, registry.Reference(f"{host}/xy", DIGEST))
