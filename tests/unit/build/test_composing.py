@@ -109,6 +109,37 @@ def test_rollback_goes_back_one_by_one_and_keeps_the_users_lines(
     assert envfile.read(env)["SPARKFORGE_IMAGE_SPARK"] == NEW
 
 
+def test_an_image_out_of_a_registry_is_listed_and_chosen_by_its_digest(
+    engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = f"sha256:{'1' * 64}"
+    for name in (f"r.example.org/team/spark@{digest}", f"team/spark@{digest}"):
+        pulled = engine.one(name, "2026-06", "spark")
+        pulled.tags, pulled.attrs["RepoDigests"] = [], [name]
+        engine.held.append(pulled)
+    built = next(one for one in engine.held if one.tags == [NEW])
+    built.attrs["RepoDigests"] = [f"sparkforge/spark@{digest}"]  # containerd's store: its own name
+    chosen = {
+        f"r.example.org/team/spark@{digest}": f"r.example.org/team/spark@{digest}",
+        f"docker.io/team/spark@{digest}": f"team/spark@{digest}",  # as the engine writes it
+    }
+    for wanted, written in chosen.items():
+        assert run("rollback", "--target", "spark", wanted) == 0
+        assert envfile.read(tmp_path / ".env")["SPARKFORGE_IMAGE_SPARK"] == written
+    capsys.readouterr()
+    assert run("images", "--target", "spark", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["image"] for one in listed["images"]] == [
+        f"r.example.org/team/spark@{digest}",
+        f"team/spark@{digest}",
+        NEW,
+        MID,
+        OLD,
+    ]
+    assert [one["image"] for one in listed["images"] if one["used"]] == [f"team/spark@{digest}"]
+    assert listed["missing"] == {}
+
+
 def test_rollback_refuses_what_is_gone(
     engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,7 +36,7 @@ def test_good_names(name: str) -> None:
         ("https://r.example.org/x", "without a scheme"),
         ("r.example.org/x:1", "a tag or digest of its own"),
         (f"r.example.org/x@{DIGEST}", "a tag or digest of its own"),
-        ("team/x", "names no registry"),
+        ("team/xy", "names no registry"),
         ("r.example.org/X", "is not REGISTRY/NAME"),
         ("r.example.org/", "is not REGISTRY/NAME"),
         ("r.example.org/a//b", "is not REGISTRY/NAME"),
