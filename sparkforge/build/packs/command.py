@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import cast
 
-from sparkforge.build import executor
+from sparkforge.build import executor, publish
 from sparkforge.build.context import Context
 from sparkforge.build.graph import ordered, tree_of
 from sparkforge.build.options import OutputOptions, platform_of, source_option, source_plan
@@ -76,7 +75,7 @@ def run(options: Options) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.whl"):
             old.unlink()
-        os.link(artefact.path / result.file, folder / result.file)
+        publish.link(artefact.path / result.file, folder / result.file)
     size = human_bytes((folder / result.file).stat().st_size)
     log.heading(
         f"{len(result.modules)} modules for {context.target_name}, {size}, in"
