@@ -10,10 +10,18 @@ at the top; what only the set-up needs is imported there.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
-from pathlib import Path
+import signal
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+if __name__ == "__main__":
+    # Ctrl-C while modules are imported would end in Python's traceback: it waits until it can be
+    # answered, here or in sparkforge
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+import hashlib  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 TYPE_CHECKING = False  # typing's own takes 15 ms
 if TYPE_CHECKING:
@@ -108,10 +116,12 @@ def main() -> None:
     if "_ARGCOMPLETE" in os.environ and not (ROOT / ".venv" / STAMP).is_file():
         sys.exit(1)  # a shell's Tab installs nothing
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         python = ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     os.environ["PYTHONPATH"] = str(ROOT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     # -P: a module in the folder that the user is in must not stand in for one of ours
     os.execv(python, [str(python), "-P", "-m", "sparkforge", *sys.argv[1:]])
 

@@ -6,12 +6,13 @@ dist/ has links to the store and copies of it; deleting it loses nothing.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ from sparkforge.build.receipt import (
 )
 from sparkforge.build.results import ImageResult
 from sparkforge.core import plain
-from sparkforge.core.disk import disk_errors, write_file
+from sparkforge.core.disk import disk_errors, flocked, write_file
 from sparkforge.core.hashing import intact
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
 
+_RECEIPT = "receipt.json"
 # what the smoke test saw of the unpatched release, by ``ReleaseProof.done``
 _RELEASE = {
     "refused": "unpatched, it rejects the same checkpoint on this CPU",
@@ -53,15 +55,13 @@ def publish(
         The folder, and the receipt with the sha256 of each published file under ``files``.
     """
     folder = context.root / "dist" / context.target_name
-    receipt_path = folder / "receipt.json"
-    wheels = _wheels(build)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if (image := image_of(build)) is not None:
         for_compose(context, image, folder)  # also after a rollback: a build means the newest
-    before = _receipt(receipt_path)
-    if before.get("items") == document["items"] and _complete(folder, before, list(wheels)):
-        return folder, {**document, "files": before.get("files", {})}
+    if stands(context, build, document):
+        return folder, {**document, "files": _receipt(folder / _RECEIPT).get("files", {})}
+    wheels = _wheels(build)
     from filelock import FileLock  # not needed by a build in which nothing changed
 
     with disk_errors(folder), FileLock(folder / ".lock"):
@@ -75,11 +75,24 @@ def publish(
             tiny_model(folder)
         complete = {**document, "files": files}
         text = json.dumps(complete, indent=2, sort_keys=True) + "\n"
-        _write(receipt_path, text.encode())
+        _write(folder / _RECEIPT, text.encode())
     return folder, complete
 
 
-def _complete(folder: Path, before: Mapping[str, Any], wheels: Sequence[Path]) -> bool:
+def stands(context: Context, build: Build, document: Mapping[str, Any]) -> bool:
+    """Return whether dist/<target>/ has the result of these items, undamaged."""
+    folder = context.root / "dist" / context.target_name
+    before = _receipt(folder / _RECEIPT)
+    return before.get("items") == document["items"] and _complete(folder, before, _wheels(build))
+
+
+def reads_damage(build: Build) -> bool:
+    """Return whether the third-party wheels, of which a bill has the hashes, are damaged."""
+    house = build.results.step(build.graph.wheelhouse)
+    return house is not None and not house.made_now and not house.item.sound(house.artefact)
+
+
+def _complete(folder: Path, before: Mapping[str, Any], wheels: Collection[Path]) -> bool:
     """Return whether a folder has all files of its receipt, undamaged."""
     if not wheels:
         return True
@@ -175,16 +188,19 @@ def tiny_model(folder: Path) -> Path:
 
 
 def made(model: Path, make: Callable[[Path], object]) -> Path:
-    """Return a checkpoint's folder, making it where it is missing.
-
-    Another command of the same checkout may be quicker: its bytes are the same.
-    """
+    """Return a checkpoint's folder, making it where it is missing; one process at a time."""
     if not model.exists():
-        try:
-            make(model)
-        except OSError:
-            if not model.is_dir():
-                raise
+        with disk_errors(model.parent):
+            model.parent.mkdir(parents=True, exist_ok=True)
+            with flocked(model.parent, fcntl.LOCK_EX):
+                for left in model.parent.glob(f".{model.name}.????????"):  # of a killed process
+                    shutil.rmtree(left)
+                try:
+                    if not model.exists():
+                        make(model)
+                except OSError:  # another version's, which takes no lock, may be quicker
+                    if not model.is_dir():
+                        raise
     return model
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -144,6 +145,8 @@ def write_checkpoint(
             (staging / name).write_text(text, encoding="utf-8")
         for file in staging.iterdir():
             file.chmod(0o644)  # a server runs as another user, whatever our umask is
+            with file.open("rb") as written:  # a power failure must not leave an empty one
+                os.fsync(written.fileno())
         total = sum(file.stat().st_size for file in staging.iterdir())
         staging.rename(dest)
     except BaseException:

@@ -59,6 +59,8 @@ _MODULES: Mapping[str, str] = {
 _STARTS_A_SERVER = ("smoke", "serve", "bench", "bench quality")
 _TAKES_A_COMMAND = ("ablate", "dev")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ended: list[int] = []
+"""The signal that has ended this run."""
 # the operating system's answers that are about the user's files, and no bug of ours
 _ACCESS, _ROOM = "give the user access to it", "free some space"
 _REFUSED = {
@@ -133,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in overview.QUESTIONS:
         words[0] = overview.QUESTIONS[words[0]]
     words = spelled_out(words)
+    _ended.clear()
     # a killed build must clean up as an interrupted one does
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script
@@ -148,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.usage(overview.short())
         return UsageError.exit_code
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # build.py has held them back
         parsed = _parsed(words)
         log.configure(to_stderr=parsed.json, verbose=parsed.verbose)
         if behind == [] and parsed.command in _TAKES_A_COMMAND:
@@ -161,12 +165,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = command.run(from_namespace(command.options, parsed))
     except SparkforgeError as error:
         return _fail(error)
-    except KeyboardInterrupt:
-        what = f"interrupted after {time.monotonic() - start:.0f} s"
-        log.error(f"{what}; the next run continues from here")
-        _answer(SparkforgeError(what, "run it again"), errors.INTERRUPTED_EXIT_CODE)
-        return errors.INTERRUPTED_EXIT_CODE
-    except Exception as error:
+    except BaseException as error:
+        # compiled modules answer an interrupt during their import with errors of their own
+        if _ended or isinstance(error, KeyboardInterrupt):
+            return _interrupted(time.monotonic() - start)
+        if not isinstance(error, Exception):
+            raise
         if refused := _refused(error):
             return _fail(refused)
         log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
@@ -174,6 +178,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bug = SparkforgeError(f"{type(error).__name__}: {error}", "please report it")
         _answer(bug, 1)
         return 1
+    return code
+
+
+def _interrupted(seconds: float) -> int:
+    # CPython ends by SIGINT, whatever the exit code, where an interrupt has passed through an exec
+    # of a text (dataclasses and namedtuples are made by one); another exec takes it back
+    exec("")
+    what = f"interrupted after {seconds:.0f} s"
+    log.error(f"{what}; the next run continues from here")
+    code = errors.INTERRUPTED_EXIT_CODE
+    _answer(SparkforgeError(what, "run it again"), code)
     return code
 
 
@@ -203,4 +218,5 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     # a second one must not stop the cleaning up that this one begins
     for ending in _ENDING:
         signal.signal(ending, signal.SIG_IGN)
+    _ended.append(number)
     raise KeyboardInterrupt

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,20 +48,47 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Replace a file atomically, also with respect to a power failure."""
+    fresh = path.with_name(f".{path.name}.new")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with _taken_over(fresh) as handle:
+            try:
+                os.truncate(handle, 0)
+                with os.fdopen(os.dup(handle), "ab") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(handle)
+                fresh.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
+                fresh.rename(path)
+            except BaseException:
+                fresh.unlink(missing_ok=True)
+                raise
+
+
+@contextmanager
+def _taken_over(path: Path) -> Iterator[int]:
+    """Open a file for one writer at a time; one that a killed process left is used again.
+
+    A name of its own for each writer would leave a file for ever wherever one is killed.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    while True:
+        handle = os.open(path, flags, 0o600)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh = Path(name)
-            fresh.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
-            fresh.rename(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # while this process waited, the writer may have given the file its final name
+            if _is_named(handle, path):
+                yield handle
+                return
+        finally:
+            os.close(handle)
+
+
+def _is_named(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

@@ -65,11 +65,18 @@ def init_bare(repo: Path) -> None:
 
 
 def tidy(repo: Path) -> None:
-    """Remove the lock files of a killed git from a repository; the caller has its lock.
+    """Remove what a killed git left in a repository; the caller has its lock.
 
-    A lock file of a killed fetch would make every later fetch fail.
+    A lock file of a killed fetch would make every later fetch fail. Half-written objects, also of a
+    full disk, would stay for ever.
     """
-    left = ["*.lock", "refs/**/*.lock", "objects/pack/tmp_*", "fast_import_crash_*"]
+    left = [
+        "*.lock",
+        "refs/**/*.lock",
+        "objects/pack/tmp_*",
+        "objects/??/tmp_obj_*",
+        "fast_import_crash_*",
+    ]
     for pattern in left if repo.is_dir() else ():
         for path in repo.glob(pattern):
             path.unlink(missing_ok=True)

@@ -194,7 +194,9 @@ def piped(
         try:
             yield child
         except BrokenPipeError:
-            pass  # the child has ended early; its output below has the reason
+            # the child has ended early; its output below has the reason
+            if child.stdin is not None and child.stdin.closed:
+                child.stdin = None  # communicate() would flush it
         out, _ = child.communicate()
     if child.returncode:
         raise failure(subprocess.CompletedProcess(command, child.returncode, out, b""))

@@ -6,6 +6,8 @@ It has the same wheels from the same wheelhouse as the image.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ from sparkforge.core.errors import CommandError, ImageError
 from sparkforge.core.log import log
 from sparkforge.core.programs import have
 from sparkforge.core.run import call
+from sparkforge.runtime import envfiles
 from sparkforge.runtime.interpreter import uv_program
 
 
@@ -34,6 +37,9 @@ def install(
 ) -> Path:
     """Create a virtual environment in ``folder/venv`` from local files.
 
+    What uv keeps of a wheel may have been damaged by a disk or cut off by a power failure, and uv
+    does not look: every byte is compared with the wheels, and what does not match is unpacked anew.
+
     Args:
         wheelhouse: folder that satisfies ``lock``.
         unpacked: uv's cache of unpacked wheels; no other process may use it meanwhile.
@@ -41,8 +47,48 @@ def install(
         wheels: ours, installed over it, with their recorded sha256.
 
     Raises:
-        ImageError: the wheels conflict.
+        ImageError: the wheels conflict, or the disk damages them.
     """
+    cache, venv = unpacked / "cache", folder / "venv"
+    while True:
+        first_use = not cache.exists()
+        try:
+            env = _installed(python, lock, wheelhouse, unpacked, target, wheels, folder)
+            if not (wrong := envfiles.damaged(folder)):
+                break
+            msg = f"{wrong[0]}: differs from its wheel ({len(wrong)} files do)"
+            raise ImageError(msg, "check the disk, then run the build again")
+        except ImageError as error:
+            if first_use:
+                raise
+            log.warning(f"{error.what}\nunpacking the wheels again")
+        shutil.rmtree(cache)
+        shutil.rmtree(venv, ignore_errors=True)
+    try:
+        call(uv_program(), "pip", "check", "--quiet", "--python", python_path(folder), env=env)
+    except CommandError as error:
+        raise _conflict(error) from error
+    envfiles.note(folder)
+    # Python has no syncfs, and one fsync for each of 20,000 files takes minutes
+    call("sync", "--file-system", folder)
+    return venv
+
+
+def _conflict(error: CommandError) -> ImageError:
+    msg = f"the wheels do not install together:\n{error}"
+    return ImageError(msg, "check the target's requirements and drop_requires")
+
+
+def _installed(
+    python: Path,
+    lock: Path,
+    wheelhouse: Path,
+    unpacked: Path,
+    target: str,
+    wheels: Mapping[Path, str],
+    folder: Path,
+) -> Mapping[str, str | None]:
+    """Make ``folder/venv``; takes what ``install`` takes, and returns the variables for uv."""
     uv = uv_program()
     venv = folder / "venv"
     # uv identifies an unpacked wheel by the folder of the wheel: one name for every
@@ -74,13 +120,15 @@ def install(
         log.info("installing " + ", ".join(wheel.name for wheel in wheels))
         ours = folder / "ours.txt"
         ours.write_text("".join(f"{line}\n" for line in _requirements(wheels)))
-        call(*install, "--no-cache", "--require-hashes", "-r", ours, env=env)
+        # a cache of its own, since these wheels change; it is here, because this folder is swept
+        # after a kill: --no-cache leaves hundreds of MB in /tmp then
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            once = {**env, "UV_CACHE_DIR": own}
+            call(*install, "--require-hashes", "-r", ours, env=once)
         ours.unlink()
-        call(uv, "pip", "check", *quiet, venv / "bin" / "python", env=env)
     except CommandError as error:
-        msg = f"the wheels do not install together:\n{error}"
-        raise ImageError(msg, "check the target's requirements and drop_requires") from error
-    return venv
+        raise _conflict(error) from error
+    return env
 
 
 def share_byte_code(source: Path, target: Path) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -187,6 +188,7 @@ def _applied(store: Store, series: Series, source: Source) -> str:
     _check_exact(series, source)
     paths = [entry.path for patch in series.patches for entry in patch.entries]
     with (
+        writing(store, source),
         store.temporary("series") as work,
         git.sparse_worktree(source.repo, work / "tree", source.commit, paths) as tree,
     ):
@@ -205,9 +207,18 @@ def _applied(store: Store, series: Series, source: Source) -> str:
     return ids
 
 
-def forget(series: Series, source: Source) -> None:
+@contextmanager
+def writing(store: Store, source: Source) -> Iterator[None]:
+    """Have a source's repository to write in, without what a killed git left there."""
+    with store.lock(f"git-{source.upstream}"):
+        git.tidy(source.repo)
+        yield
+
+
+def forget(store: Store, series: Series, source: Source) -> None:
     """Let git remove the commits of a series that are no longer needed."""
-    git.git(source.repo, "update-ref", "-d", _ref(series, source))
+    with writing(store, source):
+        git.git(source.repo, "update-ref", "-d", _ref(series, source))
 
 
 def _ref(series: Series, source: Source) -> str:

@@ -76,7 +76,7 @@ def stage(
             raise SeriesError("\n".join(problems), rules.hint)
         patched = series.apply(store, fresh, source)
         if patched.tree != tree:
-            series.forget(fresh, source)
+            series.forget(store, fresh, source)
             msg = f"the patches give tree {patched.tree[:12]}, the commits have {tree[:12]}"
             raise SeriesError(
                 msg, "a commit contains a change that a patch cannot express: remove it"

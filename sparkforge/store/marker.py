@@ -59,7 +59,7 @@ def refuse_others(root: Path) -> None:
 
 def _foreign(root: Path) -> Iterator[Path]:
     for path in _entries(root):
-        if path.name.startswith(f".{_NAME}-"):
+        if path.name.startswith(f".{_NAME}"):
             continue  # another build is making this store
         if path.name == "lost+found" and not any(_entries(path)):
             continue  # the root of a fresh file system

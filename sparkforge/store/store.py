@@ -307,7 +307,7 @@ class Store:
     def write_json(self, path: Path, value: Any) -> None:
         """Write a small JSON file atomically, if its content differs."""
         text = json.dumps(value, indent=1, sort_keys=True) + "\n"
-        if not path.exists() or path.read_text() != text:
+        if not path.exists() or path.read_bytes() != text.encode():  # a damaged one is no text
             self._prepare()
             write_file(path, text.encode())
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ import requests
 
 from build import ensure_environment
 from sparkforge.runtime.servers import free_port
-from sparkforge.sources.wheelhouse import read_lock
 from tests.support import wait_for
 
 from . import served
@@ -31,22 +29,6 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 Build = Callable[..., Any]
 PASSWORD = "the-password-of-this-test"  # of cosign's keys
-
-# the vocabulary, and a library of each of C and Rust
-SMALL = (
-    "oss-harmony",
-    "pydantic",
-    "pydantic-core",
-    "annotated-types",
-    "typing-extensions",
-    "typing-inspection",
-    "msgspec",
-)
-_LEFT_OUT = (
-    "apache-tvm-ffi, click, cuda-python, cuda-tile, einops, nccl-extensions, nccl4py, ninja, numpy,"
-    " nvidia-cudnn-frontend, nvidia-cutlass-dsl, nvidia-ml-py, packaging, requests, tabulate,"
-    " torch, tqdm"
-)
 
 # Groups in the order that workers take them, each worker two at first: the longest two, then a
 # short one. test_cluster compares with what test_image starts; test_dev uses the image that was
@@ -138,60 +120,6 @@ def runner(checkout: Path) -> Build:
 def build(checkout: Path) -> Build:
     """Run build.py of the clone."""
     return runner(checkout)
-
-
-def small_target(checkout: Path, name: str, platform: str, packages: Sequence[str] = SMALL) -> Path:
-    """Write pins in which a GPU target has few and small wheels; returns their path.
-
-    They lie beside those of the checkout. FlashInfer's overlay is ours, the other wheels are of the
-    target's own lock. Debian has no Python 3.12, so the base brings 3.11.
-
-    Args:
-        packages: wheels of the lock that the target keeps.
-    """
-    text = (checkout / "pins.yaml").read_text()
-    found = re.search(rf"(?m)^  {name}:\n    summary(?:.*\n(?!  \w))*", text)
-    assert found is not None
-    target = found[0]
-    wheels = re.search(r"    wheels:\n(?:      .*\n)+", target)
-    assert wheels is not None
-    architecture = platform.replace("/", "-")
-    target = target.replace(
-        wheels[0],
-        (
-            f"    wheels:\n      flashinfer:\n        files: {{{platform}: wheel}}\n"
-            f"        local: spark\n        drop_requires: [{_LEFT_OUT}]\n"
-        ),
-    )
-    for old, new in (
-        ("python: 3.12", "python: 3.11"),
-        (f"requirements/{name}-{architecture}.txt", f"requirements/small-{architecture}.txt"),
-        ("    base: cuda-devel\n", ""),
-    ):
-        assert target.count(old) == 1, old
-        target = target.replace(old, new)
-    target = re.sub(r"    system_packages: .*\n", "", target)
-    target, count = re.subn(
-        r"    needs:.*\n(?:      .*\n)+",
-        ("    needs: [{program: dpkg, package: dpkg}, {module: msgspec, package: msgspec}]\n"),
-        target,
-    )
-    assert count == 1
-    small = checkout / f"small-{architecture}.yaml"
-    small.write_text(text[: found.start()] + target + text[found.end() :])
-    lock = ROOT / "requirements" / f"{name}-{architecture}.txt"
-    locked = {one.name: one for one in read_lock(lock)}
-    lines = [
-        " \\\n".join(
-            [
-                locked[package].requirement,
-                *(f"    --hash=sha256:{one}" for one in sorted(locked[package].sha256s)),
-            ]
-        )
-        for package in packages
-    ]
-    (checkout / "requirements" / f"small-{architecture}.txt").write_text("\n".join(lines) + "\n")
-    return small
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,8 @@ from typing import Any
 from sparkforge.core.hashing import sha256_file
 from tests.support import ROOT, make_wheel
 
-from .conftest import SMALL, Build, clone, on_base, runner, small_target
+from .conftest import Build, clone, on_base, runner
+from .targets import SMALL, small_target
 
 # what downloads the model
 _DOWNLOAD = (

@@ -105,6 +105,19 @@ def test_an_artefacts_record_with_another_content_is_none(project: Project, cont
     assert second["items"] == first["items"]
 
 
+@pytest.mark.parametrize("content", [b"\xb1", b"", b"{}"])
+def test_a_damaged_note_of_the_newest_item_is_written_again(
+    project: Project, content: bytes
+) -> None:
+    project.build()
+    note = project.store / "last" / "tiny" / "wheel demo.json"
+    before = note.read_bytes()
+    note.write_bytes(content)
+    project.run("explain", "--target", "tiny", "--engine", "none")
+    project.build()
+    assert note.read_bytes() == before
+
+
 # -- git -----------------------------------------------------------------------------------
 
 
@@ -132,6 +145,32 @@ def test_a_damaged_repository_is_told_where_nothing_makes_it_again(project: Proj
     _, err = project.run("patches", "check", code=11)
     assert f"{repo}: damaged: " in err
     assert "delete that folder: the next run fetches it again" in err
+
+
+def test_what_a_killed_git_left_does_not_stop_the_series_and_is_removed(project: Project) -> None:
+    project.build()
+    repo = project.store / "git" / "demo.git"
+    (repo / "objects" / "ab").mkdir(exist_ok=True)
+    left = [
+        repo / "objects" / "ab" / "tmp_obj_Abc123",
+        repo / "packed-refs.lock",
+        repo / "HEAD.lock",
+    ]
+    for path in left:
+        path.write_bytes(b"")
+    project.patch({"demo/mod.py": PATCHED + b"more = 1\n"})
+    project.build()
+    assert not any(path.exists() for path in left)
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_a_repository_without_its_head_is_fetched_again(
+    project: Project, damage: Callable[[Path], None]
+) -> None:
+    first = project.build()
+    damage(project.store / "git" / "demo.git" / "HEAD")
+    shutil.rmtree(project.store / "artefacts")
+    assert project.build()["items"] == first["items"]
 
 
 # -- what is no store -----------------------------------------------------------------------

@@ -64,6 +64,30 @@ def test_another_wheelhouse_unpacks_only_what_is_new(project: Project, lock: Any
     assert archives(project.store) == 2
 
 
+def test_a_damaged_third_party_wheel_is_in_no_bill(project: Project, lock: Any) -> None:
+    lock("first")
+    project.build(until="image")
+    bill = project.wheel.parent / "sbom.cdx.json"
+    before = bill.read_bytes()
+    for path in project.store.glob("artefacts/wheelhouse/*/wheels/first-1.0-*.whl"):
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes().replace(b"first", b"fjrst"))
+    bill.unlink()
+    project.build(until="image")
+    assert bill.read_bytes() == before
+
+
+def test_a_damaged_environment_is_made_again(project: Project, lock: Any) -> None:
+    lock("first")
+    venv = environment(project.build(until="image"), project.store)
+    (module,) = venv.rglob("first.py")
+    module.chmod(0o644)
+    module.write_bytes(b"")  # linked to what uv has unpacked, which is damaged with it
+    project.build(until="image")
+    code = "import first, demo; assert first.here"
+    subprocess.run([venv / "bin" / "python", "-c", code], check=True, cwd="/")
+
+
 def test_clean_leaves_environments_whole(project: Project, lock: Any) -> None:
     lock("first")
     venv = environment(project.build(until="image"), project.store)

@@ -8,8 +8,9 @@ from pathlib import Path
 from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.item import Item, Results, wheels_of
 from sparkforge.build.results import EnvironmentResult, WheelhouseResult, WheelResult
-from sparkforge.runtime import environment, interpreter
+from sparkforge.runtime import envfiles, environment, interpreter
 from sparkforge.sources.download import Fetches
+from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of
 
 
@@ -64,7 +65,15 @@ def environment_item(
         make,
         needs=(*wheels, house),
         fetches=fetches,
-        # the interpreter is a link: the system's, or the store's, may have gone
-        valid=lambda artefact: environment.python_path(artefact.path).exists(),
+        valid=_stands,
+        sound=lambda artefact: not envfiles.damaged(artefact.path),
+        # only the smoke test uses it
+        intermediate=release,
         kept=release,
     )
+
+
+def _stands(artefact: Artefact[EnvironmentResult]) -> bool:
+    # the interpreter is a link: the system's, or the store's, may have gone
+    python = environment.python_path(artefact.path)
+    return python.exists() and not envfiles.changed(artefact.path)

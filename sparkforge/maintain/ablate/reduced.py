@@ -61,6 +61,7 @@ def without(store: Store, whole: Series, source: Source, names: Sequence[str]) -
     paths = [entry.path for patch in whole.patches for entry in patch.entries]
     dependents = []
     with (
+        series.writing(store, source),
         store.temporary("ablate") as work,
         git.sparse_worktree(source.repo, work / "tree", source.commit, paths) as tree,
     ):
@@ -148,4 +149,4 @@ def checkout(store: Store, root: Path, reduced: Sequence[Reduced]) -> Iterator[P
             yield Place(here, borrowed, tuple(reduced))
         finally:
             for fresh_series, source in staged:
-                series.forget(fresh_series, source)
+                series.forget(borrowed, fresh_series, source)

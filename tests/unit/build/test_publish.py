@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,3 +89,22 @@ def test_the_users_own_lines_stay_as_they_are(tmp_path: Path) -> None:
     lines = written(tmp_path)
     assert lines[:3] == [b"# caf\xe9", b"MINE=\xff", b"COMPOSE_PROFILES=cpu"]
     assert written(tmp_path) == lines
+
+
+def test_a_checkpoint_is_made_once_and_what_a_killed_process_left_is_removed(
+    tmp_path: Path,
+) -> None:
+    left = tmp_path / ".model.ab_12xyz"
+    left.mkdir()
+    (left / "half").touch()
+    made: list[Path] = []
+
+    def make(model: Path) -> None:
+        made.append(model)
+        model.mkdir()
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: publish.made(tmp_path / "model", make), range(4)))
+    assert found == [tmp_path / "model"] * 4
+    assert made == [tmp_path / "model"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

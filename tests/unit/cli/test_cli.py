@@ -17,7 +17,7 @@ from sparkforge.core import errors
 from sparkforge.core.errors import StoreError
 from sparkforge.core.log import Log, human_bytes, log
 from sparkforge.sources.project import store_of
-from tests.support import ROOT
+from tests.support import ROOT, python
 
 
 def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
@@ -418,6 +418,52 @@ def test_an_interrupt_exits_with_130(
 
     monkeypatch.setattr("sparkforge.pins.pins.load", interrupted)
     assert "the next run continues" in told(capsys, 130, "pins", "check")
+
+
+IN_A_DATACLASS = """
+import os, signal, sys
+from sparkforge.cli import main
+from sparkforge.pins import pins
+def interrupted(*args):
+    if sys.argv[1] == "import":  # where dataclasses are made: CPython remembers it
+        exec("raise KeyboardInterrupt")
+    raise KeyboardInterrupt
+pins.load = interrupted
+sys.exit(main.main(["pins", "check"]))
+"""
+PANIC = """
+import os, signal, sys
+from sparkforge.cli import main
+from sparkforge.pins import pins
+class PanicException(BaseException):
+    pass
+def load(*args):
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except KeyboardInterrupt:
+        raise PanicException("failed to import `datetime` C API") from None
+pins.load = load
+sys.exit(main.main(["pins", "check"]))
+"""
+HELD_BACK = """
+import os, signal, sys
+from sparkforge.cli import main
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+os.kill(os.getpid(), signal.SIGINT)
+sys.exit(main.main(["pins", "check"]))
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [(IN_A_DATACLASS, "import"), (IN_A_DATACLASS, "run"), (PANIC, ""), (HELD_BACK, "")],
+)
+def test_an_interrupt_at_any_moment_exits_with_130(code: tuple[str, str]) -> None:
+    child = python(*code)
+    out, _ = child.communicate()
+    assert child.returncode == 130, out
+    assert "the next run continues" in out
+    assert "Traceback" not in out
 
 
 def test_the_store_is_named_by_option_variable_or_cache_folder(

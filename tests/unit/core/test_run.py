@@ -197,6 +197,17 @@ def test_a_fed_program_that_dies_early_says_why() -> None:
             child.stdin.write(b"x" * 10_000)
 
 
+def test_a_program_that_ends_before_its_input_is_closed_is_one_error() -> None:
+    with (
+        pytest.raises(CommandError, match="had enough"),
+        piped("sh", "-c", "echo had enough; exit 4") as child,
+    ):
+        child.wait()
+        assert child.stdin is not None
+        child.stdin.write(b"a little, which is sent when it is closed")
+        child.stdin.close()
+
+
 def test_an_error_while_feeding_a_program_is_the_error_that_is_seen() -> None:
     with pytest.raises(ValueError, match="mine"), piped("cat") as child:
         assert child.stdin is not None

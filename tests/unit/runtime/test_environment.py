@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from sparkforge.core.errors import ImageError
 from sparkforge.core.hashing import sha256_file
-from sparkforge.runtime import environment
+from sparkforge.runtime import envfiles, environment
 from tests.support import make_wheel
 
 VERSION = ".".join(platform.python_version_tuple()[:2])
@@ -37,7 +39,7 @@ def test_our_wheels_are_installed_by_their_hash(tmp_path: Path, name: str) -> No
     wheel = make_wheel(place / "ours", version="1.0+spark.1")
     venv = bake(place, wheel, sha256_file(wheel))
     assert (venv / "lib" / f"python{VERSION}" / "site-packages/demo/__init__.py").is_file()
-    assert [path.name for path in (place / "made").iterdir()] == ["venv"]
+    assert {path.name for path in (place / "made").iterdir()} == {"venv", "files.txt"}
 
 
 def test_a_wheel_of_ours_with_another_hash_is_not_installed(tmp_path: Path) -> None:
@@ -91,3 +93,91 @@ def test_byte_code_that_cannot_be_linked_is_left_out(
     monkeypatch.setattr(Path, "hardlink_to", refused)
     environment.share_byte_code(tmp_path / "first", tmp_path / "second")
     assert [path.name for path in (second / "__pycache__").iterdir()] == ["b.cpython-311.pyc"]
+
+
+# -- damage ------------------------------------------------------------------------------------
+
+
+def third(place: Path) -> str:
+    """Put a third-party wheel in the wheelhouse; returns its line of the lock."""
+    wheel = make_wheel(place / "wheels", "third", "1.0", {"third.py": b"here = True\n"})
+    return f"third==1.0 --hash=sha256:{sha256_file(wheel)}\n"
+
+
+def again(place: Path) -> Path:
+    """Install a third-party wheel and ours, from what is unpacked already."""
+    shutil.rmtree(place / "made", ignore_errors=True)
+    (place / "made").mkdir()
+    lock = third(place)
+    (place / "lock.txt").write_text(lock)
+    ours = make_wheel(place / "ours", version="1.0+spark.1")
+    venv = environment.install(
+        python=Path(sys.executable),
+        lock=place / "lock.txt",
+        wheelhouse=place / "wheels",
+        unpacked=place,
+        target="tiny",
+        wheels={ours: sha256_file(ours)},
+        folder=place / "made",
+    )
+    return venv / "lib" / f"python{VERSION}" / "site-packages"
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "metadata"])
+def test_a_damaged_unpacked_wheel_is_unpacked_again(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again(tmp_path)
+    name = "METADATA" if damage == "metadata" else "third.py"
+    (path,) = (tmp_path / "cache").rglob(f"archive-v0/*/**/{name}")
+    path.chmod(0o644)
+    path.write_bytes(b"here = Fals\n" if damage == "flip" else b"")
+    site = again(tmp_path)
+    assert (site / "third.py").read_bytes() == b"here = True\n"
+    assert envfiles.damaged(tmp_path / "made") == []
+    assert "unpacking the wheels again" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "listing"])
+def test_a_changed_file_of_an_environment_is_noticed(tmp_path: Path, damage: str) -> None:
+    site, made = again(tmp_path), tmp_path / "made"
+    (site / "demo" / "__pycache__").mkdir()
+    (site / "demo" / "__pycache__" / "x.pyc").touch()  # a server's
+    assert not envfiles.changed(made)
+    path = made / "files.txt" if damage == "listing" else site / "demo" / "__init__.py"
+    match damage:
+        case "gone":
+            path.unlink()
+        case "cut":
+            path.write_bytes(b"")
+        case _:
+            path.write_bytes(path.read_bytes().replace(b"1", b"3"))
+    assert envfiles.changed(made)
+    assert (envfiles.damaged(made) == []) == (damage == "listing")
+
+
+def test_a_bit_that_flips_without_a_date_is_seen_by_the_records(tmp_path: Path) -> None:
+    site, made = again(tmp_path), tmp_path / "made"
+    path = site / "demo" / "__init__.py"
+    before = path.stat()
+    path.write_bytes(b"x = 3\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not envfiles.changed(made)
+    assert envfiles.damaged(made) == [str(path)]
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"demo/__init__.py\n", b"gone.py,sha256=a,1\n"])
+def test_a_damaged_record_counts_as_damage(tmp_path: Path, content: bytes) -> None:
+    site = again(tmp_path)
+    (record,) = site.glob("demo-*/RECORD")
+    record.write_bytes(content)
+    assert envfiles.damaged(tmp_path / "made") != []
+
+
+def test_an_installation_needs_no_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In /tmp a killed uv would leave them."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    assert (again(tmp_path) / "third.py").is_file()
+    assert not (tmp_path / "missing").exists()

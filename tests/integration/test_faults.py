@@ -1,0 +1,77 @@
+"""benchmarks/faults.py with few trials: the full numbers are in docs/reliability.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+FAULTS = ROOT / "benchmarks" / "faults.py"
+COUNTS = {
+    "small": ("kill=3", "damage=3", "download=1", "at once=1", "full disk=1", "power cut=1"),
+    "small-environment": ("kill=2", "damage=2"),
+}
+
+
+@pytest.mark.parametrize("subject", COUNTS)
+def test_after_any_fault_the_next_build_gives_the_same(tmp_path: Path, subject: str) -> None:
+    found = tmp_path / "found.json"
+    counts = [word for one in COUNTS[subject] for word in ("--count", one)]
+    done = subprocess.run(
+        [sys.executable, FAULTS, subject, *counts, "--folder", tmp_path, "--json", found],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    print(done.stdout)  # with the seed
+    assert done.returncode == 0
+    document = json.loads(found.read_text())
+    run = {one["fault"] for one in document["trials"]}
+    wanted = {one.partition("=")[0] for one in COUNTS[subject]}
+    assert run == wanted - set(document["not_run"])
+    assert {path.name for path in tmp_path.iterdir()} == {"found.json"}
+
+
+def test_a_result_that_differs_is_found(tmp_path: Path) -> None:
+    """The comparison itself: a build that gives another byte after a fault."""
+    code = (
+        f"import sys; sys.argv[0] = sys.argv.pop(1); sys.path.insert(0, {str(FAULTS.parent)!r})\n"
+        "import faults, fault_subjects\n"
+        "real, calls = fault_subjects.Subject.outcome, []\n"
+        "def outcome(self):\n"
+        "    calls.append(1)\n"
+        "    return {**real(self), **({'dist/more': 'x'} if len(calls) > 2 else {})}\n"
+        "fault_subjects.Subject.outcome = outcome\n"
+        "sys.exit(faults.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, FAULTS, "small", "--count", "kill=1", "--folder", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 results differ: dist/more" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        (["small", "--count", "flood=3"], "'flood=3' is not FAULT=NUMBER"),
+        (["image"], "image needs --base IMAGE"),
+        (["large"], "invalid choice: 'large'"),
+        (["small", "--folder", "no/such"], "--folder no/such: there is no such folder"),
+    ],
+)
+def test_wrong_use_is_one_error(words: list[str], fragment: str) -> None:
+    done = subprocess.run([sys.executable, FAULTS, *words], capture_output=True, text=True)  # noqa: PLW1510
+    assert done.returncode == 2
+    assert fragment in done.stderr
+    assert "Traceback" not in done.stderr
