@@ -182,7 +182,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             max_num_seqs=max(arguments.batch),
             gpu_memory_utilization=arguments.memory,
             moe_backend=case.backend,
-            attention_backend="TRITON_ATTN",
+            attention_backend=arguments.attention,
             compilation_config={"mode": arguments.mode, "cudagraph_mode": GRAPHS[arguments.mode]},
             **{name: value for name, value in extra.items() if value},
         )
@@ -278,6 +278,7 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             *("--prompt", str(arguments.prompt), "--tokens", str(arguments.tokens)),
             *("--repeat", str(arguments.repeat), "--memory", str(arguments.memory)),
             *("--mode", str(arguments.mode), "--router", arguments.router),
+            *("--attention", arguments.attention),
             *("--batch", *map(str, arguments.batch), "--prefill", *map(str, arguments.prefill)),
         ]
         if arguments.profile:
@@ -379,6 +380,7 @@ def main() -> None:
     parser.add_argument(
         "--mode", type=int, choices=GRAPHS, default=3, help="vLLM's compilation mode (default: 3)"
     )
+    parser.add_argument("--attention", default="TRITON_ATTN", help="attention backend")
     parser.add_argument(
         "--router",
         choices=("model", "uniform"),

@@ -38,7 +38,10 @@ from decode import Case, measured, spec  # noqa: E402
 from sparkforge.checkpoints import gptoss, tiny  # noqa: E402
 from tests.patches import mx_reference  # noqa: E402
 
-SHAPE = tiny.Shape(hidden=320, inter=128, experts=16, experts_per_token=4, head_dim=64)
+# eight heads to a KV head, as in gpt-oss: FlashInfer has a module for each such number
+SHAPE = tiny.Shape(
+    hidden=320, inter=128, experts=16, experts_per_token=4, heads=16, kv_heads=2, head_dim=64
+)
 PROMPTS = (
     [ord(letter) for letter in "Weights are read once for every token, whoever asks for it."],
     [(37 * i + 11) % 250 for i in range(96)],  # longer than the sliding window
