@@ -119,14 +119,15 @@ def main() -> int:
     steps.env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code makes every start faster
     # at least two: most tests wait for a process or a server
     workers = max(2, jobs.width(None, _WORKERS_GIB))
+    room = int(jobs.available_gib() / _WORKERS_GIB)
     # folders of our own: pytest's default is shared by all runs of a user, and it fails where an
     # earlier run left a file that it cannot delete (a mount, say)
     with tempfile.TemporaryDirectory(prefix="sparkforge-test-") as scratch, ExitStack() as stack:
 
-        def pytest(*words: str | Path) -> tuple[str | Path, ...]:
+        def pytest(*words: str | Path, count: int = workers) -> tuple[str | Path, ...]:
             """Return a command that runs tests, in a folder of its own."""
             folder = tempfile.mkdtemp(dir=scratch)
-            options = ("-n", str(workers), "--basetemp", f"{folder}/pytest")
+            options = ("-n", str(count), "--basetemp", f"{folder}/pytest")
             return (python, "-m", "pytest", *_PYTEST, *options, *words)
 
         def quick() -> None:
@@ -147,7 +148,9 @@ def main() -> int:
                 return
             bases(steps, stack)
             if "SPARKFORGE_TEST_BASE" in steps.images:
-                words = pytest(*_BY_GROUP, "tests/e2e")
+                # One more where memory holds it: this is the longest step, and half of it waits for
+                # health checks, the engine or an emulated process.
+                words = pytest(*_BY_GROUP, "tests/e2e", count=max(workers, min(workers + 1, room)))
                 steps.run("whole build, with image", *words, images=True)
 
         # Two lanes: most tests wait for a server or a container, and what one lane waits, the other
@@ -202,10 +205,18 @@ def bases(steps: Steps, stack: ExitStack) -> None:
         name, _, value = line.removeprefix("export ").partition("=")
         steps.images[name] = value
     make = scripts / "make-base.sh"
-    if arm64 and steps.run("arm64 base", make, "--arch", "arm64", _ARM64_BASE, images=True):
-        steps.images["SPARKFORGE_TEST_ARM64_BASE"] = _ARM64_BASE
-    if steps.run("base image", make, _BASE_IMAGE, images=True):
-        steps.images["SPARKFORGE_TEST_BASE"] = _BASE_IMAGE
+
+    def base(variable: str, image: str, *words: str) -> None:
+        if steps.run(f"base {image}", make, *words, image, images=True):
+            steps.images[variable] = image
+
+    with ThreadPoolExecutor(2) as pool:  # each waits for the mirror, then for the other's disk
+        made = [pool.submit(base, "SPARKFORGE_TEST_BASE", _BASE_IMAGE)]
+        if arm64:
+            words = ("--arch", "arm64")
+            made.append(pool.submit(base, "SPARKFORGE_TEST_ARM64_BASE", _ARM64_BASE, *words))
+    for one in made:
+        one.result()
 
 
 if __name__ == "__main__":

@@ -18,29 +18,33 @@ import requests
 
 from build import ensure_environment
 from sparkforge.runtime.servers import free_port
-from tests.support import wait_for
+from tests.support import ONE_THREAD, wait_for
 
 from . import served
 
 if TYPE_CHECKING:
     from .small import Small
 
+os.environ |= ONE_THREAD  # the smoke tests of an image and an environment have the user's
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 Build = Callable[..., Any]
 PASSWORD = "the-password-of-this-test"  # of cosign's keys
 
-# Groups in the order that workers take them, each worker two at first: the longest two, then a
-# short one. test_cluster compares with what test_image starts; test_dev uses the image that was
-# baked by then. A file that is named nowhere is a group, too.
+# Groups in the order that workers take them: the longest first. A worker takes its next one when
+# two tests are left, so a short one follows a group of one long test. test_cluster compares with
+# what test_image starts; test_accept and test_dev use the image that was baked by then. A file that
+# is named nowhere is a group, too.
 _GROUPS = (
     ("test_cluster", "test_image"),
     ("test_compile",),
-    ("test_publish", "test_signing"),
-    ("test_cpu_build",),
     ("test_arm64", "test_spark"),
-    ("test_compose",),
+    ("test_cpu_build",),
+    ("test_accept",),
+    ("test_publish", "test_signing"),
     ("test_quality",),
+    ("test_compose",),
     ("test_dev",),
 )
 
@@ -69,6 +73,17 @@ def on_base(base: str) -> list[str]:
     """Return build.py's words for a base image, and for a proxy that signs its own certificates."""
     ca = os.environ.get("SPARKFORGE_TEST_CA")
     return ["--base", base, *(["--ca-bundle", ca] if ca else [])]
+
+
+def cpu_image(base: str) -> list[str]:
+    """Return build.py's words for the cpu image."""
+    return ["--target", "cpu", "--engine", "docker", *on_base(base)]
+
+
+def one_thread(checkout: Path) -> None:
+    """Give servers that Compose starts from a checkout one thread."""
+    override = {"services": {"cpu": {"environment": ONE_THREAD}}}
+    (checkout / "docker-compose.override.yml").write_text(json.dumps(override))
 
 
 def clone(source: Path, folder: Path) -> None:
@@ -146,12 +161,13 @@ def small_spark(tmp_path_factory: pytest.TempPathFactory) -> Small:
 def image(build: Build, base_image: str, checkout: Path) -> Any:
     """The cpu image, as the README makes it: what each item of the build gave, by label.
 
-    Its receipt is kept as dist/image-receipt.json: builds without an image come after it.
+    Its receipt is kept as dist/image-receipt.json: builds without an image come after it. Servers
+    that Compose starts later have one thread.
     """
-    words = ["--target", "cpu", "--engine", "docker", *on_base(base_image)]
-    receipt = build(*words, "--force", "smoke")
+    receipt = build(*cpu_image(base_image), "--force", "smoke")
     dist = checkout / "dist"
     shutil.copy(dist / "cpu" / "receipt.json", dist / "image-receipt.json")
+    one_thread(checkout)
     return {one["label"]: one["outputs"] for one in receipt["items"]}
 
 

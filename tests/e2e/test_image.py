@@ -7,11 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import requests
-
-from sparkforge.checkpoints.chat import ANSWER, REASONING
-from sparkforge.runtime.servers import free_port
-
 from . import served
 from .conftest import Build
 from .served import docker
@@ -73,29 +68,3 @@ def test_compose_turns_healthy_and_serves_on_loopback(alone: served.Alone) -> No
     assert len(alone.answer.tokens) == 24
     assert alone.hosts == {"127.0.0.1"}
     assert "backends: moe BF16_DEQUANT" in alone.said  # the profile's, and vLLM's own word
-
-
-def test_serve_chat_answers_chats_from_the_image_and_accept_agrees(
-    image: Any, build: Build, checkout: Path, base_image: str
-) -> None:
-    port = free_port(0)
-    command = ["python3", "build.py", "serve", "--target", "cpu", "--chat", "--base", base_image]
-    server = subprocess.Popen([*command, "--port", str(port)], cwd=checkout)
-    try:
-        served.wait_until_healthy(checkout, server)
-        body = {"model": "tiny-chat-gpt-oss", "messages": [{"role": "user", "content": "Hello"}]}
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        reply = requests.post(url, json=body, timeout=600).json()
-        message = reply["choices"][0]["message"]
-        assert (message["reasoning"], message["content"]) == (REASONING, ANSWER)
-        # --target: .env names it, too, but builds of other tests write it
-        words = ("accept", "--target", "cpu", "--url", f"http://127.0.0.1:{port}")
-        found = build(*words, "--long-prompt", "4000")
-        unchecked = [one["name"] for one in found["checks"] if one["state"] == "not checked"]
-        assert unchecked == ["decode kernels"]  # a GPU's; backends and memory are the container's
-        assert found["image"] == image["image"]["tag"]
-        build(*words, "--load", "0.5", "--clients", "8")
-    finally:
-        server.terminate()  # Compose stops the container, as at Ctrl-C
-        server.wait(600)
-        docker("compose", "--project-directory", str(checkout), "down", "--volumes")
