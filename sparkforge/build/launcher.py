@@ -151,14 +151,18 @@ class Launcher:
         work = self.work / name
         work.mkdir()
         further = (*SMOKE_ARGUMENTS, *self.context.arguments)
-        launch = servers.Launch(
-            model, options, further, {**SMOKE_VARIABLES, **variables}, self.context.port
-        )
         restored = self.originals(work) if folder is None else {}
         if isa.VARIABLE in variables and isinstance(self.product.result, ImageResult):
             restored |= mask_files(work)
         product = self.product if folder is None else replace(self.product, path=folder)
-        engine, cache = self.context.engine, self.context.store.cache_path("serve")
+        variables = {**SMOKE_VARIABLES, **variables}
+        if not isinstance(product.result, ImageResult):  # nothing else of an earlier server's
+            known = self.context.store.cache_path("serve")
+            variables[environment.VLLM_CACHE] = str(
+                environment.vllm_cache(known, product.path.name)
+            )
+        launch = servers.Launch(model, options, further, variables, self.context.port)
+        engine, cache = self.context.engine, self.work / "cache"
         return start_server(engine, product, launch, work, cache, restored)
 
     def originals(self, work: Path) -> dict[str, Path]:

@@ -161,14 +161,28 @@ def _requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
         yield f"{name} @ {path.resolve().as_uri()} --hash=sha256:{sha256}"
 
 
+VLLM_CACHE = "VLLM_CACHE_ROOT"
+
+
+def vllm_cache(cache: Path, name: str) -> Path:
+    """Return the folder of vLLM's own cache, one for each environment.
+
+    A start stores there what it learnt of the model's class (10 s of CPU) under the hash of that
+    class's file, which does not cover the modules that the file imports.
+
+    Args:
+        cache: folder for the caches of all environments.
+        name: of the environment.
+    """
+    return cache / "vllm" / name
+
+
 def server_env(cache: Path, name: str = "") -> dict[str, str]:
     """Return the variables that a server from a virtual environment runs with.
 
     Args:
         cache: folder for the caches of vLLM and torch.
-        name: of the environment, where several share the folder. Each has a cache of vLLM of its
-            own: a start stores there what it learnt of the model's class (10 s of CPU) under the
-            hash of that class's file, which does not cover the modules that the file imports.
+        name: of the environment, where several share the folder.
     """
     # without a C++ compiler torch.compile, which vLLM's CPU sampler calls even in eager mode,
     # would end the engine at its first token
@@ -181,7 +195,7 @@ def server_env(cache: Path, name: str = "") -> dict[str, str]:
         "PYTHONPATH": "",  # a user's own modules must not stand in for the installed ones
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(cache / "hf"),
-        "VLLM_CACHE_ROOT": str(cache / "vllm" / name),
+        VLLM_CACHE: str(vllm_cache(cache, name)),
         "VLLM_CONFIG_ROOT": str(cache / "vllm-config"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "XDG_CACHE_HOME": str(cache / "xdg"),

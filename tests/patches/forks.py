@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from sparkforge.runtime import isa
-from sparkforge.runtime.environment import server_env
+from sparkforge.runtime.environment import VLLM_CACHE, vllm_cache
 from tests.patches.checkout import ROOT, store
 
 SERVER = Path(__file__).with_name("probes") / "forkserver.py"
@@ -96,11 +96,10 @@ def known(python: Path) -> dict[str, str]:
     """Return the cache of vLLM that all servers of an environment share, for what compiles nothing.
 
     vLLM looks at a model's class in a process of its own (10 s of CPU), and keeps what it learnt:
-    ``server_env``. What a build's smoke test learns need not be learnt here again.
+    ``vllm_cache``. What a build's smoke test learns need not be learnt here again.
     """
-    name = "VLLM_CACHE_ROOT"
     environment = python.parents[2]  # FOLDER/venv/bin/python
-    return {name: server_env(store().cache_path("serve"), environment.name)[name]}
+    return {VLLM_CACHE: str(vllm_cache(store().cache_path("serve"), environment.name))}
 
 
 def of(python: Path) -> Forks:
