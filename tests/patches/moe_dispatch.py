@@ -13,7 +13,7 @@ from sparkforge.inspect.proofs.toolchain import INCLUDES
 from tests.patches.checkout import ROOT
 
 PROBES = Path(__file__).with_name("probes")
-STUBS = ROOT / "sparkforge" / "inspect" / "proofs" / "include"  # names of cuBLAS's status codes
+STUBS = ROOT / "sparkforge" / "build" / "packs" / "include"  # names of cuBLAS's status codes
 TIMEOUT_S = 1800
 _INTERNAL = "csrc/nv_internal"
 # gen_cutlass_fused_moe_sm120_module's, without what shapes device code only
