@@ -115,8 +115,8 @@ def measure(
         made = output.outputs[0]
         assert output.prompt_logprobs is not None and made.logprobs is not None
         known = [row for row in (*output.prompt_logprobs, *made.logprobs) if row is not None]
-        rows = [[row[token].logprob for token in range(vocabulary)] for row in known]
-        found.append(([*prompt, *made.token_ids[:-1]], rows))
+        scores = [[row[token].logprob for token in range(vocabulary)] for row in known]
+        found.append(([*prompt, *made.token_ids[:-1]], scores))
     return found
 
 
