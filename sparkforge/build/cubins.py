@@ -26,7 +26,6 @@ from sparkforge.core.parallel import in_parallel
 from sparkforge.core.run import call
 
 MANIFEST = "manifest.json"
-COMPILER = "nvidia-cuda-nvrtc"
 FLAGS = (
     "--std=c++17",
     # internal names hold a number: of the process, without this

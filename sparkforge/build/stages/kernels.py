@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.item import Item, Results, kernel_path
+from sparkforge.build.lockedcompiler import LockedCompiler
 from sparkforge.build.results import KernelsResult
 from sparkforge.core import git
-from sparkforge.core.errors import MachineError
 from sparkforge.core.hashing import intact, sha256_file
-from sparkforge.pins.types import MACHINES
-from sparkforge.sources import sizes
-from sparkforge.sources.download import Fetches
 from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of
 
 if TYPE_CHECKING:
     from sparkforge.build.stages.wheels import Tree
     from sparkforge.series.series import Series
-    from sparkforge.sources.wheelhouse import Wanted
-
-PYTHON = "3.11"
-"""For the choice of the compiler's wheels, which are for any."""
 
 
 def kernels_item(context: Context, name: str, tree: Tree) -> Item[KernelsResult] | None:
@@ -38,7 +30,7 @@ def kernels_item(context: Context, name: str, tree: Tree) -> Item[KernelsResult]
     sources = sources_of(context.series_of(name), pin.folder)
     if pin.source not in sources:
         return None
-    lock = context.root / pin.requirements
+    compiler = LockedCompiler(context.root / pin.requirements, "nvidia-cuda-nvrtc")
     inputs = {
         "upstream_commit": context.pins.upstream(name).commit_or_unknown,
         "source": pin.source,
@@ -47,53 +39,28 @@ def kernels_item(context: Context, name: str, tree: Tree) -> Item[KernelsResult]
         "architectures": list(pin.architectures),
         "spills": list(pin.spills),
         # of all platforms: the machine code does not depend on where it is compiled
-        "compiler": sha256_file(lock),
+        "compiler": sha256_file(compiler.lock),
         "code": code_of(__name__),
     }
 
     def make(folder: Path, results: Results) -> KernelsResult:
         from sparkforge.build import cubins
-        from sparkforge.runtime import interpreter
-        from sparkforge.sources import wheelhouse
 
-        wanted = _wanted(lock)
-        if wanted is None:
-            msg = f"there is no compiler of GPU kernels for {platform.machine()}"
-            raise MachineError(msg, f"build on a machine with {' or '.join(MACHINES)}")
         with context.store.temporary("kernels") as work:
-            (work / WHEELS).mkdir()
-            wheelhouse.fill(
-                context.store,
-                wanted,
-                context.access.index,
-                interpreter.uv_program(),
-                offline=context.access.offline,
-                into=work / WHEELS,
-                known=sizes.read(context.root / sizes.FILE),
-            )
+            compiler.fill(context, work / WHEELS)
             cubins.unpack(work / WHEELS, work / "toolchain")
             patched = tree.layer(context, results).patched
             git.unpack(patched.source.repo, patched.commit, [pin.folder], work / "tree")
-            (version,) = (
-                item.version for item in wheelhouse.read_lock(lock) if item.name == cubins.COMPILER
-            )
             request = cubins.Request(
                 work / "tree",
                 pin.source,
                 pin.architectures,
                 pin.spills,
-                version,
+                compiler.version(),
                 patched.touched,
             )
             made = cubins.build(request, work / "toolchain", folder)
         return KernelsResult({f"{pin.wheel}{file}": sha256 for file, sha256 in made.items()})
-
-    def fetches() -> Fetches:
-        from sparkforge.sources import wheelhouse
-
-        wanted = _wanted(lock)
-        known = sizes.read(context.root / sizes.FILE)
-        return Fetches() if wanted is None else wheelhouse.to_fetch(context.store, wanted, known)
 
     return Item(
         "kernels",
@@ -103,7 +70,7 @@ def kernels_item(context: Context, name: str, tree: Tree) -> Item[KernelsResult]
         make,
         needs=tree.items,
         valid=_complete,
-        fetches=fetches,
+        fetches=lambda: compiler.fetches(context),
     )
 
 
@@ -115,14 +82,6 @@ def sources_of(series: Series, folder: str) -> dict[str, str]:
             if entry.path.startswith(folder) and entry.new_blob is not None:
                 found[entry.path] = entry.new_blob
     return {path: blob for path, blob in sorted(found.items()) if blob != git.ABSENT}
-
-
-def _wanted(lock: Path) -> Wanted | None:
-    """Return the compiler's wheels for this machine; None: there are none."""
-    from sparkforge.sources import wheelhouse
-
-    here = MACHINES.get(platform.machine())
-    return None if here is None else wheelhouse.Wanted(lock, (), PYTHON, here, None)
 
 
 def _complete(artefact: Artefact[KernelsResult]) -> bool:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.item import Item, Results
+from sparkforge.build.lockedcompiler import LockedCompiler
 from sparkforge.build.results import PackResult
 from sparkforge.core import git
-from sparkforge.core.errors import MachineError, UsageError
+from sparkforge.core.errors import UsageError
 from sparkforge.core.hashing import intact, sha256_file
-from sparkforge.pins.types import MACHINES
-from sparkforge.sources import sizes
-from sparkforge.sources.download import Fetches
 from sparkforge.store.codekey import code_of
 
 if TYPE_CHECKING:
     from sparkforge.build.packs.modules import Module
     from sparkforge.build.stages.wheels import Tree
-    from sparkforge.sources.wheelhouse import Wanted
 
 UPSTREAM = "flashinfer"
 LOCK = "requirements/packs.txt"
 _READ = ("csrc", "include", "3rdparty")
-_PYTHON = "3.11"  # for the choice of wheels, which are for any
 
 
 def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[PackResult]:
@@ -45,9 +40,9 @@ def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[
     family = f"{arch}f"
     host = toolchain.host(context.platform)
     upstream = context.pins.upstream(UPSTREAM)
-    lock = context.root / LOCK
+    nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
     version = f"{upstream.version}+{context.target.wheels[UPSTREAM].local}"
-    compiler = toolchain.identity(lock)
+    compiler = toolchain.identity(nvcc.lock)
     full_version = f"{version}.{context.pins.release.counter}"
     inputs = {
         "upstream_commit": upstream.commit_or_unknown,
@@ -64,26 +59,11 @@ def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[
 
     def make(folder: Path, results: Results) -> PackResult:
         from sparkforge.build.packs import compiling, units, wheel
-        from sparkforge.runtime import interpreter
-        from sparkforge.sources import wheelhouse
 
-        wanted = _wanted(lock)
-        if wanted is None:
-            msg = f"there is no nvcc for {platform.machine()}"
-            raise MachineError(msg, f"build on a machine with {' or '.join(MACHINES)}")
         patched = tree.layer(context, results).patched
         repo, commit = patched.source.repo, patched.commit
         with context.store.temporary("packs") as work:
-            (work / WHEELS).mkdir()
-            wheelhouse.fill(
-                context.store,
-                wanted,
-                context.access.index,
-                interpreter.uv_program(),
-                offline=context.access.offline,
-                into=work / WHEELS,
-                known=sizes.read(context.root / sizes.FILE),
-            )
+            nvcc.fill(context, work / WHEELS)
             git.unpack(repo, commit, (*_READ, "flashinfer"), work / "tree")
             toolchain.unpack(work / WHEELS, work / "tree")
             toolchain.stubs(host, work / "tree" / "stubs")
@@ -103,15 +83,12 @@ def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[
             wheel.Entry(one.name, of.result.sha256, of.result.size, len(one.units), module.needs)
             for module, one, of in zip(modules, described, made, strict=True)
         ]
-        (nvcc,) = (
-            one.version for one in wheelhouse.read_lock(lock) if one.name == "nvidia-cuda-nvcc"
-        )
         pack = wheel.Pack(
             full_version,
             f"sm{family.replace('.', '')}",
             context.platform,
             commit,
-            f"nvcc {nvcc}",
+            f"nvcc {nvcc.version()}",
             host.identity,
             tuple(entries),
         )
@@ -131,13 +108,6 @@ def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[
             peak_mib=max(one.peak_mib for one in units_of.values()),
         )
 
-    def fetches() -> Fetches:
-        from sparkforge.sources import wheelhouse
-
-        wanted = _wanted(lock)
-        known = sizes.read(context.root / sizes.FILE)
-        return Fetches() if wanted is None else wheelhouse.to_fetch(context.store, wanted, known)
-
     return Item(
         "kernels",
         "pack flashinfer",
@@ -146,13 +116,5 @@ def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[
         make,
         needs=tree.items,
         valid=lambda made: intact(made.path / made.result.file, made.result.sha256),
-        fetches=fetches,
+        fetches=lambda: nvcc.fetches(context),
     )
-
-
-def _wanted(lock: Path) -> Wanted | None:
-    """Return the compiler's wheels for this machine; None: there are none."""
-    from sparkforge.sources import wheelhouse
-
-    here = MACHINES.get(platform.machine())
-    return None if here is None else wheelhouse.Wanted(lock, (), _PYTHON, here, None)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from sparkforge.build.lockedcompiler import PYTHON
+from sparkforge.build.stages.packs import LOCK
 from sparkforge.core import log as log_module
 from sparkforge.core.errors import PinsError
 from sparkforge.pins import pins
+from sparkforge.pins.types import Platform
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.wheelhouse import Wanted, applying, read_lock, recorded, to_fetch
@@ -26,6 +30,18 @@ def test_every_wheel_of_every_target_has_a_recorded_size() -> None:
                 file = recorded(item, target.python, platform, known)
                 assert file is not None, f"{name}: {item.requirement}: run scripts/sizes.py"
                 assert file.size > 0
+
+
+def test_every_wheel_of_every_compiler_has_a_recorded_size() -> None:
+    known = sizes.read(ROOT / sizes.FILE)
+    upstreams = pins.load(ROOT / "pins.yaml").upstreams.values()
+    locks = {LOCK, *(one.kernels.requirements for one in upstreams if one.kernels is not None)}
+    assert len(locks) > 1
+    for name in sorted(locks):
+        for platform in get_args(Platform):
+            for item in applying(read_lock(ROOT / name), (), PYTHON, platform):
+                file = recorded(item, PYTHON, platform, known)
+                assert file is not None, f"{name}: {item.requirement}: run scripts/sizes.py"
 
 
 def test_what_the_store_has_is_not_fetched(store: Store, tmp_path: Path) -> None:
