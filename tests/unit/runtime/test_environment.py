@@ -39,7 +39,7 @@ def test_our_wheels_are_installed_by_their_hash(tmp_path: Path, name: str) -> No
     wheel = make_wheel(place / "ours", version="1.0+spark.1")
     venv = bake(place, wheel, sha256_file(wheel))
     assert (venv / "lib" / f"python{VERSION}" / "site-packages/demo/__init__.py").is_file()
-    assert {path.name for path in (place / "made").iterdir()} == {"venv", "files.txt"}
+    assert {path.name for path in (place / "made").iterdir()} == {"venv", "files.json"}
 
 
 def test_a_wheel_of_ours_with_another_hash_is_not_installed(tmp_path: Path) -> None:
@@ -138,16 +138,19 @@ def test_a_damaged_unpacked_wheel_is_unpacked_again(
     assert "unpacking the wheels again" in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "listing"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "folder", "listing"])
 def test_a_changed_file_of_an_environment_is_noticed(tmp_path: Path, damage: str) -> None:
     site, made = again(tmp_path), tmp_path / "made"
     (site / "demo" / "__pycache__").mkdir()
     (site / "demo" / "__pycache__" / "x.pyc").touch()  # a server's
     assert not envfiles.changed(made)
-    path = made / "files.txt" if damage == "listing" else site / "demo" / "__init__.py"
+    path = made / "files.json" if damage == "listing" else site / "demo" / "__init__.py"
     match damage:
         case "gone":
             path.unlink()
+        case "folder":
+            shutil.rmtree(path.parent)
+            path.parent.touch()
         case "cut":
             path.write_bytes(b"")
         case _:
