@@ -84,18 +84,24 @@ def _satterthwaite(parts: Iterable[tuple[float, float]]) -> float:
     return total**2 / spread if spread > 0 else min(freedom for _, freedom in found)
 
 
-def _by_round(before: Samples, after: Samples) -> list[float]:
-    """Return the difference of the mean logarithms in each round."""
+def _by_round(before: Samples, after: Samples) -> list[float | None]:
+    """Return the difference of the mean logarithms in each round; None where one has no sample."""
     return [
         statistics.fmean([math.log(one) for one in b])
         - statistics.fmean([math.log(one) for one in a])
+        if a and b
+        else None
         for a, b in zip(before.rounds, after.rounds, strict=False)
     ]
 
 
+def _present(differences: Iterable[float | None]) -> list[float]:
+    return [one for one in differences if one is not None]
+
+
 def _estimate(pair: _Pair, *, paired: bool) -> Estimate:
-    if paired:
-        return intervals.of_pairs(_by_round(*pair))
+    if paired and (found := _present(_by_round(*pair))):
+        return intervals.of_pairs(found)
     return _welch(*([math.log(one) for one in side.values] for side in pair))
 
 
@@ -106,8 +112,9 @@ def _over_all(pairs: Sequence[_Pair], *, paired: bool) -> Estimate:
     round have in common. Otherwise the tests' errors count as independent.
     """
     if paired:
-        rounds = zip(*(_by_round(*pair) for pair in pairs), strict=False)
-        return intervals.of_pairs([statistics.fmean(one) for one in rounds])
+        rounds = map(_present, zip(*(_by_round(*pair) for pair in pairs), strict=False))
+        if found := [statistics.fmean(one) for one in rounds if one]:
+            return intervals.of_pairs(found)
     estimates = [_estimate(pair, paired=False) for pair in pairs]
     count = len(estimates)
     value = statistics.fmean([one.value for one in estimates])

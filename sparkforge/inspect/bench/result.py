@@ -137,7 +137,7 @@ def load(path: Path) -> Result:
     if result is None:
         raise BenchError(f"{file}: not a result of `build.py bench`", remedy)
     for one in result.samples:
-        if not one.rounds or not all(one.rounds) or not all(_MIN < x < _MAX for x in one.values):
+        if not one.values or not all(_MIN < x < _MAX for x in one.values):
             raise BenchError(f"{file}: {one.name} has a sample that nothing measures", remedy)
     return result
 

@@ -52,7 +52,8 @@ class Samples:
 
     Attributes:
         context: of the request that loads the context of a test with prefix caching.
-        rounds: the samples of each round, in order; each run gives one.
+        rounds: the samples of each round, in order; each run gives one. Of a round without a
+            sample: none, so that rounds of two sides stay beside each other.
     """
 
     test: Test
@@ -134,8 +135,6 @@ def _by_run(values: Sequence[float], metric: Metric, test: Test) -> tuple[float,
 
 def joined(rounds: Sequence[Sequence[Samples]]) -> tuple[Samples, ...]:
     """Return the samples of several rounds together, in the order of the first."""
-    found: dict[tuple[Test, Metric, bool], list[tuple[float, ...]]] = {}
-    for one in rounds:
-        for samples in one:
-            found.setdefault(samples.key, []).extend(samples.rounds)
-    return tuple(Samples(*key, tuple(values)) for key, values in found.items())
+    found = [{samples.key: samples.values for samples in one} for one in rounds]
+    keys = dict.fromkeys(key for one in found for key in one)
+    return tuple(Samples(*key, tuple(one.get(key, ()) for one in found)) for key in keys)

@@ -134,7 +134,7 @@ def test_a_file_of_another_shape_is_one_error(tmp_path: Path, content: str) -> N
 def test_rounds_are_joined_by_test_and_metric() -> None:
     first, second = [samples(ONE, [1.0]), samples(FOUR, [2.0])], [samples(ONE, [3.0])]
     joined = measured.joined([first, second])
-    assert [one.rounds for one in joined] == [((1.0,), (3.0,)), ((2.0,),)]
+    assert [one.rounds for one in joined] == [((1.0,), (3.0,)), ((2.0,), ())]
     assert joined[0].mean == 2
 
 

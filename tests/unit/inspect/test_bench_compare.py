@@ -60,6 +60,23 @@ def test_rounds_that_took_turns_are_paired() -> None:
     assert apart.ratio == pytest.approx(change.ratio)
 
 
+def test_a_round_without_a_sample_moves_no_other_round() -> None:
+    """llama-benchy omits the prefill of a short prompt where the latency was longer."""
+    drift = (1.0, 1.3, 0.8, 1.1)
+    before = samples(ONE, *([60 * one] for one in drift))
+    after = samples(ONE, [57.0], [], *([57 * one] for one in drift[2:]))
+    together = {"session": "one", "rounds": 4}
+    change = only(result(before, **together), result(after, **together))
+    assert (change.paired, change.verdict) == (True, "slower")
+    assert change.high == pytest.approx(0.95)
+    several = (samples(FOUR, *([60.0] for _ in drift)), samples(FOUR, *([57.0] for _ in drift)))
+    pair = (result(before, several[0], **together), result(after, several[1], **together))
+    assert compare.compare(*pair).changes[-1].ratio == pytest.approx(0.95)
+    never = samples(ONE, [57.0], [], [], [])
+    change = only(result(samples(ONE, [], [60.0], [], []), **together), result(never, **together))
+    assert change.verdict == "unclear"
+
+
 def test_a_result_compared_with_itself_is_not_slower() -> None:
     one = result(samples(ONE, SIXTY), samples(FOUR, SIXTY))
     found = compare.compare(one, one)
@@ -264,7 +281,7 @@ def test_a_missing_result_and_an_impossible_sample_are_refused(tmp_path: Path) -
     impossible: tuple[list[list[float]], ...] = (
         [],
         [[]],
-        [[], [1.0]],
+        [[], []],
         [[0.0, 1.0]],
         [[math.inf]],
         [[1e300]],
