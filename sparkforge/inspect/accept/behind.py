@@ -15,6 +15,7 @@ from sparkforge.core import plain
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place
+from sparkforge.serving import router
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KV_CACHE, KERNELS = "vllm:kv_cache_usage_perc", "vllm:decode_kernels_in_use"
@@ -195,6 +196,8 @@ def _of(inspected: Any, port: int) -> Behind | None:
         ports = {bind["HostPort"] for binds in found.values() for bind in binds or ()}
     if str(port) not in ports:
         return None
+    if router.asked(pairs):
+        return Behind(why_not=f"the router has port {port}: check each server by itself")
     return Behind(
         container=str(inspected["Id"]),
         image=str(config["Image"]),

@@ -202,9 +202,9 @@ esac
 """
 
 
-def inspected(port: int, mode: str = "bridge") -> str:
+def inspected(port: int, mode: str = "bridge", *more: str) -> str:
     binds = {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}], "9/tcp": None}
-    env = [f"SPARKFORGE_LISTEN_PORT={port}", "SPARKFORGE_EXTRA_ARGS=--moe-backend triton"]
+    env = [f"SPARKFORGE_LISTEN_PORT={port}", "SPARKFORGE_EXTRA_ARGS=--moe-backend triton", *more]
     other = {
         "Id": "0ther",
         "Config": {"Image": "x"},
@@ -253,6 +253,11 @@ def test_the_container_with_the_server_s_port_is_read(docker: Path, mode: str) -
         ("none", "http://127.0.0.1:8000/v1", "docker inspect"),
         ("[{}]", "http://127.0.0.1:8000/v1", "docker inspect"),
         (inspected(8000), "http://192.0.2.1:8000/v1", "is another machine"),
+        (
+            inspected(8080, "bridge", "SPARKFORGE_ROLE=router"),
+            "http://127.0.0.1:8080/v1",
+            "the router has port 8080: check each server by itself",
+        ),
         (inspected(8000), "http://a..b:8000/v1", "is another machine"),
     ],
 )
