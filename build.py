@@ -33,17 +33,23 @@ MACHINE_ERROR = 13  # sparkforge.errors.MachineError; nothing of the package is 
 INTERRUPTED = 130
 
 
+def stamp_of(lock: Path) -> str:
+    """Return what marks an environment of a lock and of this Python."""
+    return hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
+
+
+def stands(venv: Path, wanted: str) -> bool:
+    """Return whether an environment has this mark."""
+    stamp = venv / STAMP
+    # the interpreter too: it is a link, and the system's Python may have gone
+    python = venv / "bin" / "python"
+    return stamp.is_file() and stamp.read_text() == wanted and python.exists()
+
+
 def ensure_environment(venv: Path, lock: Path) -> Path:
     """Return the interpreter of an environment that has exactly what the lock names."""
-    python = venv / "bin" / "python"
-    stamp = venv / STAMP
-    wanted = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
-
-    def stands() -> bool:
-        # the interpreter too: it is a link, and the system's Python may have gone
-        return stamp.is_file() and stamp.read_text() == wanted and python.exists()
-
-    if stands():
+    python, wanted = venv / "bin" / "python", stamp_of(lock)
+    if stands(venv, wanted):
         return python
     import fcntl
     import shutil
@@ -54,7 +60,7 @@ def ensure_environment(venv: Path, lock: Path) -> Path:
         fail(f"{error.filename}: {error.strerror}", "give the user write access to the checkout")
     with lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)  # gone with its holder; two builds take turns
-        if not stands():
+        if not stands(venv, wanted):
             for left in venv.parent.glob(f"{venv.name}.new-*"):  # of runs that were killed
                 shutil.rmtree(left, ignore_errors=True)
             make_environment(venv, lock, wanted)
@@ -113,11 +119,12 @@ def main() -> None:
     """Run ``python -m sparkforge`` with this command line in sparkforge's environment."""
     if sys.version_info < (3, 11):  # noqa: UP036 - this is the check that says so
         fail(f"Python {sys.version.split()[0]} is too old", "use Python 3.11 or newer")
-    if "_ARGCOMPLETE" in os.environ and not (ROOT / ".venv" / STAMP).is_file():
+    venv, lock = ROOT / ".venv", ROOT / "requirements" / "driver.txt"
+    if "_ARGCOMPLETE" in os.environ and not stands(venv, stamp_of(lock)):
         sys.exit(1)  # a shell's Tab installs nothing
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-        python = ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
+        python = ensure_environment(venv, lock)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     os.environ["PYTHONPATH"] = str(ROOT)

@@ -65,8 +65,17 @@ def test_every_command_is_offered() -> None:
 
 def test_a_tab_installs_nothing(tmp_path: Path) -> None:
     shutil.copy(ROOT / "build.py", tmp_path)
+    lock = tmp_path / "requirements" / "driver.txt"
+    lock.parent.mkdir()
+    lock.write_text("")
     assert tab("./build.py verif", tmp_path) == []
-    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["build.py"]
+    made = tmp_path / ".venv" / "sparkforge.stamp"
+    made.parent.mkdir()
+    made.write_text("of another lock")  # after a `git pull`
+    assert tab("./build.py verif", tmp_path) == []
+    assert made.read_text() == "of another lock"
+    names = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert names == {".venv", "build.py", "requirements"}
 
 
 def test_argcomplete_is_imported_for_a_tab_alone() -> None:
