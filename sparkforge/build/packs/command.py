@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,7 @@ from sparkforge.build.packs import modules
 from sparkforge.build.packs.modules import SETS, Module, Set
 from sparkforge.build.stages.packs import UPSTREAM, packs_item
 from sparkforge.core.command import Entry, count, needed, option, repeated, switch
-from sparkforge.core.disk import disk_errors
+from sparkforge.core.disk import disk_errors, flocked
 from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -54,10 +55,10 @@ def run(options: Options) -> int:
     """
     chosen = modules.chosen(cast("Set", options.set), options.module)
     project = Project.open(options.project)
-    if options.list:
-        return _list(chosen, as_json=options.output.json)
     start = time.monotonic()
     context = _context(project, options)
+    if options.list:
+        return _list(chosen)
     item = packs_item(context, tree_of(context, UPSTREAM), chosen)
     todo = ordered([item])
     steps = executor.plan(context, todo)
@@ -73,9 +74,10 @@ def run(options: Options) -> int:
     folder = project.root / "dist" / options.target / FOLDER
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.whl"):
-            old.unlink()
-        publish.link(artefact.path / result.file, folder / result.file)
+        with flocked(folder, fcntl.LOCK_EX):
+            for old in folder.glob("*.whl"):
+                old.unlink()
+            publish.link(artefact.path / result.file, folder / result.file)
     size = human_bytes((folder / result.file).stat().st_size)
     log.heading(
         f"{len(result.modules)} modules for {context.target_name}, {size}, in"
@@ -86,8 +88,7 @@ def run(options: Options) -> int:
         f" {result.peak_mib / 1024:.1f} GiB in one compiler"
     )
     log.info(f"dist/{options.target}/{FOLDER}/{result.file}")
-    if options.output.json:
-        log.json({"file": f"dist/{options.target}/{FOLDER}/{result.file}", **asdict(result)})
+    log.document({"file": f"dist/{options.target}/{FOLDER}/{result.file}", **asdict(result)})
     return 0
 
 
@@ -99,10 +100,8 @@ def _context(project: Project, options: Options) -> Context:
     return replace(context, target=target, jobs=options.jobs)
 
 
-def _list(chosen: Sequence[Module], *, as_json: bool) -> int:
-    if as_json:
-        log.json({one.name: asdict(one) for one in chosen})
-        return 0
+def _list(chosen: Sequence[Module]) -> int:
+    log.document({one.name: asdict(one) for one in chosen})
     for one in chosen:
         log.info(f"{one.name}{f'  [{one.needs}]' if one.needs else ''}")
         for evidence in one.evidence:

@@ -20,7 +20,7 @@ from sparkforge.core.log import human_bytes, log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.core.run import call
 from sparkforge.sources.sizes import duration
-from sparkforge.store.artefact import Artefact
+from sparkforge.store.artefact import Artefact, T
 from sparkforge.store.store import Store
 
 _GATE = Path(__file__).parents[1] / "compile" / "gate.py"
@@ -66,21 +66,20 @@ class LibraryResult:
 
 @dataclass(frozen=True)
 class Request:
-    """What all units have in common.
-
-    Attributes:
-        tree: FlashInfer's patched source, with generated files, the toolchain and the stubs.
-        sources: id of each folder of the tree, for keys.
-        compiler: what ``toolchain.identity`` returns.
-        jobs: compilers at once; None: as many as fit in memory.
-    """
+    """What all units have in common."""
 
     store: Store
     tree: Path
+    """FlashInfer's patched source, with generated files, the toolchain and the stubs."""
     sources: Mapping[str, str]
+    """Id of each folder of the tree, for keys."""
+    architecture: str
+    """Of the GPU, e.g. ``12.1f``."""
     compiler: str
+    """What ``toolchain.identity`` returns."""
     host: Host
     jobs: int | None
+    """Compilers at once; None: as many as fit in memory."""
 
 
 class _Progress:
@@ -138,13 +137,24 @@ def compile_units(
         for unit, made in zip(todo, in_parallel(one, todo, min(at_once, len(todo))), strict=True):
             found[unit] = made
     result = {}
-    for unit in every:
-        artefact = found[unit]
-        assert artefact is not None
-        label = f"{unit.source} {artefact.key[:12]}"
-        request.store.remember("packs", label.replace("/", "_"), artefact)
-        result[unit] = artefact
+    for module in modules:
+        for unit in module.units:
+            artefact = found[unit]
+            assert artefact is not None
+            _remember(request, artefact, module.name, unit.source)
+            result[unit] = artefact
     return result
+
+
+def _remember(request: Request, made: Artefact[T], module: str, source: str = "") -> None:
+    """Note a unit or a module as the newest of its name: `clean --superseded` removes the others.
+
+    Args:
+        source: of the unit; "": the module itself.
+    """
+    # the names of both, one behind the other, are too long for a file's
+    name = {"architecture": request.architecture, "module": module, "source": source}
+    request.store.remember(_STAGE, key_of(name)[:32], made)
 
 
 def _whole(made: Artefact[ObjectResult]) -> bool:
@@ -240,5 +250,5 @@ def link(
     kept = request.store.find(_STAGE, inputs, LibraryResult)
     again = kept is not None and not intact(kept.path / f"{module.name}.so", kept.result.sha256)
     made = request.store.build(_STAGE, inputs, LibraryResult, make, again=again)
-    request.store.remember("packs", f"module {module.name} {made.key[:12]}", made)
+    _remember(request, made, module.name)
     return made

@@ -72,6 +72,7 @@ def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[
                 context.store,
                 work / "tree",
                 dict(zip(_READ, ids, strict=True)),
+                family,
                 compiler,
                 host,
                 context.jobs,

@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 
 from sparkforge.build.graph import tree_of
-from sparkforge.build.packs import modules, toolchain, units, wheel
+from sparkforge.build.packs import compiling, modules, toolchain, units, wheel
 from sparkforge.build.stages import packs
-from sparkforge.core.errors import CompileError, MachineError, UsageError
+from sparkforge.cli.main import main
+from sparkforge.core.errors import CompileError, MachineError, PinsError, UsageError
 from sparkforge.core.run import call
+from sparkforge.store.store import Store
 from tests.results import context_of
 
 PACK = wheel.Pack(
@@ -72,6 +74,13 @@ def test_a_target_without_a_gpu_has_no_pack() -> None:
         packs.packs_item(context, tree_of(context, "flashinfer"), modules.chosen("default"))
 
 
+def test_modules_are_listed_for_targets_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["packs", "--target", "spark", "--list"]) == 0
+    assert "sampling" in capsys.readouterr().out
+    assert main(["packs", "--target", "none", "--list"]) == PinsError.exit_code
+    assert "sampling" not in capsys.readouterr().out
+
+
 # -- the compilers -----------------------------------------------------------------------------
 
 
@@ -109,6 +118,31 @@ def test_the_host_compiler_is_identified_by_its_c_library() -> None:
     found = toolchain.host(target)  # type: ignore[arg-type]
     assert found.program == "g++"
     assert ", glibc 2." in found.identity
+
+
+@needs_compiler
+def test_an_object_that_nothing_newer_uses_is_superseded(store: Store, tmp_path: Path) -> None:
+    host = toolchain.Host("g++", "this one")
+    source = tmp_path / "a.cpp"
+    described = [
+        units.Described(name, (), False, (units.Unit("a.cpp", (f"-DNAME={name}",)),))
+        for name in ("one", "two")
+    ]
+
+    def compiled(text: str, architecture: str) -> set[str]:
+        source.write_text(text)
+        request = compiling.Request(store, tmp_path, {}, architecture, "nvcc", host, 1)
+        return {made.key for made in compiling.compile_units(request, described).values()}
+
+    def kept() -> set[str]:
+        store.clean_superseded()
+        return {path.parent.name for path in store.root.glob("artefacts/packs/*/unit.o")}
+
+    before = compiled("int one;", "12.1f")
+    newer = compiled("int two;", "12.1f")
+    other = compiled("int three;", "12.0f")
+    assert len(before | newer | other) == 6
+    assert kept() == {key[:32] for key in newer | other}
 
 
 # -- the wheel ---------------------------------------------------------------------------------
