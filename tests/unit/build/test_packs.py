@@ -22,7 +22,7 @@ from sparkforge.build.graph import tree_of
 from sparkforge.build.packs import compiling, modules, toolchain, units, wheel
 from sparkforge.build.stages import packs
 from sparkforge.cli.main import main
-from sparkforge.core.errors import CompileError, MachineError, PinsError, UsageError
+from sparkforge.core.errors import CompileError, MachineError, UsageError
 from sparkforge.core.run import call
 from sparkforge.store.store import Store
 from tests.results import context_of
@@ -77,7 +77,7 @@ def test_a_target_without_a_gpu_has_no_pack() -> None:
 def test_modules_are_listed_for_targets_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["packs", "--target", "spark", "--list"]) == 0
     assert "sampling" in capsys.readouterr().out
-    assert main(["packs", "--target", "none", "--list"]) == PinsError.exit_code
+    assert main(["packs", "--target", "none", "--list"]) == UsageError.exit_code
     assert "sampling" not in capsys.readouterr().out
 
 
