@@ -241,8 +241,9 @@ class Pins(Model):
     models: Mapping[Name, ModelPin]
     vocabularies: Mapping[Name, Vocabulary]
     choices: Mapping[Name, Choice] = Field(default_factory=dict)
-    contracts: Mapping[Name, Contract] = Field(default_factory=dict)
     """What users take for a profile with a ``choice``."""
+    contracts: Mapping[Name, Contract] = Field(default_factory=dict)
+    """Rules for machine code, which ``machine_code`` of a target names."""
     profiles: Mapping[Name, Profile] = Field(default_factory=dict)
     targets: Mapping[Name, Target]
 

@@ -7,8 +7,10 @@ digest, and skips what the other side has, so that an interrupted transfer conti
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
 from sparkforge.core.errors import (
@@ -29,7 +31,11 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SHORTEST, _LONGEST = 2, 255  # of NAME, by cosign and by the registries' API
 
 # what a message of the engine or cosign contains, by what it means; the first that fits
-_WRONG_BYTES = ("unexpected commit digest", "failed size validation", "failed to verify")
+_WRONG_BYTES = (
+    "unexpected commit digest",
+    "failed size validation",
+    "verification failed for digest",
+)
 _DENIED = (
     "unauthorized",
     "denied",
@@ -177,24 +183,37 @@ def _check_transport(engine: Engine, host: str) -> None:
     Raises:
         RegistryError: the engine's configuration allows it.
     """
-    import ipaddress
-
+    bare = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    literal = _address(bare)
+    if bare == "localhost" or (literal is not None and literal.is_loopback):
+        return
     config = engine.client.info().get("RegistryConfig") or {}
     index = (config.get("IndexConfigs") or {}).get(host) or {}
-    bare = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-    try:
-        address = ipaddress.ip_address(bare.strip("[]"))
-    except ValueError:
-        local, ranged = bare == "localhost", False
-    else:
-        local = address.is_loopback
-        ranged = any(
-            address in ipaddress.ip_network(cidr)
-            for cidr in config.get("InsecureRegistryCIDRs") or ()
-        )
-    if not local and (index.get("Secure") is False or ranged):
+    networks = [ip_network(cidr) for cidr in config.get("InsecureRegistryCIDRs") or ()]
+    beyond = [network for network in networks if not network.is_loopback]
+    # the engine compares the addresses of a name, too
+    addresses = [literal] if literal is not None else _addresses(bare) if beyond else []
+    ranged = any(address in network for network in beyond for address in addresses)
+    if index.get("Secure") is False or ranged:
         msg = f"{host}: the engine uses this registry without TLS"
         raise RegistryError(msg, "remove it from insecure-registries in the engine's daemon.json")
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the address that a registry's host is; None for a name."""
+    try:
+        return ip_address(text.strip("[]"))
+    except ValueError:
+        return None
+
+
+def _addresses(name: str) -> list[IPv4Address | IPv6Address]:
+    """Return the addresses of a name; [] if it is unknown here, then the engine says so."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [ip_address(str(place[0])) for *_, place in found]
 
 
 def _follow(engine: Engine, what: str, name: str, end: str) -> None:

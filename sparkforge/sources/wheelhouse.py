@@ -66,7 +66,7 @@ class Wanted:
     platform: str
     """e.g. ``linux/amd64``."""
     torch_backend: str | None
-    """Uv's name of the PyTorch build, or None."""
+    """uv's name of the PyTorch build, or None."""
 
 
 _LINE = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -93,9 +94,11 @@ def engine(events: list[Mapping[str, Any]], **config: Any) -> Engine:
         ("dial tcp 127.0.0.1:9: connect: connection refused", RegistryError, "check name, network"),
         ("lookup r.example.org: no such host", RegistryError, "check name, network"),
         ("http: server gave HTTP response to HTTPS client", RegistryError, "check name, network"),
+        ("tls: failed to verify certificate: x509: unknown", RegistryError, "check name, network"),
         ("manifest unknown: manifest unknown", RegistryError, "check name and digest"),
         ("something else", RegistryError, "it continues"),
         ("unexpected commit digest sha256:1, expected sha256:2", VerifyError, "trusted source"),
+        ("layer verification failed for digest sha256:1", VerifyError, "trusted source"),
     ],
 )
 def test_what_the_engine_says_is_one_error(
@@ -108,14 +111,22 @@ def test_what_the_engine_says_is_one_error(
     assert message in error.value.what
 
 
-def test_a_registry_without_tls_is_used_on_loopback_alone() -> None:
+def test_a_registry_without_tls_is_used_on_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"s.example.org": "192.0.2.1", "inside.example.org": "10.1.2.3"}
+
+    def resolved(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        if name not in names:
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (names[name], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
     config = {
         "IndexConfigs": {"r.example.org": {"Secure": False}},
         "InsecureRegistryCIDRs": ["127.0.0.0/8", "10.0.0.0/8"],
     }
     insecure = engine([], **config)
-    for host in ("127.0.0.1:5000", "localhost:5000", "s.example.org"):
+    for host in ("127.0.0.1:5000", "localhost:5000", "s.example.org", "unknown.example.org"):
         registry.pull(insecure, registry.Reference(f"{host}/xy", DIGEST))
-    for host in ("r.example.org", "10.1.2.3:5000"):
+    for host in ("r.example.org", "10.1.2.3:5000", "inside.example.org"):
         with pytest.raises(RegistryError, match="without TLS"):
             registry.pull(insecure, registry.Reference(f"{host}/xy", DIGEST))
