@@ -187,8 +187,10 @@ def next_steps(one: Candidate, image: Reference | None, *, signed: bool) -> list
     steps = []
     if not signed:
         steps.append(f"python3 build.py release --target {one.target} --key cosign.key")
+    if not checks.tagged(one):  # as it is once another target is released
+        text = folder / collect.NOTES
+        steps.append(f"git tag --annotate {one.tag} {commit} --cleanup=verbatim --file {text}")
     steps += [
-        f"git tag --annotate {one.tag} {commit} --cleanup=verbatim --file {folder / collect.NOTES}",
         f"git push origin {one.tag}",
         f"upload {folder}/* to the forge's release {one.tag}, with {collect.NOTES} as its text",
     ]

@@ -85,6 +85,13 @@ def head(root: Path) -> str:
         return ""
 
 
+def tagged(one: Candidate) -> str:
+    """Return the commit of the release's tag, or "" if there is none."""
+    ref = f"refs/tags/{one.tag}^{{commit}}"
+    code, found = git.attempt(one.root, "rev-parse", "--verify", "--quiet", ref)
+    return found.strip() if code == 0 else ""
+
+
 def receipt_of(one: Candidate) -> dict[str, Any]:
     """Return the receipt of the last build; {} if there is none."""
     found = read_json(one.folder / signing.RECEIPT) or {}
@@ -127,8 +134,7 @@ def _checkout(one: Candidate, commit: str) -> Iterator[Check]:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         said = f"not committed: {', '.join(line[3:] for line in changed[:3])}{more}"
     yield Check("checkout", not changed, said, "commit or remove these files, then build again")
-    tagged = git.attempt(one.root, "rev-parse", "--verify", "--quiet", f"{one.tag}^{{commit}}")
-    free = tagged[0] != 0 or tagged[1].strip() == commit
+    free = tagged(one) in ("", commit)
     yield Check(
         "version",
         free,

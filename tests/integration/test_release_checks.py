@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.cli import release
 from sparkforge.core.errors import StaleError
 from sparkforge.inspect.verify import signing
 from sparkforge.pins import pins
@@ -89,8 +90,11 @@ def test_a_clean_checkout_and_build_pass(candidate: Candidate) -> None:
 
 
 def test_a_build_of_another_commit(candidate: Candidate, project: Project) -> None:
+    git(candidate.root, "branch", candidate.tag)  # no tag
+    assert any("git tag " in step for step in release.next_steps(candidate, None, signed=True))
     git(candidate.root, "tag", candidate.tag)
     assert failed(candidate) == {}
+    assert not any("git tag " in step for step in release.next_steps(candidate, None, signed=True))
     (candidate.root / "README.md").write_text("more\n")
     commit(candidate, "no input of the build")
     assert list(failed(candidate)) == ["version"]
