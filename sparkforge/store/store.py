@@ -302,7 +302,7 @@ class Store:
 
     def last(self, target: str, label: str) -> Mapping[str, Any] | None:
         """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
-        return read_json(self.root / "last" / target / f"{label}.json")
+        return _note(self.root / "last" / target / f"{label}.json")
 
     def write_json(self, path: Path, value: Any) -> None:
         """Write a small JSON file atomically, if its content differs."""
@@ -340,8 +340,8 @@ class Store:
         if not self._there():
             return 0
         self.sweep()
-        records = (read_json(path) for path in (self.root / "last").rglob("*.json"))
-        newest = {record["key"][:32] for record in records if record is not None}
+        notes = (_note(path) for path in (self.root / "last").rglob("*.json"))
+        newest = {note["key"][:32] for note in notes if note is not None}
         doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
         # uv removes no wheel by itself: the newest environment is linked to its wheels
         return sum(self._remove(folder) for folder in [*doomed, self.root / "unpacked"])
@@ -360,3 +360,11 @@ class Store:
         freed = sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
         self._discard(folder)
         return freed
+
+
+def _note(path: Path) -> Mapping[str, Any] | None:
+    """Return ``{"key", "inputs"}`` of a file below ``last``; None: missing or damaged."""
+    match read_json(path):
+        case {"key": str(key), "inputs": dict(inputs)} as note if key_of(inputs) == key:
+            return note
+    return None

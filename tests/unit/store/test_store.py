@@ -151,6 +151,11 @@ def test_remember_and_last(store: Store) -> None:
     made = store.build("wheels", INPUTS, Made, put)
     store.remember("cpu", "wheel vllm (unpatched)", made)
     assert store.last("cpu", "wheel vllm (unpatched)") == {"key": made.key, "inputs": INPUTS}
+    note = store.root / "last/cpu/wheel vllm (unpatched).json"
+    for damaged in ("{}", note.read_text().replace(made.key, "0" * 64), '{"key": 1, "inputs": 2}'):
+        note.write_text(damaged)
+        assert store.last("cpu", "wheel vllm (unpatched)") is None
+        store.clean_superseded()
     assert [p.name for p in (store.root / "last" / "cpu").iterdir()] == [
         "wheel vllm (unpatched).json"
     ]
