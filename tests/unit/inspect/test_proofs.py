@@ -10,7 +10,7 @@ import pytest
 
 from sparkforge.core import typed
 from sparkforge.core.errors import ProofError, UsageError
-from sparkforge.inspect.proofs import checks, report, runner, sass, toolchain, units
+from sparkforge.inspect.proofs import checks, listing, report, runner, sass, toolchain, units
 from sparkforge.inspect.proofs.checks import Promise
 from sparkforge.inspect.proofs.runner import Job, Verdict
 from sparkforge.inspect.proofs.sass import Kernel
@@ -82,6 +82,17 @@ def test_predicates_do_not_hide_instructions() -> None:
     assert kernel.opcodes == ("BRA", "LDL", "STL", "UMOV")
     assert (kernel.spill_stores, kernel.spill_loads, kernel.stack) == (1, 1, 32)
     assert any("spills: 32 B" in one for one in checks.problems([kernel], Promise(None), "121a"))
+
+
+def test_the_quick_reader_sees_what_the_other_does() -> None:
+    for path in sorted(DATA.glob("*.sass")):
+        text = path.read_text()
+        quick = listing.words(text)
+        assert quick.keys() == listing.functions(text).keys() != set()
+        for name, body in listing.functions(text).items():
+            assert [(one.strip(), word) for one, word in quick[name]] == [
+                (instruction.text, instruction.word) for instruction in body
+            ]
 
 
 @pytest.mark.parametrize("missing", ["sass", "usage"])
