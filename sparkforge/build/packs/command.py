@@ -6,7 +6,8 @@ import fcntl
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from sparkforge.build import executor, publish
 from sparkforge.build.context import Context
@@ -14,6 +15,7 @@ from sparkforge.build.graph import ordered, tree_of
 from sparkforge.build.options import OutputOptions, platform_of, source_option, source_plan
 from sparkforge.build.packs import modules
 from sparkforge.build.packs.modules import SETS, Module, Set
+from sparkforge.build.results import PackResult
 from sparkforge.build.stages.packs import UPSTREAM, packs_item
 from sparkforge.core.command import Entry, count, needed, option, repeated, switch
 from sparkforge.core.disk import disk_errors, flocked
@@ -87,9 +89,19 @@ def run(options: Options) -> int:
         f"{result.units} units: {result.cpu_seconds} s of CPU in all, at most"
         f" {result.peak_mib / 1024:.1f} GiB in one compiler"
     )
-    log.info(f"dist/{options.target}/{FOLDER}/{result.file}")
-    log.document({"file": f"dist/{options.target}/{FOLDER}/{result.file}", **asdict(result)})
+    path = (folder / result.file).relative_to(project.root)
+    log.info(str(path))
+    log.document(document(result, path))
     return 0
+
+
+def document(result: PackResult, path: Path) -> dict[str, Any]:
+    """Return the answer of --json.
+
+    Args:
+        path: of the wheel, below the checkout.
+    """
+    return {**asdict(result), "file": str(path)}
 
 
 def _context(project: Project, options: Options) -> Context:

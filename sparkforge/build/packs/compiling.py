@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL
 from threading import Event, Lock
 
 from sparkforge.build.jobs import KEEP_GIB, width
@@ -39,6 +41,8 @@ _LINK = (
     "-lcuda",
 )
 _SHOWN_LINES = 20
+# of g++ and of nvcc, where the kernel has killed what they started
+_KILLED = re.compile(r"Killed signal|died due to signal 9")
 _OBJECT = "unit.o"
 _FLAGS_OF_OTHERS = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH")
 
@@ -211,7 +215,10 @@ def _compile(request: Request, unit: Unit, folder: Path) -> ObjectResult:
         text = (done.stderr or done.stdout).decode(errors="replace")
         said = "\n".join(f"    {line}" for line in text.splitlines()[-_SHOWN_LINES:])
         msg = f"{unit.source}: cannot be compiled (exit code {done.returncode}):\n{said}"
-        raise CompileError(msg, "fix the source, or the patch that changed it")
+        remedy = "fix the source, or the patch that changed it"
+        if _KILLED.search(text) or done.returncode == 128 + SIGKILL:
+            remedy = f"free memory (this source takes up to {cost(unit).gib} GiB), or use --jobs 1"
+        raise CompileError(msg, remedy)
     path = (request.tree / out).rename(folder / _OBJECT)
     peak, seconds, *_ = notes.read_text().split("\t")
     notes.unlink()

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from sparkforge.build.graph import tree_of
-from sparkforge.build.packs import compiling, modules, toolchain, units, wheel
+from sparkforge.build.packs import command, compiling, modules, toolchain, units, wheel
+from sparkforge.build.results import PackResult
 from sparkforge.build.stages import packs
 from sparkforge.cli.main import main
 from sparkforge.core.errors import CompileError, MachineError, UsageError
@@ -79,6 +80,13 @@ def test_modules_are_listed_for_targets_only(capsys: pytest.CaptureFixture[str])
     assert "sampling" in capsys.readouterr().out
     assert main(["packs", "--target", "none", "--list"]) == UsageError.exit_code
     assert "sampling" not in capsys.readouterr().out
+
+
+def test_the_answer_names_the_wheel_by_its_path() -> None:
+    result = PackResult("x.whl", "5" * 64, "1.0", {"one": "1" * 64}, 2, 30, 400)
+    answer = command.document(result, Path("dist/rtx/packs/x.whl"))
+    assert answer["file"] == "dist/rtx/packs/x.whl"
+    assert (answer["version"], answer["units"]) == ("1.0", 2)
 
 
 # -- the compilers -----------------------------------------------------------------------------
@@ -143,6 +151,29 @@ def test_an_object_that_nothing_newer_uses_is_superseded(store: Store, tmp_path:
     other = compiled("int three;", "12.0f")
     assert len(before | newer | other) == 6
     assert kept() == {key[:32] for key in newer | other}
+
+
+@pytest.mark.parametrize(
+    ("does", "remedy"),
+    [
+        ("echo 'a.cpp:1: error: no'; exit 1", "fix the source"),
+        ("echo 'fatal error: Killed signal terminated program cc1plus'; exit 1", "free memory"),
+        ("kill -9 $$", "free memory"),
+    ],
+)
+def test_a_compiler_that_was_killed_needs_memory(
+    store: Store, tmp_path: Path, does: str, remedy: str
+) -> None:
+    fake = tmp_path / "g++"
+    fake.write_text(f"#!/bin/sh\n{does}\n")
+    fake.chmod(0o755)
+    (tmp_path / "a.cpp").write_text("")
+    host = toolchain.Host(str(fake), "this one")
+    request = compiling.Request(store, tmp_path, {}, "12.1f", "nvcc", host, 1)
+    described = units.Described("one", (), False, (units.Unit("a.cpp", ()),))
+    with pytest.raises(CompileError, match=r"a\.cpp: cannot be compiled") as error:
+        compiling.compile_units(request, [described])
+    assert error.value.remedy.startswith(remedy)
 
 
 # -- the wheel ---------------------------------------------------------------------------------
