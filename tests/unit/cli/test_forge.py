@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ from sparkforge.pins import pins
 from tests.support import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+NIGHTLY = ROOT / ".github/workflows/nightly.yml"
 FORMS = sorted(
     path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"
 )
@@ -130,9 +132,20 @@ def test_the_commands_of_a_workflow_are_taken(path: Path) -> None:
 def test_what_has_to_run_runs() -> None:
     said = {path.stem: path.read_text() for path in WORKFLOWS}
     assert "run: .ci/run\n" in said["ci"]
-    nightly = [words[0] for words in commands(workflow(ROOT / ".github/workflows/nightly.yml"))]
+    nightly = [words[0] for words in commands(workflow(NIGHTLY))]
     assert {"watch", "build", "verify"} <= set(nightly)
-    assert "schedule" in read(ROOT / ".github/workflows/nightly.yml")["on"]
+    assert "schedule" in read(NIGHTLY)["on"]
+
+
+def test_the_title_of_an_issue_is_found_again(tmp_path: Path) -> None:
+    """A forge drops a space at its end, and the next night would open another issue."""
+    (step,) = (one for _, one in scripts(workflow(NIGHTLY)) if one.id == "watch")
+    (code,) = re.findall(r"python3 -c '([^']*)'", step.run)
+    found = [("a", "1", "2"), ("b", "1", "1"), ("c", "1", "3")]
+    watch = [{"upstream": name, "pinned": old, "newest": new} for name, old, new in found]
+    (tmp_path / "news.json").write_text(json.dumps({"watch": watch}))
+    said = subprocess.run(["python3", "-c", code], cwd=tmp_path, capture_output=True, check=True)
+    assert said.stdout == b"a 2 c 3\n"
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
