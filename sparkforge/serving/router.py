@@ -25,7 +25,8 @@ VARIABLE = "SPARKFORGE_REPLICAS"
 POLICIES = ("prefix", "least-busy")
 
 _EXAMPLE = "192.168.100.1:8000,192.168.100.2:8000"
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\]")
+_LABEL = r"\w([\w-]{0,61}\w)?"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*|\[[0-9a-fA-F:.]+\]", re.ASCII)
 _CHECK_S = 6.0
 _SYSTEM_FIRST = " !{ req.body,json_query('$.messages[0].role') -m str user }"
 # What of a body says which conversation it belongs to, by the end of the path: its first messages.

@@ -29,6 +29,7 @@ def test_a_list_has_commas_spaces_or_both() -> None:
     first, second = settings(" 192.168.100.1:8000, spark-2:80\n").replicas
     assert first == router.Replica("192.168.100.1:8000", "192.168.100.1", 8000)
     assert second == router.Replica("spark-2:80", "spark-2", 80)
+    assert settings("spark_2.lan-1:80").replicas[0].host == "spark_2.lan-1"
     (only,) = settings("[fd00::2]:8000").replicas
     assert router.resolve(only) == "ipv6@fd00::2:8000"
     assert only.name == "fd00::2:8000"  # HAProxy takes no bracket in a name
@@ -47,6 +48,10 @@ def test_a_list_has_commas_spaces_or_both() -> None:
         ("fd00::2:8000", "use HOST:PORT"),
         ("spark 2:8000", "has 'spark': use HOST:PORT"),
         ("a'b:1", "use HOST:PORT"),
+        ("spark..lan:1", "use HOST:PORT"),
+        ("-spark:1", "use HOST:PORT"),
+        (f"{'a' * 64}:1", "use HOST:PORT"),
+        ("spärk:1", "use HOST:PORT"),
         ("192.168.100:8000", "192.168.100 is no address"),
         ("[::g]:8000", "use HOST:PORT"),
         ("[1:2]:8000", "1:2 is no address"),
