@@ -35,11 +35,11 @@ MODELS_VOLUME = "sparkforge-models"
 
 @dataclass(frozen=True)
 class Baked:
-    """An image of a target in the engine."""
+    """A name of an image of a target in the engine; a published image has several."""
 
     target: str
     image: str
-    """Its name, which no other image ever gets."""
+    """The name, which no other image ever gets."""
     image_id: str
     release: str
     key: str
@@ -196,9 +196,10 @@ def old_ones(baked: Sequence[Baked]) -> list[Baked]:
     """
     old: list[Baked] = []
     for _, group in itertools.groupby(baked, key=lambda one: one.target):
-        ordered = list(group)
-        used = next((at for at, one in enumerate(ordered) if one.used), 0)
-        old += [one for one in ordered[used + 2 :] if not one.used]
+        names = list(group)
+        ordered = list(dict.fromkeys(one.image_id for one in names))
+        used = next((ordered.index(one.image_id) for one in names if one.used), 0)
+        old += [one for one in names if ordered.index(one.image_id) > used + 1]
     return old
 
 
@@ -262,10 +263,11 @@ def _chosen(baked: Sequence[Baked], target: str, wanted: str | None, used: str) 
         what = f"{used}, which Compose uses, is gone" if used else "Compose uses no image yet"
         msg = f"no previous image of {target} is known: {what}"
         raise ImageError(msg, f"choose one: build.py rollback --target {target} IMAGE; {listing}")
-    if at + 1 == len(baked):
-        msg = f"{baked[at].image} is the oldest image of target {target}"
-        raise ImageError(msg, f"see {listing}")
-    return baked[at + 1]
+    for one in baked[at + 1 :]:
+        if one.image_id != baked[at].image_id:  # and no other name of the same
+            return one
+    msg = f"{baked[at].image} is the oldest image of target {target}"
+    raise ImageError(msg, f"see {listing}")
 
 
 COMMANDS = (Entry("images", ImagesOptions, images), Entry("rollback", RollbackOptions, rollback))

@@ -140,6 +140,26 @@ def test_an_image_out_of_a_registry_is_listed_and_chosen_by_its_digest(
     assert listed["missing"] == {}
 
 
+def test_the_names_of_a_published_image_count_once(
+    engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published = {}
+    for one in engine.held:
+        if one.tags in ([NEW], [MID], [OLD]):
+            published[one.tags[0]] = f"r.example.org/team/spark@sha256:{one.tags[0][-1] * 64}"
+            one.attrs["RepoDigests"] = [published[one.tags[0]]]
+    env = tmp_path / ".env"
+    for used in (NEW, published[NEW]):
+        env.write_text(f"SPARKFORGE_IMAGE_SPARK={used}\n")
+        capsys.readouterr()
+        assert run("images", "--prune", "--dry-run", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["removed"] == [OLD, published[OLD]]
+        assert run("rollback", "--target", "spark") == 0
+        assert envfile.read(env)["SPARKFORGE_IMAGE_SPARK"] == MID
+    env.write_text(f"SPARKFORGE_IMAGE_SPARK={OLD}\n")
+    assert run("rollback", "--target", "spark") == ImageError.exit_code
+
+
 def test_rollback_refuses_what_is_gone(
     engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
