@@ -43,13 +43,15 @@ if said and value("--concurrency") == "2":
     print(said)
     sys.exit(int(os.environ.get("FAKE_EXIT", "1")))
 count = int(value("--runs"))
+with open({calls!r}) as file:
+    joined = len(list(file)) <= int(os.environ.get("FAKE_JOINED", "0"))
 def metric(mean):
     return {{"mean": mean, "std": 1, "values": [mean + i for i in range(count)]}}
 speed = float(os.environ.get("FAKE_SPEED", "60"))
 run = {{
     "concurrency": int(value("--concurrency")), "context_size": int(value("--depth")),
     "prompt_size": int(value("--pp")), "response_size": int(value("--tg")),
-    "is_context_prefill_phase": False, "tg_throughput": metric(speed),
+    "is_context_prefill_phase": False, "tg_throughput": None if joined else metric(speed),
     "pp_throughput": metric(4000.0), "e2e_ttft": metric(100.0),
 }}
 with open(value("--save-result"), "w") as file:
@@ -261,6 +263,25 @@ def test_a_failed_test_keeps_those_before_it(
     assert {one.test.concurrency for one in found.samples} == {1}
     log = tmp_path / "out" / "llama-benchy" / "round-1" / "pp512-tg32-d0-c2.log"
     assert says in log.read_text()
+
+
+def test_an_answer_in_one_piece_is_measured_again(
+    tmp_path: Path,
+    serving: Serving,
+    calls: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = ("--url", serving.url, "--model", str(tokenizer(tmp_path / "model")))
+    monkeypatch.setenv("FAKE_JOINED", "4")
+    assert bench(tmp_path, *here) == 0
+    assert len(calls.read_text().splitlines()) == 4 + 2
+    assert [one.values for one in result.load(tmp_path / "out").samples if one.metric == "decode"]
+    calls.unlink()
+    monkeypatch.setenv("FAKE_JOINED", "5")
+    capsys.readouterr()
+    assert bench(tmp_path, *here, "--out", str(tmp_path / "other")) == 27
+    assert "no speed of decode in 5 attempts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

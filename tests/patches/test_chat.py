@@ -413,11 +413,12 @@ def test_the_server_is_benchmarked(server: Served, model: Path, tmp_path: Path) 
     assert found.complete
     assert found.identity.server.startswith("vLLM 0.")
     values = {(one.test.concurrency, one.metric): one.values for one in found.samples}
-    # a lone request's prefill time is without the latency that was measured before: where a busy
-    # machine made that one longer, llama-benchy omits the run
+    # On a busy machine llama-benchy omits runs: a prefill whose time is shorter than the latency
+    # that was measured before, and a decode whose answer came in one piece.
     assert len(values.pop((1, "prefill"), ())) <= 2
-    expected = {(c, m): 2 for c in (1, 2) for m in METRICS if (c, m) != (1, "prefill")}
-    assert {key: len(one) for key, one in values.items()} == expected
+    assert set(values) == {(c, m) for c in (1, 2) for m in METRICS if (c, m) != (1, "prefill")}
+    assert all(1 <= len(one) <= 2 for one in values.values())
+    assert len(values[1, "ttft"]) == len(values[2, "ttft"]) == 2
     # the first words are reasoning, which llama-benchy has to count as tokens
     assert min(values[1, "decode"]) > 1
     assert (out / "decode.svg").exists()

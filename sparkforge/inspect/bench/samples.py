@@ -109,10 +109,15 @@ def read(path: Path, test: Test) -> list[Samples]:
         # a stand-in of a server may answer within a clock's tick
         if values is not None and values.values and min(values.values) > 0
     ]
-    if not any(one.metric == "decode" for one in samples):
-        msg = f"{path}: no decode speed of {test.name}: the server sent fewer than two tokens"
+    if not samples:
+        msg = f"{path}: no figure of {test.name}"
         raise BenchError(msg, "see llama-benchy's log beside it, and the server's")
     return samples
+
+
+def decoded(samples: Sequence[Samples]) -> bool:
+    """Tell whether there is a speed of decode among them: an answer came in two pieces or more."""
+    return any(one.metric == "decode" and not one.context for one in samples)
 
 
 def _metrics(run: _Run) -> Mapping[Metric, _Values | None]:

@@ -119,9 +119,7 @@ def test_the_request_that_loads_the_context_is_apart(tmp_path: Path) -> None:
         json.dumps(theirs(tg_throughput={"values": ["fast"]})),
         json.dumps(theirs(tg_throughput={"values": [-1.0]})),
         json.dumps(theirs(concurrency=None)),
-        json.dumps(theirs(tg_throughput=None)),
         json.dumps(theirs(prompt_size=2048)),  # of another test
-        json.dumps(theirs(tg_throughput={"values": []})),
     ],
 )
 def test_a_file_of_another_shape_is_one_error(tmp_path: Path, content: str) -> None:
@@ -129,6 +127,12 @@ def test_a_file_of_another_shape_is_one_error(tmp_path: Path, content: str) -> N
         read(tmp_path, content)
     assert "theirs.json" in refusal.value.what
     assert refusal.value.remedy
+
+
+@pytest.mark.parametrize("none", [None, {"values": []}])
+def test_an_answer_in_one_piece_has_no_speed_of_decode(tmp_path: Path, none: Any) -> None:
+    assert measured.decoded(read(tmp_path, theirs()))
+    assert not measured.decoded(read(tmp_path, theirs(tg_throughput=none)))
 
 
 def test_rounds_are_joined_by_test_and_metric() -> None:
