@@ -44,7 +44,13 @@ _SHOWN_LINES = 20
 # of g++ and of nvcc, where the kernel has killed what they started
 _KILLED = re.compile(r"Killed signal|died due to signal 9")
 _OBJECT = "unit.o"
-_FLAGS_OF_OTHERS = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH")
+# what would change a result, and is in no key
+_FLAGS_OF_OTHERS = dict.fromkeys(
+    (
+        *("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH"),
+        *("LIBRARY_PATH", "LD_RUN_PATH"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,7 @@ def _compile(request: Request, unit: Unit, folder: Path) -> ObjectResult:
             "SPARKFORGE_JOB_MIB": str(int(cost(unit).gib * 1024)),
             "SPARKFORGE_RESERVE_MIB": str(int(KEEP_GIB * 1024)),
             "SPARKFORGE_NOTES": str(notes),
-            **dict.fromkeys(_FLAGS_OF_OTHERS),
+            **_FLAGS_OF_OTHERS,
         },
         check=False,
     )
@@ -244,8 +250,9 @@ def link(
     def make(folder: Path) -> LibraryResult:
         out = folder / f"{module.name}.so"
         files = [part.path / _OBJECT for part in parts]
+        env, cwd = _FLAGS_OF_OTHERS, request.tree
         try:
-            call(request.host.program, *files, *_LINK, *module.link, "-o", out, cwd=request.tree)
+            call(request.host.program, *files, *_LINK, *module.link, "-o", out, cwd=cwd, env=env)
         except CommandError as error:
             msg = f"{module.name} cannot be linked:\n{error}"
             raise CompileError(msg, "see the linker's output") from error

@@ -176,6 +176,25 @@ def test_a_compiler_that_was_killed_needs_memory(
     assert error.value.remedy.startswith(remedy)
 
 
+@needs_compiler
+def test_variables_of_the_user_are_in_no_library(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_RUN_PATH", "/of/the/user")
+    monkeypatch.setenv("CPATH", str(tmp_path / "own"))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "a.h").write_text("")
+    host = toolchain.Host("g++", "this one")
+    toolchain.stubs(host, tmp_path / "stubs")
+    (tmp_path / "a.cpp").write_text(
+        '#if __has_include("a.h")\n#error seen\n#endif\nint one() { return 1; }\n'
+    )
+    request = compiling.Request(store, tmp_path, {}, "12.1f", "nvcc", host, 1)
+    described = units.Described("one", (), False, (units.Unit("a.cpp", ("-fPIC",)),))
+    made = compiling.link(request, described, compiling.compile_units(request, [described]))
+    assert b"/of/the/user" not in (made.path / "one.so").read_bytes()
+
+
 # -- the wheel ---------------------------------------------------------------------------------
 
 
