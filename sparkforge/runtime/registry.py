@@ -51,8 +51,7 @@ _UNREACHABLE = (
     "network is unreachable",
     "i/o timeout",
     "deadline exceeded",
-    "tls: ",
-    "x509: ",
+    "tls: ",  # x509 alone is a signature's certificate
     "server gave http response to https client",
 )
 _ABSENT = ("manifest unknown", "not found", "name unknown")

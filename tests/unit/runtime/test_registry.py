@@ -111,6 +111,11 @@ def test_what_the_engine_says_is_one_error(
     assert message in error.value.what
 
 
+def test_a_signer_that_is_not_trusted_is_no_refusal_of_the_registry() -> None:
+    message = "no matching signatures: x509: certificate signed by unknown authority"
+    assert registry.refusal("verify", f"r.example.org/xy@{DIGEST}", message) is None
+
+
 def test_a_registry_without_tls_is_used_on_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"s.example.org": "192.0.2.1", "inside.example.org": "10.1.2.3"}
 
