@@ -44,15 +44,17 @@ def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
 
     The servers only return their likeliest tokens. The result is the larger of two bounds. One
     takes all tokens that only one of them returns as one. The other takes each token that only the
-    reference returns by itself: the other server's probability of it is at most that of its least
-    likely returned token, and at most the rest.
+    reference returns by itself: the other server's probability of it is at most that of its last
+    but one returned token (the last may be the scored one, which is returned however unlikely it
+    is), and at most the rest.
     """
     shared = reference.keys() & other.keys()
     covered = sum(math.exp(reference[token]) for token in shared)
     both = sum(math.exp(reference[t]) * (reference[t] - other[t]) for t in shared)
     left = 1 - sum(math.exp(other[token]) for token in shared)
     as_one = both + _merged(1 - covered, left)
-    most = min(math.exp(min(other.values())), 1 - sum(math.exp(q) for q in other.values()))
+    least = sorted(other.values())[:2][-1]
+    most = min(math.exp(least), 1 - sum(math.exp(q) for q in other.values()))
     log_most = math.log(max(most, _SMALLEST))
     single = sum(math.exp(p) * (p - log_most) for t, p in reference.items() if t not in shared)
     unnamed = 1 - sum(math.exp(p) for p in reference.values())
