@@ -72,4 +72,4 @@ for name in $wanted; do
     exit 2
   fi
 done
-echo 'next: build.py --target NAME --until wheelhouse for each target, then scripts/sizes.py'
+echo 'next: scripts/sizes.py'

@@ -1,74 +1,91 @@
 #!/usr/bin/env python3
-"""Write requirements/sizes.txt: the bytes of each locked file that a target fetches.
+"""Write requirements/sizes.txt: the bytes of each locked file that a build fetches.
 
     PYTHONPATH=. .venv/bin/python scripts/sizes.py
 
-Reads the store, so that it says what the files have and not what an index promises. Of a file that
-the store lacks, what is recorded stays. Run it after scripts/lock.sh, and after ``build.py --target
-NAME --until wheelhouse`` for each target.
+Sizes are those of the files, and not what an index promises. A file whose size is not recorded yet
+is fetched into the store. Run it after scripts/lock.sh.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 from sparkforge.build.lockedcompiler import PYTHON
 from sparkforge.build.stages import packs
+from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.types import Platform
-from sparkforge.sources import sizes
+from sparkforge.runtime import interpreter
+from sparkforge.sources import sizes, wheelhouse
 from sparkforge.sources.project import ROOT, store_of
-from sparkforge.sources.wheelhouse import applying, in_store, read_lock, recorded
+from sparkforge.sources.wheelhouse import Locked, Wanted
+from sparkforge.store.store import Store
 
 _HEAD = "# Bytes of the locked files; made by scripts/sizes.py. Do not edit.\n"
 
 
-def locks(all_pins: pins.Pins) -> list[tuple[Path, str, Platform, bool]]:
-    """Return (lock, Python, platform, must be complete) of everything that is fetched."""
+def wheelhouses(all_pins: pins.Pins) -> list[Wanted]:
+    """Return everything that is fetched."""
+    driver = wheelhouse.read_lock(ROOT / "requirements" / "driver.txt")
+    tools = tuple(one for one in driver if one.name == "uv")
     found = []
     for target in all_pins.targets.values():
-        for platform, name in target.requirements.items():
-            found.append((ROOT / name, target.python, platform, True))
-        for platform, name in (target.builder or {}).items():
-            found.append((ROOT / name, target.python, platform, False))
+        for platform, name in (*target.requirements.items(), *(target.builder or {}).items()):
+            backend = target.torch_backend
+            found.append(Wanted(ROOT / name, tools, target.python, platform, backend))
     compilers = {ROOT / packs.LOCK}
     for upstream in all_pins.upstreams.values():
         if upstream.kernels is not None:
             compilers.add(ROOT / upstream.kernels.requirements)
     for lock in sorted(compilers):
-        found += [(lock, PYTHON, platform, False) for platform in get_args(Platform)]
+        found += [Wanted(lock, (), PYTHON, platform, None) for platform in get_args(Platform)]
     return found
 
 
-def main() -> int:
-    """Write the file; returns 1 where files of a target's lock are missing."""
+def fetch(store: Store, missing: list[Locked], wanted: Wanted) -> None:
+    """Fetch some lines of a lock into the store."""
+    with store.temporary("sizes") as work:
+        part, wheels = work / wanted.lock.name, work / "wheels"
+        lines = (
+            f"{one.requirement} {' '.join(f'--hash=sha256:{sha}' for sha in sorted(one.sha256s))}\n"
+            for one in missing
+        )
+        part.write_text("".join(lines), encoding="utf-8")
+        wheels.mkdir()
+        these = replace(wanted, lock=part, tools=())
+        uv = interpreter.uv_program()
+        wheelhouse.fill(store, these, Index(), uv, offline=False, into=wheels)
+
+
+def main() -> None:
+    """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, default=os.environ.get("SPARKFORGE_STORE"))
     store = store_of(parser.parse_args().store)
-    tools = [one for one in read_lock(ROOT / "requirements" / "driver.txt") if one.name == "uv"]
     known = sizes.read(ROOT / sizes.FILE)
-    lines, absent = set(), 0
-    for lock, python, platform, needed in locks(pins.load(ROOT / "pins.yaml")):
+    lines = set()
+    for wanted in wheelhouses(pins.load(ROOT / "pins.yaml")):
+        python, platform = wanted.python, wanted.platform
+        locked = wheelhouse.read_lock(wanted.lock)
         missing = []
-        for item in applying(read_lock(lock), tools, python, platform):
-            if found := in_store(store, item, python, platform):
-                sha256, path = found
-                lines.add(f"{sha256}  {path.stat().st_size}  {path.name}\n")
-            elif before := recorded(item, python, platform, known):
-                lines.add(f"{before.sha256}  {before.size}  {before.name}\n")
+        for item in wheelhouse.applying(locked, wanted.tools, python, platform):
+            if one := wheelhouse.recorded(item, python, platform, known):
+                lines.add(f"{one.sha256}  {one.size}  {one.name}\n")
             else:
-                missing.append(item.requirement)
+                missing.append(item)
         if missing:
-            named = f"{len(missing)} neither in the store nor recorded: {', '.join(missing)}"
-            sys.stderr.write(f"{lock.name}: {named}\n")
-            absent += needed
+            fetch(store, missing, wanted)
+        for item in missing:
+            found = wheelhouse.in_store(store, item, python, platform)
+            assert found is not None  # fetched just now
+            lines.add(f"{found[0]}  {found[1].stat().st_size}  {found[1].name}\n")
     (ROOT / sizes.FILE).write_text(_HEAD + "".join(sorted(lines)), encoding="utf-8")
-    return 1 if absent else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -25,7 +25,7 @@ A, B = "a" * 64, "b" * 64
 def test_every_wheel_of_every_target_has_a_recorded_size() -> None:
     known = sizes.read(ROOT / sizes.FILE)
     for target in pins.load(ROOT / "pins.yaml").targets.values():
-        for platform, name in target.requirements.items():
+        for platform, name in (*target.requirements.items(), *(target.builder or {}).items()):
             for item in applying(read_lock(ROOT / name), (), target.python, platform):
                 file = recorded(item, target.python, platform, known)
                 assert file is not None, f"{name}: {item.requirement}: run scripts/sizes.py"
