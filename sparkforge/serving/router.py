@@ -205,21 +205,32 @@ frontend router
     log global
     bind :{settings.port}
     http-request set-log-level silent if {{ path /health }} or {{ path_end /metrics }}
+    acl serves nbsrv(replicas) gt 0
+    # A server that wants no new requests is better than none: a busy one fails checks, too.
+    acl stalled nbsrv(stalled) gt 0
     http-request return status 200 content-type text/plain lf-string {told} \
-if {{ path /health }} {{ nbsrv(replicas) gt 0 }}
+if {{ path /health }} serves or {{ path /health }} stalled
     http-request return status 503 content-type text/plain lf-string {told} \
 if {{ path /health }}
     http-request use-service prometheus-exporter if {{ path /metrics }}
-{_keys() if by_prefix else ""}{pages}    default_backend replicas
+{_keys() if by_prefix else ""}{pages}    use_backend stalled if !serves stalled
+    default_backend replicas
 
 backend replicas
 {_HASH if by_prefix else "    balance leastconn"}
     option httpchk GET /health?ready
     http-check disable-on-404
-    default-server check inter 2s fastinter 1s fall 3 rise 1 on-marked-down shutdown-sessions
+    default-server {_CHECK}
+{servers}
+backend stalled
+    balance leastconn
+    option httpchk GET /health?ready
+    http-check expect rstatus ^(200|404)$
+    default-server {_CHECK}
 {servers}{metrics}"""
 
 
+_CHECK = "check inter 2s fastinter 1s fall 3 rise 1 on-marked-down shutdown-sessions"
 _LINE = "%ci %HM %HPO %ST replica=%s first_byte_ms=%Tr total_ms=%Ta bytes=%B end=%tsc retries=%rc"
 _HASH = """\
     balance hash var(txn.key)

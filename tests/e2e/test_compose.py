@@ -393,5 +393,10 @@ def test_a_replica_that_is_lost_takes_only_its_own_requests_and_comes_back(
         assert frozen <= replicas.CLIENTS, load.lost
         assert "vllm:generation_tokens_total" in machines.get("/replicas/10.87.43.12:8000/metrics")
         assert "replica=10.87.43.11:8000" in machines.compose("logs", "router")
+        # where no server wants new requests, they get them
+        for name in replicas.SERVERS:
+            machines.compose("exec", name, "touch", "/tmp/sparkforge-refuses")
+        machines.wait(lambda: machines.get("/health").startswith("0 of 2"))
+        assert json.loads(machines.get("/v1/models"))["authorized"] == f"Bearer {KEY}"
     finally:
         machines.close()

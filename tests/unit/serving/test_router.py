@@ -89,7 +89,8 @@ def test_the_configuration_names_each_server() -> None:
     text = configuration(settings(SPARKFORGE_LISTEN_PORT="8001"))
     assert "bind :8001" in text
     for name in TWO.split(","):
-        assert f"    server {name} ipv4@{name}\n" in text
+        # ready ones, those that want no new requests, and for its metrics
+        assert text.count(f"    server {name} ipv4@{name}\n") == 3
         assert f"use_backend metrics-of-{name} if {{ path /replicas/{name}/metrics }}" in text
     assert "balance hash var(txn.key)" in text
     assert "of 2 replicas serve: 192.168.100.1:8000 %[srv_is_up(" in text
