@@ -299,7 +299,8 @@ def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
             try:
                 child.wait(grace_s)
             except subprocess.TimeoutExpired:
-                log.warning(f"process {child.pid} did not stop within {grace_s:.0f} s: killed")
+                if grace_s:
+                    log.warning(f"process {child.pid} did not stop within {grace_s:.0f} s: killed")
     finally:  # also when a second Ctrl-C ends the waiting
         # stragglers of the group: the group id stays valid while any member lives
         try:

@@ -165,6 +165,21 @@ def test_a_server_that_ignores_sigterm_is_killed(
     assert "did not stop within 0 s: killed" in capsys.readouterr().out
 
 
+def test_a_program_that_is_cut_off_at_the_end_is_no_news(tmp_path: Path) -> None:
+    code = """
+import os, sys, threading, time
+from sparkforge.core.run import call
+words = (sys.executable, "-c", sys.argv[2], sys.argv[1])
+threading.Thread(target=call, args=words, daemon=True).start()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+    note = tmp_path / "pids"
+    assert finished(python(code, note, FAMILY)) == ""
+    pids = family(note)
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+
+
 def test_a_second_interrupt_while_a_server_stops_still_ends_it(tmp_path: Path) -> None:
     code = """
 import signal, sys, threading, os, time
