@@ -82,6 +82,9 @@ def repository(text: str, what: str) -> str:
         UsageError: it is not REGISTRY/NAME.
     """
     hint = "for example registry.example.org/team/sparkforge"
+    if "@" in host_of(text.rpartition("://")[2]):
+        msg = f"{what}: has a user name or password, which are shown nowhere"
+        raise UsageError(msg, f"store them with docker login; give REGISTRY/NAME, {hint}")
     if "://" in text:
         msg = f"{what} {text}: is an address"
         raise UsageError(msg, f"give REGISTRY/NAME without a scheme, {hint}")

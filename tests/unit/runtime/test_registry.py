@@ -41,7 +41,8 @@ def test_good_names(name: str) -> None:
         ("r.example.org/X", "is not REGISTRY/NAME"),
         ("r.example.org/", "is not REGISTRY/NAME"),
         ("r.example.org/a//b", "is not REGISTRY/NAME"),
-        ("user:password@r.example.org/x", "a tag or digest of its own"),
+        ("user:password@r.example.org/x", "a user name or password"),
+        ("https://user:password@r.example.org/x", "a user name or password"),
         ("r.example.org/x", "is not REGISTRY/NAME"),
         ("", "is not REGISTRY/NAME"),
         (f"r.example.org/{'a' * 256}", "is not REGISTRY/NAME"),
@@ -51,6 +52,7 @@ def test_wrong_names(name: str, said: str) -> None:
     with pytest.raises(UsageError) as error:
         registry.repository(name, "--push")
     assert said in str(error.value)
+    assert "user:password" not in f"{error.value} {error.value.remedy}"
 
 
 def test_names_of_the_engine_alone_are_no_references() -> None:
