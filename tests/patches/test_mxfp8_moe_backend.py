@@ -47,6 +47,8 @@ def test_the_kernel_gets_what_its_contract_says(answers: Any, name: str) -> None
         ("kernels", "kernels for this device in the installed FlashInfer"),
         ("class", "kernels for this device in the installed FlashInfer"),
         ("prebuilt modules", "flashinfer-jit-cache uninstalled"),
+        ("prebuilt modules, without JIT", "flashinfer-jit-cache uninstalled"),
+        ("nothing, a pack with other modules, without JIT", "FLASHINFER_DISABLE_JIT"),
         ("compiler", "nvcc"),
         ("CUDA_HOME", "/no/such/cuda/bin/nvcc"),
         ("hidden size", "multiple of 128, not 2880"),
@@ -68,6 +70,12 @@ def test_it_is_taken_where_nothing_is_missing(answers: Any) -> None:
     assert answers["reasons"]["nothing"] is None
     assert answers["reasons"]["nothing, equal parts"] is None
     assert answers["reasons"]["nothing, FLASHINFER_NVCC"] is None
+
+
+def test_a_pack_of_the_installed_flashinfer_is_taken(answers: Any) -> None:
+    assert answers["reasons"]["nothing, a pack"] is None
+    assert answers["reasons"]["nothing, a pack, without JIT"] is None
+    assert answers["reasons"]["nothing, a pack with other modules"] is None
 
 
 def test_it_is_never_the_automatic_choice(answers: Any) -> None:

@@ -9,6 +9,7 @@ written from the definition (mxfp8_moe_reference.py).
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -221,6 +222,19 @@ def _compute(case: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any
     return answer
 
 
+PACKED = "0.7.0.post1+spark.1"
+"""Version of the installed FlashInfer, and of a pack of the same sources."""
+
+
+def _prebuilt(version: str, modules: tuple[str, ...]) -> None:
+    """Have FlashInfer load these modules from a cache of this version."""
+    artifact = types.SimpleNamespace(provider_id="cache")
+    env: Any = types.ModuleType("flashinfer.jit.env")
+    env.get_aot_artifacts = lambda name: (artifact,) if name in modules else ()
+    env.FLASHINFER_AOT_PROVIDERS = (types.SimpleNamespace(provider_id="cache", version=version),)
+    sys.modules["flashinfer.jit.env"] = env
+
+
 def _reasons() -> dict[str, str | None]:
     """Why MXFP8 experts are refused, by what is missing."""
     from vllm.config import get_current_vllm_config
@@ -292,12 +306,26 @@ def _reasons() -> dict[str, str | None]:
             lambda named=named: without(os, "environ", {**os.environ, **named}, ask),  # type: ignore[misc]
         )
     find_spec = ours.importlib.util.find_spec
-    reasons["prebuilt modules"] = without(
-        ours.importlib.util,
-        "find_spec",
-        lambda name: name == "flashinfer_jit_cache" or find_spec(name),
-        ask,
-    )
+    both = ("fused_moe_120", "mxfp8_quantization_sm100")
+    caches: dict[str, tuple[str, tuple[str, ...]]] = {
+        "prebuilt modules": ("0.7.0.post1+cu130", both),
+        "nothing, a pack": (PACKED, both),
+        "nothing, a pack with other modules": (PACKED, ("sampling",)),
+    }
+    for name, (version, modules) in caches.items():
+        _prebuilt(version, modules)
+
+        def installed(name: str) -> Any:
+            return name == "flashinfer_jit_cache" or find_spec(name)
+
+        reasons[name] = without(ours.importlib.util, "find_spec", installed, ask)
+        no_compiler = {**os.environ, "FLASHINFER_DISABLE_JIT": "1"}
+        reasons[f"{name}, without JIT"] = without(
+            ours.importlib.util,
+            "find_spec",
+            installed,
+            lambda variables=no_compiler: without(os, "environ", variables, ask),  # type: ignore[misc]
+        )
     released = types.SimpleNamespace(supported=lambda arch: arch in (100, 103, 107))
     reasons["kernels"] = without(fused_moe, "CutlassMxfp8Config", released, ask)
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
@@ -324,6 +352,10 @@ def main() -> None:
     fused_moe: Any = sys.modules["flashinfer.fused_moe"]
     fused_moe.CutlassMxfp8Config = types.SimpleNamespace(supported=lambda arch: arch in (120, 121))
     ours.shutil = types.SimpleNamespace(which=lambda program: program)
+    versions = importlib.metadata.version
+    ours.importlib.metadata.version = lambda name: (
+        PACKED if name == "flashinfer-python" else versions(name)
+    )
     init_workspace_manager(torch.device("cpu"))
     torch.accelerator.empty_cache = lambda: None  # asked for by the manager; there is none
     calls: list[dict[str, Any]] = []
