@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from sparkforge.build.lockedcompiler import PYTHON
-from sparkforge.build.stages import packs
+from sparkforge.build.packs.names import LOCK
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.types import Platform
@@ -38,7 +38,7 @@ def wheelhouses(all_pins: pins.Pins) -> list[Wanted]:
         for platform, name in (*target.requirements.items(), *(target.builder or {}).items()):
             backend = target.torch_backend
             found.append(Wanted(ROOT / name, tools, target.python, platform, backend))
-    compilers = {ROOT / packs.LOCK}
+    compilers = {ROOT / LOCK}
     for upstream in all_pins.upstreams.values():
         if upstream.kernels is not None:
             compilers.add(ROOT / upstream.kernels.requirements)

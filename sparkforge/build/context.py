@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from sparkforge.sources.project import Project
 
 WHEELS = "wheels"  # the folder of a wheelhouse that they are in
-STAGES = ("sources", "series", "kernels", "builder", "wheels", "wheelhouse", "image", "smoke")
+STAGES = (
+    *("sources", "series", "kernels", "builder", "wheels", "wheelhouse", "packs", "image", "smoke"),
+)
+PLANNED = STAGES[STAGES.index("image") - 1]
+"""The last stage that a machine can plan for a target of another platform."""
 UNPATCHED = "unpatched"
 
 
@@ -58,6 +62,8 @@ class Context:
     """With ``compile``: ``patched`` natives or ``all`` of them."""
     jobs: int | None = None
     """Compilers at once; None: as many as memory holds."""
+    pack: tuple[str, ...] = ()
+    """Which of FlashInfer's modules are compiled ahead of time: as ``Target.pack``."""
     _series: dict[str, Series] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
@@ -67,15 +73,17 @@ class Context:
         Raises:
             PinsError: pins.yaml has no such target.
         """
+        target = project.pins.target(target_name)
         return cls(
             root=project.root,
             pins=project.pins,
             pins_path=project.pins_path,
             store=project.store,
             target_name=target_name,
-            target=project.pins.target(target_name),
+            target=target,
             platform=platform,
             access=project.access,
+            pack=target.pack,
         )
 
     @property

@@ -19,6 +19,8 @@ from sparkforge.build.results import (
     EnvironmentResult,
     ExternalResult,
     KernelsResult,
+    OwnWheel,
+    PackResult,
     Product,
     SeriesResult,
     SmokeResult,
@@ -51,11 +53,18 @@ class Graph:
     externals: Mapping[str, Item[ExternalResult]]
     """By ``UPSTREAM/EXTERNAL``."""
     wheels: Mapping[str, Item[WheelResult]]
+    pack: Item[PackResult] | None
+    """FlashInfer's modules; None where none are compiled ahead of time."""
     wheelhouse: Item[WheelhouseResult]
     product: Item[Product]
     """What is served: the image, or the virtual environment."""
     smoke: Item[SmokeResult] | None
     """None where the target has no smoke test."""
+
+    @property
+    def own(self) -> tuple[Item[OwnWheel], ...]:
+        """The wheels that the build makes, of upstreams and of a pack."""
+        return image.own(self.wheels, self.pack)
 
     def until(self, stage: str) -> list[Item[Any]]:
         """Return the items of a build up to and with a stage, in order."""
@@ -99,6 +108,8 @@ def graph_of(context: Context) -> Graph:
         SeriesError: a series is malformed.
         CompileError: wheels are compiled, and the series changes what can't be.
         EngineError: wheels are compiled, and the target has no base image.
+        UsageError: the target gets a pack, and has no GPU.
+        PinsError: there is no module of a pack's name.
     """
     trees: dict[str, Tree] = {}
     kernels: dict[str, Item[KernelsResult]] = {}
@@ -126,7 +137,8 @@ def graph_of(context: Context) -> Graph:
         else:
             wheels[name] = overlay_item(context, name, layers, ours, note=blocked)
     house = wheelhouse_item(context)
-    product, unpatched = _product(context, wheels, house)
+    pack = _pack(context, trees)
+    product, unpatched = _product(context, wheels, pack, house)
     sources = {name: tree.source for name, tree in trees.items()}
     smoke = None
     if context.target.smoke is not None:
@@ -137,10 +149,22 @@ def graph_of(context: Context) -> Graph:
         kernels,
         externals,
         wheels,
+        pack,
         house,
         product,
         smoke,
     )
+
+
+def _pack(context: Context, trees: Mapping[str, Tree]) -> Item[PackResult] | None:
+    if not context.pack:
+        return None
+    from sparkforge.build.packs import modules  # not needed by targets without a GPU
+    from sparkforge.build.packs.names import UPSTREAM
+    from sparkforge.build.stages.packs import packs_item
+
+    chosen = modules.pinned(context.pack, f"targets.{context.target_name}.pack")
+    return packs_item(context, trees.get(UPSTREAM), chosen)
 
 
 def _builder(context: Context) -> Item[BuilderResult] | None:
@@ -162,13 +186,16 @@ def tree_of(context: Context, name: str) -> Tree:
 
 
 def _product(
-    context: Context, wheels: Mapping[str, Item[WheelResult]], house: Item[WheelhouseResult]
+    context: Context,
+    wheels: Mapping[str, Item[WheelResult]],
+    pack: Item[PackResult] | None,
+    house: Item[WheelhouseResult],
 ) -> tuple[Item[Product], Item[EnvironmentResult] | None]:
     """Return what is served, and an environment of the release if the smoke test compares one."""
     if context.engine is not None and context.base is not None:
-        parts = image.Parts(wheels, house, trial_item())
+        parts = image.Parts(wheels, pack, house, trial_item())
         return image.image_item(context, context.engine, context.base, parts), None
-    product = environment_item(context, list(wheels.values()), house, "environment")
+    product = environment_item(context, image.own(wheels, pack), house, "environment")
     # with arguments of the user's there is no proof: it is about the target as it is
     return product, None if context.arguments else _unpatched(context, house)
 
@@ -187,5 +214,5 @@ def made_of(context: Context, base: BaseImage) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of an image's parts and of the image itself, by label, as it holds them."""
     context = replace(context, base=base)
     graph = graph_of(context)
-    parts = image.Parts(graph.wheels, graph.wheelhouse, trial_item())
+    parts = image.Parts(graph.wheels, graph.pack, graph.wheelhouse, trial_item())
     return image.made_of(context, parts, base)

@@ -30,6 +30,8 @@ PROGRAMS = "opt/sparkforge/bin"
 _LACKS = re.compile(r"the image (?:lacks|cannot import) .*\S")  # lines of serving/needs.py
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
+PACK_LABEL = "org.sparkforge.pack.modules"
+"""Which of FlashInfer's modules are in the image, as pins.yaml or --pack name them."""
 RECIPE = (
     "Dockerfile",
     "scripts/entrypoint.py",
@@ -71,6 +73,8 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
         "org.opencontainers.image.base.digest": base.digest,
         TARGET_LABEL: context.target_name,
     }
+    if context.pack:
+        result[PACK_LABEL] = " ".join(context.pack)
     for name in [layer for wheel in context.target.wheels for layer in context.layers(wheel)]:
         upstream = context.pins.upstream(name)
         facts = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
-from sparkforge.build.results import KernelsResult, SourceResult, WheelResult
+from sparkforge.build.results import KernelsResult, OwnWheel, SourceResult
 from sparkforge.core.errors import StoreError
 from sparkforge.core.hashing import intact, key_of
 from sparkforge.pins.pins import ReleaseFile
@@ -102,12 +102,12 @@ def source_of(store: Store, name: str, result: SourceResult) -> Source:
     return Source(name, result.provider, repo, result.commit, result.tree, result.origin)
 
 
-def holds_wheel(artefact: Artefact[WheelResult]) -> bool:
+def holds_wheel(artefact: Artefact[OwnWheel]) -> bool:
     """Return whether the wheel that an artefact holds is still the one that was made."""
     return intact(artefact.path / artefact.result.file, artefact.result.sha256)
 
 
-def wheel_path(artefact: Artefact[WheelResult]) -> Path:
+def wheel_path(artefact: Artefact[OwnWheel]) -> Path:
     """Return the wheel that an artefact holds, read again for this.
 
     Raises:
@@ -120,7 +120,7 @@ def wheel_path(artefact: Artefact[WheelResult]) -> Path:
     return path
 
 
-def wheels_of(items: Iterable[Item[WheelResult]], results: Results) -> dict[Path, str]:
+def wheels_of(items: Iterable[Item[OwnWheel]], results: Results) -> dict[Path, str]:
     """Return the wheels that items gave, each with its recorded sha256; raises ``wheel_path``'s."""
     made = [results.artefact(item) for item in items]
     return {wheel_path(artefact): artefact.result.sha256 for artefact in made}

@@ -42,6 +42,7 @@ def write(context: Context, *, image: bool, engine: str) -> None:
         wheels=context.wheels if compiled else None,
         native=context.native if compiled else None,
         source=_source(context),
+        pack=None if context.pack == context.target.pack else " ".join(context.pack) or "none",
     )
     if read(context.root, context.target_name) != last:
         text = json.dumps(as_json(last), indent=1, sort_keys=True) + "\n"

@@ -74,12 +74,19 @@ class VariantOptions:
         choices=("patched", "all"),
         group="wheels",
     )
+    pack: str | None = option(
+        "FlashInfer's modules that are compiled ahead of time: those that the profiles load, all"
+        " of build.py packs, or none",
+        default_is="targets.NAME.pack in pins.yaml",
+        choices=("default", "all", "none"),
+        group="wheels",
+    )
 
 
 def as_last() -> Any:
     """Declare ``VariantOptions`` whose defaults are those of the last build."""
     return grouped(
-        **dict.fromkeys(("source", "engine", "wheels", "native"), "as in the last build")
+        **dict.fromkeys(("source", "engine", "wheels", "native", "pack"), "as in the last build")
     )
 
 
@@ -97,7 +104,7 @@ class ToolOptions:
         group="image",
     )
     jobs: int | None = option(
-        "with --wheels compile: parallel compilers (default: as many as fit in memory)",
+        "parallel compilers of wheels and packs (default: as many as fit in memory)",
         type=count,
         metavar="N",
         group="wheels",

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from sparkforge import __version__
 from sparkforge.build.context import Context
 from sparkforge.build.executor import Build
+from sparkforge.build.packs.names import LOCK
 from sparkforge.core import git
 from sparkforge.core.errors import CommandError
 from sparkforge.core.hashing import sha256_file
@@ -44,6 +45,8 @@ def statement(
     }
     if context.wheels == "compile":
         external |= {"wheels": context.wheels, "native": context.native}
+    if context.pack:
+        external["pack"] = list(context.pack)
     if product is not None:
         external["bakes"] = product.artefact.result.kind
         if context.base is not None:
@@ -120,7 +123,10 @@ def _upstreams(context: Context, build: Build) -> list[dict[str, Any]]:
 def _compilers(context: Context, build: Build) -> list[dict[str, Any]]:
     """Return the locks of the compilers that machine code in wheels was made with."""
     pins = [context.pins.upstream(name).kernels for name in build.graph.kernels]
-    locks = sorted({pin.requirements for pin in pins if pin is not None})
+    locks = sorted(
+        {pin.requirements for pin in pins if pin is not None}
+        | (set() if build.graph.pack is None else {LOCK})
+    )
     return [
         {"name": lock, "digest": {"sha256": sha256_file(context.root / lock)}} for lock in locks
     ]

@@ -110,7 +110,7 @@ def _complete(folder: Path, before: Mapping[str, Any], wheels: Collection[Path])
 
 def _wheels(build: Build) -> dict[Path, str]:
     """Return our wheels, each with its sha256, where the build has reached them."""
-    steps = (build.results.step(item) for item in build.graph.wheels.values())
+    steps = (build.results.step(item) for item in build.graph.own)
     made = [step.artefact for step in steps if step is not None]
     return {wheel_path(artefact): artefact.result.sha256 for artefact in made}
 
@@ -142,6 +142,7 @@ def _publish_wheels(
     bill = sbom.document(
         context,
         {name: results.of(item) for name, item in graph.wheels.items()},
+        None if (packed := results.step(graph.pack)) is None else packed.artefact.result,
         third_party=third_party,
         base=context.base if image is not None else None,
         system=[sbom.SystemPackage(*package.split(" ")) for package in system],

@@ -70,12 +70,18 @@ class BuilderResult:
 
 
 @dataclass(frozen=True)
-class WheelResult:
-    """A wheel: the file in the artefact's folder, and which of its members are ours."""
+class OwnWheel:
+    """A wheel that a build made: the file in the artefact's folder."""
 
     file: str
     sha256: str
     version: str
+
+
+@dataclass(frozen=True)
+class WheelResult(OwnWheel):
+    """A wheel of an upstream, and which of its members are ours."""
+
     replaced: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -88,8 +94,8 @@ class WheelResult:
 
 
 @dataclass(frozen=True)
-class PackResult:
-    """A wheel of FlashInfer's modules, in the artefact's folder.
+class PackResult(OwnWheel):
+    """A wheel of FlashInfer's modules.
 
     Attributes:
         modules: sha256 of each library, by its module's name.
@@ -98,9 +104,6 @@ class PackResult:
         peak_mib: of the largest process.
     """
 
-    file: str
-    sha256: str
-    version: str
     modules: Mapping[str, str]
     units: int
     cpu_seconds: int

@@ -44,7 +44,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sparkforge import __version__
 from sparkforge.build.context import Context
-from sparkforge.build.results import CompiledWheelResult, WheelResult
+from sparkforge.build.packs.names import UPSTREAM
+from sparkforge.build.results import CompiledWheelResult, PackResult, WheelResult
 from sparkforge.core.errors import WheelError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.pins.pins import Upstream
@@ -55,6 +56,8 @@ from sparkforge.sources.wheelhouse import read_lock
 if TYPE_CHECKING:
     from sparkforge.runtime.engine import BaseImage, Engine
 
+PACK = "own-pack"
+"""Reference of the wheel of FlashInfer's modules."""
 _NAMESPACE = uuid.UUID("6f0f3f1e-6a0c-5f0e-9d5b-0b2f3e0c7a11")  # any fixed one: ours
 
 
@@ -81,6 +84,7 @@ def system(engine: Engine, image_id: str) -> list[str]:
 def document(
     context: Context,
     wheels: Mapping[str, WheelResult],
+    pack: PackResult | None = None,
     *,
     third_party: Path | None = None,
     base: BaseImage | None = None,
@@ -89,6 +93,7 @@ def document(
     """Return the bill of materials of a build, as the bytes of its file.
 
     Args:
+        pack: FlashInfer's modules; None: there are none.
         third_party: folder of the verified wheels beside ours, or None where none were fetched.
         base: of the image; None describes no image.
         system: the distribution's packages in the image, where they are known.
@@ -97,6 +102,8 @@ def document(
         WheelError: a third-party wheel can't be read.
     """
     parts = [_own(context, name, wheel) for name, wheel in wheels.items()]
+    if pack is not None:
+        parts.append(_pack(context, pack))
     if third_party is not None:
         wanted = {item.name for item in read_lock(context.lock)}  # tools beside it stay out
         parts += [
@@ -174,6 +181,21 @@ def _own(context: Context, name: str, wheel: WheelResult) -> Component:
         _carried(name, carried, context.pins.upstream(carried), context.series_of(carried))
         for carried in plan.carries
     ]
+    return own
+
+
+def _pack(context: Context, pack: PackResult) -> Component:
+    """Return the wheel of FlashInfer's modules, which descends from its patched source."""
+    own = _wheel(pack.file, pack.sha256, PACK)
+    own.properties = [
+        *own.properties,
+        *(
+            Property(name=f"sparkforge:module:{name}", value=f"compiled {sha256}")
+            for name, sha256 in pack.modules.items()
+        ),
+    ]
+    upstream, patches = context.pins.upstream(UPSTREAM), context.series_of(UPSTREAM)
+    own.pedigree = _pedigree("pack", upstream, patches, [])
     return own
 
 

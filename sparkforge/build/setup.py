@@ -52,9 +52,12 @@ def context_of(
     plan = source_plan(variant.source, project.access, target.source)
     target = target.model_copy(update={"source": plan})
     wanted = platform_of(target)
-    if variant.wheels != "compile" and (variant.native is not None or tools.jobs is not None):
-        msg = "--native and --jobs need --wheels compile"
-        raise UsageError(msg, "add --wheels compile, or omit them")
+    pack = pack_of(variant, target)
+    if variant.wheels != "compile" and variant.native is not None:
+        raise UsageError("--native needs --wheels compile", "add --wheels compile, or omit it")
+    if variant.wheels != "compile" and not pack and tools.jobs is not None:
+        msg = "--jobs needs --wheels compile or a pack: this build compiles nothing"
+        raise UsageError(msg, "omit it")
     backend = _backend(project.pins, name, variant, tools, until, plan_only=plan_only)
     context = replace(
         Context.of(project, name, wanted),
@@ -70,10 +73,18 @@ def context_of(
         wheels=variant.wheels or "overlay",
         native=variant.native or "patched",
         jobs=tools.jobs,
+        pack=pack,
     )
     if not plan_only:  # a plan changes nothing
         context.store.sweep()
     return context
+
+
+def pack_of(variant: VariantOptions, target: pins.Target) -> tuple[str, ...]:
+    """Return which of FlashInfer's modules are compiled: --pack, else the target's."""
+    if variant.pack is None:
+        return target.pack
+    return () if variant.pack == "none" else (variant.pack,)
 
 
 @dataclass(frozen=True)
@@ -197,6 +208,8 @@ def last_variant(project: Project, name: str, variant: VariantOptions) -> Varian
         variant = replace(variant, engine=last.engine, base=last.base)
     if variant.wheels is None:
         variant = replace(variant, wheels=last.wheels, native=variant.native or last.native)
+    if variant.pack is None:
+        variant = replace(variant, pack=last.pack)
     if variant.source is None and not project.access.mirrors:
         variant = replace(variant, source=last.source)
     return variant

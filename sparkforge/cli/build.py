@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from sparkforge.build import executor, lastbuild, publish, receipt
-from sparkforge.build.context import STAGES, Context
+from sparkforge.build.context import PLANNED, STAGES, Context
 from sparkforge.build.graph import graph_of
 from sparkforge.build.options import (
     OutputOptions,
@@ -18,10 +18,12 @@ from sparkforge.build.options import (
     as_last,
     platform_of,
 )
+from sparkforge.build.packs import toolchain
+from sparkforge.build.packs.names import LABEL
 from sparkforge.build.setup import context_of, last_variant
 from sparkforge.core import disk
 from sparkforge.core.command import Entry, behind, needed, option, repeated, switch
-from sparkforge.core.errors import EngineError, UsageError
+from sparkforge.core.errors import EngineError, MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import interpreter
@@ -100,6 +102,8 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     if any(step.made and step.label == "environment" for step in steps):
         # before anything else is fetched
         interpreter.ensure(context.store, context.target.python, offline=options.project.offline)
+    if any(step.made and step.label == LABEL for step in steps):
+        _check_host_compiler(context)  # the same
     build = executor.Build(graph, executor.run(context, todo, steps))
     document = receipt.receipt(context, build.results, time.monotonic() - start)
     if not publish.stands(context, build, document) and publish.reads_damage(build):
@@ -114,6 +118,13 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     log.document(document)
     publish.summary(context, build, folder, seconds)
     return 0
+
+
+def _check_host_compiler(context: Context) -> None:
+    try:
+        toolchain.host(context.platform)
+    except MachineError as error:
+        raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
 
 
 def _dry_run(options: BuildOptions, project: Project) -> int:
@@ -136,9 +147,9 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
     except (UsageError, EngineError) as error:
         target = project.pins.target(options.target)
         here = MACHINES.get(platform.machine()) == platform_of(target)
-        if here or STAGES.index(until) <= STAGES.index("wheelhouse"):
+        if here or STAGES.index(until) <= STAGES.index(PLANNED):
             raise
-        until, note = "wheelhouse", f"later stages cannot run here: {error.what}; {error.remedy}"
+        until, note = PLANNED, f"later stages cannot run here: {error.what}; {error.remedy}"
         force = [stage for stage in options.force if STAGES.index(stage) <= STAGES.index(until)]
         context = planned(until, force)
     steps = executor.plan(context, graph_of(context).until(until))
@@ -183,7 +194,7 @@ def _explain(options: ExplainOptions) -> int:
     variant = last_variant(project, options.target, options.variant)
     target = project.pins.target(options.target)
     here = MACHINES.get(platform.machine()) == platform_of(target)
-    until = STAGES[-1] if here else "wheelhouse"
+    until = STAGES[-1] if here else PLANNED
     context = context_of(project, options.target, variant, until, plan_only=True)
     steps = executor.plan(context, graph_of(context).until(until))
     if not here:

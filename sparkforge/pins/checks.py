@@ -100,6 +100,9 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
                 if target.cuda_arch is not None and not loads(arch, target.cuda_arch):
                     what = f"code for {arch} does not load on {target.cuda_arch}"
                     report((*at, "architectures", i), what, "remove it (docs/sm12x.md)")
+        if target.pack and (target.cuda_arch is None or "flashinfer" not in target.wheels):
+            what = "the target has no cuda_arch, or no wheel of flashinfer"
+            report((*here, "pack"), what, "add both, or remove pack")
         for platform in target.platforms:
             lock = target.requirements.get(platform)
             if lock is None:

@@ -217,6 +217,8 @@ class Target(Model):
     """How its model is served, among ``profiles``."""
     serve: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``, behind the profile's."""
+    pack: tuple[str, ...] = ()
+    """FlashInfer's modules that are compiled ahead of time: ``default``, ``all``, or names."""
     machine_code: MachineCode | None = None
     """What ``proofs --wheel`` requires of the kernels in its wheels."""
     smoke: Literal["tiny-mxfp4"] | None = None

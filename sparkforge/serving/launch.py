@@ -18,11 +18,13 @@ from sparkforge.serving import (
     command,
     compilers,
     devices,
+    document,
     guard,
     hub,
     hubfiles,
     memory,
     moments,
+    packed,
     pagecache,
     preflight,
     refusal,
@@ -32,7 +34,7 @@ from sparkforge.serving import (
     supervise,
     warmup,
 )
-from sparkforge.serving.errors import EX_CONFIG
+from sparkforge.serving.errors import EX_CONFIG, StartError
 from sparkforge.serving.log import say
 from sparkforge.serving.progress import Client
 from sparkforge.serving.settings import Settings
@@ -120,6 +122,8 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
     refusing = watch is not None and watch.file is not None
     if chosen.takes_requests:
         variables = refusal.environment(variables)
+    if chosen.profile.cuda_arch is not None:
+        variables |= _packed(variables)
     eager = not checks.has_compiler()
     if eager:
         # torch.compile would call the compiler at the first token (vLLM's CPU sampler uses it even
@@ -134,6 +138,15 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
         variables |= kernels.variables
     parts = command.of(chosen, refusing=refusing, eager=eager)
     return Launch(chosen, parts, variables, kernels, watch)
+
+
+def _packed(variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the server's variables for the image's pack of FlashInfer's modules."""
+    try:
+        pack = packed.installed()
+    except (OSError, document.DocumentError) as error:
+        raise StartError(f"FlashInfer's modules: {error}; build the image again") from None
+    return packed.variables(pack, devices.capabilities(), variables, say)
 
 
 def _preflight(launch: Launch) -> supervise.End | None:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkforge.build.packs.toolchain import found
 from sparkforge.core.hashing import sha256_file
+from tests.modules import SMALLEST
 from tests.support import ROOT, make_wheel
 
 from .conftest import Build, clone, on_base, runner
@@ -70,6 +72,11 @@ def stand_in_wheel(folder: Path) -> Path:
     return make_wheel(folder, "vllm", "0", files, info=program)
 
 
+def has_pack() -> bool:
+    """Return whether this machine compiles host code for the image, of the module in its pack."""
+    return found("linux/arm64") is not None
+
+
 @dataclass(frozen=True)
 class Small:
     """A clone with pins of the small image in place of its own."""
@@ -84,7 +91,8 @@ class Small:
         checkout, wheels = folder / "sparkforge", folder / "wheels"
         clone(ROOT, checkout)
         wheel = stand_in_wheel(wheels)
-        small = small_target(checkout, "spark", "linux/arm64", (*SMALL, *_DOWNLOAD))
+        pack = [SMALLEST.name] if has_pack() else []
+        small = small_target(checkout, "spark", "linux/arm64", (*SMALL, *_DOWNLOAD), pack)
         small.rename(checkout / "pins.yaml")
         with (checkout / "requirements" / "small-linux-arm64.txt").open("a") as lock:
             lock.write(f"vllm==0 --hash=sha256:{sha256_file(wheel)}\n")

@@ -26,7 +26,13 @@ _LEFT_OUT = (
 )
 
 
-def small_target(checkout: Path, name: str, platform: str, packages: Sequence[str] = SMALL) -> Path:
+def small_target(
+    checkout: Path,
+    name: str,
+    platform: str,
+    packages: Sequence[str] = SMALL,
+    pack: Sequence[str] = (),
+) -> Path:
     """Write pins in which a GPU target has few and small wheels; returns their path.
 
     They lie beside those of the checkout. FlashInfer's overlay is ours, the other wheels are of the
@@ -34,6 +40,7 @@ def small_target(checkout: Path, name: str, platform: str, packages: Sequence[st
 
     Args:
         packages: wheels of the lock that the target keeps.
+        pack: FlashInfer's modules that are compiled.
     """
     text = (checkout / "pins.yaml").read_text()
     found = re.search(rf"(?m)^  {name}:\n    summary(?:.*\n(?!  \w))*", text)
@@ -53,6 +60,7 @@ def small_target(checkout: Path, name: str, platform: str, packages: Sequence[st
         ("python: 3.12", "python: 3.11"),
         (f"requirements/{name}-{architecture}.txt", f"requirements/small-{architecture}.txt"),
         ("    base: cuda-devel\n", ""),
+        ("pack: [default]", f"pack: [{', '.join(pack)}]"),
     ):
         assert target.count(old) == 1, old
         target = target.replace(old, new)

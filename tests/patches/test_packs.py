@@ -15,13 +15,15 @@ from sparkforge.build import executor
 from sparkforge.build.context import Context
 from sparkforge.build.graph import ordered, tree_of
 from sparkforge.build.packs import modules, units
+from sparkforge.build.packs.names import LOCK
 from sparkforge.build.results import PackResult
-from sparkforge.build.stages.packs import LOCK, packs_item
+from sparkforge.build.stages.packs import packs_item
 from sparkforge.core.index import Index
 from sparkforge.core.run import call
 from sparkforge.sources.sources import Access
 from sparkforge.sources.wheelhouse import in_store, read_lock
 from sparkforge.store.artefact import Artefact
+from tests.modules import SMALLEST
 from tests.patches.checkout import CHECKOUT, ROOT, store
 from tests.patches.probing import run_module
 from tests.patches.trees import tree
@@ -117,9 +119,6 @@ def test_the_stand_in_for_torch_changes_nothing(
 
 # -- a pack, from its sources to FlashInfer ----------------------------------------------------
 
-# of the list the module that compiles in the least time: 20 s of CPU
-SMALL = next(one for one in modules.MODULES if one.name.startswith("xqa_"))
-
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Artefact[PackResult]]:
@@ -137,7 +136,7 @@ def in_new_store(folder: Path) -> Context:
 
 
 def pack(context: Context) -> Artefact[PackResult]:
-    item = packs_item(context, tree_of(context, "flashinfer"), [SMALL])
+    item = packs_item(context, tree_of(context, "flashinfer"), [SMALLEST])
     return executor.run(context, ordered([item])).artefact(item)
 
 
@@ -179,11 +178,11 @@ def test_flashinfer_loads_a_pack_and_compiles_nothing(
 
     # 12.1 is what FlashInfer reads of a GB10, as 12.1a; a pack for 12.0f serves it, too
     for arch in ("12.0", "12.1"):
-        assert loads(arch) == {SMALL.name: "loaded", "sampling": "MissingJITCacheError"}
-    assert loads("9.0") == dict.fromkeys((SMALL.name, "sampling"), "MissingJITCacheError")
+        assert loads(arch) == {SMALLEST.name: "loaded", "sampling": "MissingJITCacheError"}
+    assert loads("9.0") == dict.fromkeys((SMALLEST.name, "sampling"), "MissingJITCacheError")
     manifest = json.loads((site / "flashinfer_jit_cache" / "manifest.json").read_text())
     assert manifest["architecture"] == "sm120f"
-    assert manifest["modules"][0]["sha256"] == made.result.modules[SMALL.name]
+    assert manifest["modules"][0]["sha256"] == made.result.modules[SMALLEST.name]
 
 
 def test_a_pack_is_the_same_again_and_only_what_is_missing_is_compiled(
@@ -201,7 +200,7 @@ def test_a_pack_is_the_same_again_and_only_what_is_missing_is_compiled(
     objects[0].chmod(0o644)
     objects[0].write_bytes(b"damaged")
     shutil.rmtree(made.path)
-    for library in context.store.root.glob(f"artefacts/packs/*/{SMALL.name}.so"):
+    for library in context.store.root.glob(f"artefacts/packs/*/{SMALLEST.name}.so"):
         shutil.rmtree(library.parent)
     capsys.readouterr()
     again = pack(context)

@@ -15,8 +15,9 @@ from sparkforge.build.graph import ordered, tree_of
 from sparkforge.build.options import OutputOptions, platform_of, source_option, source_plan
 from sparkforge.build.packs import modules
 from sparkforge.build.packs.modules import SETS, Module, Set
+from sparkforge.build.packs.names import UPSTREAM
 from sparkforge.build.results import PackResult
-from sparkforge.build.stages.packs import UPSTREAM, packs_item
+from sparkforge.build.stages.packs import packs_item
 from sparkforge.core.command import Entry, count, needed, option, repeated, switch
 from sparkforge.core.disk import disk_errors, flocked
 from sparkforge.core.log import human_bytes, log
@@ -52,7 +53,7 @@ def run(options: Options) -> int:
 
     Raises:
         UsageError: the target has no GPU, or there is no such module.
-        MachineError: this machine lacks the C++ compiler for the target.
+        MachineError: not a dry run, and this machine lacks the C++ compiler for the target.
         CompileError: a compiler fails.
     """
     chosen = modules.chosen(cast("Set", options.set), options.module)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkforge.core.errors import UsageError
+from sparkforge.core.errors import PinsError, UsageError
 
 Set = Literal["default", "all"]
 SETS: tuple[Set, ...] = ("default", "all")
@@ -203,3 +203,20 @@ def chosen(which: Set, names: Sequence[str] = ()) -> tuple[Module, ...]:
         msg = f"--module {unknown[0]}: no such module"
         raise UsageError(msg, f"choose from: {', '.join(known)}")
     return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def pinned(pack: Sequence[str], key: str) -> tuple[Module, ...]:
+    """Return the modules of a target's pack: of sets, or by their names.
+
+    Args:
+        key: of pins.yaml, for the message.
+
+    Raises:
+        PinsError: there is no set and no module of a name.
+    """
+    sets = {name: chosen(name) for name in SETS}
+    known = sets | {one.name: (one,) for one in MODULES}
+    if unknown := [name for name in pack if name not in known]:
+        msg = f"{key}: {unknown[0]!r} is neither a set nor a module"
+        raise PinsError(msg, f"give {' or '.join(SETS)}, or names of build.py packs --list")
+    return tuple({module.name: module for name in pack for module in known[name]}.values())

@@ -25,6 +25,9 @@ _STUBS = {"cudart": "libcudart.so.13", "cuda": "libcuda.so.1", "nvrtc": "libnvrt
 NEWEST = {"GLIBC": (2, 39), "GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15)}
 """Versions of symbols that the image has: Ubuntu 24.04, as the locks assume (scripts/lock.sh)."""
 
+MISSING = "none on this machine"
+"""In place of a compiler's identity, in a plan."""
+
 
 @dataclass(frozen=True)
 class Host:
@@ -55,8 +58,16 @@ def host(wanted: Platform) -> Host:
     except (MachineError, CommandError) as error:
         msg = f"{program} is missing, which compiles the host code of FlashInfer's modules"
         raise MachineError(msg, f"sudo apt-get install {package}") from error
-    found = dict(re.findall(r"#define __GLIBC(_MINOR)?__ (\d+)", macros.decode()))
-    return Host(program, f"{version}, {target}, glibc {found.get('')}.{found.get('_MINOR')}")
+    libc = dict(re.findall(r"#define __GLIBC(_MINOR)?__ (\d+)", macros.decode()))
+    return Host(program, f"{version}, {target}, glibc {libc.get('')}.{libc.get('_MINOR')}")
+
+
+def found(wanted: Platform) -> Host | None:
+    """Return the compiler for a platform; None: it is missing."""
+    try:
+        return host(wanted)
+    except MachineError:
+        return None
 
 
 def identity(lock: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.item import Item, Results, wheels_of
-from sparkforge.build.results import EnvironmentResult, WheelhouseResult, WheelResult
+from sparkforge.build.results import EnvironmentResult, OwnWheel, WheelhouseResult
 from sparkforge.runtime import envfiles, environment, interpreter
 from sparkforge.sources.download import Fetches
 from sparkforge.store.artefact import Artefact
@@ -16,7 +16,7 @@ from sparkforge.store.codekey import code_of
 
 def environment_item(
     context: Context,
-    wheels: Sequence[Item[WheelResult]],
+    wheels: Sequence[Item[OwnWheel]],
     house: Item[WheelhouseResult],
     label: str,
     *,

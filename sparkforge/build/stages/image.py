@@ -16,6 +16,8 @@ from sparkforge.build.results import (
     CheckpointResult,
     ImageArchiveResult,
     ImageResult,
+    OwnWheel,
+    PackResult,
     WheelhouseResult,
     WheelResult,
 )
@@ -25,30 +27,44 @@ from sparkforge.sources.download import Fetches
 from sparkforge.store.codekey import code_of
 
 
+def own(
+    wheels: Mapping[str, Item[WheelResult]], pack: Item[PackResult] | None
+) -> tuple[Item[OwnWheel], ...]:
+    """Return the wheels that a build makes, of upstreams and of a pack."""
+    return (*wheels.values(), *(() if pack is None else (pack,)))
+
+
 @dataclass(frozen=True)
 class Parts:
     """The items that an image is made of.
 
     Attributes:
         wheels: ours, by the upstream's name.
+        pack: FlashInfer's modules, compiled ahead of time.
         house: the wheels beside ours.
         trial: checkpoint of the preflight.
     """
 
     wheels: Mapping[str, Item[WheelResult]]
+    pack: Item[PackResult] | None
     house: Item[WheelhouseResult]
     trial: Item[CheckpointResult]
 
     @property
     def items(self) -> tuple[Item[Any], ...]:
         """All of them, in the order of a plan."""
-        return (*self.wheels.values(), self.house, self.trial)
+        return (*self.own, self.house, self.trial)
+
+    @property
+    def own(self) -> tuple[Item[OwnWheel], ...]:
+        """The wheels that the build makes."""
+        return own(self.wheels, self.pack)
 
 
 def image_inputs(context: Context, parts: Parts, base: BaseImage) -> Mapping[str, Any]:
     """Return the inputs of an image."""
     return {
-        "wheels": {item.label: item.key for item in parts.wheels.values()},
+        "wheels": {item.label: item.key for item in parts.own},
         "wheelhouse": parts.house.key,
         "base": base.digest,
         "python": context.target.python,
@@ -69,8 +85,8 @@ def image_inputs(context: Context, parts: Parts, base: BaseImage) -> Mapping[str
 def made_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of an image's parts and of the image itself, by label.
 
-    The image has a copy, so that ``verify IMAGE`` can name differences. They do not depend on the
-    machine, nor on how sources were fetched.
+    The image has a copy, so that ``verify IMAGE`` can name differences. But for the C++ compiler
+    of a pack they do not depend on the machine, nor on how sources were fetched.
     """
     # what wheels name by a key alone
     kernels = [
@@ -93,7 +109,8 @@ def image_item(
 
         third_party = results.artefact(parts.house).path / WHEELS
         wheels = {name: results.of(item) for name, item in parts.wheels.items()}
-        bill = sbom.document(context, wheels, third_party=third_party, base=base)
+        pack = None if parts.pack is None else results.of(parts.pack)
+        bill = sbom.document(context, wheels, pack, third_party=third_party, base=base)
         made = {"target": context.target_name, "items": made_of(context, parts, base)}
         note = json.dumps(made, indent=1, sort_keys=True)
         share = {SBOM: bill, image.INPUTS: f"{note}\n".encode()}
@@ -107,7 +124,7 @@ def image_item(
             image.KEY_LABEL: key_of(inputs),
             image.SBOM_LABEL: hashlib.sha256(bill).hexdigest(),
         }
-        ours = wheels_of(parts.wheels.values(), results)
+        ours = wheels_of(parts.own, results)
         return image.Contents(ours, third_party, share, labels)
 
     if context.cold:

@@ -7,38 +7,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.item import Item, Results
+from sparkforge.build.item import Item, Results, holds_wheel
 from sparkforge.build.lockedcompiler import LockedCompiler
+from sparkforge.build.packs.names import LABEL, LOCK, STAGE, UPSTREAM
 from sparkforge.build.results import PackResult
 from sparkforge.core import git
 from sparkforge.core.errors import UsageError
-from sparkforge.core.hashing import intact, sha256_file
+from sparkforge.core.hashing import sha256_file
 from sparkforge.store.codekey import code_of
 
 if TYPE_CHECKING:
     from sparkforge.build.packs.modules import Module
     from sparkforge.build.stages.wheels import Tree
 
-UPSTREAM = "flashinfer"
-LOCK = "requirements/packs.txt"
 _READ = ("csrc", "include", "3rdparty")
 
 
-def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[PackResult]:
+def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -> Item[PackResult]:
     """Return the wheel of these modules for a target.
+
+    A machine without the C++ compiler for its host code can plan it, not make it.
+
+    Args:
+        tree: FlashInfer's; None: the target has none.
 
     Raises:
         UsageError: the target has no GPU, or none of FlashInfer.
-        MachineError: there is no compiler for its host code.
     """
     from sparkforge.build.packs import toolchain  # not needed by other builds
 
     arch = context.target.cuda_arch
-    if arch is None or UPSTREAM not in context.target.wheels:
+    if arch is None or tree is None or UPSTREAM not in context.target.wheels:
         msg = f"target {context.target_name} has no GPU, so FlashInfer compiles nothing for it"
         raise UsageError(msg, "choose spark or rtx")
     family = f"{arch}f"
-    host = toolchain.host(context.platform)
+    host = toolchain.found(context.platform)
     upstream = context.pins.upstream(UPSTREAM)
     nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
     version = f"{upstream.version}+{context.target.wheels[UPSTREAM].local}"
@@ -51,7 +54,7 @@ def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[
         "architecture": family,
         "platform": context.platform,
         "compiler": compiler,
-        "host": host.identity,
+        "host": toolchain.MISSING if host is None else host.identity,
         "version": full_version,
         "epoch": context.epoch,
         "code": code_of(__name__),
@@ -60,6 +63,7 @@ def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[
     def make(folder: Path, results: Results) -> PackResult:
         from sparkforge.build.packs import compiling, units, wheel
 
+        host = toolchain.host(context.platform)
         patched = tree.layer(context, results).patched
         repo, commit = patched.source.repo, patched.commit
         with context.store.temporary("packs") as work:
@@ -110,12 +114,12 @@ def packs_item(context: Context, tree: Tree, modules: Sequence[Module]) -> Item[
         )
 
     return Item(
-        "kernels",
-        "pack flashinfer",
+        STAGE,
+        LABEL,
         inputs,
         PackResult,
         make,
         needs=tree.items,
-        valid=lambda made: intact(made.path / made.result.file, made.result.sha256),
+        valid=holds_wheel,
         fetches=lambda: nvcc.fetches(context),
     )

@@ -81,7 +81,7 @@ def of_build(
     product = build.results.artefact(build.graph.product)
     baked = product.result if isinstance(product.result, ImageResult) else None
     pins = sha256_file(context.pins_path)
-    wheels = [build.results.of(item) for item in build.graph.wheels.values()]
+    wheels = [build.results.of(item) for item in build.graph.own]
     ours = Identity(
         "build",
         context.target_name,

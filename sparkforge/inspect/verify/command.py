@@ -194,9 +194,9 @@ def _compare(
     """Return each result with both hashes, and the differences."""
     document = []
     differences: list[Difference] = []
-    for name, item in first.graph.wheels.items():
+    for item, rebuilt in zip(first.graph.own, second.graph.own, strict=True):
         one = wheel_path(first.results.artefact(item))
-        two = wheel_path(second.results.artefact(second.graph.wheels[name]))
+        two = wheel_path(second.results.artefact(rebuilt))
         # read again: the record in the store is not enough here
         hashes = f"sha256:{sha256_file(one)}", f"sha256:{sha256_file(two)}"
         document.append({"name": two.name, "first": hashes[0], "second": hashes[1]})

@@ -15,18 +15,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from zipfile import ZipFile
 
-from sparkforge.build import graph, image
+from sparkforge.build import graph, image, sbom
 from sparkforge.build.context import Context
+from sparkforge.build.packs.names import LABEL, STAGE
 from sparkforge.build.receipt import SBOM, differences
-from sparkforge.build.results import CompiledWheelResult, WheelResult
+from sparkforge.build.results import CompiledWheelResult, OwnWheel, PackResult, WheelResult
 from sparkforge.core import git, plain
-from sparkforge.core.errors import CompileError, EngineError
+from sparkforge.core.errors import CompileError, EngineError, PinsError, UsageError
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.inspect.verify import installed
 from sparkforge.inspect.verify.reading import Reading, site_of
 from sparkforge.pins.pathmap import member_of
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.sources.wheelhouse import read_lock
+from sparkforge.store.artefact import Artefact
 
 _PROFILE = "profile.json"
 
@@ -118,7 +120,7 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
             report.problems.append(f"label {name}: differs from {image.INPUTS}")
     try:
         ours = graph.made_of(_as_made(context, theirs), _base(context, report.base))
-    except (CompileError, EngineError) as error:
+    except (CompileError, EngineError, PinsError, UsageError) as error:
         msg = f"{image.INPUTS}: the wheels were built in an unknown way"
         report.problems.append(f"{msg}: {error.what}")
         return
@@ -132,6 +134,8 @@ def _check_notes(report: Report, reading: Reading, context: Context) -> None:
             if label.startswith("wheel "):
                 items.pop("kernels", None)
                 items.pop("sources", None)  # a choice of the build, not of the checkout
+            if label == LABEL:
+                items.pop("host", None)  # of the machine that compiled it
         report.problems += [f"{label}: {text}" for text in differences(one, two)]
     report.checked["inputs"] = len(theirs)
 
@@ -150,7 +154,9 @@ def _items(note: bytes) -> dict[str, dict[str, Any]]:
 
 
 def _as_made(context: Context, items: Mapping[str, Mapping[str, Any]]) -> Context:
-    """Return the same build with its wheels made in the image's way: overlaid or compiled."""
+    """Return the same build made in the image's way: wheels overlaid or compiled, and its pack."""
+    stated = str(items["image"]["labels"].get(image.PACK_LABEL, ""))
+    context = replace(context, pack=tuple(stated.split()))
     native = [inputs["native"] for inputs in items.values() if "native" in inputs]
     return replace(context, wheels="compile", native=native[0]) if native else context
 
@@ -285,6 +291,18 @@ def _check_bill(report: Report, reading: Reading, context: Context) -> None:
     report.checked["components"] = len(parts)
 
 
+def _in_store(
+    context: Context, label: str, inputs: Mapping[str, Any] | None
+) -> Artefact[OwnWheel] | None:
+    """Return what the store has of an image's wheel; None: nothing."""
+    if inputs is None:
+        return None
+    if label == LABEL:
+        return context.store.find(STAGE, inputs, PackResult)
+    kind = CompiledWheelResult if "native" in inputs else WheelResult
+    return context.store.find("wheels", inputs, kind)
+
+
 def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
     """Compare installed files of our wheels with the wheels, if the store has them."""
     bill = reading.share(SBOM)
@@ -295,18 +313,15 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
     theirs = _items(note)
     rows = dict(_records(reading))
     compared = 0
-    for name in context.target.wheels:
-        inputs = theirs.get(f"wheel {name}")
-        if inputs is None:
-            continue
-        kind = CompiledWheelResult if "native" in inputs else WheelResult
-        made = context.store.find("wheels", inputs, kind)
+    references = {f"wheel {name}": f"own-{name}" for name in context.target.wheels}
+    for label, reference in {**references, LABEL: sbom.PACK}.items():
+        made = _in_store(context, label, theirs.get(label))
         if made is None:
             continue
         compared += 1
-        if made.result.sha256 != hashes.get(f"own-{name}"):
+        if made.result.sha256 != hashes.get(reference):
             report.problems.append(
-                f"wheel {name}: differs from the wheel of the same inputs in the store"
+                f"{label}: differs from the wheel of the same inputs in the store"
             )
             continue
         with ZipFile(made.path / made.result.file) as wheel:

@@ -177,6 +177,7 @@ def only_vllm(tmp_path: Path) -> list[str]:
     ours, rest = spark.split("\n  rtx:\n", 1)
     first = ours.index("      flashinfer:\n")
     ours = ours[:first] + ours[ours.index("    requirements:") :]
+    ours = ours.replace("    pack: [default]", "    pack: []")
     (tmp_path / "pins.yaml").write_text(f"{head}\n  spark:\n{ours}\n  rtx:\n{rest}")
     shutil.rmtree(tmp_path / "store", ignore_errors=True)
     return [

@@ -56,7 +56,21 @@ def test_a_plan_is_in_the_order_of_the_stages() -> None:
     layers = ("vllm", "triton-kernels", "flashinfer", "triton")
     assert sorted(every[:4]) == sorted(f"source {name}" for name in layers)
     assert every[4:8] == [label.replace("source", "series") for label in every[:4]]
-    assert every[-3:] == ["wheelhouse", "preflight checkpoint", "image"]
+    assert every[-4:] == ["wheelhouse", "pack flashinfer", "preflight checkpoint", "image"]
+
+
+@pytest.mark.parametrize("engine", [None, ENGINE])
+@pytest.mark.parametrize("target", ["rtx", "spark"])
+def test_what_serves_has_the_pack(target: str, engine: Any) -> None:
+    graph = graph_of(context(target, engine=engine))
+    assert graph.pack is not None and graph.pack in graph.product.needs
+    assert graph.pack.key == graph.product.inputs["wheels"]["pack flashinfer"]
+    without = graph_of(context(target, engine=engine, pack=()))
+    assert without.pack is None
+    assert "pack flashinfer" not in without.product.inputs["wheels"]
+    # the release has none
+    release = unpatched_environment(context(target))
+    assert "packs" not in {item.stage for item in ordered([release])}
 
 
 @pytest.mark.parametrize("target", ["cpu", "rtx", "spark"])

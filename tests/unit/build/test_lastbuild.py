@@ -10,6 +10,7 @@ import pytest
 from sparkforge.build import lastbuild
 from sparkforge.build.context import Context
 from sparkforge.build.options import VariantOptions
+from sparkforge.build.setup import pack_of
 from sparkforge.pins.pins import SourcePlan
 from sparkforge.runtime.engine import BaseImage
 from tests.results import context_of
@@ -31,6 +32,18 @@ def test_what_is_written_is_read(context: Context) -> None:
     assert lastbuild.read(context.root, "spark") == VariantOptions(
         engine="none", wheels="compile", native="all", source="git"
     )
+
+
+@pytest.mark.parametrize(
+    ("pack", "option"), [(("default",), None), ((), "none"), (("all",), "all")]
+)
+def test_a_pack_that_is_not_the_target_s_is_kept(
+    context: Context, pack: tuple[str, ...], option: str | None
+) -> None:
+    lastbuild.write(replace(context, pack=pack), image=False, engine="auto")
+    found = lastbuild.read(context.root, "spark")
+    assert found.pack == option
+    assert pack_of(found, context.target) == pack
 
 
 def test_sources_that_differ_have_no_option(context: Context) -> None:

@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.graph import tree_of
+from sparkforge.build.graph import graph_of, tree_of
+from sparkforge.build.item import Results
 from sparkforge.build.packs import command, compiling, modules, toolchain, units, wheel
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages import packs
 from sparkforge.cli.main import main
-from sparkforge.core.errors import CompileError, MachineError, UsageError
+from sparkforge.core.errors import CompileError, MachineError, PinsError, UsageError
 from sparkforge.core.run import call
 from sparkforge.store.store import Store
 from tests.results import context_of
@@ -58,6 +59,15 @@ def test_modules_are_chosen_by_name() -> None:
         modules.chosen("default", ["nothing"])
     assert error.value.what == "--module nothing: no such module"
     assert "sampling" in error.value.remedy
+
+
+def test_a_target_names_sets_or_modules() -> None:
+    assert modules.pinned(["default"], "key") == modules.chosen("default")
+    assert modules.pinned(["sampling", "default"], "key") == modules.chosen("default")
+    names = [one.name for one in modules.pinned(["fused_moe_120", "sampling"], "key")]
+    assert names == ["fused_moe_120", "sampling"]
+    with pytest.raises(PinsError, match="key: 'nothing' is neither a set nor a module"):
+        modules.pinned(["default", "nothing"], "key")
 
 
 def test_the_dearest_unit_counts_most() -> None:
@@ -102,6 +112,22 @@ def test_a_missing_cross_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(MachineError) as error:
         toolchain.host("linux/amd64")
     assert error.value.remedy == "sudo apt-get install g++"
+
+
+def test_without_a_compiler_a_pack_is_planned_and_not_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+    context = context_of("spark")
+    there = graph_of(context).pack
+    monkeypatch.setattr(platform, "machine", lambda: here["linux/amd64"])
+    monkeypatch.setattr(toolchain, "_PREFIX", {"linux/arm64": "no-such"})
+    item = graph_of(context).pack
+    assert there is not None and item is not None
+    assert item.inputs["host"] == toolchain.MISSING
+    assert {**item.inputs, "host": ""} == {**there.inputs, "host": ""}
+    with pytest.raises(MachineError, match=r"no-such-g\+\+ is missing"):
+        item.make(tmp_path, Results())
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")

@@ -22,7 +22,13 @@ from sparkforge.build.context import Context
 from sparkforge.build.executor import Build
 from sparkforge.build.graph import graph_of
 from sparkforge.build.item import Results
-from sparkforge.build.results import ImageResult, SeriesResult, SourceResult, WheelResult
+from sparkforge.build.results import (
+    ImageResult,
+    PackResult,
+    SeriesResult,
+    SourceResult,
+    WheelResult,
+)
 from sparkforge.build.sbom import SystemPackage
 from sparkforge.core.errors import WheelError
 from sparkforge.inspect.verify import command
@@ -36,6 +42,14 @@ SPARK_WHEELS = {
     name: WheelResult(f"{name}-1.0+spark.1-py3-none-any.whl", digit * 64, "1.0+spark.1")
     for name, digit in (("vllm", "1"), ("flashinfer", "2"), ("triton", "3"))
 }
+PACK = PackResult(
+    "flashinfer_jit_cache-1.0+spark.1-py3-none-linux_aarch64.whl",
+    *("4" * 64, "1.0+spark.1"),
+    modules={"sampling": "5" * 64},
+    units=3,
+    cpu_seconds=1,
+    peak_mib=1,
+)
 SYSTEM = (SystemPackage("debian", "libc6", "2.36-9+deb12u10", "amd64"),)
 
 
@@ -78,6 +92,17 @@ def test_the_bill_is_valid_cyclonedx() -> None:
     # the validator does refuse
     broken = text.replace('"libc6"', "6")
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(broken) is not None
+
+
+def test_the_bill_has_the_pack_with_each_module_and_the_source_s_patches() -> None:
+    text = sbom.document(context(), SPARK_WHEELS, PACK, base=BASE)
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text.decode()) is None
+    own = component(json.loads(text), sbom.PACK)
+    assert own["name"] == "flashinfer-jit-cache"
+    assert own["hashes"][0]["content"] == PACK.sha256
+    assert properties(own)["sparkforge:module:sampling"] == f"compiled {'5' * 64}"
+    assert own["pedigree"]["notes"].startswith("5 patch(es)")
+    assert sbom.PACK not in {one["bom-ref"] for one in bill()["components"]}
 
 
 @pytest.mark.parametrize("upstream", ["vllm", "flashinfer", "triton"])

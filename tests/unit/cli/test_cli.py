@@ -323,7 +323,7 @@ def test_a_plan_sums_what_is_fetched_over_all_stages(
     house = next(step for step in found["plan"] if step["stage"] == "wheelhouse")
     assert house["download"] > 500 << 20  # PyTorch and CUDA's libraries
     assert not house["unknown"]
-    made = ("wheels", "kernels")
+    made = ("wheels", "kernels", "packs")
     others = [step["download"] for step in found["plan"] if step["stage"] in made]
     assert found["fetches"]["known"] == house["download"] + sum(others) > house["download"]
     assert any(words.startswith("vllm by git") for words in found["fetches"]["unknown"])
@@ -363,7 +363,7 @@ def test_another_platforms_target_gets_a_plan_with_what_is_not_made_here(
     words = ["--target", "spark", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s")]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["until"] == found["plan"][-1]["stage"] == "wheelhouse"
+    assert found["until"] == found["plan"][-1]["stage"] == "packs"
     assert "this target is for linux/arm64" in found["note"]
     # without the plan it is an error, as before; what serves is served there
     assert "build an image" in told(capsys, 2, *words[:4], *words[-2:])

@@ -147,6 +147,7 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
             "sha256sum",
         ),
         ("profile: full", "profile: fast", "targets.here.profile", "'fast'", "add it there"),
+        ("profile: full", "pack: [all]", "targets.here.pack", "no cuda_arch", "remove pack"),
         ("    model: tiny", "    model: huge", "profiles.full.model", "'huge'", "pin it"),
         ("vocabulary: words", "vocabulary: w", "profiles.full.vocabulary", "'w'", "pin it"),
         ("[1, 2, 4]", "[4, 2, 1]", "profiles.full.cudagraph_capture_sizes", "ascend", "fix"),

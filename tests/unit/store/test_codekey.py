@@ -43,7 +43,7 @@ def makers(context: Context) -> dict[str, str]:
     made["external"] = external_item(context, "vllm", external)
     for kind, item in made.items():
         assert item.inputs["code"] == code_of(item.make.__module__), kind
-    parts = image.Parts(graph.wheels, graph.wheelhouse, trial_item())
+    parts = image.Parts(graph.wheels, graph.pack, graph.wheelhouse, trial_item())
     of_image = image.image_inputs(context, parts, BASE)
     assert of_image["code"] == code_of(image.__name__)
     found = {kind: item.make.__module__ for kind, item in made.items()}

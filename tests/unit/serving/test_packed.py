@@ -1,0 +1,107 @@
+"""FlashInfer's modules of an image: what the log and the server are told."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sparkforge.build.packs import modules
+from sparkforge.serving import launch, packed
+from sparkforge.serving.devices import Capability
+from sparkforge.serving.document import Document, DocumentError
+from sparkforge.serving.errors import StartError
+from sparkforge.serving.packed import Pack
+
+PACK = Pack("sm121f", tuple(one.name for one in modules.chosen("default")))
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path) -> Path:
+    home = tmp_path / "cuda"
+    (home / "bin").mkdir(parents=True)
+    program = home / "bin" / "nvcc"
+    program.touch(mode=0o755)
+    return home
+
+
+def told(
+    pack: Pack | None, devices: Sequence[Capability], environment: dict[str, str]
+) -> tuple[dict[str, str], str]:
+    lines: list[str] = []
+    found = packed.variables(pack, devices, environment, lines.append)
+    return found, "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "device", "fits"),
+    [
+        ("sm121f", (12, 1), True),
+        ("sm121f", (12, 0), False),
+        ("sm120f", (12, 1), True),
+        ("sm120f", (10, 0), False),
+        ("sm120", (12, 1), True),
+        ("sm90a", (9, 0), True),
+        ("sm120a", (12, 1), False),
+        ("anything", (12, 1), False),
+    ],
+)
+def test_machine_code_loads_by_nvidias_rules(
+    architecture: str, device: Capability, fits: bool
+) -> None:
+    assert Pack(architecture, ()).fits(device) is fits
+
+
+def test_with_nvcc_other_modules_are_compiled(nvcc: Path) -> None:
+    found, said = told(PACK, [(12, 1)], {"CUDA_HOME": str(nvcc)})
+    assert found == {"VLLM_HAS_FLASHINFER_CUBIN": "1"}
+    assert said == (
+        "FlashInfer has modules for sm121f (sampling 1, prefill 2, decode 2), and compiles others"
+        " at their first use"
+    )
+
+
+def test_without_nvcc_flashinfer_is_used_and_compiles_nothing() -> None:
+    no_nvcc = {"CUDA_HOME": "/no/such/cuda"}
+    found, said = told(PACK, [(12, 1)], no_nvcc)
+    assert found == {"VLLM_HAS_FLASHINFER_CUBIN": "1", "FLASHINFER_DISABLE_JIT": "1"}
+    assert "MissingJITCacheError" in said
+    own = {"FLASHINFER_DISABLE_JIT": "", "VLLM_HAS_FLASHINFER_CUBIN": "0"}
+    assert told(PACK, [(12, 1)], {**no_nvcc, **own})[0] == {}
+
+
+def test_a_pack_for_another_device_is_named_and_not_relied_on(nvcc: Path) -> None:
+    found, said = told(PACK, [(12, 1), (12, 0)], {"CUDA_HOME": str(nvcc)})
+    assert found == {}
+    assert said.startswith("warning: FlashInfer's modules in this image are for sm121f, not for")
+    assert said.endswith("12.0: they are compiled here, which takes minutes")
+    found, said = told(PACK, [(9, 0)], {"CUDA_HOME": "/no/such/cuda"})
+    assert found == {}
+    assert said.endswith("so vLLM serves without FlashInfer")
+
+
+def test_without_a_pack_nothing_changes() -> None:
+    assert told(None, [(12, 1)], {"CUDA_HOME": "/no/such/cuda"}) == ({}, "")
+
+
+def test_the_manifest_of_the_wheel_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.machinery.ModuleSpec(packed.PACKAGE, None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert packed.installed() is None  # upstream's has no manifest
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps({"architecture": "sm120f", "modules": [{"name": "sampling"}]}))
+    assert packed.installed() == Pack("sm120f", ("sampling",))
+    manifest.write_text(json.dumps({"architecture": "sm120f", "modules": [7]}))
+    with pytest.raises(StartError, match="build the image again"):
+        launch._packed({})
+
+
+@pytest.mark.parametrize("modules", ["x", [None], [{}], [{"name": 1}]])
+def test_a_manifest_of_another_form_is_refused(modules: object) -> None:
+    with pytest.raises(DocumentError):
+        Pack.of(Document("m", {"architecture": "sm120f", "modules": modules}))
