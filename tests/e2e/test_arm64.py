@@ -11,9 +11,10 @@ import pytest
 
 from sparkforge.build import image
 from sparkforge.pins import pins
+from tests.modules import SMALLEST
 from tests.support import ROOT
 
-from .small import Small
+from .small import Small, has_pack
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +38,14 @@ def told(baked: Any) -> Any:
 import importlib.metadata, json, platform, sys
 sys.path.insert(0, "/opt/sparkforge/bin")
 import msgspec, pydantic_core
-from sparkforge.serving import vocabulary
+from sparkforge.serving import packed, vocabulary
+pack = packed.installed()
 print(json.dumps({{
     "machine": platform.machine(),
     "flashinfer": importlib.metadata.version("flashinfer-python"),
     "msgspec": msgspec.json.decode(b"[1]"),
     "vocabulary": vocabulary.digest(),
+    "pack": pack and [pack.architecture, *pack.modules],
     "profile": json.load(open("/{image.SHARE}/profile.json")),
 }}))
 """
@@ -55,12 +58,20 @@ def test_every_program_in_the_image_is_for_arm64(baked: Any, small_spark: Small)
     assert found["matches"], found["problems"]
     assert found["digest"] == baked["digest"]
     assert found["checked"]["programs and libraries"] > 300
+    assert found["checked"]["wheels in the store"] == 1 + has_pack()
 
 
 def test_python_and_the_packages_run_there(told: Any) -> None:
     assert told["machine"] == "aarch64"
     assert told["flashinfer"].endswith("+spark.1")
     assert told["msgspec"] == [1]
+
+
+def test_flashinfer_s_modules_are_in_the_image(told: Any, small_spark: Small) -> None:
+    assert told["pack"] == (["sm121f", SMALLEST.name] if has_pack() else None)
+    plan = small_spark.build("--target", "spark", "--until", "packs", "--dry-run")["plan"]
+    (step,) = [one for one in plan if one["stage"] == "packs"] or [None]
+    assert (step is not None and step["state"] == "in the store") is has_pack()
 
 
 def test_the_vocabulary_of_the_arm64_package_is_the_pinned_one(told: Any) -> None:
