@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -73,6 +73,7 @@ class Builder:
             )
         project = Project(path, loaded, place.store, self.access)
         context = Context.of(project, self.named(until), platform_of(target))
+        context = replace(context, pack=())  # minutes of compilers for each place
         if until == "smoke" and target.smoke is None:
             msg = f"target {self.target} has no smoke test"
             raise UsageError(msg, "give a command after --, or choose another target")
