@@ -1,6 +1,7 @@
 """FlashInfer's modules that were compiled with the image, and what the server is told of them.
 
-vLLM uses FlashInfer only where it finds nvcc, or is told that nothing has to be compiled.
+vLLM uses FlashInfer only where nvcc is on the PATH, or where it is told that nothing has to be
+compiled. FlashInfer looks for nvcc in CUDA_HOME first.
 """
 
 from __future__ import annotations
@@ -79,10 +80,14 @@ def installed() -> Pack | None:
     return None
 
 
+def _on_path(environment: Mapping[str, str]) -> str | None:
+    return shutil.which("nvcc", path=environment.get("PATH"))
+
+
 def has_nvcc(environment: Mapping[str, str]) -> bool:
     """Return whether FlashInfer finds nvcc: where ``CUDA_HOME`` says, else on the PATH."""
     home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
-    usual = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    usual = _on_path(environment) or "/usr/local/cuda/bin/nvcc"
     named = environment.get("FLASHINFER_NVCC", f"{home}/bin/nvcc" if home else usual)
     return shutil.which(named) is not None
 
@@ -105,7 +110,7 @@ def variables(
     if unfit:
         instead = "they are compiled here, which takes minutes"
         if not compiles:
-            instead = "without nvcc none can be compiled, so vLLM serves without FlashInfer"
+            instead = "without nvcc none can be compiled, so vLLM cannot use FlashInfer"
         say(
             f"warning: FlashInfer's modules in this image are for {pack.architecture}, not for"
             f" {', '.join(unfit)}: {instead}"
@@ -117,7 +122,9 @@ def variables(
         else "fails with MissingJITCacheError for any other: there is no nvcc"
     )
     say(f"FlashInfer has modules for {pack.architecture} ({pack.kinds()}), and {rest}")
-    chosen = {"VLLM_HAS_FLASHINFER_CUBIN": "1"}
+    chosen = {}
+    if _on_path(environment) is None:
+        chosen["VLLM_HAS_FLASHINFER_CUBIN"] = "1"
     if not compiles:
         chosen["FLASHINFER_DISABLE_JIT"] = "1"
     return {name: value for name, value in chosen.items() if name not in environment}

@@ -57,8 +57,10 @@ def test_machine_code_loads_by_nvidias_rules(
 
 
 def test_with_nvcc_other_modules_are_compiled(nvcc: Path) -> None:
-    found, said = told(PACK, [(12, 1)], {"CUDA_HOME": str(nvcc)})
+    # vLLM looks at the PATH alone
+    found, said = told(PACK, [(12, 1)], {"CUDA_HOME": str(nvcc), "PATH": "/nowhere"})
     assert found == {"VLLM_HAS_FLASHINFER_CUBIN": "1"}
+    assert told(PACK, [(12, 1)], {"PATH": f"{nvcc}/bin"}) == ({}, said)
     assert said == (
         "FlashInfer has modules for sm121f (sampling 1, prefill 2, decode 2), and compiles others"
         " at their first use"
@@ -66,7 +68,7 @@ def test_with_nvcc_other_modules_are_compiled(nvcc: Path) -> None:
 
 
 def test_without_nvcc_flashinfer_is_used_and_compiles_nothing() -> None:
-    no_nvcc = {"CUDA_HOME": "/no/such/cuda"}
+    no_nvcc = {"CUDA_HOME": "/no/such/cuda", "PATH": "/nowhere"}
     found, said = told(PACK, [(12, 1)], no_nvcc)
     assert found == {"VLLM_HAS_FLASHINFER_CUBIN": "1", "FLASHINFER_DISABLE_JIT": "1"}
     assert "MissingJITCacheError" in said
@@ -81,7 +83,7 @@ def test_a_pack_for_another_device_is_named_and_not_relied_on(nvcc: Path) -> Non
     assert said.endswith("12.0: they are compiled here, which takes minutes")
     found, said = told(PACK, [(9, 0)], {"CUDA_HOME": "/no/such/cuda"})
     assert found == {}
-    assert said.endswith("so vLLM serves without FlashInfer")
+    assert said.endswith("so vLLM cannot use FlashInfer")
 
 
 def test_without_a_pack_nothing_changes() -> None:
