@@ -36,7 +36,7 @@ from sparkforge.serving.document import Document
 from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT
 from tests.patches.served import READY_S, Served, serving
-from tests.support import PATIENCE_S, ROOT
+from tests.support import PATIENCE_S, ROOT, slow_engines
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -407,7 +407,8 @@ def test_the_server_is_benchmarked(server: Served, model: Path, tmp_path: Path) 
     command: list[str | Path] = [sys.executable, ROOT / "build.py", "bench", "--target", "cpu"]
     command += ["--url", f"http://127.0.0.1:{server.port}", "--api-key-file", server.folder / "key"]
     command += ["--quick", "--runs", "2", "--skip-coherence", "--model", model, "--out", out]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with slow_engines():
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = result.load(out)
     assert found.complete
