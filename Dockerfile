@@ -104,6 +104,18 @@ RUN --network=none \
     /run/tools/install /run/wheelhouse /run/requirements.txt
 
 
+# ---- prebuilt: the one C file that Triton would compile on the user's machine --------------------------
+# Nothing for a target without a GPU. Here and not in the image, so that only this needs the compiler.
+FROM system AS prebuilt
+ARG PYTHON_VERSION
+RUN --network=none \
+    --mount=type=bind,from=wheelhouse,target=/run/wheelhouse \
+    --mount=type=bind,from=wheels,target=/run/wheels \
+    --mount=type=bind,source=sparkforge/serving/triton_driver.py,target=/run/triton_driver.py \
+    install -d /prebuilt; \
+    "python${PYTHON_VERSION}" -IB /run/triton_driver.py /run/wheels /run/wheelhouse /prebuilt/triton
+
+
 # ---- builder: what wheels are compiled in (--wheels compile); no part of the image ----------------------
 # The same steps with other arguments: SYSTEM_PACKAGES are the compilers, requirements.txt is what the
 # upstreams' builds require. It is run with no network, a read-only root and this user.
@@ -121,12 +133,15 @@ FROM packages AS serve
 RUN --network=none \
     --mount=type=bind,from=tools,source=/tools,target=/run/tools \
     --mount=type=bind,from=wheels,target=/run/wheels \
+    --mount=type=bind,from=prebuilt,source=/prebuilt,target=/run/prebuilt \
     --mount=type=bind,source=sparkforge/serving/needs.py,target=/run/needs.py \
     --mount=type=tmpfs,target=/run/home \
     /run/tools/install /run/wheels /run/wheels/ours.txt; \
     /run/tools/check; \
     if [ -d /run/wheels/share ]; then \
-      cp -r /run/wheels/share /opt/sparkforge/share; chmod -R u=rwX,go=rX /opt/sparkforge/share; \
+      cp -r /run/wheels/share /opt/sparkforge/share; \
+      cp -r /run/prebuilt/. /opt/sparkforge/share; \
+      chmod -R u=rwX,go=rX /opt/sparkforge/share; \
     fi; \
     echo 'sparkforge:x:10001:10001:sparkforge:/var/cache/sparkforge:/usr/sbin/nologin' >>/etc/passwd; \
     echo 'sparkforge:x:10001:' >>/etc/group; \

@@ -32,6 +32,7 @@ from sparkforge.serving import (
     state,
     steps,
     supervise,
+    triton_driver,
     warmup,
 )
 from sparkforge.serving.errors import EX_CONFIG, StartError
@@ -136,6 +137,7 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
         build = caches.build_key(chosen.share, chosen.release)
         kernels = caches.hold(chosen.jit, build, budget, variables, say)
         variables |= kernels.variables
+    triton_driver.seed(chosen.share, variables, say)
     parts = command.of(chosen, refusing=refusing, eager=eager)
     return Launch(chosen, parts, variables, kernels, watch)
 

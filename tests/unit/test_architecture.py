@@ -11,8 +11,14 @@ from tests.support import ROOT
 
 PACKAGE = ROOT / "sparkforge"
 MODULES = {path.relative_to(ROOT).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
-# beside run.py: in the image, and in front of a compiler, where nothing else of sparkforge is
-STARTS_PROCESSES = {"core/run.py", "serving/session.py", "build/compile/gate.py"}
+# beside run.py: in the image, in its build, and in front of a compiler, where nothing else of
+# sparkforge is
+STARTS_PROCESSES = {
+    "core/run.py",
+    "serving/session.py",
+    "serving/triton_driver.py",
+    "build/compile/gate.py",
+}
 PRINTS = {"serving/log.py"}  # log.py writes to its streams itself
 LONGEST = 400  # lines
 _BASE = {"core", "store", "pins"}
