@@ -23,8 +23,8 @@ FROM scratch AS wheelhouse
 # hadolint ignore=DL3006
 FROM ${BASE} AS system
 ARG PYTHON_VERSION
-# Extra packages of a target. Triton compiles its launchers at run time, so a GPU target on a base
-# without a compiler names gcc, libc6-dev and the Python headers here.
+# Extra packages of a target. Triton's module for the driver is compiled below (prebuilt), so a GPU target
+# on a base without a compiler names gcc, libc6-dev and the Python headers here.
 ARG SYSTEM_PACKAGES=""
 ARG SOURCE_DATE_EPOCH
 SHELL ["/bin/sh", "-euc"]

@@ -57,13 +57,17 @@ def build(backend: Path, out: Path) -> Path:
         driver = Path(folder, "libcuda.so.1")
         empty = ("-shared", "-nostdlib", f"-Wl,-soname,{driver.name}", "-xc", os.devnull)
         subprocess.run(["gcc", *empty, "-o", str(driver)], check=True)
-        python = sysconfig.get_path("include", "posix_prefix")  # Debian's default has none
-        options = ("-O3", "-shared", "-fPIC", "-Wno-psabi", "-s", "-Iinclude", f"-I{python}")
+        options = ("-O3", "-shared", "-fPIC", "-Wno-psabi", "-s", "-Iinclude", f"-I{_headers()}")
         # Ubuntu's gcc leaves libraries out whose functions are not used
         library = ("-Wl,--no-as-needed", f"-L{folder}", f"-l:{driver.name}")
         command = ["gcc", *options, _SOURCE, *library, "-o", str(made)]
         subprocess.run(command, cwd=backend, check=True)
     return made
+
+
+def _headers() -> Path:
+    """Return the folder of Python's C headers; Debian's own default scheme names another."""
+    return Path(sysconfig.get_path("include", "posix_prefix"))
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
@@ -87,10 +91,17 @@ def main(wheels: Path, wheelhouse: Path, out: Path) -> None:
     found = [*wheels.glob("triton-*.whl"), *wheelhouse.glob("triton-*.whl")]  # ours has priority
     if not found:
         return
+    # in the words of needs.py, which looks later
     if shutil.which("gcc") is None:
         sys.exit("the image lacks the program gcc, of the package gcc")
+    if not (header := _headers() / "Python.h").exists():
+        package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+        sys.exit(f"the image lacks the file {header}, of the package {package}")
     with tempfile.TemporaryDirectory() as folder:
-        build(_unpack(found[0], Path(folder)), out)
+        try:
+            build(_unpack(found[0], Path(folder)), out)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"Triton's {_SOURCE} does not compile: gcc's exit code is {error.returncode}")
 
 
 # -- at a server's start -------------------------------------------------------------------------

@@ -610,6 +610,22 @@ def test_empty_variables_mean_the_defaults(
     assert entrypoint.main([]) == EX_NOINPUT  # /model is not there
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_the_images_module_of_triton_is_in_the_servers_cache(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, own: bool
+) -> None:
+    module = tmp_path / "share" / "triton" / "AB12" / "cuda_utils.so"
+    module.parent.mkdir(parents=True)
+    module.write_bytes(b"compiled with the image")
+    monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path / "share"))
+    monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
+    if own:
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
+    cache = Path(plan_of(entrypoint, monkeypatch, []).variables["TRITON_CACHE_DIR"])
+    assert cache.is_relative_to(tmp_path / ("own" if own else "jit"))
+    assert (cache / "AB12" / "cuda_utils.so").read_bytes() == module.read_bytes()
+
+
 def test_the_health_check_asks_where_the_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
     module = load_script("healthcheck")
     asked: list[int] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sysconfig
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -117,12 +118,28 @@ def test_an_image_without_triton_gets_none(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_without_gcc_the_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+@pytest.mark.parametrize("lacking", ["gcc", "Python.h"])
+def test_without_gcc_or_headers_the_build_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if lacking == "gcc" else "/bin/gcc")
+    monkeypatch.setattr(sysconfig, "get_path", lambda *names: str(tmp_path / "include"))
     ours = wheels(tmp_path / "w", {"cuda_arch": "12.1"})
     with pytest.raises(SystemExit) as caught:
         triton_driver.main(ours, tmp_path / "house", tmp_path / "out")
+    assert lacking in str(caught.value)
     assert image._LACKS.search(str(caught.value))  # which build.py shows, with a hint
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
+def test_a_source_that_does_not_compile_ends_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda *names: str(tmp_path))
+    ours = wheels(tmp_path / "w", {"cuda_arch": "12.1"})
+    with pytest.raises(SystemExit, match=r"driver\.c does not compile: gcc's exit code is 1"):
+        triton_driver.main(ours, tmp_path / "house", tmp_path / "out")
 
 
 def test_every_gpu_target_gets_one() -> None:
