@@ -45,7 +45,8 @@ def build(backend: Path, out: Path) -> Path:
         OSError: there is no gcc, or a file is missing.
         subprocess.CalledProcessError: gcc failed, and has said why.
     """
-    # as in triton.runtime.build and .cache
+    # As in triton.runtime.build and .cache. architecture() calls the program `file`, and has no
+    # linkage without it: where this runs, it has to be there or missing as in the image.
     platform_key = ",".join([platform.machine(), platform.system(), *platform.architecture()])
     text = (backend / _SOURCE).read_text(encoding="utf-8")
     digest = hashlib.sha256((text + platform_key).encode()).digest()
