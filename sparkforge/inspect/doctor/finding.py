@@ -88,6 +88,11 @@ CHECKS: Mapping[str, Check] = {
                 "fail: missing; warn: older than 2.34",
                 "sources and series are git commits",
             ),
+            "compiler": (
+                "g++ --version, for a target whose build compiles FlashInfer's modules",
+                "fail: missing",
+                "it compiles their host code (docs/packs.md)",
+            ),
             "proxies": (
                 "proxy variables, SSL_CERT_FILE",
                 "warn: a proxy, and no NO_PROXY for loopback",

@@ -132,6 +132,19 @@ def git(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("git", "ok", first_line(output.out))
 
 
+def compiler(seen: Readings, want: Wanted) -> Iterator[Finding]:
+    here = MACHINES.get(seen.facts.get("machine", ""))
+    if not want.compiles or here not in want.platforms:  # a PC would need the cross compiler
+        return
+    output = seen.output("g++")
+    if output.code == 0:
+        yield Finding("compiler", "ok", first_line(output.out))
+        return
+    text = output.problem or f"g++ --version: {first_line(output.out)!r}"
+    hint = "sudo apt-get install g++; or build with --pack none"
+    yield Finding("compiler", "fail", text, hint)
+
+
 def proxies(seen: Readings, want: Wanted) -> Iterator[Finding]:
     there = {name: seen.variables[name] for name in _PROXIES if seen.variables.get(name)}
     certificates = [name for name in ("SSL_CERT_FILE", "PIP_CERT") if seen.variables.get(name)]
@@ -224,6 +237,7 @@ PROBES = (
     page_size,
     python,
     git,
+    compiler,
     proxies,
     memory_free,
     swap,

@@ -44,6 +44,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "compose": ("docker", "compose", "version", "--short"),
     "nvidia-ctk": ("nvidia-ctk", "--version"),
     "git": ("git", "--version"),
+    "g++": ("g++", "--version"),
 }
 _VARIABLES = (
     "http_proxy",

@@ -28,6 +28,8 @@ class Wanted:
     """Compute capability, as ``12.1``; None: no GPU is needed."""
     cuda: tuple[int, int] | None = None
     """Oldest CUDA that the driver must run, as ``(13, 0)``; None without a GPU."""
+    compiles: bool = False
+    """Its build compiles FlashInfer's modules."""
     needs_engine: bool = False
     """It is served from an image, not from a virtual environment."""
     profile: Profile = field(default_factory=Profile)
@@ -59,6 +61,7 @@ def wanted(pins: Pins, name: str) -> Wanted:
         python=target.python,
         cuda_arch=target.cuda_arch,
         cuda=(int(backend[1]), int(backend[2])) if backend else None,
+        compiles=bool(target.pack),
         needs_engine=target.base is not None,
         profile=profile,
         memory=profile.memory,

@@ -90,6 +90,7 @@ def spark(**changes: Any) -> Readings:
         "compose": Glimpse(0, "2.40.3\n"),
         "nvidia-ctk": Glimpse(0, "NVIDIA … version 1.18.0\n"),
         "git": Glimpse(0, "git version 2.43.0\n"),
+        "g++": Glimpse(0, "g++ (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0\n"),
     }
     files = {"/proc/meminfo": meminfo(), "/etc/os-release": 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\n'}
     for name in [*changes]:
@@ -312,6 +313,7 @@ NO = {"exists": True, "readable": False, "writable": False, "folder": False}
         ({"facts": {**FACTS, "pythons": ""}}, "python", "note", "its image includes it"),
         ({"git": Glimpse(None, problem="git is not on the PATH")}, "git", "fail", "PATH"),
         ({"git": Glimpse(0, "git version 2.20.1")}, "git", "warn", "2.20.1"),
+        ({"g++": Glimpse(None, problem="g++ is not on the PATH")}, "compiler", "fail", "PATH"),
         (
             {"variables": {"https_proxy": "http://me:secret@proxy:3128"}},
             "proxies",
