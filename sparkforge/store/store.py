@@ -137,7 +137,7 @@ class Store:
             for path in ours if here else ():
                 with flocked(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as abandoned:
                     if abandoned:
-                        shutil.rmtree(path, ignore_errors=True)
+                        _remove_abandoned(path)
                         gone += 1
         return gone
 
@@ -360,6 +360,15 @@ class Store:
         freed = sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
         self._discard(folder)
         return freed
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove a folder of a killed run, whose programs may write there for a moment more."""
+    for _ in range(20):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        time.sleep(0.1)
 
 
 def _note(path: Path) -> Mapping[str, Any] | None:

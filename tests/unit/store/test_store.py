@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -118,6 +119,27 @@ def test_sweep_takes_what_nobody_holds_and_leaves_what_somebody_does(store: Stor
         assert mine.is_dir()
         assert not left.exists()
     assert not mine.exists()
+
+
+def test_sweep_outlasts_a_program_of_a_killed_run_that_still_writes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.temporary("series"):
+        pass  # the store is there
+    folder = store.root / "tmp" / "series-abcd_1x2"
+    folder.mkdir()
+    remove, late = shutil.rmtree, ["a", "b"]
+
+    def remove_while_it_writes(path: Path, *, ignore_errors: bool) -> None:
+        remove(path, ignore_errors=ignore_errors)
+        if late:
+            path.mkdir()
+            (path / late.pop()).touch()
+
+    monkeypatch.setattr(shutil, "rmtree", remove_while_it_writes)
+    assert store.sweep() == 1
+    assert not late
+    assert not folder.exists()
 
 
 def test_sweep_leaves_the_folder_of_another_process_whatever_its_number(store: Store) -> None:
