@@ -5,12 +5,13 @@ A virtual environment and an image give the same ``Server``, so whatever checks 
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ LOOPBACK = "127.0.0.1"
 MODEL_NAME = "tiny-gpt-oss"
 SITE_PACKAGES_LABEL = "org.sparkforge.site-packages"
 _STOP_GRACE_S = 30.0
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST = 10_000  # of the ports that are tried
 
 
 @dataclass(frozen=True)
@@ -75,20 +78,34 @@ class Server(Protocol):
 def free_port(wanted: int) -> int:
     """Return ``wanted`` if it is free on loopback, or a free port for 0.
 
+    A server needs seconds until it listens. So the free port is none that the kernel may give to
+    an outgoing connection meanwhile, if the kernel leaves any.
+
     Raises:
         PortError: the port is in use.
     """
+    if wanted == 0:
+        first = int(_EPHEMERAL.read_text(encoding="ascii").split()[0])
+        for _ in range(100 if first > _LOWEST else 0):
+            port = _LOWEST + secrets.randbelow(first - _LOWEST)
+            with suppress(OSError):
+                return _bound(port)
+    try:
+        return _bound(wanted)
+    except OSError as error:
+        msg = f"port {wanted} on {LOOPBACK} is in use: {error.strerror}"
+        remedy = "choose another with --port N, or stop the program that uses it"
+        raise PortError(msg, remedy) from None
+
+
+def _bound(port: int) -> int:
+    """Bind a port on loopback, any for 0, and return it; OSError where it is in use."""
     with socket.socket() as probe:
         # as servers do, so that a port in TIME_WAIT counts as free
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, wanted))
-        except OSError as error:
-            msg = f"port {wanted} on {LOOPBACK} is in use: {error.strerror}"
-            remedy = "choose another with --port N, or stop the program that uses it"
-            raise PortError(msg, remedy) from None
-        port: int = probe.getsockname()[1]
-    return port
+        probe.bind((LOOPBACK, port))
+        bound: int = probe.getsockname()[1]
+    return bound
 
 
 @dataclass(frozen=True)

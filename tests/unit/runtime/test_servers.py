@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkforge.core.errors import PortError, SmokeError
-from sparkforge.runtime import serverlog
+from sparkforge.runtime import serverlog, servers
 from sparkforge.runtime.servers import LOOPBACK, free_port
 
 
@@ -22,6 +23,24 @@ def test_a_taken_port_has_an_exit_code_of_its_own() -> None:
             free_port(port)
     assert refusal.value.exit_code != SmokeError.exit_code
     assert "--port" in refusal.value.remedy
+
+
+def test_a_free_port_is_none_that_an_outgoing_connection_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the kernel leaves one port
+    port = free_port(0)
+    limits = tmp_path / "range"
+    limits.write_text(f"{port + 1}\t60999\n")
+    monkeypatch.setattr(servers, "_EPHEMERAL", limits)
+    monkeypatch.setattr(servers, "_LOWEST", port)
+    assert free_port(0) == port
+    with socket.socket() as other:
+        other.bind((LOOPBACK, port))
+        other.listen()
+        assert free_port(0) != port
+    limits.write_text("1024\t65535\n")  # it leaves none
+    assert free_port(0) >= 1024
 
 
 # -- why a server did not start ----------------------------------------------------------------
