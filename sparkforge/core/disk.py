@@ -65,6 +65,15 @@ def write_file(path: Path, data: bytes) -> None:
                 raise
 
 
+def sync(path: Path) -> None:
+    """Write a file to the disk: a power cut must not leave its name without its content."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def _taken_over(path: Path) -> Iterator[int]:
     """Open a file for one writer at a time; one that a killed process left is used again.

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkforge.core.disk import disk_errors, sync
 from sparkforge.core.errors import UsageError
 from sparkforge.core.gitsafe import clean_env, explained, isolated
 from sparkforge.core.run import call, piped
@@ -57,11 +58,24 @@ def git_ok(repo: Path, *args: str) -> bool:
 
 
 def init_bare(repo: Path) -> None:
-    """Create a bare repository if it is missing."""
-    if not (repo / "HEAD").exists():
+    """Create a bare repository if it is missing: complete, or not at all.
+
+    git leaves an incomplete one if it is killed or the disk is full, and refuses it from then on.
+    The caller has the lock of the repository.
+    """
+    if (repo / "HEAD").exists():
+        return
+    fresh = repo.with_name(f".{repo.name}.new")
+    for left in (fresh, repo):
+        shutil.rmtree(left, ignore_errors=True)
+    with disk_errors(repo):
         repo.parent.mkdir(parents=True, exist_ok=True)
         # no template: it would copy sample hooks into every repository
-        call("git", "init", "--quiet", "--bare", "--template=", "-b", "main", repo, env=clean_env())
+        options = ("--quiet", "--bare", "--template=", "--initial-branch=main")
+        call("git", "init", *options, fresh, env=clean_env())
+        for name in ("HEAD", "config"):
+            sync(fresh / name)
+        fresh.rename(repo)
 
 
 def tidy(repo: Path) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CommandError, StoreError
 from sparkforge.core.programs import failure
 from sparkforge.core.run import call
@@ -102,14 +103,16 @@ def isolated(
 
     Raises:
         CommandError: git ended with an error (only with ``check``).
-        StoreError: the repository is another user's, or a damaged one of the store.
+        StoreError: the repository is another user's, or a damaged one of the store; or its disk
+            is full.
     """
     variables = {**environment(repo), **(env or {})}
     done = call("git", "-C", repo, *args, stdin=stdin, env=variables, check=False)
     if done.returncode:
         check_dubious(done.stderr)
     if check and done.returncode:
-        with explained(repo):
+        # git does not always report the system's error: "couldn't write 'ORIG_HEAD.lock'"
+        with disk_errors(repo), explained(repo):
             raise failure(done)
     return done
 

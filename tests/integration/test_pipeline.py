@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -17,11 +18,14 @@ from typing import Any
 import pytest
 
 from sparkforge.build.receipt import PROVENANCE, SBOM
+from sparkforge.core import git
+from sparkforge.core.errors import StoreError
 from sparkforge.core.log import human_bytes
 from tests.project import FILES, PATCH, PATCHED, PLATFORM, Project, slow_down
 from tests.support import PATIENCE_S, alive, sha256, wait_for
 
 BUILD = ("build", "--target", "tiny", "--engine", "none", "--until", "wheels")
+AUTHOR = {"GIT_AUTHOR_NAME": "one", "GIT_AUTHOR_EMAIL": "one@example.com"}
 SDIST, WHEEL = "/files/demo-1.0.tar.gz", "/files/demo-1.0-py3-none-any.whl"
 
 
@@ -337,6 +341,34 @@ def test_a_full_disk_stops_the_build_and_room_lets_it_go_on(
     filler.unlink()
     project.build()
     check_result(project)
+
+
+def test_a_repository_is_complete_or_missing_on_a_full_disk(room: Path) -> None:
+    repo, filler, refused = room / "git" / "demo.git", room / "filler", 0
+    for pages in range(1, 14):
+        filler.write_bytes(bytes(300 * 1024 - pages * 4096))
+        try:
+            git.init_bare(repo)
+        except StoreError:
+            refused += 1
+            assert not repo.exists()
+        filler.unlink()
+        git.init_bare(repo)  # as the next build does
+        assert git.git(repo, "rev-parse", "--is-bare-repository") == "true"
+        shutil.rmtree(repo)
+    assert 0 < refused < 13
+
+
+def test_git_that_cannot_write_is_a_full_disk(room: Path) -> None:
+    repo = room / "demo.git"
+    git.init_bare(repo)
+    tree = git.git(repo, "mktree", stdin=b"")
+    commit = git.git(repo, "commit-tree", "-m", "one", tree, env=AUTHOR)
+    with contextlib.suppress(OSError), (room / "filler").open("wb", buffering=0) as filler:
+        while filler.write(bytes(4096)):
+            pass
+    with pytest.raises(StoreError, match="the disk is full"):
+        git.git(repo, "update-ref", "refs/pins/one", commit)
 
 
 # -- killed, interrupted, at once -------------------------------------------------------------
