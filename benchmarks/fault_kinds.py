@@ -298,6 +298,11 @@ def power(subject: Subject, dice: random.Random, seconds: float) -> Iterator[Dis
         if subject.server is not None:
             for page in subject.server.pages.values():
                 page.pause_s = 0
+        # Another process may have copied the mount (unshare); then the file system that has ended
+        # would be mounted once more. A copy of the disk is another disk.
+        after = disk.with_suffix(".after")
+        call("cp", "--sparse=always", disk, after)
+        after.replace(disk)
         with mounted(subject.disk, *options):
             left = sum(1 for path in subject.store.rglob("*") if path.is_file())
             yield Disturbed(f"power cut after {after_s:.2f} s, {left} files left", problems)
