@@ -120,7 +120,8 @@ def _list(chosen: Sequence[Module]) -> int:
     for one in chosen:
         log.info(f"{one.name}{f'  [{one.needs}]' if one.needs else ''}")
         for evidence in one.evidence:
-            log.info(f"    {evidence.upstream} {evidence.path}")
+            call = " ".join(evidence.text.split())
+            log.info(f"    {evidence.upstream} {evidence.path}: {call}")
     return 0
 
 
