@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.build.options import OutputOptions
+from sparkforge.build.receipt import RELEASE
 from sparkforge.cli import docs
 from sparkforge.core import generated
 from sparkforge.core.command import Entry, grouped, needed, option, switch
@@ -51,10 +52,11 @@ def _release(options: Options) -> int:
     log.heading(f"{one.version}, target {one.target}")
     log.table([("ok" if row.ok else "FAIL", row.name, row.said) for row in rows])
     failed = [row for row in rows if not row.ok]
-    folder, signed = collect.folder_of(one), list[str]()
+    made = _Made(collect.folder_of(one), [], None if image is None else str(image))
     if not failed and not options.dry_run:
-        folder, signed = _made(one, options.signer if signs else None, image)
-    steps = [] if failed else next_steps(one, image, signed=signs)
+        made = _made(one, options.signer if signs else None, image)
+    signed = signs or bool(made.signed)
+    steps = [] if failed else next_steps(one, made.image, signed=signed)
     log.document(
         {
             "release": one.version,
@@ -62,10 +64,10 @@ def _release(options: Options) -> int:
             "target": one.target,
             "commit": checks.head(one.root),
             "checks": [asdict(row) for row in rows],
-            "folder": str(folder),
+            "folder": str(made.folder),
             "files": [] if failed else collect.names(one),
-            "signed": signed,
-            "image": None if image is None else str(image),
+            "signed": made.signed,
+            "image": made.image,
             "dry_run": options.dry_run,
             "next": steps,
         }
@@ -74,7 +76,7 @@ def _release(options: Options) -> int:
         return log.failure(_not_ready(one, failed))
     if options.dry_run:
         for name in collect.names(one):
-            log.info(f"would collect  {folder / name}")
+            log.info(f"would collect  {made.folder / name}")
         if signs:
             log.info("would sign     receipt, checksums, bill, provenance, release.json")
         if image is not None:
@@ -135,24 +137,40 @@ def _reference(name: str, one: Candidate) -> Reference:
     return registry.Reference(where, built.digest)
 
 
-def _made(
-    one: Candidate, signer: cosign.Signer | None, image: Reference | None
-) -> tuple[Path, list[str]]:
-    """Collect the files, sign them, push the image and sign it; returns folder and signatures."""
+@dataclass(frozen=True)
+class _Made:
+    """A release.
+
+    Attributes:
+        signed: files with a signature.
+        image: where it is in a registry, as release.json has it.
+    """
+
+    folder: Path
+    signed: list[str]
+    image: str | None
+
+
+def _made(one: Candidate, signer: cosign.Signer | None, image: Reference | None) -> _Made:
+    """Collect the files, sign them, push the image and sign it."""
     from sparkforge.inspect.verify import signing
 
     sections = notes.sections((one.root / notes.NAME).read_text(encoding="utf-8"))
     text = next(section.text for section in sections if section.version == one.version)
-    texts = collect.Texts(text, one.page())
-    folder = collect.collect(one, texts, None if image is None else str(image))
+    with collect.fresh(one, collect.Texts(text, one.page())) as files:
+        # the files first: a wrong password is known before hours of pushing
+        if signer is not None:
+            signing.sign_folder(files, signer, f"build.py release --target {one.target}")
+        if image is not None and signer is not None:
+            _pushed(one, image)
+            cosign.sign_image(str(image), files, signer)
+        # last, since it says where the image is
+        there = collect.record(one, files, None if image is None else str(image))
+        if signer is not None:
+            signing.sign_file(files / RELEASE, signer)
+    folder = collect.folder_of(one)
     log.info(f"collected  {folder}")
-    # the files first: a wrong password is known before hours of pushing
-    again = f"build.py release --target {one.target}"
-    signed = [] if signer is None else signing.sign_folder(folder, signer, again)
-    if image is not None and signer is not None:
-        _pushed(one, image)
-        cosign.sign_image(str(image), folder, signer)
-    return folder, signed
+    return _Made(folder, collect.signatures(folder), there)
 
 
 def _pushed(one: Candidate, image: Reference) -> None:
@@ -180,7 +198,7 @@ def _not_ready(one: Candidate, failed: list[Check]) -> ReleaseError:
     return ReleaseError(msg, "fix these, then run this again")
 
 
-def next_steps(one: Candidate, image: Reference | None, *, signed: bool) -> list[str]:
+def next_steps(one: Candidate, image: str | None, *, signed: bool) -> list[str]:
     """Return the commands that are left to a person, in order."""
     folder = collect.folder_of(one).relative_to(one.root)
     commit = checks.head(one.root)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge import __version__
 from sparkforge.build import publish
-from sparkforge.build.receipt import RELEASE, SUMS
-from sparkforge.core.disk import disk_errors, write_file
+from sparkforge.build.receipt import RELEASE, SUFFIX, SUMS
+from sparkforge.core.disk import disk_errors, read_json, write_file
+from sparkforge.core.errors import SparkforgeError
 from sparkforge.core.hashing import sha256_file
-from sparkforge.inspect.verify.signing import RECEIPT
+from sparkforge.core.log import log
+from sparkforge.inspect.verify.signing import RECEIPT, SIGNED, sums
 from sparkforge.release.checks import Candidate, built_image, head, receipt_of
 
 NOTES, REPORT = "NOTES.md", "report.html"
@@ -42,36 +46,90 @@ def names(one: Candidate) -> list[str]:
     return sorted([*receipt_of(one)["files"], SUMS, RECEIPT, NOTES, REPORT, RELEASE])
 
 
-def collect(one: Candidate, texts: Texts, image: str | None) -> Path:
-    """Write the folder of a release, and return it; one of an earlier run is replaced.
+@contextmanager
+def fresh(one: Candidate, texts: Texts) -> Iterator[Path]:
+    """Write the files of a release, without release.json, into a folder of its own.
 
-    Args:
-        image: REPOSITORY@sha256:… where the image is published.
+    At the end of the block it takes the place of the release's folder. If the block fails, an
+    earlier release's folder stays as it is. It also stays, with its signatures, if the new one has
+    no signatures and the same files.
     """
     receipt, folder = receipt_of(one), folder_of(one)
-    fresh = folder.with_name(f".{folder.name}.new")
+    made = folder.with_name(f".{folder.name}.new")
     with disk_errors(folder):
-        shutil.rmtree(fresh, ignore_errors=True)  # of a run that was killed
-        fresh.mkdir(parents=True)
-        for name in (*receipt["files"], SUMS, RECEIPT):
-            publish.link(one.folder / name, fresh / name)
-        write_file(fresh / NOTES, f"{texts.notes}\n".encode())
-        write_file(fresh / REPORT, texts.report.encode())
-        built = built_image(one)
-        document = {
-            "schema": SCHEMA,
-            "sparkforge": __version__,
-            "release": one.version,
-            "tag": one.tag,
-            "target": one.target,
-            "platform": receipt["platform"],
-            "commit": head(one.root),
-            "pins_sha256": receipt["pins_sha256"],
-            "image": None if built is None else {"digest": built.digest, "reference": image},
-            "files": {path.name: sha256_file(path) for path in sorted(fresh.iterdir())},
-        }
-        text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-        write_file(fresh / RELEASE, text.encode())
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
-    return folder
+        shutil.rmtree(made, ignore_errors=True)  # of a run that was killed
+        made.mkdir(parents=True)
+        try:
+            for name in (*receipt["files"], SUMS, RECEIPT):
+                publish.link(one.folder / name, made / name)
+            write_file(made / NOTES, f"{texts.notes}\n".encode())
+            write_file(made / REPORT, texts.report.encode())
+            yield made
+            _replace(folder, made)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def record(one: Candidate, made: Path, image: str | None) -> str | None:
+    """Write release.json, the last file of a release.
+
+    Args:
+        made: folder with all other files.
+        image: REPOSITORY@sha256:… where the image has been pushed; None: not by this run.
+
+    Returns:
+        ``image``, or where an earlier run has pushed the same image.
+    """
+    built = built_image(one)
+    image = image or _pushed_before(one)
+    document = {
+        "schema": SCHEMA,
+        "sparkforge": __version__,
+        "release": one.version,
+        "tag": one.tag,
+        "target": one.target,
+        "platform": receipt_of(one)["platform"],
+        "commit": head(one.root),
+        "pins_sha256": receipt_of(one)["pins_sha256"],
+        "image": None if built is None else {"digest": built.digest, "reference": image},
+        "files": {name: sha256_file(made / name) for name in names(one) if name != RELEASE},
+    }
+    write_file(made / RELEASE, (json.dumps(document, indent=2, sort_keys=True) + "\n").encode())
+    return image
+
+
+def signatures(folder: Path) -> list[str]:
+    """Return the files of a folder that have a signature beside them."""
+    return [name for name in SIGNED if (folder / f"{name}{SUFFIX}").is_file()]
+
+
+def _pushed_before(one: Candidate) -> str | None:
+    """Return where an earlier run has pushed the image of the last build."""
+    built, before = built_image(one), (read_json(folder_of(one) / RELEASE) or {}).get("image")
+    reference = before.get("reference") if isinstance(before, dict) else None
+    if built is None or built.digest is None or not isinstance(reference, str):
+        return None
+    return reference if reference.endswith(f"@{built.digest}") else None
+
+
+def _replace(folder: Path, made: Path) -> None:
+    signed = signatures(folder)
+    if signed and not signatures(made):
+        if _same(folder, made):
+            return
+        log.warning(f"{folder}: the release has changed: its signatures are removed")
+    # two renames: a run that is killed leaves no half-removed folder
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    made.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _same(folder: Path, made: Path) -> bool:
+    """Return whether a folder is undamaged and has the same files, apart from signatures."""
+    try:
+        return (folder / RELEASE).read_bytes() == (made / RELEASE).read_bytes() and not sums(folder)
+    except (OSError, SparkforgeError):
+        return False

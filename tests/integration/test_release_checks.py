@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.build.results import ImageResult
 from sparkforge.cli import release
-from sparkforge.core.errors import StaleError
+from sparkforge.core.errors import RegistryError, StaleError
 from sparkforge.inspect.verify import signing
+from sparkforge.inspect.verify.cosign import Signer
 from sparkforge.pins import pins
 from sparkforge.release import checks, collect, notes
 from sparkforge.release.checks import Candidate
+from sparkforge.runtime.registry import Reference
 from tests.project import Project
 from tests.support import ROOT
 
@@ -158,10 +162,7 @@ def test_words_that_make_no_sense(project: Project) -> None:
 
 
 def test_the_folder_of_a_release_is_whole_and_replaced(candidate: Candidate) -> None:
-    texts = collect.Texts("* A change.", "page")
-    folder = collect.collect(candidate, texts, None)
-    (folder / "receipt.json.sigstore.json").write_text("{}")  # of the release before
-    assert collect.collect(candidate, texts, None) == folder
+    folder = made(candidate)
     assert sorted(path.name for path in folder.iterdir()) == collect.names(candidate)
     assert signing.sums(folder) == []
     (folder / "NOTES.md").write_text("other\n")
@@ -170,3 +171,76 @@ def test_the_folder_of_a_release_is_whole_and_replaced(candidate: Candidate) -> 
         "NOTES.md: differs from release.json",
         "report.html: missing, but release.json lists it",
     ]
+    assert signing.sums(made(candidate)) == []
+
+
+DIGEST = f"sha256:{'1' * 64}"
+PUSHED = Reference("r.example.org/x", DIGEST)
+COSIGN = """\
+#!/bin/sh
+echo "$@" >>"$0.log"
+while [ $# -gt 1 ]; do
+    [ "$1" != --bundle ] || echo "$3" >"$2"
+    shift
+done
+"""
+
+
+@pytest.fixture
+def cosign(candidate: Candidate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that signs everything and notes its words; the last build has an image."""
+    program = tmp_path / "programs" / "cosign"
+    program.parent.mkdir()
+    program.write_text(COSIGN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    built = ImageResult("x:1", "sha256:2", DIGEST, "base", ())
+    monkeypatch.setattr(collect, "built_image", lambda one: built)
+    return program
+
+
+def made(one: Candidate, image: Reference | None = None, *, key: str | None = None) -> Path:
+    """Make the release; returns its folder."""
+    signer = None if key is None else Signer(key=key, no_log=True)
+    return release._made(one, signer, image).folder
+
+
+def image_in(folder: Path) -> object:
+    return json.loads((folder / "release.json").read_text())["image"]["reference"]
+
+
+def test_a_release_names_its_image_once_that_is_pushed(
+    candidate: Candidate, cosign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: object) -> None:
+        raise RegistryError("cannot be reached", "run this again")
+
+    before = made(candidate, key="first.key")
+    assert image_in(before) is None
+    monkeypatch.setattr(release, "_pushed", down)
+    with pytest.raises(RegistryError):
+        made(candidate, PUSHED, key="second.key")
+    assert image_in(before) is None  # as it was, and nothing beside it
+    assert collect.signatures(before) == list(signing.SIGNED)
+    assert list(before.parent.iterdir()) == [before]
+    monkeypatch.setattr(release, "_pushed", lambda *_: None)
+    assert image_in(made(candidate, PUSHED, key="second.key")) == str(PUSHED)
+    last = Path(f"{cosign}.log").read_text().splitlines()[-1]
+    assert last.startswith("sign-blob ") and last.endswith("/release.json")
+    assert signing.sums(before) == []
+
+
+def test_a_run_without_key_keeps_signatures_and_the_image(
+    candidate: Candidate, cosign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "_pushed", lambda *_: None)
+    folder = made(candidate, PUSHED, key="cosign.key")
+    again = release._made(candidate, None, None)
+    assert (again.signed, again.image) == (list(signing.SIGNED), str(PUSHED))
+    other = replace(candidate, page=lambda: "another page")
+    again = release._made(other, None, None)
+    assert (again.signed, again.image) == ([], str(PUSHED))  # they would be of other files
+    assert signing.sums(folder) == []
+    rebuilt = ImageResult("x:2", "sha256:3", f"sha256:{'4' * 64}", "base", ())
+    monkeypatch.setattr(collect, "built_image", lambda one: rebuilt)
+    assert image_in(made(candidate)) is None

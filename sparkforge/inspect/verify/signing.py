@@ -80,17 +80,25 @@ def sign_folder(folder: Path, signer: cosign.Signer, again: str) -> list[str]:
     if problems:
         msg = f"{folder}: differs from the build:\n" + "\n".join(f"  {one}" for one in problems)
         raise SignError(msg, f"build it again: python3 {again}")
-    cosign.need()
-    how = cosign.signing_words(signer)
     signed = [name for name in SIGNED if (folder / name).is_file()]
     for name in signed:
-        path = folder / name
-        # made beside its place, so that a failure leaves no signature of something else
-        fresh = path.with_name(f".{name}{SUFFIX}.new")
-        cosign.run("sign-blob", *how, *cosign.bundle_format(), "--bundle", fresh, path)
-        fresh.rename(path.with_name(name + SUFFIX))
-        log.info(f"signed  {name}{SUFFIX}")
+        sign_file(folder / name, signer)
     return signed
+
+
+def sign_file(path: Path, signer: cosign.Signer) -> None:
+    """Sign a file, into a bundle beside it.
+
+    Raises:
+        SignError: cosign is missing or fails.
+    """
+    cosign.need()
+    how = (*cosign.signing_words(signer), *cosign.bundle_format())
+    # made beside its place, so that a failure leaves no signature of something else
+    fresh = path.with_name(f".{path.name}{SUFFIX}.new")
+    cosign.run("sign-blob", *how, "--bundle", fresh, path)
+    fresh.rename(path.with_name(path.name + SUFFIX))
+    log.info(f"signed  {path.name}{SUFFIX}")
 
 
 def _image(named: str, folder: Path) -> str:
