@@ -25,6 +25,7 @@ from sparkforge.serving.access import IN_URL
 _PROGRESS_EVERY_S = 0.1
 _PROGRESS_EVERY_S_PLAIN = 5.0  # without a terminal each report is a line of its own
 _WIDTH = 78
+_PIN = re.compile(r"(?<=\bpin-value=)[^&\s]+")  # of a pkcs11: URI (RFC 7512)
 _COLOUR = re.compile(r"(\033\[[0-9;]*m)")
 
 
@@ -237,8 +238,8 @@ def _tame(text: str) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Return a text without the user names and passwords of the addresses in it."""
-    return IN_URL.sub("", text)
+    """Return a text without users and passwords of addresses and PINs of PKCS#11 keys."""
+    return _PIN.sub("***", IN_URL.sub("", text))
 
 
 def _clean(value: Any) -> Any:

@@ -219,9 +219,14 @@ def test_a_table_is_as_wide_as_its_cells(log: Log, capsys: pytest.CaptureFixture
         ("https://me:hu@sh@host/x", "https://host/x"),
         ('{"a":"http://host:80","mail":"me@host"}', '{"a":"http://host:80","mail":"me@host"}'),
         ("mail me@host", "mail me@host"),
+        (
+            "--key 'pkcs11:token=a?module-path=/p.so&pin-value=12%2634&x=y'",
+            "--key 'pkcs11:token=a?module-path=/p.so&pin-value=***&x=y'",
+        ),
+        ("open pkcs11:object=a?pin-value=1234: no", "open pkcs11:object=a?pin-value=*** no"),
     ],
 )
-def test_names_and_passwords_in_addresses_are_not_shown(
+def test_secrets_are_not_shown(
     log: Log, capsys: pytest.CaptureFixture[str], address: str, shown: str
 ) -> None:
     log.info(address)
