@@ -105,7 +105,7 @@ def test_a_new_build_drops_the_signatures_of_the_old(built: Project, keys: Path)
 
 
 def test_a_wrong_password_or_key_is_one_clear_error(built: Project, keys: Path) -> None:
-    assert "COSIGN_PASSWORD is wrong" in sign(built, keys, code=21, password="wrong")
+    assert "check the key and COSIGN_PASSWORD" in sign(built, keys, code=21, password="wrong")
     assert "no such file" in sign(built, keys / "none", code=2)
     assert not list((built.root / "dist" / "tiny").glob("*sigstore.json*"))
     sign(built, keys)

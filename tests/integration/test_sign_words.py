@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.project import Project
-from tests.support import ROOT
 
-KEY = str(ROOT / "LICENSE")  # a file that is there
+KEY = "cosign.pub"
+
+
+@pytest.fixture(autouse=True)
+def key(project: Project) -> None:
+    """A file that looks like a key, where the commands run."""
+    (project.root.parent / KEY).write_text("-----BEGIN PUBLIC KEY-----\n")
 
 
 @pytest.fixture

@@ -7,20 +7,23 @@ passwords through its own variable. Neither is read here, so neither can be show
 from __future__ import annotations
 
 import json
+import os
+import re
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from sparkforge.build.receipt import PROVENANCE, SBOM
 from sparkforge.core import plain
 from sparkforge.core.command import option, switch
-from sparkforge.core.errors import CommandError, SignError, UsageError, VerifyError
+from sparkforge.core.errors import SignError, SparkforgeError, StoreError, UsageError, VerifyError
 from sparkforge.core.log import log
-from sparkforge.core.programs import have
+from sparkforge.core.programs import failure, have
 from sparkforge.core.run import call
 from sparkforge.runtime import registry
 
@@ -28,12 +31,13 @@ BILL, HISTORY = "cyclonedx", "slsaprovenance1"
 """cosign's names of what is attached to an image: its bill of materials and its provenance."""
 # a key needs no root of trust; without this cosign would download one
 _NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
+_SIGNING = ("sign", "sign-blob", "attest")
 _UNTRUSTED = "get the image from a trusted source, or build it: build.py"
-_HINTS = (
-    ("decryption failed", "COSIGN_PASSWORD is wrong for this key"),
-    ("inappropriate ioctl", "set COSIGN_PASSWORD to the key's password"),
-    ("device flow", "without --key cosign needs an identity: set SIGSTORE_ID_TOKEN, or use --key"),
-)
+_VERDICTS = range(10, 14)
+"""Exit codes of ``cosign verify``: unsigned, no such tag, not this signer, no certificate."""
+_PUBLIC = re.compile(rb"^-----BEGIN (RSA )?PUBLIC KEY-----", re.MULTILINE)
+_KEY_BYTES = 1 << 20
+_SEE = "see cosign's output above"
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,11 @@ def required(trust: Trust) -> bool:
         msg = "--identity and --issuer need each other"
         raise UsageError(msg, "give both: --identity me@example.org --issuer https://…")
     _check_key(trust.key)
+    if trust.key is not None and _is_file(trust.key):
+        with Path(trust.key).open("rb") as file:
+            if not _PUBLIC.search(file.read(_KEY_BYTES)):
+                msg = f"--key {trust.key}: is no public key"
+                raise UsageError(msg, "give cosign.pub, or write it: cosign public-key --key FILE")
     return True
 
 
@@ -100,9 +109,13 @@ def check_signer(signer: Signer) -> None:
 
 def _check_key(key: str | None) -> None:
     """Refuse a file that is not there; ``awskms://…``, ``env://…``, ``pkcs11:…`` are no files."""
-    if key is not None and ":" not in key and not Path(key).is_file():
+    if key is not None and _is_file(key) and not Path(key).is_file():
         msg = f"--key {key}: no such file"
         raise UsageError(msg, "give an existing key; create one with cosign generate-key-pair")
+
+
+def _is_file(key: str) -> bool:
+    return ":" not in key
 
 
 # -- signing -------------------------------------------------------------------------
@@ -181,13 +194,21 @@ def attested(image: str, kind: str, trust: Trust) -> list[Any]:
 
 
 def refused(command: str, trust: Trust, *words: str | Path) -> str:
-    """Return why cosign does not accept a signature, or ""."""
+    """Return why cosign does not accept a signature, or "".
+
+    Raises:
+        SignError: cosign has not come to a verdict about an image.
+        RegistryError: as ``run``.
+    """
     with _whose(trust) as whose:
-        try:
-            run(command, *whose, *(bundle_format() if "-blob" in command else ()), *words)
-        except SignError as error:
-            return _last_line(error.what)
-    return ""
+        blob = bundle_format() if command == "verify-blob" else ()
+        done = _ran(command, *whose, *blob, *words)
+    if not done.returncode:
+        return ""
+    # of a file cosign says only that it failed
+    if command == "verify" and done.returncode not in _VERDICTS:
+        raise _failure(done)
+    return _last_line(failure(done).what)
 
 
 def _last_line(text: str) -> str:
@@ -246,14 +267,48 @@ def run(*words: str | Path) -> bytes:
         SignError: it refuses.
         RegistryError: the registry cannot be reached, or denies access.
     """
-    try:
-        # without a key cosign prompts the user to open a page, and waits
-        asks = words[0] in ("sign", "sign-blob", "attest") and "--key" not in words
-        return call("cosign", *words, stream=asks).stdout
-    except CommandError as error:
-        blob = "-blob" in str(words[0])
-        if not blob and (refused := registry.refusal(str(words[0]), str(words[-1]), error.what)):
-            raise refused from None
-        hints = (hint for sign, hint in _HINTS if sign in error.what)
-        remedy = next(hints, "see cosign's output above")
-        raise SignError(f"cosign {words[0]} failed:\n{error.what}", remedy) from None
+    done = _ran(*words)
+    if done.returncode:
+        raise _failure(done)
+    return done.stdout
+
+
+def _ran(*words: str | Path) -> CompletedProcess[bytes]:
+    # without a key cosign prompts the user to open a page, and waits
+    asks = words[0] in _SIGNING and "--key" not in words
+    return call("cosign", *words, stream=asks, check=False)
+
+
+def _failure(done: CompletedProcess[bytes]) -> SparkforgeError:
+    """Return the error of a failed cosign: facts tell what it is about, as far as they go."""
+    _, command, *words = done.args
+    error = failure(done)
+    if isinstance(error, StoreError):
+        return error
+    if "-blob" not in command and _names(error.what, registry.host_of(words[-1])):
+        what = "upload" if command in _SIGNING else "look-up"
+        if refusal := registry.refusal(what, words[-1], error.what):
+            return refusal
+    msg = f"cosign {command} failed:\n{error.what}"
+    return SignError(msg, _remedy(words) if command in _SIGNING else _SEE)
+
+
+def _names(text: str, host: str) -> bool:
+    """Return whether a text has an address of a host: cosign talks to other services, too."""
+    return re.search(rf"//([\w.-]+\.)?{re.escape(host)}/", text) is not None
+
+
+def _remedy(words: Sequence[str]) -> str:
+    """Return what to do after a signature has failed.
+
+    Args:
+        words: cosign's, that have been tried.
+    """
+    if "--key" not in words:
+        return f"{_SEE}; without --key it needs an identity: SIGSTORE_ID_TOKEN, or its page"
+    key = words[words.index("--key") + 1]
+    if not call("cosign", "public-key", "--key", key, check=False).returncode:
+        return _SEE
+    if "COSIGN_PASSWORD" not in os.environ:
+        return "cosign cannot use this key: set COSIGN_PASSWORD to its password"
+    return "cosign cannot use this key: check the key and COSIGN_PASSWORD"
