@@ -38,6 +38,7 @@ def call(
     stream: bool | Callable[[str], None] = False,
     check: bool = True,
     timeout: float | None = None,
+    guarded: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program to its end and return its output.
 
@@ -48,6 +49,7 @@ def call(
         stream: show its output line by line while it runs (stdout and stderr together); a
             function gets each line instead of the log.
         timeout: seconds; None: no limit.
+        guarded: end it also after a kill -9 of this process, for programs that write for seconds.
 
     Raises:
         MachineError: the program is missing.
@@ -61,6 +63,7 @@ def call(
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if stream else subprocess.PIPE,
+        guarded=guarded,
     ) as child:
         if stream:
             assert child.stdout is not None

@@ -116,7 +116,8 @@ def _installed(
     ]
     log.info("installing third-party wheels")
     try:
-        call(*install, "--require-hashes", "--find-links", stable.as_uri(), "-r", lock, env=env)
+        third_party = ("--require-hashes", "--find-links", stable.as_uri(), "-r", lock)
+        call(*install, *third_party, env=env, guarded=True)
         log.info("installing " + ", ".join(wheel.name for wheel in wheels))
         ours = folder / "ours.txt"
         ours.write_text("".join(f"{line}\n" for line in _requirements(wheels)))
@@ -124,7 +125,7 @@ def _installed(
         # after a kill: --no-cache leaves hundreds of MB in /tmp then
         with tempfile.TemporaryDirectory(dir=folder) as own:
             once = {**env, "UV_CACHE_DIR": own}
-            call(*install, "--require-hashes", "-r", ours, env=once)
+            call(*install, "--require-hashes", "-r", ours, env=once, guarded=True)
         ours.unlink()
     except CommandError as error:
         raise _conflict(error) from error

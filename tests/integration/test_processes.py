@@ -148,3 +148,30 @@ def test_a_server_ends_with_its_driver_even_after_kill_9(tmp_path: Path) -> None
     driver.communicate()
     # SIGTERM first, with ten seconds to heed it; then for good
     wait_for(lambda: not alive(server) and not alive(worker))
+
+
+INSTALL = """
+import sys
+from pathlib import Path
+from sparkforge.runtime import environment
+uv, folder = Path(sys.argv[1]), Path(sys.argv[2])
+environment.uv_program = lambda: uv
+environment.install(
+    python=uv, lock=folder, wheelhouse=folder, unpacked=folder, target="", wheels={}, folder=folder
+)
+"""
+
+
+def test_uv_writes_nothing_more_after_a_kill_9_of_the_build(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    uv = tmp_path / "uv"
+    started = f"echo $$ >{note}.new; mv {note}.new {note}; exec sleep 60"
+    uv.write_text(f'#!/bin/sh\n[ "$1" != pip ] || {{ {started}; }}\n')
+    uv.chmod(0o755)
+    build = python(INSTALL, uv, tmp_path)
+    wait_for(note.exists)
+    installer = int(note.read_text())
+    assert alive(installer)
+    build.kill()
+    build.communicate()
+    wait_for(lambda: not alive(installer))
