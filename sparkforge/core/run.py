@@ -49,7 +49,7 @@ def call(
         stream: show its output line by line while it runs (stdout and stderr together); a
             function gets each line instead of the log.
         timeout: seconds; None: no limit.
-        guarded: end it also after a kill -9 of this process, for programs that write for seconds.
+        guarded: end it also after a kill -9 of this process, for programs that work for seconds.
 
     Raises:
         MachineError: the program is missing.

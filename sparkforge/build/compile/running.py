@@ -188,7 +188,7 @@ def _step(title: str, command: Sequence[str], log_file: Path) -> None:
             progress.see(text)
 
         try:
-            call(*command, stream=line)
+            call(*command, stream=line, guarded=True)  # docker passes SIGTERM on to the container
         except CommandError as error:
             code = str(error).partition("\n")[0].rpartition(" ")[2]
             msg = f"{title} failed with exit code {code}:\n{excerpt(output)}"

@@ -216,6 +216,7 @@ def _compile(request: Request, unit: Unit, folder: Path) -> ObjectResult:
             **_FLAGS_OF_OTHERS,
         },
         check=False,
+        guarded=True,
     )
     if done.returncode:
         text = (done.stderr or done.stdout).decode(errors="replace")

@@ -28,6 +28,7 @@ from sparkforge.core.errors import CompileError, MachineError, PinsError, UsageE
 from sparkforge.core.run import call
 from sparkforge.store.store import Store
 from tests.results import context_of
+from tests.support import alive, python, wait_for
 
 PACK = wheel.Pack(
     version="0.7.0.post1+spark.1",
@@ -200,6 +201,33 @@ def test_a_compiler_that_was_killed_needs_memory(
     with pytest.raises(CompileError, match=r"a\.cpp: cannot be compiled") as error:
         compiling.compile_units(request, [described])
     assert error.value.remedy.startswith(remedy)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from sparkforge.build.packs import compiling, toolchain, units
+from sparkforge.store.store import Store
+tree = Path(sys.argv[1])
+host = toolchain.Host(str(tree / "g++"), "this one")
+request = compiling.Request(Store(tree / "store"), tree, {}, "12.1f", "nvcc", host, 1)
+compiling.compile_units(request, [units.Described("one", (), False, (units.Unit("a.cpp", ()),))])
+"""
+
+
+def test_compilers_end_with_their_driver_even_after_kill_9(tmp_path: Path) -> None:
+    fake, note = tmp_path / "g++", tmp_path / "pids"
+    # in silence, with a child of its own that has the memory
+    fake.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! >{note}.new; mv {note}.new {note}\nwait\n")
+    fake.chmod(0o755)
+    (tmp_path / "a.cpp").write_text("")
+    driver = python(DRIVER, tmp_path)
+    wait_for(note.exists)
+    pids = [int(word) for word in note.read_text().split()]
+    assert all(map(alive, pids))
+    driver.kill()
+    driver.communicate()
+    wait_for(lambda: not any(map(alive, pids)))
 
 
 @needs_compiler
