@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -32,6 +33,7 @@ _NONE = "does not contain device code"
 _IMAGE = re.compile(r"^Fatbin (elf|ptx) code:\n=+\narch = sm_(\w+)$", re.MULTILINE)
 _FUNCTION = re.compile(r"^ Function (\S+):$", re.MULTILINE)
 _MAGIC = (b"\x7fELF", b"!<arch>", b"\x50\xed\x55\xba")  # an object, an archive, a fatbin
+_NAMED = re.compile(r"^(?:ELF|PTX) file +\d+: (\S+)$", re.MULTILINE)
 _LISTED = re.compile(r"\.sm_(\w+)\.cubin$", re.MULTILINE)
 _ENTRY = re.compile(rb"\.entry\s+([\w$.]+)")
 
@@ -170,12 +172,11 @@ def _read(name: str, paths: Sequence[Path], how: Reading, folder: Path) -> CodeR
         names.update(kernel for section in sections for kernel in section.kernels)
         images.update(one.arch for one in sections if one.form == "elf" and one.kernels)
         ptx.update(one.arch for one in sections if one.form == "ptx")
+        extract = partial(_extracted, how.readers, name, path, folder, sections)
         listed = {one.arch for one in sections if one.form == "elf" and one.kernels}
-        ours = {arch.removesuffix("f") for arch in listed if arch in how.device.architectures}
-        todo += _extracted(how.readers, path, "elf", "cubin", ours, folder)
+        todo += extract("elf", listed & {*how.device.architectures})
         jit = {one.arch for one in sections if one.form == "ptx"}
-        jit = {arch for arch in jit if compiles(arch, how.device.capability)}
-        texts += _extracted(how.readers, path, "ptx", "ptx", jit, folder)
+        texts += extract("ptx", {arch for arch in jit if compiles(arch, how.device.capability)})
     kernels = {
         (kernel.name, kernel.code): kernel for image in _images(name, todo, how) for kernel in image
     }
@@ -248,21 +249,54 @@ def _dump(readers: Readers, name: str, what: str, path: Path) -> str:
     except CommandError as error:
         if _NONE in str(error):
             return ""
-        msg = f"{name}: its machine code can't be read:\n{error}"
-        raise ProofError(msg, "check that the file is complete") from error
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: CommandError) -> ProofError:
+    msg = f"{name}: its machine code can't be read:\n{error}"
+    return ProofError(msg, "check that the file is complete")
 
 
 def _extracted(
-    readers: Readers, path: Path, form: str, suffix: str, archs: set[str], folder: Path
+    readers: Readers,
+    name: str,
+    path: Path,
+    folder: Path,
+    sections: Sequence[_Section],
+    form: str,
+    archs: set[str],
 ) -> list[Path]:
-    """Extract the images of some architectures to a folder of their own."""
+    """Extract the images of some architectures to a folder of their own.
+
+    Raises:
+        ProofError: cuobjdump fails, or does not extract all that it lists.
+    """
     if not archs:
         return []
     into = folder / f"{path.name}.{form}"
     into.mkdir()
-    wanted = ",".join(f".sm_{arch}.{suffix}" for arch in sorted(archs))
-    readers.run("-all", f"-x{form}", wanted, path, cwd=into)
-    return sorted(into.iterdir())
+    ends = tuple(sorted({_ending(form, arch) for arch in archs}))
+    try:
+        readers.run("-all", f"-x{form}", ",".join(ends), path, cwd=into)
+    except CommandError as error:
+        raise _unreadable(name, error) from error
+    found = sorted(into.iterdir())
+    count = sum(one.form == form and _ending(form, one.arch) in ends for one in sections)
+    if len(found) != count:
+        every = _NAMED.findall(_dump(readers, name, f"-l{form}", path))
+        left = Counter(one for one in every if one.endswith(ends))
+        left.subtract(one.name for one in found)
+        msg = (
+            f"{name}: cuobjdump lists {count} images (*{', *'.join(ends)}) and extracts"
+            f" {len(found)}; missing: {', '.join(sorted(+left)) or 'unknown'}"
+        )
+        raise ProofError(msg, "check that the file is complete, and that the disk is not full")
+    return found
+
+
+def _ending(form: str, arch: str) -> str:
+    """Return how cuobjdump names the files of an architecture; those of 120f's cubins as 120's."""
+    return f".sm_{arch.removesuffix('f')}.cubin" if form == "elf" else f".sm_{arch}.ptx"
 
 
 def _entries(ptx: Path) -> set[str]:
