@@ -8,7 +8,7 @@ nothing to the host. So the entrypoint computes it from the memory that is avail
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,33 @@ LIMIT = "SPARKFORGE_MEMORY_LIMIT"
 SHARE = "--gpu-memory-utilization"
 _OTHER_SHARES = ("--device-memory-utilization", "--kv-cache-memory-bytes")
 _GROUP = "sys/fs/cgroup"
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Files of a control group, which has them by version.
+
+    Attributes:
+        mount: folder of the memory controller, below ``_GROUP``.
+        cache: of ``memory.stat``: page cache, bytes.
+    """
+
+    mount: str
+    limit: str
+    current: str
+    peak: str
+    cache: tuple[str, ...]
+
+
+_V2 = _Names("", "memory.max", "memory.current", "memory.peak", ("inactive_file", "active_file"))
+_V1 = _Names(
+    "memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "memory.max_usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+)
+_NO_LIMIT = 1 << 60  # how version 1 writes none: 2**63, less a page
 
 
 class MemoryShortError(StartError):
@@ -56,26 +83,27 @@ class Reading:
     total: int
     available: int
     limit: int | None = None
-    """Of this container; None: no limit."""
+    """Of this container or control group; None: no limit."""
     used: int = 0
     """Of the limit, without what the kernel can drop."""
 
     @property
     def left(self) -> int | None:
-        """Bytes up to the container's limit; None: no limit."""
+        """Bytes up to the limit; None: no limit."""
         return None if self.limit is None else max(self.limit - self.used, 0)
 
     @property
     def room(self) -> int:
-        """Bytes that processes of this container can get now."""
+        """Bytes that processes of this container or control group can get now."""
         return self.available if self.left is None else min(self.available, self.left)
 
 
 def read(root: Path = Path("/")) -> Reading:
-    """Read the kernel's own estimate, and the limit of this container.
+    """Read the kernel's own estimate, and the limit of this container or control group.
 
     ``MemAvailable`` counts page cache that can be dropped as available; cudaMemGetInfo does not.
-    The container's page cache does not count as used either.
+    The container's page cache does not count as used either. Of several limits, one inside of the
+    other, the one with the least room counts.
 
     Raises:
         OSError, ValueError, LookupError: a file or line is missing; not a Linux of the last ten
@@ -83,13 +111,10 @@ def read(root: Path = Path("/")) -> Reading:
     """
     have = meminfo((root / "proc/meminfo").read_text(encoding="ascii", errors="replace"))
     total, available = have["MemTotal"], have["MemAvailable"]
-    figures = group(root)
-    if "max" not in figures:
+    limits = list(_limits(root))
+    if not limits:
         return Reading(total, available)
-    stat = dict(ln.split() for ln in (root / _GROUP / "memory.stat").read_text().splitlines())
-    # these two lists hold files only: /tmp and /dev/shm are in others
-    cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    return Reading(total, available, figures["max"], max(figures["current"] - cache, 0))
+    return Reading(total, available, *min(limits, key=lambda one: one[0] - one[1]))
 
 
 def meminfo(text: str) -> dict[str, int]:
@@ -106,13 +131,41 @@ def group(root: Path) -> dict[str, int]:
     Raises:
         OSError, ValueError: a file exists and cannot be read, or holds no number.
     """
-    files = {name: root / _GROUP / f"memory.{name}" for name in ("current", "peak", "max")}
+    return _figures(root / _GROUP, _V2)
+
+
+def _figures(folder: Path, names: _Names) -> dict[str, int]:
+    files = {"current": names.current, "peak": names.peak, "max": names.limit}
     texts = {
-        name: file.read_text(encoding="ascii").strip()
+        name: (folder / file).read_text(encoding="ascii").strip()
         for name, file in files.items()
-        if file.is_file()
+        if (folder / file).is_file()
     }
-    return {name: int(text) for name, text in texts.items() if text != "max"}
+    figures = {name: int(text) for name, text in texts.items() if text != "max"}
+    return {name: size for name, size in figures.items() if size < _NO_LIMIT}
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and use, in bytes, of our control group and of those above it."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except FileNotFoundError:
+        lines = []
+    paths = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
+    old = next((names for names in paths if "memory" in names.split(",")), None)
+    version = _V2 if old is None else _V1
+    top = root / _GROUP / version.mount
+    # a container's own group is at the top, whatever its path is outside
+    own = top / paths.get(old or "", "/").lstrip("/")
+    for folder in (own, *own.parents):
+        figures = _figures(folder, version)
+        if "max" in figures:
+            stat = dict(ln.split() for ln in (folder / "memory.stat").read_text().splitlines())
+            # these two lists hold files only: /tmp and /dev/shm are in others
+            cache = sum(int(stat.get(name, 0)) for name in version.cache)
+            yield figures["max"], max(figures["current"] - cache, 0)
+        if folder == top:
+            break
 
 
 def utilisation(plan: MemoryPlan, reading: Reading, cuda_total: int | None = None) -> float:

@@ -132,6 +132,24 @@ def test_a_second_waits_for_memory_and_the_first_never_does(room: Room) -> None:
     assert second.wait(PATIENCE_S) == 0
 
 
+def test_the_limits_of_control_groups_count_where_the_package_is_known(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package's own reading (tests/unit/serving/test_memory.py) is replaced by one of 1 GiB."""
+    package = room.folder / "sparkforge" / "serving"
+    package.mkdir(parents=True)
+    reading = "class Reading:\n    room = 1 << 30\n\n\nread = Reading\n"
+    (package / "memory.py").write_text(reading)
+    monkeypatch.setenv("SPARKFORGE_ROOT", str(room.folder))
+    room.at_work("a", 30)
+    second = room.compile("b", 0.1)  # MemAvailable would be enough
+    time.sleep(0.8)
+    assert not room.begun("b")
+    (package / "memory.py").write_text(reading.replace("1 << 30", "64 << 30"))
+    assert room.compile("c", 0.1).wait(PATIENCE_S) == 0
+    second.terminate()
+
+
 def test_the_younger_is_stopped_while_memory_is_short_and_goes_on_after(room: Room) -> None:
     room.at_work("a", 60)
     room.at_work("b", 60)

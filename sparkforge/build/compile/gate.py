@@ -2,12 +2,12 @@
 
 ccache starts it in front of each compiler (CCACHE_PREFIX), inside of the builder container; so it
 needs nothing but the standard library. As many compilers as there are slots run at once. A new one
-starts when MemAvailable leaves room for it; the oldest never waits, so the build always goes on. A
-running one that is not the oldest is stopped (SIGSTOP) while MemAvailable is below the reserve, and
-goes on when there is room again: the machine slows down, and the kernel kills nothing. Stopped ones
-keep their memory; where what still runs takes half of the reserve, too, the newest is ended and
-waits at the door like one that has just come. So a file that takes more than was counted for it
-costs time, and no more.
+starts when there is room for it; the oldest never waits, so the build always goes on. A running one
+that is not the oldest is stopped (SIGSTOP) while less than the reserve is available, and goes on
+when there is room again: the machine slows down, and the kernel kills nothing. Stopped ones keep
+their memory; where what still runs takes half of the reserve, too, the newest is ended and waits at
+the door like one that has just come. So a file that takes more than was counted for it costs time,
+and no more.
 
 Slots are files locked with flock: a killed compiler gives its slot back. A gate that is killed
 takes its compiler with it, a stopped one too: nobody would ever let that one go on.
@@ -16,7 +16,9 @@ What each compiler took stands in FOLDER/units.tsv, or in the file SPARKFORGE_NO
 its largest process, seconds of CPU, seconds, exit code, and the source.
 
 Variables: SPARKFORGE_SLOTS (folder), SPARKFORGE_JOBS (how many), SPARKFORGE_JOB_MIB,
-SPARKFORGE_RESERVE_MIB, SPARKFORGE_MEMINFO (file to read in place of /proc/meminfo).
+SPARKFORGE_RESERVE_MIB, SPARKFORGE_MEMINFO (file to read in place of /proc/meminfo), SPARKFORGE_ROOT
+(folder of the package sparkforge, which reads the limits of control groups, too; the builder
+container has no limit and sees none of those around it, so there MemAvailable is all).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -43,7 +46,7 @@ class Gate:
         folder: holds one file a slot.
         job_mib: what one compiler takes at most.
         reserve_mib: below it, all but the oldest are stopped.
-        meminfo: file in the form of /proc/meminfo.
+        available_mib: reads the memory that can be had now.
         notes: file for what compilers took; None: ``units.tsv`` in the folder.
     """
 
@@ -53,12 +56,12 @@ class Gate:
         jobs: int,
         job_mib: int,
         reserve_mib: int,
-        meminfo: Path,
+        available_mib: Callable[[], int],
         notes: Path | None = None,
     ) -> None:
         self._notes = notes or folder / "units.tsv"
         self._folder, self._jobs = folder, jobs
-        self._job_mib, self._reserve_mib, self._meminfo = job_mib, reserve_mib, meminfo
+        self._job_mib, self._reserve_mib, self.available_mib = job_mib, reserve_mib, available_mib
         self._mine: IO[str] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -140,13 +143,6 @@ class Gate:
         mine = Path(self._mine.name).name
         held = self._held()
         return mine, sorted(held, key=lambda name: (held[name], name)) or [mine]
-
-    def available_mib(self) -> int:
-        """Return MemAvailable."""
-        for line in self._meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) // 1024
-        raise OSError(f"{self._meminfo}: has no MemAvailable")
 
     def note(self, command: list[str], seconds: float, code: int) -> None:
         """Note what the compiler took that this process has run."""
@@ -240,14 +236,36 @@ def attempt(gate: Gate, command: list[str]) -> int | None:
             return None
 
 
+def within_limits(root: str) -> Callable[[], int]:
+    """Return what reads the memory that the limits of control groups leave, MiB.
+
+    Args:
+        root: folder of the package that has it.
+    """
+    sys.path.append(root)
+    from sparkforge.serving import memory
+
+    return lambda: memory.read().room >> 20
+
+
+def mem_available(meminfo: Path) -> int:
+    """Return MemAvailable, MiB."""
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) // 1024
+    raise OSError(f"{meminfo}: has no MemAvailable")
+
+
 def main() -> int:
     environ = os.environ
+    meminfo = Path(environ.get("SPARKFORGE_MEMINFO", "/proc/meminfo"))
+    root = environ.get("SPARKFORGE_ROOT")
     gate = Gate(
         Path(environ["SPARKFORGE_SLOTS"]),
         int(environ["SPARKFORGE_JOBS"]),
         int(environ["SPARKFORGE_JOB_MIB"]),
         int(environ["SPARKFORGE_RESERVE_MIB"]),
-        Path(environ.get("SPARKFORGE_MEMINFO", "/proc/meminfo")),
+        (lambda: mem_available(meminfo)) if root is None else within_limits(root),
         Path(environ["SPARKFORGE_NOTES"]) if "SPARKFORGE_NOTES" in environ else None,
     )
     return run(gate, sys.argv[1:])

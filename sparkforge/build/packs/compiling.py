@@ -26,6 +26,7 @@ from sparkforge.store.artefact import Artefact, T
 from sparkforge.store.store import Store
 
 _GATE = Path(__file__).parents[1] / "compile" / "gate.py"
+_ROOT = Path(__file__).parents[3]
 _STAGE = "packs"
 _SMALL_GIB = 0.5
 # nvcc's names of its own files are random without these
@@ -213,6 +214,7 @@ def _compile(request: Request, unit: Unit, folder: Path) -> ObjectResult:
             "SPARKFORGE_JOB_MIB": str(int(cost(unit).gib * 1024)),
             "SPARKFORGE_RESERVE_MIB": str(int(KEEP_GIB * 1024)),
             "SPARKFORGE_NOTES": str(notes),
+            "SPARKFORGE_ROOT": str(_ROOT),
             **_FLAGS_OF_OTHERS,
         },
         check=False,

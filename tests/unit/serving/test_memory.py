@@ -56,6 +56,44 @@ def test_page_cache_does_not_count_as_used(tmp_path: Path) -> None:
     assert reading.available == 114 * GIB
 
 
+def grouped(root: Path, membership: str, folder: str, **files: str) -> None:
+    """Add a control group to a machine, of which we are a member."""
+    (root / "proc/self").mkdir(exist_ok=True)
+    (root / "proc/self/cgroup").write_text(membership)
+    place = root / "sys/fs/cgroup" / folder
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (place / name.replace("__", ".")).write_text(text)
+
+
+def test_the_tightest_of_several_limits_counts(tmp_path: Path) -> None:
+    root = machine(tmp_path, available_gib=114)
+    ours = "0::/user.slice/session\n"
+    files = {"memory__current": str(5 * GIB), "memory__stat": f"inactive_file {GIB}\n"}
+    grouped(root, ours, "user.slice/session", memory__max="max\n", **files)
+    assert memory.read(root).limit is None
+    grouped(root, ours, "user.slice", memory__max=str(24 * GIB), **files)
+    assert memory.read(root) == Reading(TOTAL // 1024 * 1024, 114 * GIB, 24 * GIB, 4 * GIB)
+    grouped(root, ours, "user.slice/session", memory__max=str(20 * GIB), **files)
+    assert memory.read(root).room == 16 * GIB
+    grouped(root, ours, "user.slice", memory__max=str(12 * GIB), **files)
+    assert memory.read(root).room == 8 * GIB
+
+
+@pytest.mark.parametrize("folder", ["memory/docker/1", "memory"])  # outside and in a container
+def test_limits_of_version_1(tmp_path: Path, folder: str) -> None:
+    root = machine(tmp_path, available_gib=114)
+    ours = "5:cpu,cpuacct:/\n4:memory:/docker/1\n0::/\n"
+    files = {
+        "memory__usage_in_bytes": str(5 * GIB),
+        "memory__stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
+    }
+    grouped(root, ours, folder, memory__limit_in_bytes="9223372036854771712\n", **files)
+    assert memory.read(root).limit is None
+    grouped(root, ours, folder, memory__limit_in_bytes=f"{8 * GIB}\n", **files)
+    assert (memory.read(root).limit, memory.read(root).used) == (8 * GIB, 4 * GIB)
+
+
 def test_lines_that_are_no_bytes_do_not_count() -> None:
     assert memory.meminfo("MemTotal: 12 kB\nHugePages_Total: 0\n") == {"MemTotal": 12288}
     assert memory.meminfo("what is this") == {}
