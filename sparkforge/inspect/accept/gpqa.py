@@ -40,7 +40,7 @@ tests/evals/gpt_oss of vLLM 0.31.0. All of its configurations are for 20b: 120b 
 _EFFORT, _TOKENS, _AT_ONCE = "low", 32_768, 200
 _TRIES, _PAUSE_S = 3, 5.0
 _ANSWER_S = 3600.0
-_KEPT = re.compile(r"(?m)^(\d{1,6}) ([A-D]?)-?;$")
+_KEPT = re.compile(r"(?m)^(\d{1,6}) ([A-D]?)-? (\d+\.\d+);$")
 _CORRECT = "Correct Answer"
 _COLUMNS = (_CORRECT, *(f"Incorrect Answer {number}" for number in (1, 2, 3)))
 _LETTERS = "ABCD"
@@ -104,6 +104,7 @@ class Score:
         score: share of right answers.
         error: its standard error, over the questions.
         unclear: answers without a letter; they count as wrong.
+        seconds: of all runs; of an interrupted one up to its last answer.
     """
 
     score: float
@@ -161,11 +162,13 @@ def threshold(name: str, chosen: float | None) -> float:
 class Kept:
     """Answers of this measurement so far, in a file that an interrupted run leaves behind.
 
-    It has the number and letter of each answer, one a line, and no question. State: the file.
+    It has number and letter of each answer, one a line, and no question; and the seconds since the
+    answer before, or since the run began. State: the file, and when its last answer came.
     """
 
     path: Path
     lock: Lock = field(default_factory=Lock)
+    last: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of(cls, folder: Path, subject: Subject, questions: Questions, repeats: int) -> Kept:
@@ -177,18 +180,27 @@ class Kept:
         return cls(folder / f"gpqa-{name}.part")
 
     def letters(self) -> dict[int, str]:
-        """Return the letters, or "", by number of the case; a line that was cut off is none."""
+        """Return the letters, or "", by number of the case."""
+        return {int(number): letter for number, letter, _ in self._lines()}
+
+    def seconds(self) -> float:
+        """Return the time that the answers have taken."""
+        return sum(float(took) for _, _, took in self._lines())
+
+    def _lines(self) -> list[tuple[str, str, str]]:
+        """Return number, letter and seconds of each line; one that was cut off is none."""
         if not self.path.is_file():
-            return {}
-        text = self.path.read_text(encoding="ascii", errors="replace")
-        return {int(one[1]): one[2] for one in _KEPT.finditer(text)}
+            return []
+        return _KEPT.findall(self.path.read_text(encoding="ascii", errors="replace"))
 
     def add(self, number: int, chosen: str) -> None:
         """Store an answer."""
         with self.lock, disk_errors(self.path):
+            now = time.monotonic()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="ascii") as file:
-                file.write(f"\n{number} {chosen or '-'};")
+                file.write(f"\n{number} {chosen or '-'} {now - self.last:.6f};")
+            self.last = now
 
     def remove(self) -> None:
         """Forget them: the result is written."""
@@ -207,7 +219,8 @@ def run(
         Unmet: a question gets no answer.
         StoreError: an answer cannot be stored.
     """
-    began = time.monotonic()
+    kept.last = began = time.monotonic()
+    before = kept.seconds()
     cases = list(_cases(questions.rows, repeats))
     letters = {number: said for number, said in kept.letters().items() if number < len(cases)}
     if letters:
@@ -232,7 +245,7 @@ def run(
     unclear = sum(not said for said in letters.values())
     means = [statistics.fmean(right[at]) for at in range(len(questions.rows))]
     error = statistics.stdev(means) / len(means) ** 0.5
-    seconds = time.monotonic() - began
+    seconds = before + time.monotonic() - began
     mean = statistics.fmean(means)
     return Score(mean, error, wanted, unclear, repeats, questions.sha256, seconds)
 

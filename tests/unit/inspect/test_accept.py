@@ -522,12 +522,14 @@ def test_an_interrupted_measurement_continues(
         done = len(kept.letters())
         assert 50 < done <= 150
         assert "How, and" not in kept.path.read_text()
+        number, said = next(iter(kept.letters().items()))
         with kept.path.open("a") as file:
-            file.write("\n199")  # a power cut within a line
+            file.write(f"\n{number} {said} 1000.0;\n199 A 1")  # the last: a power cut within a line
         asked.clear()
         ends[0] = 1000
         score = gpqa.run(one, questions, 0.5, kept, 2)
     assert score.score == 1.0
+    assert score.seconds > 1000  # those of the interrupted run count
     assert len(asked) == 2 * 198 - done
     assert f"continues with {done} answers" in capsys.readouterr().out
     assert len(kept.letters()) == 2 * 198  # until the report is written
