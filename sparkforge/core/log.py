@@ -268,4 +268,9 @@ def human_bytes(size: float) -> str:
     raise AssertionError("unreachable")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, e.g. ``1 module`` or ``2 modules``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 log = Log()

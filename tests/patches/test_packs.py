@@ -205,6 +205,6 @@ def test_a_pack_is_the_same_again_and_only_what_is_missing_is_compiled(
     capsys.readouterr()
     again = pack(context)
     said = "".join(capsys.readouterr())
-    assert f"{len(objects)} units of 1 modules, 1 to compile" in said
+    assert f"{len(objects)} units of 1 module, 1 to compile" in said
     assert "damaged in the store: compiling it again" in said
     assert (again.path / again.result.file).read_bytes() == first

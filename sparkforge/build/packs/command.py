@@ -20,7 +20,7 @@ from sparkforge.build.results import PackResult
 from sparkforge.build.stages.packs import packs_item
 from sparkforge.core.command import Entry, count, needed, option, repeated, switch
 from sparkforge.core.disk import disk_errors, flocked
-from sparkforge.core.log import human_bytes, log
+from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.sources.project import Project, ProjectOptions
 
 FOLDER = "packs"
@@ -85,11 +85,11 @@ def run(options: Options) -> int:
             publish.link(artefact.path / result.file, folder / result.file)
     size = human_bytes((folder / result.file).stat().st_size)
     log.heading(
-        f"{len(result.modules)} modules for {context.target_name}, {size}, in"
+        f"{counted(len(result.modules), 'module')} for {context.target_name}, {size}, in"
         f" {time.monotonic() - start:.0f} s"
     )
     log.info(
-        f"{result.units} units: {result.cpu_seconds} s of CPU in all, at most"
+        f"{counted(result.units, 'unit')}: {result.cpu_seconds} s of CPU in all, at most"
         f" {result.peak_mib / 1024:.1f} GiB in one compiler"
     )
     path = (folder / result.file).relative_to(project.root)

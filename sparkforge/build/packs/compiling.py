@@ -18,7 +18,7 @@ from sparkforge.build.packs.toolchain import Host
 from sparkforge.build.packs.units import GENERATED, Described, Unit, contents, cost
 from sparkforge.core.errors import CommandError, CompileError
 from sparkforge.core.hashing import intact, key_of, sha256_file
-from sparkforge.core.log import human_bytes, log
+from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.core.run import call
 from sparkforge.sources.sizes import duration
@@ -128,7 +128,8 @@ def compile_units(
     damaged = {unit for unit, made in found.items() if made is not None and not _whole(made)}
     found |= dict.fromkeys(damaged)
     todo = sorted((unit for unit in every if found[unit] is None), key=lambda one: -cost(one).gib)
-    log.info(f"{len(every)} units of {len(modules)} modules, {len(todo)} to compile")
+    of = f"{counted(len(every), 'unit')} of {counted(len(modules), 'module')}"
+    log.info(f"{of}, {len(todo)} to compile")
     progress = _Progress(todo)
     (request.tree / "objects").mkdir(exist_ok=True)
 

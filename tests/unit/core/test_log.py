@@ -13,7 +13,7 @@ import pytest
 
 from sparkforge.core import errors
 from sparkforge.core import log as log_module
-from sparkforge.core.log import Log, human_bytes
+from sparkforge.core.log import Log, counted, human_bytes
 from tests.support import ROOT
 
 SHOW = """
@@ -248,6 +248,10 @@ def test_secrets_are_not_shown(
 )
 def test_sizes_are_in_binary_units(size: int, text: str) -> None:
     assert human_bytes(size) == text
+
+
+def test_a_noun_has_its_number() -> None:
+    assert [counted(number, "unit") for number in range(3)] == ["0 units", "1 unit", "2 units"]
 
 
 # -- errors ------------------------------------------------------------------------
