@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,15 @@ PATIENCE_S = 300.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """For servers of tests. With two cores vLLM has one thread in any case, and binds it, and all other
 threads of its worker, to the first core: those of all servers of a machine, one for all."""
+
+
+def linked_checkout(folder: Path) -> Path:
+    """Make a checkout's folder, with the real pins, patches and locks; returns it."""
+    folder.mkdir()
+    shutil.copy(ROOT / "pins.yaml", folder)  # a link would lead to the real checkout
+    for name in ("patches", "requirements"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
 
 
 def sha256(data: bytes) -> str:

@@ -257,7 +257,7 @@ def _show(what: str, name: str, events: Iterable[Mapping[str, Any]]) -> None:
 
 def _error(what: str, name: str, message: str) -> SparkforgeError:
     """Return the error that an engine's message means."""
-    host, said = host_of(name), _last_line(message)
+    host, said = host_of(name), last_line(message)
     lowered = message.lower()
     if any(word in lowered for word in _WRONG_BYTES):
         msg = f"{name}: the registry gives other bytes than the digest says: {said}"
@@ -280,7 +280,7 @@ def refusal(what: str, name: str, message: str) -> RegistryError | None:
         message: of a program. None is returned where it means something else.
     """
     host, lowered = host_of(name), message.lower()
-    said = _last_line(message)
+    said = last_line(message)
     if any(word in lowered for word in _DENIED):
         msg = f"{name}: {host} denies the {what}: {said}"
         return RegistryError(msg, f"docker login {host}, with an account that has this right")
@@ -290,6 +290,7 @@ def refusal(what: str, name: str, message: str) -> RegistryError | None:
     return None
 
 
-def _last_line(message: str) -> str:
+def last_line(message: str) -> str:
+    """Return the end of a program's message, where it says what is wrong."""
     lines = message.strip().splitlines()
     return lines[-1].strip()[:300] if lines else "no reason given"

@@ -183,7 +183,7 @@ def attested(image: str, kind: str, trust: Trust) -> list[Any]:
         envelopes = [plain.json_of(line) for line in said.splitlines() if line.startswith(b"{")]
         found = [plain.json_of(b64decode(one["payload"]))["predicate"] for one in envelopes]
     except SignError as error:
-        msg = f"{image}: {kind}: {_last_line(error.what)}"
+        msg = f"{image}: {kind}: {registry.last_line(error.what)}"
         raise VerifyError(msg, _UNTRUSTED) from None
     except (ValueError, LookupError, TypeError):
         msg = f"{image}: {kind}: the attached statement has another format"
@@ -208,11 +208,7 @@ def refused(command: str, trust: Trust, *words: str | Path) -> str:
     # of a file cosign says only that it failed
     if command == "verify" and done.returncode not in _VERDICTS:
         raise _failure(done)
-    return _last_line(failure(done).what)
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1].strip()
+    return registry.last_line(failure(done).what)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import csv
 import hashlib
 import json
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +23,7 @@ from sparkforge.runtime.client import Model, Place
 from sparkforge.serving.document import Document
 from sparkforge.serving.profile import Profile
 from tests.openai_server import KEY, MAX_LEN, Fake, serving
-from tests.support import ROOT
+from tests.support import ROOT, linked_checkout
 
 PINS = pins.load(ROOT / "pins.yaml")
 _SPARK = Profile.of(Document("spark", PINS.profile_of(PINS.target("spark"))))
@@ -285,11 +284,7 @@ def test_the_processes_that_a_log_names_are_measured(tmp_path: Path) -> None:
 @pytest.fixture
 def project(tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout's folder, in which Compose serves the spark target with a key."""
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    shutil.copy(ROOT / "pins.yaml", folder)  # a link would lead to the real checkout
-    for name in ("patches", "requirements"):
-        (folder / name).symlink_to(ROOT / name)
+    folder = linked_checkout(tmp_path / "checkout")
     (folder / "key").write_text(f"{KEY}\n")
     monkeypatch.chdir(tmp_path)
     for name in ("COMPOSE_PROFILES", "SPARKFORGE_PORT", "SPARKFORGE_BIND"):

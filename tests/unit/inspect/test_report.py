@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from sparkforge.inspect.doctor.parts import Part
 from sparkforge.inspect.doctor.reading import Readings
 from sparkforge.runtime import client
 from sparkforge.serving import moments
-from tests.support import ROOT
+from tests.support import linked_checkout
 
 KEY = "0123456789abcdef-our-key"
 TOKEN = "hf_" + "a1B2" * 8
@@ -95,11 +94,7 @@ def place() -> Iterator[client.Place]:
 @pytest.fixture
 def project(tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout's folder with a docker on the PATH that has one container."""
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    shutil.copy(ROOT / "pins.yaml", folder)  # a link would lead to the real checkout
-    for name in ("patches", "requirements"):
-        (folder / name).symlink_to(ROOT / name)
+    folder = linked_checkout(tmp_path / "checkout")
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     for name, script in {
