@@ -56,18 +56,19 @@ def fresh(one: Candidate, texts: Texts) -> Iterator[Path]:
     """
     receipt, folder = receipt_of(one), folder_of(one)
     made = folder.with_name(f".{folder.name}.new")
-    with disk_errors(folder):
-        shutil.rmtree(made, ignore_errors=True)  # of a run that was killed
-        made.mkdir(parents=True)
-        try:
+    try:
+        with disk_errors(folder):
+            shutil.rmtree(made, ignore_errors=True)  # of a run that was killed
+            made.mkdir(parents=True)
             for name in (*receipt["files"], SUMS, RECEIPT):
                 publish.link(one.folder / name, made / name)
             write_file(made / NOTES, f"{texts.notes}\n".encode())
             write_file(made / REPORT, texts.report.encode())
-            yield made
+        yield made
+        with disk_errors(folder):
             _replace(folder, made)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def record(one: Candidate, made: Path, image: str | None) -> str | None:

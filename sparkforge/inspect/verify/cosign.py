@@ -85,10 +85,7 @@ def required(trust: Trust) -> bool:
         raise UsageError(msg, "give both: --identity me@example.org --issuer https://…")
     _check_key(trust.key)
     if trust.key is not None and _is_file(trust.key):
-        with Path(trust.key).open("rb") as file:
-            if not _PUBLIC.search(file.read(_KEY_BYTES)):
-                msg = f"--key {trust.key}: is no public key"
-                raise UsageError(msg, "give cosign.pub, or write it: cosign public-key --key FILE")
+        _check_public(Path(trust.key))
     return True
 
 
@@ -112,6 +109,19 @@ def _check_key(key: str | None) -> None:
     if key is not None and _is_file(key) and not Path(key).is_file():
         msg = f"--key {key}: no such file"
         raise UsageError(msg, "give an existing key; create one with cosign generate-key-pair")
+
+
+def _check_public(key: Path) -> None:
+    """Refuse a file that has no public key: cosign's refusal looks like one of the signature."""
+    try:
+        with key.open("rb") as file:
+            found = _PUBLIC.search(file.read(_KEY_BYTES))
+    except OSError as error:
+        msg = f"--key {key}: {error.strerror}"
+        raise UsageError(msg, "give a file that you can read") from error
+    if found is None:
+        msg = f"--key {key}: is no public key"
+        raise UsageError(msg, "give cosign.pub, or write it: cosign public-key --key FILE")
 
 
 def _is_file(key: str) -> bool:
@@ -197,7 +207,7 @@ def refused(command: str, trust: Trust, *words: str | Path) -> str:
     """Return why cosign does not accept a signature, or "".
 
     Raises:
-        SignError: cosign has not come to a verdict about an image.
+        VerifyError: cosign fails, without a verdict about an image.
         RegistryError: as ``run``.
     """
     with _whose(trust) as whose:
@@ -207,7 +217,10 @@ def refused(command: str, trust: Trust, *words: str | Path) -> str:
         return ""
     # of a file cosign says only that it failed
     if command == "verify" and done.returncode not in _VERDICTS:
-        raise _failure(done)
+        error = _failure(done)
+        if isinstance(error, SignError):
+            raise VerifyError(f"{words[-1]}: not verified: {error.what}", error.remedy)
+        raise error
     return registry.last_line(failure(done).what)
 
 

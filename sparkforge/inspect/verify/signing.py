@@ -147,7 +147,7 @@ def check_folder(folder: Path, trust: cosign.Trust) -> list[str]:
             problems.append(f"{name}: {why}")
     problems = problems or sums(folder)  # the list of files is valid if it is signed itself
     if problems:
-        msg = f"{folder}: does not match its signatures:\n" + "\n".join(f"  {p}" for p in problems)
+        msg = f"{folder}: not verified:\n" + "\n".join(f"  {p}" for p in problems)
         raise VerifyError(msg, "get the files from a trusted source, or build them: build.py")
     return sorted({*names, *_sums(folder), *_released(folder)})
 

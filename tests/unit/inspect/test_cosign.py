@@ -43,8 +43,9 @@ def script(program: Path, said: str, code: int, public_key: int = 0) -> None:
 def test_an_exit_code_is_the_verdict_about_an_image(says: Path, code: int) -> None:
     # these words would be a registry's
     script(says, "no matching signatures: https://r.example.org/v2/: denied", code)
-    with pytest.raises(VerifyError, match="no matching signatures"):
+    with pytest.raises(VerifyError, match="no matching signatures") as error:
         cosign.check_image(IMAGE, TRUST)
+    assert "trusted source" in error.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -52,9 +53,9 @@ def test_an_exit_code_is_the_verdict_about_an_image(says: Path, code: int) -> No
     [
         ("Get https://r.example.org/v2/: connection refused", RegistryError, "check name, network"),
         ("GET https://r.example.org/token: DENIED: no", RegistryError, "docker login r.example"),
-        ("keys: Get https://log.example.com/1: no such host", SignError, "see cosign"),
-        ("loading public key: PEM decoding failed", SignError, "see cosign"),
-        ("open /keys/k: permission denied", SignError, "see cosign"),
+        ("keys: Get https://log.example.com/1: no such host", VerifyError, "see cosign"),
+        ("loading public key: PEM decoding failed", VerifyError, "see cosign"),
+        ("open /keys/k: permission denied", VerifyError, "see cosign"),
         ("write f: No space left on device", StoreError, "free space"),
     ],
 )
