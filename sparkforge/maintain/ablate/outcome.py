@@ -32,16 +32,13 @@ _MEANINGS: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one check ended: a test with all its parameters, a smoke test, a command.
-
-    Attributes:
-        message: first line of the first failure.
-    """
+    """How one check ended: a test with all its parameters, a smoke test, a command."""
 
     passed: int = 0
     failed: int = 0
     skipped: int = 0
     message: str = ""
+    """First line of the first failure."""
     ours: bool = False
     """A failure came from sparkforge itself: a build that broke, not a test that noticed."""
 
