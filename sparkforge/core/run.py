@@ -49,7 +49,8 @@ def call(
         stream: show its output line by line while it runs (stdout and stderr together); a
             function gets each line instead of the log.
         timeout: seconds; None: no limit.
-        guarded: end it also after a kill -9 of this process, for programs that work for seconds.
+        guarded: end it also after a kill -9 of this process, for programs that work for seconds. A
+            program with a time limit is always guarded: nobody else would end it then.
 
     Raises:
         MachineError: the program is missing.
@@ -63,7 +64,7 @@ def call(
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if stream else subprocess.PIPE,
-        guarded=guarded,
+        guarded=guarded or timeout is not None,
     ) as child:
         if stream:
             assert child.stdout is not None

@@ -251,6 +251,20 @@ call("sh", "-c", f"echo $$ > {sys.argv[1]}; while sleep 0.01; do echo tick; done
     wait_for(lambda: not alive(int(note.read_text())))
 
 
+def test_a_time_limit_holds_after_sigkill_of_sparkforge(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    code = """
+import sys
+from sparkforge.core.run import call
+call(sys.executable, "-c", sys.argv[1], sys.argv[2], timeout=3600)
+"""
+    parent = python(code, FAMILY.replace("60", "600"), note)
+    pids = family(note)
+    parent.kill()
+    parent.communicate()
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+
+
 def test_replacing_the_process_keeps_its_id() -> None:
     code = """
 import os
