@@ -171,6 +171,8 @@ def test_a_release_is_pushed_verified_and_run_by_its_digest(published: Published
     assert used == name
     (listed,) = [one for one in small.json("images", "--target", "rtx")["images"] if one["used"]]
     assert listed["image"] == name
+    again = small.json("release", "--target", "rtx")  # with neither key nor push
+    assert (again["image"], len(again["signed"])) == (name, 5)
     folder = next((small.root / "dist" / "releases").glob("*/rtx"))
     assert "signed: " in published.verify(str(folder))
     report = folder / "report.html"
