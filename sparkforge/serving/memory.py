@@ -152,7 +152,9 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
     except FileNotFoundError:
         lines = []
     paths = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
-    old = next((names for names in paths if "memory" in names.split(",")), None)
+    # a container may have files of version 2 on a host that names its controllers by version 1
+    mounted = (root / _GROUP / _V1.mount).is_dir()
+    old = next((names for names in paths if mounted and "memory" in names.split(",")), None)
     version = _V2 if old is None else _V1
     top = root / _GROUP / version.mount
     # a container's own group is at the top, whatever its path is outside

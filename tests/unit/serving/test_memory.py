@@ -94,6 +94,14 @@ def test_limits_of_version_1(tmp_path: Path, folder: str) -> None:
     assert (memory.read(root).limit, memory.read(root).used) == (8 * GIB, 4 * GIB)
 
 
+def test_files_of_version_2_count_on_a_host_with_version_1(tmp_path: Path) -> None:
+    root = machine(tmp_path, available_gib=114)
+    files = {"memory__current": str(5 * GIB), "memory__stat": f"inactive_file {GIB}\n"}
+    ours = "4:memory:/docker/1\n0::/\n"
+    grouped(root, ours, "", memory__max=str(24 * GIB), **files)
+    assert (memory.read(root).limit, memory.read(root).used) == (24 * GIB, 4 * GIB)
+
+
 def test_lines_that_are_no_bytes_do_not_count() -> None:
     assert memory.meminfo("MemTotal: 12 kB\nHugePages_Total: 0\n") == {"MemTotal": 12288}
     assert memory.meminfo("what is this") == {}
