@@ -13,45 +13,25 @@ from signal import SIGKILL
 from threading import Event, Lock
 
 from sparkforge.build.jobs import KEEP_GIB, width
-from sparkforge.build.packs import toolchain
+from sparkforge.build.packs import recipe
 from sparkforge.build.packs.toolchain import Host
 from sparkforge.build.packs.units import GENERATED, Described, Unit, contents, cost
 from sparkforge.core.errors import CommandError, CompileError
 from sparkforge.core.hashing import intact, key_of, sha256_file
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.core.parallel import in_parallel
-from sparkforge.core.run import call
 from sparkforge.sources.sizes import duration
 from sparkforge.store.artefact import Artefact, T
+from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
 _GATE = Path(__file__).parents[1] / "compile" / "gate.py"
 _ROOT = Path(__file__).parents[3]
 _STAGE = "packs"
 _SMALL_GIB = 0.5
-# nvcc's names of its own files are random without these
-_NVCC = ("-objtemp", "--frandom-seed=1")
-# Ubuntu's linker drops libraries that nothing refers to, Debian's keeps them
-_LINK = (
-    "-shared",
-    "-s",
-    "-Wl,--no-as-needed",
-    "-Wl,--build-id=none",
-    "-Lstubs",
-    "-lcudart",
-    "-lcuda",
-)
 _SHOWN_LINES = 20
 # of g++ and of nvcc, where the kernel has killed what they started
 _KILLED = re.compile(r"Killed signal|died due to signal 9")
-_OBJECT = "unit.o"
-# what would change a result, and is in no key
-_FLAGS_OF_OTHERS = dict.fromkeys(
-    (
-        *("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH"),
-        *("LIBRARY_PATH", "LD_RUN_PATH"),
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -87,7 +67,7 @@ class Request:
     architecture: str
     """Of the GPU, e.g. ``12.1f``."""
     compiler: str
-    """What ``toolchain.identity`` returns."""
+    """sha256 of the lock of nvcc's wheels."""
     host: Host
     jobs: int | None
     """Compilers at once; None: as many as fit in memory."""
@@ -171,7 +151,7 @@ def _remember(request: Request, made: Artefact[T], module: str, source: str = ""
 
 def _whole(made: Artefact[ObjectResult]) -> bool:
     """Return whether an object is as it was compiled."""
-    path = made.path / _OBJECT
+    path = made.path / recipe.OBJECT
     if intact(path, made.result.sha256):
         return True
     log.warning(f"{path}: damaged in the store: compiling it again")
@@ -186,29 +166,20 @@ def _inputs(request: Request, unit: Unit) -> dict[str, object]:
         "tree": dict(request.sources),
         "compiler": request.compiler,
         "host": request.host.identity,
-        "ours": list(_NVCC),
+        "code": code_of(recipe.__name__),
     }
 
 
 def _compile(request: Request, unit: Unit, folder: Path) -> ObjectResult:
     """Write ``unit.o`` into a folder."""
-    name = key_of(_inputs(request, unit))[:16]
-    # relative: -objtemp puts nvcc's own files beside it, and some of their names stay in the object
-    out = f"objects/{name}.o"
     notes = folder / "took"
-    nvcc = ("cuda/bin/nvcc", *_NVCC, "-ccbin", request.host.program)
-    program = nvcc if unit.source.endswith(".cu") else (request.host.program,)
-    done = call(
-        sys.executable,
-        "-IS",
-        _GATE,
-        *program,
-        "-c",
-        unit.source,
-        *unit.flags,
-        "-o",
-        out,
-        cwd=request.tree,
+    done = recipe.compile_unit(
+        request.tree,
+        request.host,
+        unit,
+        key_of(_inputs(request, unit))[:16],
+        folder,
+        before=(sys.executable, "-IS", _GATE),
         env={
             "SPARKFORGE_SLOTS": str(request.tree / "slots"),
             "SPARKFORGE_JOBS": str(os.cpu_count() or 1),
@@ -216,10 +187,7 @@ def _compile(request: Request, unit: Unit, folder: Path) -> ObjectResult:
             "SPARKFORGE_RESERVE_MIB": str(int(KEEP_GIB * 1024)),
             "SPARKFORGE_NOTES": str(notes),
             "SPARKFORGE_ROOT": str(_ROOT),
-            **_FLAGS_OF_OTHERS,
         },
-        check=False,
-        guarded=True,
     )
     if done.returncode:
         text = (done.stderr or done.stdout).decode(errors="replace")
@@ -229,10 +197,9 @@ def _compile(request: Request, unit: Unit, folder: Path) -> ObjectResult:
         if _KILLED.search(text) or done.returncode == 128 + SIGKILL:
             remedy = f"free memory (this source takes up to {cost(unit).gib} GiB), or use --jobs 1"
         raise CompileError(msg, remedy)
-    path = (request.tree / out).rename(folder / _OBJECT)
     peak, seconds, *_ = notes.read_text().split("\t")
     notes.unlink()
-    return ObjectResult(sha256_file(path), float(seconds), int(peak))
+    return ObjectResult(sha256_file(folder / recipe.OBJECT), float(seconds), int(peak))
 
 
 def link(
@@ -247,21 +214,18 @@ def link(
     inputs = {
         "module": module.name,
         "objects": [part.key for part in parts],
-        "link": [*_LINK, *module.link],
+        "link": list(module.link),
         "host": request.host.identity,
+        "code": code_of(recipe.__name__),
     }
 
     def make(folder: Path) -> LibraryResult:
-        out = folder / f"{module.name}.so"
-        files = [part.path / _OBJECT for part in parts]
-        env, cwd = _FLAGS_OF_OTHERS, request.tree
+        files = [part.path / recipe.OBJECT for part in parts]
         try:
-            call(request.host.program, *files, *_LINK, *module.link, "-o", out, cwd=cwd, env=env)
+            out = recipe.link(request.tree, request.host, module, files, folder)
         except CommandError as error:
             msg = f"{module.name} cannot be linked:\n{error}"
             raise CompileError(msg, "see the linker's output") from error
-        toolchain.check_versions(out)
-        out.chmod(0o444)
         log.info(f"{module.name}: {human_bytes(out.stat().st_size)}")
         return LibraryResult(sha256_file(out), out.stat().st_size)
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sparkforge.build.packs.modules import Module
     from sparkforge.build.stages.wheels import Tree
 
-_READ = ("csrc", "include", "3rdparty")
-
 
 def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -> Item[PackResult]:
     """Return the wheel of these modules for a target.
@@ -45,7 +43,7 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
     upstream = context.pins.upstream(UPSTREAM)
     nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
     version = f"{upstream.version}+{context.target.wheels[UPSTREAM].local}"
-    compiler = toolchain.identity(nvcc.lock)
+    compiler = sha256_file(nvcc.lock)
     full_version = f"{version}.{context.pins.release.counter}"
     inputs = {
         "upstream_commit": upstream.commit_or_unknown,
@@ -61,21 +59,19 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
     }
 
     def make(folder: Path, results: Results) -> PackResult:
-        from sparkforge.build.packs import compiling, units, wheel
+        from sparkforge.build.packs import compiling, recipe, units, wheel
 
         host = toolchain.host(context.platform)
         patched = tree.layer(context, results).patched
         repo, commit = patched.source.repo, patched.commit
         with context.store.temporary("packs") as work:
             nvcc.fill(context, work / WHEELS)
-            git.unpack(repo, commit, (*_READ, "flashinfer"), work / "tree")
-            toolchain.unpack(work / WHEELS, work / "tree")
-            toolchain.stubs(host, work / "tree" / "stubs")
-            ids = git.git(repo, "rev-parse", *(f"{commit}:{one}" for one in _READ)).split()
+            recipe.fill(repo, commit, work / WHEELS, host, work / "tree")
+            ids = git.git(repo, "rev-parse", *(f"{commit}:{one}" for one in recipe.READ)).split()
             request = compiling.Request(
                 context.store,
                 work / "tree",
-                dict(zip(_READ, ids, strict=True)),
+                dict(zip(recipe.READ, ids, strict=True)),
                 family,
                 compiler,
                 host,

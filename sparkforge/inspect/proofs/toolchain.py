@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build.packs.toolchain import CUBLAS
+from sparkforge.build.packs.recipe import CUBLAS
 from sparkforge.core.hashing import code_digest, sha256_file
 from sparkforge.core.run import call
 from sparkforge.inspect.proofs.sass import Kernel, read

@@ -20,7 +20,7 @@ import pytest
 
 from sparkforge.build.graph import graph_of, tree_of
 from sparkforge.build.item import Results
-from sparkforge.build.packs import command, compiling, modules, toolchain, units, wheel
+from sparkforge.build.packs import command, compiling, modules, recipe, toolchain, units, wheel
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages import packs
 from sparkforge.cli.main import main
@@ -141,10 +141,10 @@ def test_newer_libraries_than_the_image_has_are_refused(
     source, library = tmp_path / "a.cc", tmp_path / "a.so"
     source.write_text("#include <cstdlib>\nvoid *f() { return std::malloc(1); }\n")
     call("g++", "-shared", "-fPIC", source, "-o", library)
-    toolchain.check_versions(library)
-    monkeypatch.setattr(toolchain, "NEWEST", {"GLIBC": (2, 1), "GLIBCXX": (3,), "CXXABI": (1,)})
+    recipe.check_versions(library)
+    monkeypatch.setattr(recipe, "NEWEST", {"GLIBC": (2, 1), "GLIBCXX": (3,), "CXXABI": (1,)})
     with pytest.raises(CompileError, match=r"a\.so needs GLIBC_2\.[\d.]+, which the image lacks"):
-        toolchain.check_versions(library)
+        recipe.check_versions(library)
 
 
 @needs_compiler
@@ -239,7 +239,7 @@ def test_variables_of_the_user_are_in_no_library(
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "a.h").write_text("")
     host = toolchain.Host("g++", "this one")
-    toolchain.stubs(host, tmp_path / "stubs")
+    recipe.stubs(host, tmp_path / "stubs")
     (tmp_path / "a.cpp").write_text(
         '#if __has_include("a.h")\n#error seen\n#endif\nint one() { return 1; }\n'
     )

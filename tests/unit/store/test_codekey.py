@@ -14,11 +14,14 @@ from sparkforge.build.compile.externalitem import external_item
 from sparkforge.build.context import Context
 from sparkforge.build.graph import graph_of
 from sparkforge.build.item import Item
+from sparkforge.build.packs import compiling, recipe, toolchain, units
 from sparkforge.build.stages import image, kernels
 from sparkforge.build.stages.trial import trial_item
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.store import codekey
+from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import PASSED_OVER, closure, code_of
+from sparkforge.store.store import Store
 from tests.results import context_of
 from tests.support import ROOT
 from tests.unit.test_architecture import MODULES, imports
@@ -47,8 +50,14 @@ def makers(context: Context) -> dict[str, str]:
     of_image = image.image_inputs(context, parts, BASE)
     assert of_image["code"] == code_of(image.__name__)
     found = {kind: item.make.__module__ for kind, item in made.items()}
-    # whose item is another one's (tests/integration/test_kernels.py), or an engine's
-    return {**found, "image": image.__name__, "kernels": kernels.__name__}
+    # whose item is another one's (tests/integration/test_kernels.py), or an engine's, or that have
+    # no item (below)
+    return {
+        **found,
+        "image": image.__name__,
+        "kernels": kernels.__name__,
+        "modules of a pack": recipe.__name__,
+    }
 
 
 def wanted(module: str) -> set[str]:
@@ -104,7 +113,7 @@ def test_a_line_in_any_module_that_makes_an_item_changes_its_key(
             if code_of(module) != before[kind]:
                 changed[kind].add(path.relative_to(copy).as_posix())
         path.write_bytes(text)
-    assert len(set(kinds)) == 11
+    assert len(kinds) == 12
     for kind, module in kinds.items():
         beside = BESIDE.get(kind, set())
         if kind == "image":
@@ -163,3 +172,33 @@ def test_what_is_passed_over_is_there_and_has_a_reason() -> None:
         (ROOT / "sparkforge" / f"{name.replace('.', '/')}.py").is_file() for name in PASSED_OVER
     )
     assert all(PASSED_OVER.values())
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
+def test_what_compiles_a_module_is_in_its_key_and_no_more(
+    store: Store, copy: Path, tmp_path: Path
+) -> None:
+    host = toolchain.Host("g++", "this one")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a.cpp").write_text("int one() { return 1; }\n")
+    recipe.stubs(host, tree / "stubs")
+    module = units.Described("one", (), False, (units.Unit("a.cpp", ("-fPIC",)),))
+    request = compiling.Request(store, tree, {}, "12.1f", "nvcc", host, 1)
+
+    def made() -> tuple[Artefact[Any], Artefact[Any]]:
+        forget()
+        objects = compiling.compile_units(request, [module])
+        return objects[module.units[0]], compiling.link(request, module, objects)
+
+    def change(file: str) -> None:
+        with (copy / "build" / "packs" / file).open("a") as changed:
+            changed.write("changed = 1\n")
+
+    before = made()
+    for other in ("compiling", "toolchain", "units", "modules", "command", "wheel"):
+        change(f"{other}.py")
+    assert made() == before
+    change("recipe.py")
+    for one, old in zip(made(), before, strict=True):
+        assert (one.key != old.key, one.result.sha256) == (True, old.result.sha256)
