@@ -25,7 +25,7 @@ from sparkforge.store.artefact import Artefact, T
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
-_GATE = Path(__file__).parents[1] / "compile" / "gate.py"
+_GATE = Path(__file__).parents[1] / "compile/gate.py"
 _ROOT = Path(__file__).parents[3]
 _STAGE = "packs"
 _SMALL_GIB = 0.5

@@ -22,8 +22,9 @@ from sparkforge.store import codekey
 from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import PASSED_OVER, closure, code_of
 from sparkforge.store.store import Store
+from sparkforge.wheels import intake
 from tests.results import context_of
-from tests.support import ROOT
+from tests.support import ROOT, make_wheel, sha256
 from tests.unit.test_architecture import MODULES, imports
 
 BASE = BaseImage("base", "sha256:" + "b" * 64)
@@ -44,6 +45,9 @@ def makers(context: Context) -> dict[str, str]:
     (made["builder"],) = (item for item in made["compiled"].needs if item.stage == "builder")
     external = next(iter(context.pins.upstream("vllm").externals))
     made["external"] = external_item(context, "vllm", external)
+    pack = graph_of(context_of("spark")).pack
+    assert pack is not None
+    made["pack"], made["preflight checkpoint"] = pack, trial_item()
     for kind, item in made.items():
         assert item.inputs["code"] == code_of(item.make.__module__), kind
     parts = image.Parts(graph.wheels, graph.pack, graph.wheelhouse, trial_item())
@@ -57,6 +61,7 @@ def makers(context: Context) -> dict[str, str]:
         "image": image.__name__,
         "kernels": kernels.__name__,
         "modules of a pack": recipe.__name__,
+        "intake": intake.__name__,
     }
 
 
@@ -91,10 +96,22 @@ def forget() -> None:
         cached.cache_clear()
 
 
+COMPILED_WITH = {
+    "build/packs/same_place.sh",
+    "build/packs/include/cublasLt.h",
+    "build/packs/include/cublas_v2.h",
+}
 # read as files by the module of a kind, or one that it imports
 BESIDE = {
     "compiled": {"build/compile/gate.py"},
     "kernels": {"build/nvrtc.py"},
+    "pack": {
+        "build/compile/gate.py",
+        "build/packs/describe.py",
+        "build/packs/shim.py",
+        *COMPILED_WITH,
+    },
+    "modules of a pack": COMPILED_WITH,
     "smoke": {"runtime/isamask/sitecustomize.py"},
 }
 
@@ -105,7 +122,7 @@ def test_a_line_in_any_module_that_makes_an_item_changes_its_key(
     kinds = makers(context)
     before = {kind: code_of(module) for kind, module in kinds.items()}
     changed: dict[str, set[str]] = {kind: set() for kind in kinds}
-    for path in sorted(copy.rglob("*.py")):
+    for path in sorted(path for path in copy.rglob("*") if path.is_file()):
         text = path.read_bytes()
         path.write_bytes(text + b"changed = 1\n")
         codekey._digest.cache_clear()
@@ -113,7 +130,7 @@ def test_a_line_in_any_module_that_makes_an_item_changes_its_key(
             if code_of(module) != before[kind]:
                 changed[kind].add(path.relative_to(copy).as_posix())
         path.write_bytes(text)
-    assert len(kinds) == 12
+    assert len(kinds) == 15
     for kind, module in kinds.items():
         beside = BESIDE.get(kind, set())
         if kind == "image":
@@ -202,3 +219,19 @@ def test_what_compiles_a_module_is_in_its_key_and_no_more(
     change("recipe.py")
     for one, old in zip(made(), before, strict=True):
         assert (one.key != old.key, one.result.sha256) == (True, old.result.sha256)
+
+
+def test_a_release_wheel_is_checked_again_by_other_code(
+    store: Store, copy: Path, tmp_path: Path
+) -> None:
+    wheel = make_wheel(tmp_path)
+
+    def checks() -> int:
+        forget()
+        intake.take(store, wheel, sha256(wheel.read_bytes()))
+        return len(list(store.root.glob("artefacts/intake/*")))
+
+    assert (checks(), checks()) == (1, 1)
+    with (copy / "wheels" / "archive.py").open("a") as changed:
+        changed.write("changed = 1\n")
+    assert checks() == 2
