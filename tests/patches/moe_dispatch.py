@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.inspect.proofs.toolchain import INCLUDES
+from sparkforge.inspect.proofs.cubin import INCLUDES
 from tests.patches.checkout import ROOT
 
 PROBES = Path(__file__).with_name("probes")

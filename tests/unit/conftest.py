@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.codecopy import CodeCopy, code_copy
+
 
 @pytest.fixture(autouse=True)
 def _isolated(isolated: Path) -> None:
@@ -21,3 +23,10 @@ def _signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Iterator[CodeCopy]:
+    """Give a copy of the package that keys are made from."""
+    with code_copy(tmp_path / "code") as copy:
+        yield copy

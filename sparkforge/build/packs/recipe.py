@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 READ = ("csrc", "include", "3rdparty")
 """The folders of FlashInfer's sources that compilers read."""
 OBJECT = "unit.o"
-CUBLAS = Path(__file__).with_name("include")
-"""Stand-ins for cuBLAS's headers."""
 NEWEST = {"GLIBC": (2, 39), "GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15)}
 """Versions of symbols that the image has: Ubuntu 24.04, as the locks assume (scripts/lock.sh)."""
 _MEMBER = re.compile(r"(nvidia/cu13/(?P<cuda>(bin|include|nvvm)/.+)|(?P<ffi>tvm_ffi/include/.+))")
+# stand-ins for cuBLAS's headers
+_CUBLAS = Path(__file__).with_name("include")
 _SAME_PLACE = Path(__file__).with_name("same_place.sh")
 _TOLD_THE_PATH = ("bin/cudafe++", "nvvm/bin/cicc")
 _STUBS = {"cudart": "libcudart.so.13", "cuda": "libcuda.so.1", "nvrtc": "libnvrtc.so.13"}
@@ -84,7 +84,7 @@ def _unpack(wheels: Path, folder: Path) -> None:
         program.rename(program.with_name(f"{program.name}.real"))
         shutil.copy(_SAME_PLACE, program)
         program.chmod(0o755)
-    for header in CUBLAS.glob("*.h"):
+    for header in _CUBLAS.glob("*.h"):
         (folder / "cuda" / "include" / header.name).write_bytes(header.read_bytes())
 
 

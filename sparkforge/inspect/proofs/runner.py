@@ -16,7 +16,7 @@ from sparkforge.core.errors import CommandError, ProofError
 from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.core.run import call
-from sparkforge.inspect.proofs import checks, toolchain
+from sparkforge.inspect.proofs import checks, cubin, toolchain
 from sparkforge.inspect.proofs.checks import Promise
 from sparkforge.inspect.proofs.sass import Kernel
 from sparkforge.inspect.proofs.toolchain import Readers
@@ -110,7 +110,7 @@ def patched_tree(store: Store, root: Path, name: str, upstream: Upstream, access
         git.unpack(source.repo, patched.commit, folders, folder / "tree")
         return TreeResult(patched.commit)
 
-    inputs = {"upstream": name, "folders": identity}
+    inputs = {"upstream": name, "folders": identity, "code": code_of(git.__name__)}
     made = toolchain.keep(store, "proof-trees", f"tree {name}", inputs, TreeResult, make)
     return Tree(made.path / "tree", identity)
 
@@ -200,7 +200,7 @@ def prove(
 ) -> list[Verdict]:
     """Compile and read jobs that the store lacks, and check all of them."""
     nvcc = toolchain.nvcc_identity()
-    reading = code_of("sparkforge.inspect.proofs.sass")
+    compiling, reading = code_of(cubin.__name__), code_of("sparkforge.inspect.proofs.sass")
     verdicts = []
 
     def one(job: Job, stopping: Event) -> Verdict:
@@ -209,39 +209,33 @@ def prove(
             "source": hashlib.sha256(job.source.encode()).hexdigest(),
             "arch": job.arch,
             "nvcc": nvcc,
-            "recipe": toolchain.recipe(tree is not None),
             "tree": {k: v for k, v in tree.identity.items() if k in _TREE} if tree else None,
+            "code": compiling,
         }
         fresh = store.find("proof-cubins", compiled, CubinResult) is None
 
         def build(folder: Path) -> CubinResult:
-            source = folder / "unit.cu"
-            if tree is not None and job.unit.file is not None:
-                source = tree.path / job.unit.file  # it includes files beside it
-            else:
-                source.write_text(job.source, encoding="utf-8")
+            where = tree.path if tree else None
             try:
-                toolchain.compile_cubin(
-                    source, job.arch, tree.path if tree else None, folder / "unit.cubin"
-                )
+                cubin.compile_unit(job.source, job.unit.file, job.arch, where, folder)
             except CommandError as error:
                 msg = f"{job.label}: nvcc fails:\n{error}"
                 raise ProofError(msg, "fix the source, or the patch that changed it") from error
             return CubinResult(job.label)
 
-        cubin = toolchain.keep(
+        made = toolchain.keep(
             store, "proof-cubins", f"cubin {job.label}", compiled, CubinResult, build
         )
 
         def facts(folder: Path) -> FactsResult:
-            return FactsResult(tuple(readers.read(cubin.path / "unit.cubin")))
+            return FactsResult(tuple(readers.read(made.path / cubin.NAME)))
 
-        inputs = {"cubin": cubin.key, "readers": readers.identity, "code": reading}
+        inputs = {"cubin": made.key, "readers": readers.identity, "code": reading}
         label = f"facts {job.label}"
         read = toolchain.keep(store, "proof-facts", label, inputs, FactsResult, facts)
         kernels = read.result.kernels
         found = checks.problems(kernels, job.promise, job.arch)
-        return Verdict(job, kernels, tuple(found), cubin.seconds, fresh)
+        return Verdict(job, kernels, tuple(found), made.seconds, fresh)
 
     for done, verdict in enumerate(in_parallel(one, todo, at_once), 1):
         verdicts.append(verdict)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build.packs.recipe import CUBLAS
-from sparkforge.core.hashing import code_digest, sha256_file
+from sparkforge.core.hashing import sha256_file
 from sparkforge.core.run import call
 from sparkforge.inspect.proofs.sass import Kernel, read
 from sparkforge.runtime import interpreter
@@ -20,46 +19,7 @@ from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
 LOCK = "requirements/proofs.txt"
-_HERE = Path(__file__).parent
 _TOOLS = ("cuobjdump", "nvdisasm")
-
-# As FlashInfer 0.7.0.post1 compiles its fused MoE for SM12x (jit/cpp_ext.py, jit/fused_moe.py).
-# Without flags of a host object, since the result is a cubin.
-_FLAGS = (
-    "--expt-relaxed-constexpr",
-    "-static-global-template-stub=false",
-    "-std=c++17",
-    "-use_fast_math",
-    "-DNDEBUG",
-    "-O3",
-    *(
-        f"-DFLASHINFER_ENABLE_{kind}"
-        for kind in ("FP8_E8M0", "FP4_E2M1", "F16", "BF16", "FP8_E4M3", "FP8_E5M2")
-    ),
-    "-DCOMPILE_BLACKWELL_TMA_GEMMS",
-    "-DCOMPILE_BLACKWELL_SM120_TMA_GROUPED_GEMMS",
-    "-DENABLE_BF16",
-    "-DENABLE_FP8",
-    "-DENABLE_FP4",
-    "-DUSING_OSS_CUTLASS_MOE_GEMM",
-    "-DCUTLASS_ENABLE_GDC_FOR_SM100=1",
-)
-_INTERNAL = "csrc/nv_internal"
-INCLUDES = (
-    _INTERNAL,
-    f"{_INTERNAL}/include",
-    f"{_INTERNAL}/tensorrt_llm/cutlass_extensions/include",
-    f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels/include",
-    f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels",
-    "3rdparty/cccl/cub",
-    "3rdparty/cccl/libcudacxx/include",
-    "3rdparty/cccl/thrust",
-    "include",
-    "csrc",
-    "3rdparty/cutlass/include",
-    "3rdparty/cutlass/tools/util/include",
-    "3rdparty/spdlog/include",
-)
 
 
 @dataclass(frozen=True)
@@ -163,31 +123,3 @@ def nvcc_identity() -> str:
     """Return nvcc's release and build; MachineError if it is not on the PATH."""
     lines = call("nvcc", "--version").stdout.decode().strip().splitlines()
     return " ".join(line.strip() for line in lines[-2:])
-
-
-def compile_cubin(source: Path, arch: str, tree: Path | None, out: Path) -> None:
-    """Compile a source to the machine code of one architecture, without host code.
-
-    Args:
-        arch: e.g. ``121a``.
-        tree: FlashInfer's patched tree, for its headers, or None.
-
-    Raises:
-        MachineError, CommandError: nvcc is missing or fails.
-    """
-    words: list[str | Path] = [*_flags(tree is not None)]
-    if tree is not None:
-        for folder in (_HERE / "include", CUBLAS, *(tree / folder for folder in INCLUDES)):
-            words += ["-isystem", folder]
-    call("nvcc", *words, f"-arch=sm_{arch}", "-cubin", source, "-o", out)
-
-
-def _flags(on_tree: bool) -> tuple[str, ...]:
-    return (*_FLAGS, "-include", "sparkforge_shared_bytes.h") if on_tree else ("-std=c++17",)
-
-
-def recipe(on_tree: bool) -> dict[str, Any]:
-    """Return the other inputs of the machine code than source, tree and nvcc, for its key."""
-    files = [*(_HERE / "include").glob("*.h"), *CUBLAS.glob("*.h")]
-    headers = code_digest(*files) if on_tree else None
-    return {"flags": _flags(on_tree), "includes": INCLUDES if on_tree else (), "headers": headers}

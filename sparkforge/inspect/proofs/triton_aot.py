@@ -177,7 +177,7 @@ def _release(context: Context, wheel: Path) -> Path:
                     path.chmod(0o755 if executable or info.is_dir() else 0o644)
         return PackagesResult()
 
-    inputs = {"wheel": wheel.parent.name, "left out": _LEFT_OUT}
+    inputs = {"wheel": wheel.parent.name, "code": code_digest(Path(__file__))}
     label = "triton release"
     made = keep(context.store, "proof-triton-release", label, inputs, PackagesResult, make)
     return made.path / "files"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,24 @@ import pytest
 
 from sparkforge.core import typed
 from sparkforge.core.errors import ProofError, UsageError
-from sparkforge.inspect.proofs import checks, listing, report, runner, sass, toolchain, units
+from sparkforge.inspect.proofs import (
+    checks,
+    listing,
+    report,
+    runner,
+    sass,
+    toolchain,
+    triton_aot,
+    units,
+)
 from sparkforge.inspect.proofs.checks import Promise
 from sparkforge.inspect.proofs.runner import Job, Verdict
 from sparkforge.inspect.proofs.sass import Kernel
-from sparkforge.inspect.proofs.units import UNITS
+from sparkforge.inspect.proofs.units import UNITS, Unit
+from sparkforge.store.store import Store
+from tests.codecopy import CodeCopy
+from tests.results import context_of
+from tests.support import make_wheel
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "proofs"
 QMMA = "QMMA.SF.16832.F32.E4M3.E4M3.E8"
@@ -234,7 +248,68 @@ def test_compilers_are_as_many_as_memory_holds(
     assert runner.width(3) == 3
 
 
-def test_the_recipe_names_headers_only_where_they_count() -> None:
-    assert toolchain.recipe(on_tree=False)["headers"] is None
-    assert toolchain.recipe(on_tree=True)["headers"] is not None
-    assert "-DENABLE_FP4" in toolchain.recipe(on_tree=True)["flags"]
+NVCC = """#!/bin/sh
+if [ "$1" = --version ]; then echo "nvcc 13"; exit; fi
+echo "$@" >>"$0.calls"
+while [ "$1" != -o ]; do shift; done
+echo compiled >"$2"
+"""
+
+
+class Listed(toolchain.Readers):
+    """Readers that find a recorded kernel in everything."""
+
+    def dump(self, what: str, cubin: Path) -> str:
+        assert cubin.read_text() == "compiled\n"
+        ending = "sass" if what == "-sass" else "usage"
+        return (DATA / f"block_scaled-121a.{ending}").read_text()
+
+
+def test_machine_code_is_kept_until_what_compiles_it_changes(
+    store: Store, code: CodeCopy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(NVCC)
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    plain = Unit("plain", "", ("121a",), PROMISE, text="// source", upstream=None)
+    on_tree = replace(plain, name="on tree", text=None, file="csrc/a.cu", upstream="flashinfer")
+    tree = runner.Tree(tmp_path, {"csrc": "1" * 40})
+    jobs = [Job(one, "121a", one.name, "// source", PROMISE) for one in (plain, on_tree)]
+
+    def fresh() -> list[bool]:
+        readers = Listed(tmp_path, "readers")
+        found = runner.prove(store, jobs, {"flashinfer": tree}, readers, 1)
+        assert all(verdict.ok for verdict in found)
+        return [verdict.fresh for verdict in found]
+
+    assert (fresh(), fresh()) == ([True, True], [False, False])
+    code.change("inspect/proofs/runner.py", "inspect/proofs/units.py", "build/packs/recipe.py")
+    assert fresh() == [False, False]
+    for what in ("cubin.py", "include/sparkforge_shared_bytes.h"):
+        code.change(f"inspect/proofs/{what}")
+        assert fresh() == [True, True]
+    first, second, *_ = Path(f"{nvcc}.calls").read_text().splitlines()
+    assert first.startswith("-std=c++17 -arch=sm_121a -cubin ")
+    assert "-DENABLE_FP4 " in second
+    assert f"-isystem {tmp_path}/csrc " in second
+    assert f"-cubin {tmp_path}/csrc/a.cu " in second
+
+
+def test_tritons_release_is_unpacked_again_by_other_code(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = make_wheel(tmp_path, "triton", files={"triton/a.py": b"a", "other/b.py": b"b"})
+    context = context_of("cpu", store=store)
+
+    def unpacked() -> Path:
+        found = triton_aot._release(context, wheel)
+        assert {path.name for path in found.iterdir()} == {"triton", "triton-1.0.dist-info"}
+        return found
+
+    before = unpacked()
+    assert unpacked() == before
+    changed = tmp_path / "triton_aot.py"
+    changed.write_bytes(Path(triton_aot.__file__).read_bytes() + b"changed = 1\n")
+    monkeypatch.setattr(triton_aot, "__file__", str(changed))
+    assert unpacked() != before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import PASSED_OVER, closure, code_of
 from sparkforge.store.store import Store
 from sparkforge.wheels import intake
+from tests.codecopy import CodeCopy
 from tests.results import context_of
 from tests.support import ROOT, make_wheel, sha256
 from tests.unit.test_architecture import MODULES, imports
@@ -79,23 +79,6 @@ def wanted(module: str) -> set[str]:
     return {"/".join(name[1:]) + ".py" for name in found if len(name) > 1}
 
 
-@pytest.fixture
-def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a copy of the package that keys are made from, to be changed."""
-    shutil.copytree(
-        ROOT / "sparkforge", tmp_path / "sparkforge", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    forget()
-    monkeypatch.setattr(codekey, "_ROOT", tmp_path / "sparkforge")
-    yield tmp_path / "sparkforge"
-    forget()
-
-
-def forget() -> None:
-    for cached in (codekey.closure, codekey._files, codekey._needs, codekey._digest):
-        cached.cache_clear()
-
-
 COMPILED_WITH = {
     "build/packs/same_place.sh",
     "build/packs/include/cublasLt.h",
@@ -117,18 +100,18 @@ BESIDE = {
 
 
 def test_a_line_in_any_module_that_makes_an_item_changes_its_key(
-    context: Context, copy: Path
+    context: Context, code: CodeCopy
 ) -> None:
     kinds = makers(context)
     before = {kind: code_of(module) for kind, module in kinds.items()}
     changed: dict[str, set[str]] = {kind: set() for kind in kinds}
-    for path in sorted(path for path in copy.rglob("*") if path.is_file()):
+    for path in sorted(path for path in code.root.rglob("*") if path.is_file()):
         text = path.read_bytes()
         path.write_bytes(text + b"changed = 1\n")
         codekey._digest.cache_clear()
         for kind, module in kinds.items():
             if code_of(module) != before[kind]:
-                changed[kind].add(path.relative_to(copy).as_posix())
+                changed[kind].add(path.relative_to(code.root).as_posix())
         path.write_bytes(text)
     assert len(kinds) == 15
     for kind, module in kinds.items():
@@ -159,14 +142,15 @@ def test_each_kind_holds_what_decides_its_bytes_and_nothing_of_later_stages() ->
     assert {"build/smoke.py", "build/launcher.py", "checkpoints/tiny.py"} <= files["smoke"]
 
 
-def test_a_module_that_moves_is_found_where_it_is(copy: Path) -> None:
+def test_a_module_that_moves_is_found_where_it_is(code: CodeCopy) -> None:
+    copy = code.root
     before = code_of("sparkforge.build.stages.wheels")
     (copy / "wheels" / "newname.py").write_bytes((copy / "wheels" / "overlay.py").read_bytes())
     (copy / "wheels" / "overlay.py").unlink()
     for path in copy.rglob("*.py"):
         text = path.read_text().replace("wheels import overlay", "wheels import newname as overlay")
         path.write_text(text)
-    forget()
+    code.read_again()
     assert copy / "wheels" / "newname.py" in closure("sparkforge.build.stages.wheels")
     assert code_of("sparkforge.build.stages.wheels") != before
 
@@ -193,7 +177,7 @@ def test_what_is_passed_over_is_there_and_has_a_reason() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 def test_what_compiles_a_module_is_in_its_key_and_no_more(
-    store: Store, copy: Path, tmp_path: Path
+    store: Store, code: CodeCopy, tmp_path: Path
 ) -> None:
     host = toolchain.Host("g++", "this one")
     tree = tmp_path / "tree"
@@ -204,34 +188,27 @@ def test_what_compiles_a_module_is_in_its_key_and_no_more(
     request = compiling.Request(store, tree, {}, "12.1f", "nvcc", host, 1)
 
     def made() -> tuple[Artefact[Any], Artefact[Any]]:
-        forget()
         objects = compiling.compile_units(request, [module])
         return objects[module.units[0]], compiling.link(request, module, objects)
 
-    def change(file: str) -> None:
-        with (copy / "build" / "packs" / file).open("a") as changed:
-            changed.write("changed = 1\n")
-
     before = made()
-    for other in ("compiling", "toolchain", "units", "modules", "command", "wheel"):
-        change(f"{other}.py")
+    others = ("compiling", "toolchain", "units", "modules", "command", "wheel")
+    code.change(*(f"build/packs/{other}.py" for other in others))
     assert made() == before
-    change("recipe.py")
+    code.change("build/packs/recipe.py")
     for one, old in zip(made(), before, strict=True):
         assert (one.key != old.key, one.result.sha256) == (True, old.result.sha256)
 
 
 def test_a_release_wheel_is_checked_again_by_other_code(
-    store: Store, copy: Path, tmp_path: Path
+    store: Store, code: CodeCopy, tmp_path: Path
 ) -> None:
     wheel = make_wheel(tmp_path)
 
     def checks() -> int:
-        forget()
         intake.take(store, wheel, sha256(wheel.read_bytes()))
         return len(list(store.root.glob("artefacts/intake/*")))
 
     assert (checks(), checks()) == (1, 1)
-    with (copy / "wheels" / "archive.py").open("a") as changed:
-        changed.write("changed = 1\n")
+    code.change("wheels/archive.py")
     assert checks() == 2
