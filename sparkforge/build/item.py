@@ -108,15 +108,23 @@ def holds_wheel(artefact: Artefact[OwnWheel]) -> bool:
 
 
 def wheel_path(artefact: Artefact[OwnWheel]) -> Path:
-    """Return the wheel that an artefact holds, read again for this.
+    """Return the wheel that an artefact holds, read again for this; raises ``undamaged``'s."""
+    path = artefact.path / artefact.result.file
+    return undamaged(path, artefact.result.sha256, "rebuilds the wheel")
+
+
+def undamaged(path: Path, sha256: str, again: str) -> Path:
+    """Return a file of an artefact, read for this and found as it was made.
+
+    Args:
+        again: what the next build does with a damaged one.
 
     Raises:
         StoreError: it is gone, or damaged.
     """
-    path = artefact.path / artefact.result.file
-    if not holds_wheel(artefact):
+    if not intact(path, sha256):
         msg = f"{path}: missing or damaged in the store"
-        raise StoreError(msg, "run the build again: it rebuilds the wheel")
+        raise StoreError(msg, f"run the build again: it {again}")
     return path
 
 
@@ -134,8 +142,7 @@ def kernel_path(folder: Path, member: str) -> Path:
 def kernels_of(item: Item[KernelsResult] | None, results: Results) -> dict[str, bytes]:
     """Return the machine code that a wheel gets, by its path there; without an item, none.
 
-    Raises:
-        StoreError: a file is gone, or damaged.
+    Raises what ``undamaged`` does.
     """
     if item is None:
         return {}
@@ -143,8 +150,5 @@ def kernels_of(item: Item[KernelsResult] | None, results: Results) -> dict[str, 
     found = {}
     for member, sha256 in artefact.result.files.items():
         path = kernel_path(artefact.path, member)
-        if not intact(path, sha256):
-            msg = f"{path}: missing or damaged in the store"
-            raise StoreError(msg, "run the build again: it compiles the kernels again")
-        found[member] = path.read_bytes()
+        found[member] = undamaged(path, sha256, "compiles the kernels again").read_bytes()
     return found

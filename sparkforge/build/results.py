@@ -140,6 +140,8 @@ class WheelhouseResult:
 class CheckpointResult:
     """The checkpoint of the preflight."""
 
+    files: Mapping[str, str]
+    """sha256 of each file, by its path in the artefact's folder and in the image's share."""
     kind: Literal["checkpoint"] = "checkpoint"
 
 

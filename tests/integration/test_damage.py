@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.build import executor
+from sparkforge.build.results import CheckpointResult
+from sparkforge.build.stages.trial import trial_files, trial_item
+from sparkforge.checkpoints import trial
+from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
+from sparkforge.core.errors import StoreError
+from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Store
 from tests.project import PATCHED, Project
+from tests.results import context_of
 from tests.support import Page, sha256
 
 BUILD = ("build", "--target", "tiny", "--engine", "none", "--until", "wheels")
@@ -65,6 +74,30 @@ def test_a_damaged_wheel_is_made_again_and_published(
     }
     assert project.wheel.read_bytes() == before
     assert stored(project, "wheels", "*.whl").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_of_the_preflight_is_made_again_and_goes_into_no_image(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "make", make_tiny_gpt_oss)  # without the reference: 7 s of CPU
+    item, context = trial_item(), context_of("spark", store=store)
+
+    def build() -> Artefact[CheckpointResult]:
+        return executor.run(context, [item]).artefact(item)
+
+    made = build()
+    before = trial_files(made)
+    assert set(before) == {f"preflight/{one.name}" for one in (made.path / "preflight").iterdir()}
+    weights = made.path / "preflight" / "model.safetensors"
+    for damage in (flip, cut, Path.unlink):
+        damage(weights)
+        with pytest.raises(
+            StoreError, match=r"model\.safetensors: missing or damaged in the store"
+        ):
+            trial_files(made)
+        (step,) = executor.plan(context, [item])
+        assert step.state == "to make"
+        assert trial_files(build()) == before
 
 
 @pytest.mark.parametrize("name", ["wheel", "sbom.cdx.json", "provenance.intoto.json", "SHA256SUMS"])

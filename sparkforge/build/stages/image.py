@@ -21,6 +21,7 @@ from sparkforge.build.results import (
     WheelhouseResult,
     WheelResult,
 )
+from sparkforge.build.stages.trial import trial_files
 from sparkforge.core.hashing import key_of
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches
@@ -103,9 +104,7 @@ def image_item(
     inputs = image_inputs(context, parts, base)
 
     def contents(results: Results) -> image.Contents:
-        # not needed by a build in which nothing changed
-        from sparkforge.build import sbom
-        from sparkforge.serving.preflight import NAME
+        from sparkforge.build import sbom  # not needed by a build in which nothing changed
 
         third_party = results.artefact(parts.house).path / WHEELS
         wheels = {name: results.of(item) for name, item in parts.wheels.items()}
@@ -117,8 +116,7 @@ def image_item(
         if context.profile:
             text = json.dumps(context.profile, indent=2, sort_keys=True)
             share["profile.json"] = f"{text}\n".encode()
-        checkpoint = results.artefact(parts.trial).path / NAME
-        share |= {f"{NAME}/{one.name}": one.read_bytes() for one in checkpoint.iterdir()}
+        share |= trial_files(results.artefact(parts.trial))
         labels = {
             **inputs["labels"],
             image.KEY_LABEL: key_of(inputs),

@@ -50,7 +50,7 @@ class Bench:
             if self.failure is not None and label == "image":
                 failure, self.failure = self.failure, None
                 raise failure
-            return CheckpointResult()
+            return CheckpointResult({})
 
         def sound(_: object) -> bool:
             self.done.append(f"read {label}")
@@ -123,7 +123,7 @@ class Compiled:
 
     def items(self) -> tuple[Item[CheckpointResult], Item[CheckpointResult]]:
         def make(folder: Path, results: Results) -> CheckpointResult:
-            return CheckpointResult()
+            return CheckpointResult({})
 
         builder = Item(
             "builder",

@@ -67,7 +67,7 @@ EACH = [
         differs=("d.py",),
     ),
     WheelhouseResult(3),
-    CheckpointResult(),
+    CheckpointResult({"preflight/config.json": "0" * 64}),
     EnvironmentResult(),
     ImageResult("x:1", "sha256:1", "sha256:2", "base", ("debian libc6 2 amd64",)),
     ImageResult("x:1", "sha256:1", None, "base", ()),
@@ -100,7 +100,7 @@ def test_documents_have_the_fields_that_they_had() -> None:
     natives = typed.as_json(EACH[6])["natives"]
     assert natives["_C.so"] == {"sha256": "1" * 64, "from": "compiled"}
     assert typed.as_json(EnvironmentResult()) == {"kind": "environment"}
-    assert typed.as_json(CheckpointResult()) == {"kind": "checkpoint"}
+    assert typed.as_json(CheckpointResult({})) == {"files": {}, "kind": "checkpoint"}
     assert typed.as_json(ImageArchiveResult(None, "x"))["kind"] == "image"
     assert typed.as_json(WheelResult(**WHEEL)) == {
         **WHEEL,
