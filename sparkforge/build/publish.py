@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ from sparkforge.build.receipt import (
     is_receipt,
 )
 from sparkforge.build.results import ImageResult
-from sparkforge.core import plain
-from sparkforge.core.disk import disk_errors, flocked, write_file
-from sparkforge.core.hashing import intact
+from sparkforge.core import plain, typed
+from sparkforge.core.disk import disk_errors, flocked, read_json, write_file
+from sparkforge.core.hashing import intact, sha256_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
+from sparkforge.store.codekey import code_of
 
 _RECEIPT = "receipt.json"
 # what the smoke test saw of the unpatched release, by ``ReleaseProof.done``
@@ -59,6 +61,8 @@ def publish(
         folder.mkdir(parents=True, exist_ok=True)
     if (image := image_of(build)) is not None:
         for_compose(context, image, folder)  # also after a rollback: a build means the newest
+    elif context.target.smoke is not None:
+        tiny_model(folder)
     if stands(context, build, document):
         return folder, {**document, "files": _receipt(folder / _RECEIPT).get("files", {})}
     wheels = _wheels(build)
@@ -71,8 +75,6 @@ def publish(
         if wheels:  # a run that stopped before has nothing to say about them
             files = _publish_wheels(context, folder, build, wheels)
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
-        if context.target.smoke is not None:
-            tiny_model(folder)
         complete = {**document, "files": files}
         text = json.dumps(complete, indent=2, sort_keys=True) + "\n"
         _write(folder / _RECEIPT, text.encode())
@@ -182,27 +184,68 @@ def _receipt(path: Path) -> dict[str, Any]:
 
 
 def tiny_model(folder: Path) -> Path:
-    """Return the tiny checkpoint below a folder, making it where it is missing."""
-    from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
+    """Return the tiny checkpoint below a folder, as ``made`` does."""
 
-    return made(folder / "tiny-model", make_tiny_gpt_oss)
+    def make(model: Path) -> None:
+        from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
+
+        make_tiny_gpt_oss(model)
+
+    return made(folder / "tiny-model", make, "sparkforge.checkpoints.tiny")
 
 
-def made(model: Path, make: Callable[[Path], object]) -> Path:
-    """Return a checkpoint's folder, making it where it is missing; one process at a time."""
-    if not model.exists():
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A checkpoint as the file beside it describes it: the code that made it, and its files."""
+
+    code: str
+    files: Mapping[str, str]
+
+
+def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
+    """Return a checkpoint's folder; one process at a time.
+
+    It is made where it is missing, or damaged, or was made by other code.
+
+    Args:
+        module: whose code makes it; "": that of ``make``.
+    """
+    note = model.with_name(f".{model.name}.json")
+    code = code_of(module or make.__module__)
+    if not _is_made(model, note, code):
         with disk_errors(model.parent):
             model.parent.mkdir(parents=True, exist_ok=True)
             with flocked(model.parent, fcntl.LOCK_EX):
                 for left in model.parent.glob(f".{model.name}.????????"):  # of a killed process
                     shutil.rmtree(left)
-                try:
-                    if not model.exists():
-                        make(model)
-                except OSError:  # another version's, which takes no lock, may be quicker
-                    if not model.is_dir():
-                        raise
+                if not _is_made(model, note, code):
+                    _make(model, make)
+                    files = {one.name: sha256_file(one) for one in sorted(model.iterdir())}
+                    text = json.dumps(asdict(_Checkpoint(code, files)), indent=1)
+                    write_file(note, f"{text}\n".encode())
     return model
+
+
+def _is_made(model: Path, note: Path, code: str) -> bool:
+    of = typed.load(_Checkpoint, read_json(note))
+    return (
+        of is not None
+        and of.code == code
+        and all(intact(model / name, sha256) for name, sha256 in of.files.items())
+    )
+
+
+def _make(model: Path, make: Callable[[Path], object]) -> None:
+    old = model.with_name(f".{model.name}.replaced")
+    if model.exists():
+        model.rename(old)
+    try:
+        make(model)
+    except OSError:  # another version's, which takes no lock, may be quicker
+        if not model.is_dir():
+            raise
+    if old.exists():
+        shutil.rmtree(old)
 
 
 def link(source: Path, target: Path) -> None:

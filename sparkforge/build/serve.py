@@ -71,7 +71,7 @@ def chosen(context: Context, name: str) -> Profile:
 
 
 def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
-    """Return the tiny checkpoint that speaks Harmony below a folder, making it where it is missing.
+    """Return the tiny checkpoint that speaks Harmony below a folder, as ``made`` does.
 
     Args:
         run: runs Python code with the target's packages, which have the vocabulary; returns stdout.
@@ -85,7 +85,7 @@ def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
         lines = run(_READ_VOCABULARY).splitlines()
         make_chat_gpt_oss(model, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
 
-    return made(folder / "tiny-chat-model", make)
+    return made(folder / "tiny-chat-model", make, "sparkforge.checkpoints.chat")
 
 
 def in_environment(python: Path) -> Callable[[str], bytes]:

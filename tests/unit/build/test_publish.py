@@ -13,6 +13,7 @@ from sparkforge.build import publish
 from sparkforge.build.item import Results, StepResult
 from sparkforge.build.results import EnvironmentResult, ImageResult
 from sparkforge.pins import pins
+from tests.codecopy import CodeCopy
 from tests.results import item, step
 from tests.support import ROOT
 
@@ -107,4 +108,30 @@ def test_a_checkpoint_is_made_once_and_what_a_killed_process_left_is_removed(
         found = list(pool.map(lambda _: publish.made(tmp_path / "model", make), range(4)))
     assert found == [tmp_path / "model"] * 4
     assert made == [tmp_path / "model"]
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert {path.name for path in tmp_path.iterdir()} == {"model", ".model.json"}
+
+
+def test_a_checkpoint_is_made_again_where_its_files_or_its_makers_code_differ(
+    tmp_path: Path, code: CodeCopy
+) -> None:
+    weights = publish.tiny_model(tmp_path / "dist") / "model.safetensors"
+    before = weights.read_bytes()
+
+    def remade() -> bool:
+        now = weights.stat().st_ino if weights.exists() else 0
+        publish.tiny_model(tmp_path / "dist")
+        assert weights.read_bytes() == before
+        return weights.stat().st_ino != now
+
+    assert not remade()
+    weights.write_bytes(before[:-1])
+    assert remade()
+    weights.unlink()
+    assert remade()
+    (tmp_path / "dist" / ".tiny-model.json").write_text("[")
+    assert remade()
+    code.change("checkpoints/chat.py", "build/publish.py")
+    assert not remade()
+    code.change("checkpoints/tensors.py")
+    assert remade()
+    assert {one.name for one in (tmp_path / "dist").iterdir()} == {"tiny-model", ".tiny-model.json"}
