@@ -59,7 +59,9 @@ _SHARED = (
     "artefacts/smoke",
 )
 """Stages that a borrowed store shares; of ``smoke`` only the unpatched release is used."""
-_TEMPORARY = re.compile(r"[\w. -]+-[a-z0-9_]{8}")  # as mkdtemp names them
+_OURS = "sparkforge-"
+"""Before the name of each temporary folder: no other one is removed."""
+_TEMPORARY = re.compile(rf"{_OURS}[\w. -]+-[a-z0-9_]{{8}}")  # as mkdtemp names them
 
 
 class Store:
@@ -114,7 +116,7 @@ class Store:
         self._prepare()
         parent = self.root / "tmp"
         with disk_errors(self.root), flocked(parent, fcntl.LOCK_SH):
-            path = Path(tempfile.mkdtemp(prefix=f"{hint}-", dir=parent))
+            path = Path(tempfile.mkdtemp(prefix=f"{_OURS}{hint}-", dir=parent))
             path.chmod(0o755)
             # the operating system drops it with this process
             held = os.open(path, os.O_RDONLY)

@@ -240,7 +240,9 @@ def test_a_folder_with_something_in_it_never_becomes_a_store(
 
 def test_a_dry_run_sweeps_nothing_and_a_build_only_its_own(project: Project) -> None:
     project.build()
-    ours, others = (project.store / "tmp" / name for name in ("series-dead_123", "mywork"))
+    ours, others = (
+        project.store / "tmp" / name for name in ("sparkforge-series-dead_123", "my-document")
+    )
     for folder in (ours, others):
         folder.mkdir()
     project.run(*BUILD, "--dry-run")

@@ -112,12 +112,15 @@ def test_making_again_keeps_the_old_one_until_the_new_one_stands(store: Store) -
 
 def test_sweep_takes_what_nobody_holds_and_leaves_what_somebody_does(store: Store) -> None:
     with store.temporary("mine") as mine:
-        left = mine.parent / "series-dead_123"
-        (left / "deep").mkdir(parents=True)
-        (left / "deep" / "file").write_text("x")
+        left = mine.with_name(f"{mine.name[:-8]}dead_123")
+        others = [mine.with_name(name) for name in ("my-document", "run-20261123", "sparkforge-x")]
+        for folder in (left, *others):
+            (folder / "deep").mkdir(parents=True)
+            (folder / "deep" / "file").write_text("x")
         assert Store(store.root).sweep() == 1
         assert mine.is_dir()
         assert not left.exists()
+        assert all((folder / "deep" / "file").is_file() for folder in others)
     assert not mine.exists()
 
 
@@ -126,7 +129,7 @@ def test_sweep_outlasts_a_program_of_a_killed_run_that_still_writes(
 ) -> None:
     with store.temporary("series"):
         pass  # the store is there
-    folder = store.root / "tmp" / "series-abcd_1x2"
+    folder = store.root / "tmp" / "sparkforge-series-abcd_1x2"
     folder.mkdir()
     remove, late = shutil.rmtree, ["a", "b"]
 
