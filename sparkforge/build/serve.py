@@ -161,7 +161,7 @@ def serve(
     """Serve until Ctrl-C: by Compose for an image, by vllm itself for a virtual environment.
 
     Args:
-        model: folder of a checkpoint; None: the tiny one.
+        model: what ``checkpoint`` returns; None: the tiny one.
         chat: the tiny one that speaks Harmony, with the parsers that it takes.
         profile: with the choice of ``--profile``; None: Compose's, else the target's.
         limit_s: how long it may load.
@@ -275,7 +275,7 @@ def _image_server(
         model = chat_model(folder, lambda code: engine.run_python(built.image_id, code, ours))
         environment["SPARKFORGE_MODEL_NAME"] = os.environ.get("SPARKFORGE_MODEL_NAME", CHAT_NAME)
     if model is not None:
-        environment["SPARKFORGE_MODEL_DIR"] = str(checkpoint(model))
+        environment["SPARKFORGE_MODEL_DIR"] = str(model)
     if options := (*(CHAT_OPTIONS if chat else ()), *context.arguments):
         environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(options)
     if profile is not None:
@@ -303,7 +303,7 @@ def _environment_server(
     if chat:
         weights = chat_model(folder, in_environment(python_path(environment)))
     else:
-        weights = checkpoint(model) if model is not None else tiny_model(folder)
+        weights = model or tiny_model(folder)
     name = weights.name if model is not None else CHAT_NAME if chat else servers.MODEL_NAME
     launch = Launch(
         weights,

@@ -38,6 +38,7 @@ def _serve(options: Options) -> int:
     """Serve what was built until Ctrl-C."""
     from sparkforge.build import serve  # not needed by a build in which nothing changed
 
+    model = None if options.model is None else serve.checkpoint(options.model)
     project = Project.open(options.project)
     context = last_context(
         project, options.target, options.variant, options.server, options.arguments
@@ -51,7 +52,7 @@ def _serve(options: Options) -> int:
     return serve.serve(
         context,
         build.results.artefact(build.graph.product),
-        options.model,
+        model,
         chat=options.chat,
         profile=profile,
         limit_s=limit,

@@ -40,6 +40,9 @@ def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
             ["serve", "--target", "rtx", "--engine", "none", "--chat"],
             "--chat: target rtx serves a",
         ),
+        # before anything is built
+        (["serve", "--target", "cpu", "--model", "no/such"], "--model no/such: no such folder"),
+        (["serve", "--target", "cpu", "--model", "/"], "--model /: has no config.json"),
         (["--target", "cpu", "--until", "never"], "invalid choice: 'never'"),
         (["--target", "cpu", "--engine", "podman"], "invalid choice: 'podman'"),
         (["--target", "cpu", "--port", "70000"], "'70000' is not a port"),
