@@ -90,6 +90,28 @@ def test_the_check_finds_what_is_wrong() -> None:
         takes(["--target", "cpu", "--untl", "wheels"])
 
 
+# what follows ":" or "@" is a tag: the name is an image's
+_PATH = re.compile(
+    r"(?<![\w.-])(?:\.ci|benchmarks|docs|patches|requirements|scripts|sparkforge|tests)/[\w./-]+"
+    r"(?![\w./:@-])"
+)
+
+
+def absent(words: list[str]) -> list[str]:
+    """Return the paths of the checkout in a command that are not there."""
+    return [path for word in words for path in _PATH.findall(word) if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_paths_in_a_pages_commands_are_there(page: Path) -> None:
+    assert [path for words in lines(page) for path in absent(words)] == []
+
+
+def test_a_path_that_is_gone_is_found() -> None:
+    words = ["A=$PWD/sparkforge/none", "python3", "scripts/test.py", "tests/none.py", "../none/x"]
+    assert absent([*words, "sparkforge/spark:0.31.0"]) == ["sparkforge/none", "tests/none.py"]
+
+
 # -- docs/commands.yaml ---------------------------------------------------------------------------
 
 
