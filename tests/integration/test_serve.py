@@ -20,6 +20,7 @@ from sparkforge.build import serve
 from sparkforge.build.results import EnvironmentResult, ImageResult
 from sparkforge.core.errors import PortError, SmokeError, UsageError
 from sparkforge.runtime.servers import free_port
+from sparkforge.store.store import Store
 from tests.results import artefact, context_of
 from tests.support import ROOT
 
@@ -54,7 +55,7 @@ def bake(root: Path, *, before: str = "", seconds: float = 0) -> None:
 def run_it(root: Path, port: int, profile: str | None = None) -> int:
     """Serve what ``bake`` made; in a process of its own, that Ctrl-C ends."""
     found = artefact(EnvironmentResult(), root / "environment")
-    context = context_of("cpu", root=root, port=port)
+    context = context_of("cpu", root=root, port=port, store=Store(root / "store"))
     chosen = None if profile is None else serve.chosen(context, profile)
     return serve.serve(context, found, profile=chosen)
 
