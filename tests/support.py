@@ -90,7 +90,7 @@ def python(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def finished(child: subprocess.Popen[str], seconds: float = 30.0) -> str:
+def finished(child: subprocess.Popen[str], seconds: float = PATIENCE_S) -> str:
     """Return a process's output once it ended well."""
     out, _ = child.communicate(timeout=seconds)
     assert child.returncode == 0, out

@@ -18,7 +18,7 @@ import requests
 
 from build import ensure_environment
 from sparkforge.runtime.servers import free_port
-from tests.support import ONE_THREAD, wait_for
+from tests.support import ONE_THREAD, PATIENCE_S, wait_for
 
 from . import served
 
@@ -198,7 +198,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answers(url: str) -> bool:
     try:
-        requests.get(url, timeout=60)
+        requests.get(url, timeout=PATIENCE_S)
     except requests.ConnectionError:
         return False
     return True

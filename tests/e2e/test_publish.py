@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.support import wait_for
+from tests.support import PATIENCE_S, wait_for
 
 from .conftest import PASSWORD, ROOT, clone, on_base, registry_with
 from .served import docker
@@ -206,8 +206,10 @@ def uploaded(repository: str, tag: str) -> str:
 
     def put(data: bytes) -> dict[str, Any]:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        where = requests.post(f"{base}/blobs/uploads/", timeout=60).headers["Location"]
-        requests.put(where, data=data, params={"digest": digest}, timeout=60).raise_for_status()
+        where = requests.post(f"{base}/blobs/uploads/", timeout=PATIENCE_S).headers["Location"]
+        requests.put(
+            where, data=data, params={"digest": digest}, timeout=PATIENCE_S
+        ).raise_for_status()
         return {"digest": digest, "size": len(data)}
 
     layer = io.BytesIO()
@@ -232,7 +234,7 @@ def uploaded(repository: str, tag: str) -> str:
         f"{base}/manifests/{tag}",
         data=json.dumps(manifest).encode(),
         headers={"Content-Type": f"{kind}.manifest.v1+json"},
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     answer.raise_for_status()
     return f"{repository}@{answer.headers['Docker-Content-Digest']}"

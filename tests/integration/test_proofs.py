@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sparkforge.core.errors import MachineError, ProofError
-from tests.support import ROOT
+from tests.support import PATIENCE_S, ROOT
 
 NAMES = ("block-scaled-mma", "block-scaled-mma-plain")
 
@@ -45,7 +45,7 @@ def run(store: Path, *words: str, code: int = 0, **env: str) -> tuple[str, str]:
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
@@ -112,7 +112,7 @@ def test_cleaning_what_is_superseded_keeps_the_proofs(
         [sys.executable, "-m", "sparkforge", "clean", "--superseded", "--store", store],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     kept = [path for path in (store / "artefacts").glob("proof-*/*") if path.is_dir()]

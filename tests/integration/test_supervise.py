@@ -240,7 +240,7 @@ def test_an_end_without_reason_is_no_success(supervised: Callable[..., Supervise
 def test_a_server_whose_answers_drip_is_ended(supervised: Callable[..., Supervised]) -> None:
     one = supervised()
     engine = one.ready()
-    requests.post(one.url("/drip"), timeout=60)
+    requests.post(one.url("/drip"), timeout=PATIENCE_S)
     assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     assert one.said("the server hangs: "), one.output.read_text()
     assert gone(engine)
@@ -251,10 +251,10 @@ def test_nonsense_of_a_server_that_makes_tokens_ends_nothing(
 ) -> None:
     one = supervised(hang_s=1)
     one.ready()
-    requests.post(one.url("/odd"), timeout=60)
+    requests.post(one.url("/odd"), timeout=PATIENCE_S)
 
     def tokens() -> int:
-        text = requests.get(one.url("/metrics"), timeout=60).text
+        text = requests.get(one.url("/metrics"), timeout=PATIENCE_S).text
         return int(text.split("vllm:generation_tokens_total")[1].split()[1])
 
     before = tokens()
@@ -408,7 +408,7 @@ def test_a_look_sees_progress_or_causes_it(fake: tuple[int, int]) -> None:
     client = Client(port, 1.5)
     first = client.observe(None)
     assert list(first.values()) == ["2"]  # no counter to compare with: two tokens were made
-    lengths = client.prompts(time.monotonic() + 60)
+    lengths = client.prompts(time.monotonic() + PATIENCE_S)
     assert {length for length, count in lengths.items() if count} == {"1.0", "10.0"}
     second = client.observe(first)
     assert list(second.values()) == ["4"]  # no progress since: two more

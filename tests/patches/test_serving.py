@@ -22,14 +22,14 @@ from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
 from tests.hub import COMMIT, Hub
 from tests.patches.forks import known
 from tests.patches.served import READY_S, serving
-from tests.support import wait_for
+from tests.support import PATIENCE_S, wait_for
 
 UNHEALTHY_S = 600  # the image's interval, time-out and retries give 45 on a quiet machine
 
 
 def ready(port: int) -> tuple[int, str]:
     """Return status and message of the answer to load balancers."""
-    reply = requests.get(f"http://127.0.0.1:{port}/health?ready", timeout=60)
+    reply = requests.get(f"http://127.0.0.1:{port}/health?ready", timeout=PATIENCE_S)
     return reply.status_code, reply.json()["error"]["message"] if reply.text else ""
 
 
@@ -61,7 +61,10 @@ def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_
         os.kill(engine, signal.SIGSTOP)
         frozen = time.monotonic()
         # vLLM's own health goes on answering: that is why ours asks for progress
-        assert requests.get(f"http://127.0.0.1:{one.port}/health", timeout=60).status_code == 200
+        assert (
+            requests.get(f"http://127.0.0.1:{one.port}/health", timeout=PATIENCE_S).status_code
+            == 200
+        )
         wait_for(lambda: ready(one.port)[0] == 404)  # what load balancers see
         failures = 0
         while failures < 3:  # as the image's HEALTHCHECK: three in a row, 5 s between them

@@ -17,7 +17,7 @@ from sparkforge.core import errors
 from sparkforge.core.errors import StoreError
 from sparkforge.core.log import Log, human_bytes, log
 from sparkforge.sources.project import store_of
-from tests.support import ROOT, python
+from tests.support import PATIENCE_S, ROOT, python
 
 
 def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
@@ -296,7 +296,7 @@ def test_a_stdout_that_takes_nothing_is_no_bug(stdout: str, code: int) -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == code, done.stderr

@@ -12,6 +12,7 @@ import pytest
 from sparkforge.serving import answers
 from sparkforge.serving.document import Document
 from sparkforge.serving.progress import Client, StatusError
+from tests.support import PATIENCE_S
 
 RIGHT = {"content": "17 + 25 = 42.", "reasoning": "Add them."}
 
@@ -45,7 +46,7 @@ def test_right_answers_alone_and_together(monkeypatch: pytest.MonkeyPatch) -> No
     def answer(number: int, body: Mapping[str, Any]) -> bytes:
         bodies.append(body)
         if number:  # all of them are on their way before the first is answered
-            together.wait(60)
+            together.wait(PATIENCE_S)
         return chat(RIGHT)
 
     problem, said = check(monkeypatch, answer)
