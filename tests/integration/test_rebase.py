@@ -120,6 +120,40 @@ def test_all_of_it_upstreamed(upstream: Upstream) -> None:
     assert "dropped taken-one (upstreamed)" in (upstream.root / "CHANGELOG.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # 1.0 is 2.0 now, and the counter 4
+        ("## 1.0-spark.3 (unreleased)\n\n* A.\n", "## 2.0-spark.4 (unreleased)\n\n* A.\nLINE"),
+        (
+            "## 1.0-spark.3 (2026-11-23)\n\n* A.\n",
+            "## 2.0-spark.4 (unreleased)\n\nLINE\n## 1.0-spark.3 (2026-11-23)\n\n* A.\n",
+        ),
+        (
+            "## 2.0-spark.4 (unreleased)\n\n* A.\n\n## 0.9 (2025-01-01)\n",
+            "## 2.0-spark.4 (unreleased)\n\n* A.\nLINE\n## 0.9 (2025-01-01)\n",
+        ),
+        (
+            "## next\n\n* A.\n\n## 0.9 (2025-01-01)\n",
+            "## next\n\n* A.\nLINE\n## 0.9 (2025-01-01)\n",
+        ),
+        ("", "LINE"),
+    ],
+    ids=["unreleased", "released", "its own", "another form", "none"],
+)
+def test_the_line_goes_below_the_release_that_is_built_now(
+    upstream: Upstream, before: str, after: str
+) -> None:
+    upstream.series({"First one": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"x = 1")}})
+    upstream.release({"demo/other.py": b"y = 1\n"})
+    upstream.project.run("pins", "record")
+    page = upstream.root / "CHANGELOG.md"
+    page.write_text(f"# Changelog\n\n{before}".rstrip("\n") + "\n")
+    upstream.rebase("demo", "--onto", "latest")
+    line = "* demo v1.0 → v2.0: 1 patches (1 clean).\n"
+    assert page.read_text() == f"# Changelog\n\n{after.replace('LINE', line)}"
+
+
 def test_a_colleague_resolves_the_same(upstream: Upstream, tmp_path: Path) -> None:
     clash(upstream)
     untouched = tmp_path / "colleague"

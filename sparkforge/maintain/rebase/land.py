@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkforge.build.context import release_name
 from sparkforge.core import git, transaction
 from sparkforge.core.errors import PinsError
 from sparkforge.maintain.rebase import drift, report
@@ -71,7 +72,7 @@ def _landed(rebase: Rebase, project: Project, state: State) -> Landed:
     after = pins.parse(path, text)
     log_page = root / "CHANGELOG.md"
     log_text = log_page.read_text(encoding="utf-8") if log_page.exists() else "# Changelog\n"
-    files[log_page] = changelog(log_text, state).encode()
+    files[log_page] = changelog(log_text, state, _release(after, own.upstream)).encode()
     files |= staging.page(
         root, after, {name: difference.series for name, difference in staged.items()}
     )
@@ -149,8 +150,27 @@ def _pins_text(
     return text
 
 
-def changelog(text: str, state: State) -> str:
-    """Return the changelog with a line about a rebase at the end of its newest section."""
+def _release(loaded: Pins, upstream: str) -> str:
+    """Return the name of the release that a build of an upstream makes now."""
+    every = list(loaded.targets.values())
+    return release_name(loaded, ([one for one in every if upstream in one.wheels] or every)[0])
+
+
+_SECTION = re.compile(r"^## (?:(?P<version>\S+) \((?P<date>[^)\n]*)\)[ \t]*$)?", re.MULTILINE)
+
+
+def changelog(text: str, state: State, release: str) -> str:
+    """Return the changelog with a line about a rebase at the end of the release's section.
+
+    An unreleased section becomes that of the release; before one with a date there will be a new
+    section. Where the first heading is no release's, the line goes below it.
+    """
+    newest = _SECTION.search(text)
+    if newest and newest["version"] not in (None, release):
+        done = newest["date"] != "unreleased"
+        rest = text[newest.start() if done else newest.end() :]
+        between = "\n\n" if done else ""
+        text = f"{text[: newest.start()]}## {release} (unreleased){between}{rest}"
     own = state.parts[0]
     lines = [f"* {own.upstream} {own.pinned['tag']} → {own.target.tag}: {_counts(state)}."]
     for part in state.parts:
@@ -161,7 +181,7 @@ def changelog(text: str, state: State) -> str:
                     f"  * {part.upstream}: dropped {result.patch.removesuffix('.patch')}"
                     f" ({result.verdict.value}): {why}"
                 )
-    sections = [match.start() for match in re.finditer(r"^## ", text, re.MULTILINE)]
+    sections = [match.start() for match in _SECTION.finditer(text)]
     end = sections[1] if len(sections) > 1 else len(text)
     head, tail = text[:end].rstrip("\n"), text[end:]
     between = "\n" if sections and head.splitlines()[-1].startswith(("*", " ")) else "\n\n"
