@@ -63,7 +63,7 @@ def check_landed(up: Upstream, names: list[str]) -> None:
     assert "Range-diff of demo" in report
 
 
-def test_conflict_continue_land(upstream: Upstream) -> None:
+def test_conflict_continue_land(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
     clash(upstream)
     before = files_of(upstream.root)
     comment = "release: {counter: 3"
@@ -79,8 +79,11 @@ def test_conflict_continue_land(upstream: Upstream) -> None:
     upstream.rebase("demo", "--continue", code=2)  # markers are left
     upstream.rebase("demo", "--onto", "release:1.0", code=2)  # another one is under way
     resolve(upstream)
+    capsys.readouterr()
     said = upstream.rebase("demo", "--continue")
     assert said["landed"]
+    table = [line.split()[:1] for line in capsys.readouterr().err.splitlines()]
+    assert (["first-one"] in table, ["second-one"] in table) == (False, True)
     verdicts = [move["verdict"] for move in said["series"]["demo"]["patches"]]
     assert verdicts == ["clean", "conflict", "clean"]
     check_landed(upstream, ["first-one.patch", "second-one.patch", "third-one.patch"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sparkforge.build.options import OutputOptions, chosen_series
@@ -127,6 +129,7 @@ def _one(options: Options, project: Project, upstream: str) -> int:
         return 0
     rebase = _rebase(project, upstream)
     now = job.load()
+    known = {part.upstream: len(part.results) for part in now.parts} if now is not None else {}
     if options.onto is not None:
         if now is not None and now.spec != options.onto:
             msg = f"{upstream}: a rebase onto {now.spec} is in progress"
@@ -142,7 +145,7 @@ def _one(options: Options, project: Project, upstream: str) -> int:
     try:
         rebase.run(now)
     finally:
-        _print(now)
+        _print(now, known)
     landed = land(rebase, now)
     for path in landed.changed:
         log.info(f"changed: {path.relative_to(rebase.project.root)}")
@@ -272,9 +275,15 @@ def _verdict_code(results: list[PatchResult]) -> int:
 # -- printing --------------------------------------------------------------------------------
 
 
-def _print(now: State) -> None:
+def _print(now: State, known: Mapping[str, int] = MappingProxyType({})) -> None:
+    """Print what became of the patches.
+
+    Args:
+        known: of each series, how many results were there before; they are not printed.
+    """
     for part in now.parts:
-        results = [*part.results, *([part.stopped] if part.stopped else [])]
+        done = part.results[known.get(part.upstream, 0) :]
+        results = [*done, *([part.stopped] if part.stopped else [])]
         if results:
             log.heading(f"{part.upstream}: {part.pinned['tag']} → {now.spec}")
             _table(results)
