@@ -20,6 +20,7 @@ from tests.support import BODY, add_project, make_sdist, make_wheel, sha256
 STOPPED = 19
 OLD, NEW = "1.0", "2.0"
 COMMIT = "c0ffee" * 6 + "c0ff"
+TEST = "tests/test_it.py::test_it"
 
 
 def lines(word: str, count: int = 30) -> bytes:
@@ -45,11 +46,14 @@ class Upstream:
     def root(self) -> Path:
         return self.project.root
 
-    def series(self, patches: Mapping[str, Mapping[str, bytes | None]]) -> None:
-        """Write a series on 1.0: by subject, the files that each patch changes."""
+    def series(
+        self, patches: Mapping[str, Mapping[str, bytes | None]], tests: Mapping[str, str] = {}
+    ) -> None:
+        """Write a series on 1.0: by subject, the files that each patch changes, and its test."""
         self.project.repo("checkout", "--quiet", "--detach", "v1.0")
         for subject, files in patches.items():
-            self.project.repo.commit(files, f"{subject}\n\n{BODY}")
+            body = BODY.replace(TEST, tests.get(subject, TEST))
+            self.project.repo.commit(files, f"{subject}\n\n{body}")
         folder = self.project.patches
         for left in folder.glob("*.patch"):
             left.unlink()

@@ -29,12 +29,14 @@ def clash(up: Upstream) -> None:
     """A series of three on a release that changes the same line as the second."""
     text = FILES["demo/mod.py"]
     other = {"demo/__init__.py": FILES["demo/__init__.py"] + b"y = 2\n"}
+    (up.root / "tests/test_second.py").write_text("def test_it() -> None: ...\n")
     up.series(
         {
             "First one": other,
             "Second one": {"demo/mod.py": with_line(text, 20, b"ours = 1")},
             "Third one": {"demo/third.py": b"third = 3\n"},
-        }
+        },
+        {"Second one": "tests/test_second.py::test_it"},
     )
     up.release({"demo/mod.py": with_line(b"new = 0\n" + text, 21, b"theirs = 1")})
 
@@ -82,6 +84,7 @@ def test_conflict_continue_land(upstream: Upstream, capsys: pytest.CaptureFixtur
     capsys.readouterr()
     said = upstream.rebase("demo", "--continue")
     assert said["landed"]
+    assert said["tests_left"] == {}
     table = [line.split()[:1] for line in capsys.readouterr().err.splitlines()]
     assert (["first-one"] in table, ["second-one"] in table) == (False, True)
     verdicts = [move["verdict"] for move in said["series"]["demo"]["patches"]]
@@ -90,11 +93,14 @@ def test_conflict_continue_land(upstream: Upstream, capsys: pytest.CaptureFixtur
     assert "# in this order" in (upstream.project.patches / "series").read_text()
 
 
-def test_skip_and_its_reason(upstream: Upstream) -> None:
+def test_skip_and_its_reason(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
     clash(upstream)
     upstream.rebase("demo", "--onto", "latest", code=STOPPED)
     upstream.rebase("demo", "--skip", " ", code=2)
-    upstream.rebase("demo", "--skip", "nobody\nneeds it")
+    said = upstream.rebase("demo", "--skip", "nobody\nneeds it")
+    left = "tests/test_second.py::test_it"
+    assert said["tests_left"] == {"second-one.patch": left}
+    assert f"second-one was dropped, and its test is left: {left}" in capsys.readouterr().err
     check_landed(upstream, ["first-one.patch", "third-one.patch"])
     text = (upstream.root / "CHANGELOG.md").read_text()
     assert "dropped second-one (conflict): nobody needs it" in text

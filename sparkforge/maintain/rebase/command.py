@@ -150,6 +150,12 @@ def _one(options: Options, project: Project, upstream: str) -> int:
     for path in landed.changed:
         log.info(f"changed: {path.relative_to(rebase.project.root)}")
     _say(landed.companions)
+    for patch, test in landed.tests.items():
+        name = patch.removesuffix(".patch")
+        log.warning(
+            f"{name} was dropped, and its test is left: {test}\n"
+            "    hint: remove the test, or keep it if the new release passes it"
+        )
     log.info(f"report: {landed.report}")
     tested = testing.run(rebase.project.root, rebase.project.store, now) if options.test else None
     if tested is None:
@@ -161,6 +167,7 @@ def _one(options: Options, project: Project, upstream: str) -> int:
             "landed": True,
             "report": str(landed.report),
             "changed": [str(path) for path in landed.changed],
+            "tests_left": dict(landed.tests),
             "tests": None if tested is None else [one.as_json() for one in tested],
         }
     )

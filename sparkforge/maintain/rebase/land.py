@@ -35,6 +35,8 @@ class Landed:
     changed: tuple[Path, ...]
     companions: tuple[DependencyDrift, ...]
     """What no longer agrees, and how to fix it."""
+    tests: Mapping[str, str]
+    """Of the patches that were dropped, which no other patch names: they are still there."""
 
 
 def land(rebase: Rebase, state: State) -> Landed:
@@ -55,10 +57,11 @@ def _landed(rebase: Rebase, project: Project, state: State) -> Landed:
     root, path = project.root, project.pins_path
     files: dict[Path, bytes | None] = {}
     staged: dict[str, Staged] = {}
+    before: dict[str, Series] = {}
     sections = []
     for part in state.parts:
         folder = project.series_folder(part.upstream)
-        old = rebase.series_of(part.upstream)
+        old = before[part.upstream] = rebase.series_of(part.upstream)
         staged[part.upstream] = _staged(rebase, part)
         files |= staged[part.upstream].files(folder, old)
         sections.append(report.ReportSection(part, _range_diff(rebase, part, old)))
@@ -84,7 +87,8 @@ def _landed(rebase: Rebase, project: Project, state: State) -> Landed:
     transaction.change(root, {**changed, rebase.job.file: None})
     rebase.job.remove()
     remaining = tuple(difference for difference in drifts if not difference.values)
-    return Landed(page, tuple(file for file in changed if file != page), remaining)
+    written = tuple(file for file in changed if file != page)
+    return Landed(page, written, remaining, _left(state, before, staged))
 
 
 # -- the series ----------------------------------------------------------------------------
@@ -98,6 +102,27 @@ def _staged(rebase: Rebase, part: SeriesRebase) -> Staged:
     rules = Rules(rebase.project.root, part.target.paths, "fix the message of that patch")
     aside = rebase.job.folder / "landing" / part.upstream
     return staging.stage(rebase.project.store, aside, exported, part.new, tree, rules=rules)
+
+
+def _left(
+    state: State, before: Mapping[str, Series], staged: Mapping[str, Staged]
+) -> dict[str, str]:
+    """Return the tests of the dropped patches, by patch, that no patch names any more."""
+    every = [patch for one in staged.values() for patch in one.series.patches]
+    named = {patch.trailers["Test"] for patch in every}
+    dropped = {
+        (part.upstream, result.patch)
+        for part in state.parts
+        for result in part.results
+        if result.commit is None
+    }
+    tests = {
+        patch.name: patch.trailers["Test"]
+        for upstream, old in before.items()
+        for patch in old.patches
+        if (upstream, patch.name) in dropped
+    }
+    return {name: test for name, test in tests.items() if test not in named}
 
 
 def _range_diff(rebase: Rebase, part: SeriesRebase, old: Series) -> str:
