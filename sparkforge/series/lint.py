@@ -16,6 +16,8 @@ RISKS = ("build", "dispatch", "numerics")
 TRAILERS = ("Upstream-Status", "Drop-when", "Risk", "Test")
 FILL_IN = "FILL IN:"
 """Marks the parts of a message's template to fill in."""
+LONGEST = 72
+"""Characters of a subject: what git log and forges show on one line."""
 _NEEDS_REF = ("Submitted", "Backport", "Inappropriate")
 
 
@@ -66,6 +68,8 @@ def _lint(patch: Patch, root: Path) -> list[str]:
     problems = []
     if patch.subject.startswith("[PATCH"):
         problems.append("subject starts with [PATCH: export with --keep-subject")
+    if (length := len(patch.subject)) > LONGEST:
+        problems.append(f"subject has {length} characters: use at most {LONGEST}")
     if patch.name != slug(patch.subject):
         problems.append(f"file name does not follow the subject: rename to {slug(patch.subject)}")
     text = patch.path.read_text(encoding="utf-8")

@@ -132,7 +132,7 @@ def read_patch(path: Path) -> Patch:
         entries.append(Entry(name, index[1], index[2], mode))
     return Patch(
         path=path,
-        subject=_decoded(subject[1]),
+        subject=_decoded(subject[1]).strip(),  # a long word begins on the next line
         author=_decoded(author[1]),
         body=message,
         trailers=trailers_of(message),

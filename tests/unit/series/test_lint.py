@@ -64,6 +64,7 @@ def test_a_good_patch_is_clean(tmp_path: Path) -> None:
     ("old", "new", "problem"),
     [
         ("Subject: Change", "Subject: [PATCH 1/2] Change", "subject starts with [PATCH"),
+        ("twentieth line\n", f"{'a' * 62}\n", "subject has 73 characters: use at most 72"),
         ("Subject: Change the", "Subject: Changed the", "rename to changed-the-twentieth-line"),
         (f"From {'0' * 40} ", f"From {'a' * 40} ", "--zero-commit"),
         (BODY.split("\n\n")[0], "Too short.", "body too short"),
