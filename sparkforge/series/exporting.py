@@ -181,6 +181,9 @@ def _files(chain: Chain) -> list[tuple[str, bytes]]:
 
 def _check_message(commit: str, message: str) -> None:
     """Refuse a message that git's mail format would misread."""
+    if "\r\n" in message:
+        msg = f"commit {commit}: its message has line ends of CR LF"
+        raise SeriesError(msg, "git commit --amend --no-edit writes it with LF")
     subject, _, body = message.partition("\n")
     if not re.search("[A-Za-z0-9]", subject):
         msg = f"commit {commit}: its subject has no letter or digit for a file name"

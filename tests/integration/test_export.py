@@ -282,6 +282,13 @@ def test_messages_that_do_not_survive_the_mail_format(tree: Tree) -> None:
         tree.git("reset", "--quiet", "--hard", "HEAD~1")
 
 
+def test_a_message_with_cr_lf_is_refused_by_that_name(tree: Tree) -> None:
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module\r", BODY.replace("\n", "\r\n"))
+    tree.refused("its message has line ends of CR LF")
+    tree.git("commit", "--quiet", "--amend", "--no-edit")  # as the hint says
+    assert tree.export()["added"] == [NEW]
+
+
 def test_odd_subjects_come_back_or_are_refused(tree: Tree) -> None:
     codes = []
     for subject in (
