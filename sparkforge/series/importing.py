@@ -137,7 +137,7 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
         if _DIFF.match(file.read_bytes()):
             if wanted.subject is None:
                 raise UsageError(f"{file}: a diff has no subject", "add one with --subject TEXT")
-            git.git(tree, "apply", "--index", "--whitespace=nowarn", str(file.resolve()))
+            git.git(tree, "apply", "--3way", "--whitespace=nowarn", str(file.resolve()))
             name, address = worktree.identity()
             author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
             git.git(tree, "commit", "--quiet", "--no-gpg-sign", "-m", wanted.subject, env=author)

@@ -93,6 +93,19 @@ def test_line_numbers_are_made_ours(tree: Tree, outside: Path) -> None:
     assert "@@ -3,7 +3,7 @@" in patch_text(tree, "change-line-five.patch")
 
 
+def test_a_diff_of_the_release_is_merged_with_the_series(tree: Tree, outside: Path) -> None:
+    repo = tree.project.repo
+    repo("checkout", "--quiet", "--detach", "v1.0")
+    mod = repo.path / "demo" / "mod.py"
+    # the series' patch changes line 20, which is among the diff's context
+    changed = mod.read_bytes().replace(b"line_22 = 1\n", b"line_22 = 1\nz = 1\n")
+    repo.commit({"demo/mod.py": changed}, "Add a line")
+    outside.write_text(repo("diff", "v1.0", "HEAD") + "\n")
+    imported(tree, outside, *GIVEN, "--subject", "Add a line", "--why", WHY)
+    assert "+z = 1" in patch_text(tree, "add-a-line.patch")
+    tree.run("patches", "check")
+
+
 @pytest.mark.parametrize(
     ("words", "fragment", "code"),
     [
