@@ -152,7 +152,10 @@ def _import(options: ImportOptions) -> int:
         )
         patched = series.apply(project.store, patches, source)
         chain = importing.chain(project.store, patches, patched, options.file, wanted)
-        fresh, report, written = exporting.export(project, patches, chain, drop=(), check=False)
+        fix = "add what the files lack: --why TEXT, --subject TEXT, or the option of a trailer"
+        fresh, report, written = exporting.export(
+            project, patches, chain, drop=(), check=False, fix=fix
+        )
     document = exporting.document(report, written)
     log.info(f"{options.upstream}: {len(fresh.patches)} patch(es)")
     log.document({"upstream": options.upstream, **document})

@@ -81,7 +81,13 @@ class Report:
 
 
 def export(
-    project: Project, old: Series, chain: Chain, *, drop: Sequence[str], check: bool
+    project: Project,
+    old: Series,
+    chain: Chain,
+    *,
+    drop: Sequence[str],
+    check: bool,
+    fix: str = "fix the commits, then export again",
 ) -> tuple[Series, Report, list[Path]]:
     """Replace the series of an upstream by a chain of commits.
 
@@ -91,6 +97,7 @@ def export(
         old: the series in the checkout.
         drop: patches that may be removed; removing another is an error.
         check: write nothing.
+        fix: how to fix the form of a patch.
 
     Returns:
         The new series, its changes, and the written files.
@@ -109,7 +116,7 @@ def export(
     rules = Rules(
         project.root,
         project.pins.upstream(source.upstream).paths,
-        "nothing was written; fix the commits, then export again",
+        f"nothing was written; {fix}",
     )
     with project.store.temporary("export") as work:
         staged = staging.stage(

@@ -110,6 +110,7 @@ def test_a_diff_of_the_release_is_merged_with_the_series(tree: Tree, outside: Pa
     ("words", "fragment", "code"),
     [
         (GIVEN, "body too short", 6),
+        (GIVEN, "hint: nothing was written; add what the files lack: --why TEXT", 6),
         ((*GIVEN[:-2], "--why", WHY), "no trailer Test", 2),
         ((*GIVEN[:-1], "tests/no.py::test_it", "--why", WHY), "tests/no.py does not exist", 6),
         ((*GIVEN[:4], "--risk", "none", *GIVEN[6:], "--why", WHY), "Risk: 'none'", 6),
