@@ -122,6 +122,8 @@ def _backend(
     chosen, builder = None, "default"
     if not (elsewhere and compiles):
         chosen, why = _engine_for(variant, reference, compiles=compiles, plan_only=plan_only)
+        if elsewhere and builds and chosen is None:
+            raise _foreign(name, wanted, why, base)
         log.info(f"builds {why}" if builds else f"compiles with {why}")
     if chosen is None and not plan_only and (tools.builder or tools.ca_bundle):
         msg = "--builder and --ca-bundle need a container engine"
@@ -136,8 +138,9 @@ def _backend(
         chosen_builder = buildx.choose(chosen, tools.builder)
         buildx.check(chosen_builder, chosen, resolved.reference, wanted)
         builder = chosen_builder.name
-    if elsewhere and builds:
-        _check_foreign(target, wanted, until, chosen)
+    if elsewhere and target.smoke is not None and until == STAGES[-1]:
+        msg = f"this target's smoke test runs on {wanted}; this machine is {platform.machine()}"
+        raise UsageError(msg, "build the image here (--until image) and test it there")
     return _Backend(chosen, resolved, builder)
 
 
@@ -149,25 +152,21 @@ def _pinned_base(all_pins: pins.Pins, target: pins.Target, wanted: Platform) -> 
     return f"{pinned.repository}@{pinned.digest(wanted)}"
 
 
-def _check_foreign(
-    target: pins.Target, wanted: str, until: str, chosen: engine.Engine | None
-) -> None:
-    """Refuse builds that need programs of another platform.
+def _foreign(name: str, wanted: str, why: str, base: str | None) -> UsageError:
+    """Return the error of a build without an engine that needs programs of another platform.
 
-    A virtual environment is this machine's own. A server under emulation is too slow for the smoke
-    test, whose times are about a real machine.
+    A virtual environment is this machine's own.
+
+    Args:
+        why: there is no engine, in the words of ``engine.choose``.
     """
-    here = platform.machine()
-    if chosen is None:
-        msg = f"this target is for {wanted}; this machine is {here}"
-        remedy = (
-            f"run it on {wanted}; here build an image (needs an engine: --base), or stop earlier:"
-            " build.py --target NAME --until wheelhouse"
-        )
-        raise UsageError(msg, remedy)
-    if target.smoke is not None and until == STAGES[-1]:
-        msg = f"this target's smoke test runs on {wanted}; this machine is {here}"
-        raise UsageError(msg, "build the image here (--until image) and test it there")
+    msg = f"{name} is for {wanted}, and this machine ({platform.machine()}) would build {why}"
+    given = "" if base is not None else ", with --base IMAGE"
+    remedy = (
+        f"build on {wanted}; or an image here, with a container engine{given}; or stop earlier:"
+        f" build.py --target {name} --until wheelhouse"
+    )
+    return UsageError(msg, remedy)
 
 
 def _engine_for(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -367,13 +369,41 @@ def test_another_platforms_target_gets_a_plan_with_what_is_not_made_here(
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["until"] == found["plan"][-1]["stage"] == "packs"
-    assert "this target is for linux/arm64" in found["note"]
+    assert "spark is for linux/arm64" in found["note"]
     # without the plan it is an error, as before; what serves is served there
-    assert "build an image" in told(capsys, 2, *words[:4], *words[-2:])
-    err = told(capsys, 2, "serve", *words[:4], *words[-2:])
-    assert "run it on linux/arm64" in err
+    for command in ((), ("serve",)):
+        err = told(capsys, 2, *command, *words[:4], *words[-2:])
+        assert "build on linux/arm64; or an image here, with a container engine; or stop" in err
     # a mistake is still one
     assert main([*words, "--mirror", "vlm=/x"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("unix:///nowhere/docker.sock", "No such file or directory"),
+        ("tcp://127.0.0.1:9", "Connection refused"),
+    ],
+)
+def test_such_a_plan_says_in_its_last_line_that_no_engine_answers(
+    tmp_path: Path, address: str, reason: str
+) -> None:
+    elsewhere = "rtx" if platform.machine() == "aarch64" else "spark"
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\n")
+    docker.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    words = ("--target", elsewhere, "--dry-run", "--store", str(tmp_path / "s"))
+    out = subprocess.run(
+        [sys.executable, "-m", "sparkforge", *words],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, "DOCKER_HOST": address},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert out[0].startswith(f"plan for {elsewhere} on ")
+    assert f"no container engine answers at {address}: {reason}; build on " in out[-1]
 
 
 def test_a_bug_shows_its_traceback_and_exits_with_1(
