@@ -375,7 +375,7 @@ def test_every_subject_gives_a_plain_short_name(subject: str) -> None:
         max_size=6,
     )
 )
-def testtrailers_of_are_read_back(trailers: dict[str, str]) -> None:
+def test_trailers_are_read_back(trailers: dict[str, str]) -> None:
     from sparkforge.series.patchfile import trailers_of
 
     body = "\n".join(f"{key}: {value}" for key, value in trailers.items())
