@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,10 @@ from sparkforge.build.options import OutputOptions, ServerOptions, VariantOption
 from sparkforge.build.setup import last_context
 from sparkforge.core.command import Entry, behind, count, needed, option, repeated, share
 from sparkforge.core.errors import QualityError, SmokeError, UsageError
+from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.inspect.bench import command
+from sparkforge.serving.access import redacted
 from sparkforge.sources.project import Project, ProjectOptions
 
 if TYPE_CHECKING:
@@ -96,15 +99,28 @@ def _quality(options: QualityOptions) -> int:
         options.tokens,
         options.top,
     )
+    started = datetime.now(UTC)
     limits = losses.Limits(options.max_kl, options.min_agreement, options.max_score_drop)
     with context.store.temporary("quality") as work:
         tiny = publish.tiny_model(context.root / "dist" / context.target_name)
         start = quality.starter(context, product, model, tiny, work)
         report = quality.run(start, plan, limits, quality.Material.load(plan))
+    record = losses.Record(
+        started.isoformat(timespec="seconds"),
+        context.target_name,
+        context.release,
+        sha256_file(context.pins_path),
+        str(model or tiny),
+        tuple(redacted((*context.serve, *context.arguments))),
+        report,
+    )
+    folder = command.new_folder(context.root / "dist" / context.target_name / "bench", "quality")
+    losses.save(record, folder)
     if options.output.json:
-        log.json({"model": str(model or tiny), **report.document()})
+        log.json({"model": record.model, **report.document()})
     else:
         log.table(losses.table(report))
+    log.info(f"result   {folder / losses.FILE}")
     return judge_quality(report)
 
 

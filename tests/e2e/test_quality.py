@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from sparkforge.core.errors import QualityError
+from sparkforge.inspect.perf import losses
 
 
 def test_the_gate_sees_what_is_beyond_noise(checkout: Path) -> None:
@@ -35,3 +36,7 @@ def test_the_gate_sees_what_is_beyond_noise(checkout: Path) -> None:
     assert "qkv,o,lm_head: mean KL" in done.stderr
     assert "is beyond noise" in done.stderr
     assert "Traceback" not in done.stderr
+    (file,) = checkout.glob(f"dist/cpu/bench/*-quality/{losses.FILE}")
+    kept = losses.load(file)
+    assert kept.report.document() == {key: found[key] for key in found if key != "model"}
+    assert (kept.target, kept.model) == ("cpu", found["model"])

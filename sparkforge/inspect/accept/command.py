@@ -17,7 +17,7 @@ from sparkforge.core.disk import write_file
 from sparkforge.core.errors import AcceptError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.accept import behind, gpqa, load, talk, together
-from sparkforge.inspect.accept.row import STATES, Check, Row, Subject, judged
+from sparkforge.inspect.accept.row import ACCURACY, STATES, Check, Row, Subject, judged
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import MACHINES
@@ -193,7 +193,7 @@ def measured(subject: Subject, measure: Callable[[], gpqa.Score]) -> tuple[Row, 
         found.append(measure())
         return found[0].judge()
 
-    row = judged(Check("accuracy", "", "see the server's log", look), subject)
+    row = judged(Check(ACCURACY, "", "see the server's log", look), subject)
     return row, found[0] if found else None
 
 

@@ -21,7 +21,7 @@ from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.inspect.accept import behind, together
 from sparkforge.inspect.accept.behind import Unseen
-from sparkforge.inspect.accept.row import Check, Row, Subject, Unmet, judged, need, shown
+from sparkforge.inspect.accept.row import LOAD, Check, Row, Subject, Unmet, judged, need, shown
 from sparkforge.runtime import client
 from sparkforge.serving import answers
 
@@ -203,7 +203,7 @@ def _measure(subject: Subject, tally: Tally) -> None:
 
 
 def _answers(tally: Tally, took: float, clients: int) -> Row:
-    name, total = "load: answers", sum(tally.done.values())
+    name, total = f"{LOAD}answers", sum(tally.done.values())
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(tally.done.items()))
     if wrong := sum(tally.unexpected.values()):
         got = f"{wrong} unexpected of {total} ({kinds}): {'; '.join(tally.examples)}"
@@ -235,7 +235,7 @@ def _flat(tally: Tally) -> str:
 
 
 def _memory(tally: Tally) -> Check:
-    return Check("load: memory", "", "see the server's log", lambda _: _flat(tally))
+    return Check(f"{LOAD}memory", "", "see the server's log", lambda _: _flat(tally))
 
 
 def _after(subject: Subject) -> str:
@@ -245,9 +245,9 @@ def _after(subject: Subject) -> str:
 
 
 _LEFT = Check(
-    "load: requests left",
+    f"{LOAD}requests left",
     "",
     "other clients? otherwise requests leak: doctor --report",
     lambda subject: together.idle(subject, together.IDLE_S),
 )
-_AFTER = Check("load: a chat after it", "", "see the server's log", _after)
+_AFTER = Check(f"{LOAD}a chat after it", "", "see the server's log", _after)

@@ -13,6 +13,8 @@ from sparkforge.serving.profile import Profile
 
 State = Literal["ok", "fail", "not checked"]
 STATES: tuple[State, ...] = ("ok", "fail", "not checked")
+LOAD, ACCURACY = "load: ", "accuracy"
+"""Start of the names of the rows of ``--load``, and the name of the row of ``--gpqa``."""
 _TOKENS = 512  # of an answer: reasoning of low effort takes some tens, the rest is a reserve
 _SHOWN = 160  # characters of a server's words in a row
 

@@ -121,7 +121,7 @@ def _run(options: RunOptions) -> int:
     place = _check_run(options)
     project = Project.open(options.project)
     chosen = project.pins.target(options.target)
-    out = options.out or _new_folder(project.root / "dist" / options.target / "bench", name)
+    out = options.out or new_folder(project.root / "dist" / options.target / "bench", name)
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise UsageError(f"--out {out}: exists already", "name a new folder")
     tool = benchy.install(project.store, project.root, host_platform(), project.access)
@@ -231,7 +231,7 @@ def _key(path: Path | None) -> str:
     return key
 
 
-def _new_folder(parent: Path, table: str) -> Path:
+def new_folder(parent: Path, table: str) -> Path:
     """Return a folder that does not exist, named after the time."""
     started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     first = parent / f"{started}-{table}"

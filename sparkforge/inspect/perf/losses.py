@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from sparkforge.core import plain, typed
+from sparkforge.core.disk import write_file
+from sparkforge.core.errors import UsageError
 from sparkforge.inspect import intervals
 from sparkforge.inspect.perf.distance import Distance
 
+FILE = "quality.json"
 _CHANCE = 0.025  # that equals lose so many answers; Student's 95 % has as much on its worse side
 
 
@@ -89,6 +95,50 @@ class Report:
             "failed": dict(self.failed),
             "beyond": self.beyond,
         }
+
+
+@dataclass(frozen=True)
+class Record:
+    """A report, and what was measured.
+
+    Attributes:
+        started: UTC, ISO 8601.
+        release: of the build, e.g. ``0.31.0-spark.1``; ``pins``: sha256 of its pins.yaml.
+        model: folder of the checkpoint.
+        options: of ``vllm serve``, on each server.
+    """
+
+    started: str
+    target: str
+    release: str
+    pins: str
+    model: str
+    options: tuple[str, ...]
+    report: Report
+
+
+def save(record: Record, folder: Path) -> None:
+    """Write a record; it is replaced atomically."""
+    text = json.dumps(typed.as_json(record), indent=1, sort_keys=True)
+    write_file(folder / FILE, f"{text}\n".encode())
+
+
+def load(file: Path) -> Record:
+    """Read a record.
+
+    Raises:
+        UsageError: it is not readable, or has another shape.
+    """
+    remedy = "measure again: build.py bench quality"
+    try:
+        record = typed.load(Record, plain.json_of(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}", remedy) from None
+    except ValueError:
+        record = None
+    if record is None:
+        raise UsageError(f"{file}: not a result of `build.py bench quality`", remedy)
+    return record
 
 
 def beyond(one: Measured, noise: Measured, limits: Limits) -> dict[str, str]:

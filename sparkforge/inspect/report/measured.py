@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +12,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparkforge.core import plain
 from sparkforge.core.errors import UsageError
-from sparkforge.inspect.bench import result
+from sparkforge.inspect.accept.row import ACCURACY, LOAD
+from sparkforge.inspect.bench import compare, result
+from sparkforge.inspect.bench.result import Result
+from sparkforge.inspect.perf import losses
 
 _T = TypeVar("_T", bound=BaseModel)
+_KINDS = {"": "Acceptance", LOAD: "Load", ACCURACY: "Accuracy"}
+"""Of what accept found, by the kind of its rows."""
 
 
 class Part(BaseModel):
@@ -59,7 +64,7 @@ class Measured:
 
 
 def measured(root: Path, folder: Path) -> Sequence[Measured]:
-    """Return the newest results of accept and bench.
+    """Return the newest results: of accept each kind, then bench, then bench quality.
 
     Args:
         folder: ``dist/TARGET``.
@@ -68,15 +73,42 @@ def measured(root: Path, folder: Path) -> Sequence[Measured]:
         UsageError, BenchError: one has another shape.
     """
     # one folder a run, of any name, and in it one for each side that was measured
-    files = sorted(folder.glob(f"bench/**/{result.FILE}"), key=lambda file: file.stat().st_mtime_ns)
+    files = _by_time(folder, result.FILE)
     runs = [file.relative_to(folder / "bench").parts[0] for file in files]
-    found = sorted(file for file, run in zip(files, runs, strict=True) if run == runs[-1])
-    accepted = sorted(folder.glob("accept/accept-*.json"))[-1:]
-    return [*(_accepted(one, root) for one in accepted), *(_benched(one, root) for one in found)]
+    newest = sorted(file for file, run in zip(files, runs, strict=True) if run == runs[-1])
+    found = {file: result.load(file) for file in newest}
+    return [
+        *_accepted(folder, root),
+        *_compared(found, root),
+        *(_benched(file, one, root) for file, one in found.items()),
+        *(_quality(file, root) for file in _by_time(folder, losses.FILE)[-1:]),
+    ]
 
 
-def _benched(file: Path, root: Path) -> Measured:
-    run = result.load(file)
+def _by_time(folder: Path, name: str) -> list[Path]:
+    """Return bench's files of a name, the newest last."""
+    return sorted(folder.glob(f"bench/**/{name}"), key=lambda file: file.stat().st_mtime_ns)
+
+
+def _compared(found: Mapping[Path, Result], root: Path) -> Iterator[Measured]:
+    """Yield the comparison of two sides of one run: the build with the release."""
+    runs = sorted(found.values(), key=lambda one: one.identity.origin != "release")
+    if len(runs) != 2 or runs[0].session != runs[1].session:
+        return
+    comparison = compare.compare(runs[0], runs[1])
+    head, *rows = compare.table(comparison)
+    sides = [f"{word}: {one.identity.origin}" for word, one in zip("AB", runs, strict=True)]
+    clean = all(one.clean for one in runs)
+    notes = [*sides, *comparison.differs, *(() if clean else ("not clean: no verdict counts",))]
+    yield Measured(
+        title=f"Speed beside the unpatched release, {runs[0].started}",
+        file=f"{min(found).parent.parent.relative_to(root)}. {'; '.join(notes)}.",
+        head=head,
+        rows=rows,
+    )
+
+
+def _benched(file: Path, run: Result, root: Path) -> Measured:
     head, *rows = result.summary(run)
     state = "" if run.complete else " Incomplete."
     if run.disturbed:
@@ -94,26 +126,47 @@ def _benched(file: Path, root: Path) -> Measured:
     )
 
 
-def _accepted(file: Path, root: Path) -> Measured:
-    one = read(file, _Accepted, "build.py accept")
+def _quality(file: Path, root: Path) -> Measured:
+    found = losses.load(file)
+    head, *rows = losses.table(found.report)
+    failed = [f"{name} could not be served: {why}" for name, why in found.report.failed.items()]
+    notes = "".join(f" {text}." for text in (*found.report.beyond, *failed))
     return Measured(
-        title=f"Acceptance of {one.model}, {one.when}",
-        file=str(file.relative_to(root)),
-        head=("check", "result", "seconds", "what was seen"),
-        rows=[
-            (
-                row.name,
-                row.state,
-                f"{row.seconds:.1f}",
-                row.seen or f"expected {row.expected}, got {row.got}",
-            )
-            for row in one.checks
-        ],
+        title=f"Quantised layers of {Path(found.model).name}, {found.started}",
+        file=f"{file.relative_to(root)}.{notes}",
+        head=head,
+        rows=rows,
     )
+
+
+def _accepted(folder: Path, root: Path) -> Iterator[Measured]:
+    """Yield the newest rows of each kind: a run has the checks or a load, and may have accuracy."""
+    left = dict(_KINDS)
+    for file in sorted(folder.glob("accept/accept-*.json"), reverse=True):
+        if not left:
+            return
+        one = read(file, _Accepted, "build.py accept")
+        rows: dict[str, list[Sequence[str]]] = {}
+        for row in one.checks:
+            words = row.seen or f"expected {row.expected}, got {row.got}"
+            cells = (row.name, row.state, f"{row.seconds:.1f}", words)
+            rows.setdefault(_kind(row.name), []).append(cells)
+        for kind in [kind for kind in left if kind in rows]:
+            yield Measured(
+                title=f"{left.pop(kind)} of {one.model}, {one.when}",
+                file=str(file.relative_to(root)),
+                head=("check", "result", "seconds", "what was seen"),
+                rows=rows[kind],
+            )
+
+
+def _kind(name: str) -> str:
+    return name if name == ACCURACY else LOAD if name.startswith(LOAD) else ""
 
 
 def read(path: Path, kind: type[_T], command: str) -> _T:
     """Read a document of an earlier command; UsageError if it is missing, or of another shape."""
+    again = f"remove it, and run {command} again"
     try:
         return kind.model_validate(plain.json_of(path.read_bytes()))
     except FileNotFoundError:
@@ -123,6 +176,6 @@ def read(path: Path, kind: type[_T], command: str) -> _T:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path}: {where}: {first['msg']}", f"run {command} again") from None
+        raise UsageError(f"{path}: {where}: {first['msg']}", again) from None
     except ValueError as error:
-        raise UsageError(f"{path}: {error}", f"run {command} again") from None
+        raise UsageError(f"{path}: {error}", again) from None

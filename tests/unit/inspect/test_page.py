@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,8 +19,12 @@ import pytest
 
 from sparkforge.cli.main import main
 from sparkforge.core.errors import BenchError, UsageError
+from sparkforge.inspect.accept import load
 from sparkforge.inspect.accept.row import Row
 from sparkforge.inspect.bench.result import save
+from sparkforge.inspect.perf import losses
+from sparkforge.inspect.perf.distance import Distance
+from sparkforge.inspect.perf.losses import Limits, Measured, Record
 from sparkforge.inspect.report import claims
 from tests.support import ROOT, sha256
 from tests.unit.inspect.bench_results import ONE, result, samples
@@ -155,13 +160,21 @@ def test_the_page_is_one_file_without_scripts(checkout: Path) -> None:
                 assert value.startswith(("#", "data:"))
 
 
-def test_the_page_has_the_newest_result_of_accept(checkout: Path) -> None:
+def accepted(checkout: Path, when: str, *rows: Row) -> Path:
+    """Write a result of accept, as far as the page reads it."""
     folder = checkout / "dist" / "cpu" / "accept"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
+    checks = [asdict(row) for row in rows]
+    found = {"when": when, "url": "http://127.0.0.1:1/v1", "model": "m", "checks": checks}
+    file = folder / f"accept-{when}.json"
+    file.write_text(json.dumps(found))
+    return file
+
+
+def test_the_page_has_the_newest_result_of_accept(checkout: Path) -> None:
+    accepted(checkout, "2026-11-22T160000Z", Row("chat", "ok", 1, "an old one"))
     row = Row("chat", "fail", 1.25, expected="content", got=NASTY, hint="x")
-    for when, rows in (("2026-11-22T160000Z", []), ("2026-11-23T160000Z", [asdict(row)])):
-        found = {"when": when, "url": "http://127.0.0.1:1/v1", "model": "m", "checks": rows}
-        (folder / f"accept-{when}.json").write_text(json.dumps(found))
+    accepted(checkout, "2026-11-23T160000Z", row)
     page = page_of(checkout)
     assert "Acceptance of m, 2026-11-23T160000Z" in page
     assert "2026-11-22T160000Z" not in page
@@ -169,8 +182,30 @@ def test_the_page_has_the_newest_result_of_accept(checkout: Path) -> None:
     reader = Reader()
     reader.feed(page)
     assert reader.row("chat fail") == f"chat fail 1.2 expected content, got {NASTY}"
-    (folder / "accept-2026-11-24T160000Z.json").write_text("{}")
+    accepted(checkout, "2026-11-24T160000Z").write_text("{}")
     assert report(checkout) == 2
+
+
+def test_each_kind_of_accept_has_its_newest_result(checkout: Path) -> None:
+    """A load after the checks takes nothing from the page."""
+    chat, score = Row("chat", "ok", 1, "42"), Row("accuracy", "ok", 9, "0.6")
+    left, fast = Row(load._LEFT.name, "ok", 2, "none"), Row("load: answers", "ok", 60, "many")
+    accepted(checkout, "2026-11-20T160000Z", replace(chat, seen="41"), score)
+    accepted(checkout, "2026-11-21T160000Z", replace(fast, seen="few"), left)
+    accepted(checkout, "2026-11-22T160000Z", chat)
+    accepted(checkout, "2026-11-23T160000Z", fast)
+    page = page_of(checkout)
+    heads = re.findall(r"<h3>(\w+ of m, [^<]*)</h3>", page)
+    assert heads == [
+        "Load of m, 2026-11-23T160000Z",
+        "Acceptance of m, 2026-11-22T160000Z",
+        "Accuracy of m, 2026-11-20T160000Z",
+    ]
+    reader = Reader()
+    reader.feed(page)
+    assert reader.row("chat ok") == "chat ok 1.0 42"
+    assert reader.row("accuracy ok") == "accuracy ok 9.0 0.6"
+    assert reader.row("load: answers") == "load: answers ok 60.0 many"
 
 
 def test_the_page_has_the_newest_run_of_bench(checkout: Path) -> None:
@@ -192,6 +227,54 @@ def test_the_page_has_the_newest_run_of_bench(checkout: Path) -> None:
     assert report(checkout) == BenchError.exit_code
 
 
+def test_the_page_compares_the_two_sides_of_a_run(checkout: Path) -> None:
+    folder = checkout / "dist" / "cpu" / "bench" / "20261123-quick"
+    fields = {"session": "one", "rounds": 3}
+    release, build = (
+        result(samples(ONE, *[[speed + more] for more in (0.0, 0.1, 0.2)]), **fields)
+        for speed in (20.0, 40.0)
+    )
+    release = replace(release, identity=replace(release.identity, origin="release"))
+    save(release, folder / "unpatched")
+    assert "B / A" not in page_of(checkout)
+    save(build, folder / "patched")
+    page = page_of(checkout)
+    assert "dist/cpu/bench/20261123-quick. A: release; B: build.<" in page
+    reader = Reader()
+    reader.feed(page)
+    (row,) = (one for one in reader.rows if "faster" in one)
+    assert row.split()[-7:] == ["20.10", "40.10", "1.995", "1.983", "to", "2.007", "faster"]
+    save(replace(build, disturbed=("the GPU was hot",)), folder / "patched")
+    assert "not clean: no verdict counts" in page_of(checkout)
+    save(replace(build, session="another"), folder / "patched")
+    assert "B / A" not in page_of(checkout)
+
+
+def test_the_page_has_the_newest_result_of_bench_quality(checkout: Path) -> None:
+    far = Distance(0.25, 1.5, 0.5, 0.125, 0.75, 32, (0.25, 0.25), (0.5, 0.5))
+    near = replace(far, mean_kl=0.0, kl_by_text=(0.0, 0.0), agreement=1.0)
+    right = Measured(near, 9, 0, 0, 10, 0)
+    found = losses.Report(
+        9, right, {NASTY: replace(right, distance=far)}, {"o": "no server"}, Limits(0.1, 0.6)
+    )
+    record = Record("2026-11-23", "cpu", "0.31.0-spark.1", "3" * 64, "/models/tiny", (), found)
+    for at, name in enumerate(("20261122-quality", "20261123-quality")):
+        folder = checkout / "dist" / "cpu" / "bench" / name
+        losses.save(replace(record, started=name), folder)
+        os.utime(folder / losses.FILE, (at, at))
+    page = page_of(checkout)
+    assert page.count("Quantised layers of tiny") == 1
+    assert "Quantised layers of tiny, 20261123-quality" in page
+    assert "mean KL 0.2500 is over 0.1. " in page
+    assert "o could not be served: no server." in page
+    reader = Reader()
+    reader.feed(page)
+    assert reader.row("(noise)").endswith("9/10 0 -")
+    assert reader.row(f"{NASTY} 0.25000").endswith("1.5000 0.5000 +0.1250 0.7500 9/10 0 kl, token")
+    (folder / losses.FILE).write_text("{}")
+    assert report(checkout) == UsageError.exit_code
+
+
 def test_a_build_of_other_pins_is_named(checkout: Path) -> None:
     path = checkout / "pins.yaml"
     path.write_text(f"{path.read_text()}# changed\n")
@@ -206,11 +289,11 @@ def test_a_build_of_other_pins_is_named(checkout: Path) -> None:
             None,
             "receipt.json: no such file\n  hint: run build.py --target cpu first",
         ),
-        ("receipt.json", "{", "hint: run build.py --target cpu again"),
+        ("receipt.json", "{", "hint: remove it, and run build.py --target cpu again"),
         ("receipt.json", DEEP, "values are nested too deeply"),
         ("receipt.json", '{"sparkforge": 1}', "receipt.json: sparkforge: "),
         ("sbom.cdx.json", '{"components": {}}', "sbom.cdx.json: components: "),
-        ("../proofs/report.json", "{}", "hint: run build.py proofs again"),
+        ("../proofs/report.json", "{}", "hint: remove it, and run build.py proofs again"),
         ("../../docs/claims.yaml", None, "restore it from git"),
         ("../../docs/claims.yaml", "- area: A\n  claims: []\n", "claims.yaml:2: [0].claims: "),
         ("../../docs/claims.yaml", "a: [", "claims.yaml:2: "),
