@@ -16,7 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from sparkforge.core.run import glimpse
-from sparkforge.inspect.doctor.gpu import slowed_by, text_of, tree_of
+from sparkforge.inspect.doctor.gpu import low_clock, slowed_by, text_of, tree_of
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -130,6 +130,7 @@ class Guard:
     def _watch(self, what: str, done: threading.Event) -> None:
         while (tree := self.read_smi()) is not None:
             self._note_slow(what, tree)
+            self._note_clock(what, tree)
             self._note_gpu_users(what, tree, self._known)
             if done.wait(_EVERY_S):
                 return
@@ -142,7 +143,13 @@ class Guard:
         for one in () if tree is None else tree.iter("gpu"):
             if reasons := slowed_by(one):
                 clock = text_of(one, "clocks/sm_clock") or "unknown"
-                self._add(f"{when}: the GPU slows down ({', '.join(reasons)}; SM at {clock})")
+                self._add(f"{when}: the GPU slows down ({', '.join(reasons)}; SM at ", f"{clock})")
+
+    def _note_clock(self, what: str, tree: ET.Element) -> None:
+        """Note a low clock without a reason, as after a power fault; only a busy GPU shows it."""
+        for one in tree.iter("gpu"):
+            if (clock := low_clock(one)) and not slowed_by(one):
+                self._add(f"{what}: the GPU is busy, and without a reason its SM is at ", clock)
 
     def _note_gpu_users(
         self, when: str, tree: ET.Element | None, known: set[str] | tuple[()]
@@ -151,9 +158,10 @@ class Guard:
         if new:
             self._add(f"{when}: another program uses the GPU: {_named(new)}")
 
-    def _add(self, text: str) -> None:
-        if text not in self.disturbed:
-            self.disturbed.append(text)
+    def _add(self, text: str, reading: str = "") -> None:
+        """Note something once, with its first reading: a clock is another one each time."""
+        if not any(one.startswith(text) for one in self.disturbed):
+            self.disturbed.append(text + reading)
 
 
 def _users(tree: ET.Element | None) -> dict[str, str]:

@@ -15,9 +15,11 @@ from sparkforge.inspect.doctor.finding import Finding
 from sparkforge.inspect.doctor.reading import DEVICES, Readings
 from sparkforge.inspect.doctor.wanted import Wanted
 
-# Reported of Sparks after a power fault: 500 to 850 MHz at full load, for good.
+# Reported of Sparks after a power fault: 500 to 850 of 3003 MHz at full load, for good, and no
+# reason for a slow-down (eugr/spark-vllm-docker 255, 334; NVIDIA/dgx-spark-playbooks 97, 116).
 STUCK_MHZ = 900
 BUSY_PERCENT = 50
+_LOW_SHARE = 0.5  # of the highest clock, on any GPU; an estimate far above that fault
 _SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
@@ -160,6 +162,16 @@ def slowed_by(node: ET.Element) -> list[str]:
             if name in _SLOWED and (reason.text or "").strip() == "Active":
                 found.append(name)
     return found
+
+
+def low_clock(node: ET.Element) -> str:
+    """Return the SM clock of a busy GPU that runs far below its highest; "" for any other."""
+    now = _number(text_of(node, "clocks/sm_clock"))
+    most = _number(text_of(node, "max_clocks/sm_clock"))
+    load = _number(text_of(node, "utilization/gpu_util"))
+    if now is None or most is None or load is None or load < BUSY_PERCENT:
+        return ""
+    return f"{_mhz(now)} of {_mhz(most)}" if now < _LOW_SHARE * most else ""
 
 
 def text_of(node: ET.Element | None, path: str) -> str:

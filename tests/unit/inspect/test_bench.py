@@ -243,10 +243,49 @@ def test_a_gpu_that_slows_down_is_noticed_once() -> None:
         pass
     words = "the GPU slows down (sw_thermal_slowdown; SM at 702 MHz)"
     assert one.disturbed == [f"before: {words}", f"a test: {words}"]
+    tree = smi("sw_thermal_slowdown")()
+    next(tree.iter("sm_clock")).text = "708 MHz"
+    one.read_smi = lambda: tree
+    one.quiet("before")
+    assert one.disturbed == [f"before: {words}", f"a test: {words}"]
     # that is how a GPU always runs at full power
     calm = guard(read_smi=smi("sw_power_cap"))
     calm.quiet("before")
     assert calm.disturbed == []
+
+
+@pytest.mark.parametrize(
+    ("now", "most", "load", "reason", "noticed"),
+    [
+        ("702 MHz", "3003 MHz", "96 %", "", True),  # a Spark after a power fault
+        ("850 MHz", "3003 MHz", "50 %", "sw_power_cap", True),
+        ("1600 MHz", "3003 MHz", "96 %", "sw_power_cap", False),
+        ("208 MHz", "3003 MHz", "3 %", "", False),  # idle
+        ("702 MHz", "3003 MHz", "96 %", "hw_slowdown", False),  # noticed by its reason
+        ("N/A", "3003 MHz", "96 %", "", False),
+        ("702 MHz", "[N/A]", "96 %", "", False),
+        ("702 MHz", "3003 MHz", "", "", False),
+    ],
+)
+def test_a_low_clock_without_a_reason_disturbs(
+    now: str, most: str, load: str, reason: str, *, noticed: bool
+) -> None:
+    tree = smi(reason)()
+    gpu = next(tree.iter("gpu"))
+    values = {"clocks/sm_clock": now, "max_clocks/sm_clock": most, "utilization/gpu_util": load}
+    for path, value in values.items():
+        group, name = path.split("/")
+        parent = gpu.find(group)
+        parent = ET.SubElement(gpu, group) if parent is None else parent
+        found = parent.find(name)
+        (ET.SubElement(parent, name) if found is None else found).text = value
+    one = guard(read_smi=lambda: tree)
+    one.quiet("before")
+    with one.during("a test"):
+        pass
+    words = f"a test: the GPU is busy, and without a reason its SM is at {now} of {most}"
+    assert (one.disturbed == [words]) == noticed
+    assert bool(one.disturbed) == (noticed or reason == "hw_slowdown")
 
 
 def test_other_programs_on_the_gpu_are_noticed() -> None:
