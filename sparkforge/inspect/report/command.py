@@ -16,6 +16,8 @@ from sparkforge.inspect.report.gather import Gathered, gather
 from sparkforge.pins import pins
 from sparkforge.sources.project import pins_option, recover_checkout
 
+_MARKS = {"ok": "good", "faster": "good", "fail": "bad", "slower": "bad"}
+"""Colour of a cell, by its word."""
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
@@ -64,6 +66,7 @@ def html(it: Gathered) -> str:
         machines=claims.MACHINES,
         levels=claims.LEVELS,
         counts=claims.count(it.areas),
+        marks=_MARKS,
         plain=_plain,
     )
 

@@ -149,13 +149,13 @@ def _accepted(folder: Path, root: Path) -> Iterator[Measured]:
         rows: dict[str, list[Sequence[str]]] = {}
         for row in one.checks:
             words = row.seen or f"expected {row.expected}, got {row.got}"
-            cells = (row.name, row.state, f"{row.seconds:.1f}", words)
+            cells = (row.name, row.state, f"{row.seconds:.1f}\N{NO-BREAK SPACE}s", words)
             rows.setdefault(_kind(row.name), []).append(cells)
         for kind in [kind for kind in left if kind in rows]:
             yield Measured(
                 title=f"{left.pop(kind)} of {one.model}, {one.when}",
                 file=str(file.relative_to(root)),
-                head=("check", "result", "seconds", "what was seen"),
+                head=("check", "result", "time", "what was seen"),
                 rows=rows[kind],
             )
 

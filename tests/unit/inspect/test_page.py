@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from html import escape
@@ -21,6 +23,7 @@ from sparkforge.cli.main import main
 from sparkforge.core.errors import BenchError, UsageError
 from sparkforge.inspect.accept import load
 from sparkforge.inspect.accept.row import Row
+from sparkforge.inspect.bench import pictures
 from sparkforge.inspect.bench.result import save
 from sparkforge.inspect.perf import losses
 from sparkforge.inspect.perf.distance import Distance
@@ -138,13 +141,14 @@ def test_the_page_shows_the_build(checkout: Path) -> None:
 
 def test_the_page_shows_every_claim_by_machine(checkout: Path) -> None:
     reader = Reader()
-    reader.feed(page_of(checkout))
+    reader.feed(page := page_of(checkout))
     areas = claims.load(ROOT / "docs" / claims.NAME)
     every = [claim for area in areas for claim in area.claims]
     cells = [attributes.get("class", "") for tag, attributes in reader.tags if tag == "td"]
     for level in claims.LEVELS:
         wanted = sum(list(claim.machines.values()).count(level) for claim in every)
         assert cells.count(f"level {level.replace(' ', '-')}") == wanted
+    assert "nobody has run it. " in " ".join(page.split())
     assert "`" not in "".join(reader.rows).replace("`a|b`", "")
 
 
@@ -179,9 +183,10 @@ def test_the_page_has_the_newest_result_of_accept(checkout: Path) -> None:
     assert "Acceptance of m, 2026-11-23T160000Z" in page
     assert "2026-11-22T160000Z" not in page
     assert NASTY not in page
+    assert '<td class="bad">fail</td>' in page
     reader = Reader()
     reader.feed(page)
-    assert reader.row("chat fail") == f"chat fail 1.2 expected content, got {NASTY}"
+    assert reader.row("chat fail") == f"chat fail 1.2 s expected content, got {NASTY}"
     accepted(checkout, "2026-11-24T160000Z").write_text("{}")
     assert report(checkout) == 2
 
@@ -203,9 +208,9 @@ def test_each_kind_of_accept_has_its_newest_result(checkout: Path) -> None:
     ]
     reader = Reader()
     reader.feed(page)
-    assert reader.row("chat ok") == "chat ok 1.0 42"
-    assert reader.row("accuracy ok") == "accuracy ok 9.0 0.6"
-    assert reader.row("load: answers") == "load: answers ok 60.0 many"
+    assert reader.row("chat ok") == "chat ok 1.0 s 42"
+    assert reader.row("accuracy ok") == "accuracy ok 9.0 s 0.6"
+    assert reader.row("load: answers") == "load: answers ok 60.0 s many"
 
 
 def test_the_page_has_the_newest_run_of_bench(checkout: Path) -> None:
@@ -250,14 +255,18 @@ def test_the_page_compares_the_two_sides_of_a_run(checkout: Path) -> None:
     assert "B / A" not in page_of(checkout)
 
 
-def test_the_page_has_the_newest_result_of_bench_quality(checkout: Path) -> None:
+def quality_record() -> Record:
     far = Distance(0.25, 1.5, 0.5, 0.125, 0.75, 32, (0.25, 0.25), (0.5, 0.5))
     near = replace(far, mean_kl=0.0, kl_by_text=(0.0, 0.0), agreement=1.0)
     right = Measured(near, 9, 0, 0, 10, 0)
     found = losses.Report(
         9, right, {NASTY: replace(right, distance=far)}, {"o": "no server"}, Limits(0.1, 0.6)
     )
-    record = Record("2026-11-23", "cpu", "0.31.0-spark.1", "3" * 64, "/models/tiny", (), found)
+    return Record("2026-11-23", "cpu", "0.31.0-spark.1", "3" * 64, "/models/tiny", (), found)
+
+
+def test_the_page_has_the_newest_result_of_bench_quality(checkout: Path) -> None:
+    record = quality_record()
     for at, name in enumerate(("20261122-quality", "20261123-quality")):
         folder = checkout / "dist" / "cpu" / "bench" / name
         losses.save(replace(record, started=name), folder)
@@ -324,7 +333,8 @@ def test_a_level_that_does_not_exist_is_named(tmp_path: Path) -> None:
 # -- in a browser ----------------------------------------------------------------
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
-# Reads what a page looks like: texts of too little contrast, and elements beyond the right edge.
+# Reads what a page looks like: texts of too little contrast, elements beyond the right edge, and
+# tables of few columns that have to be moved to read them.
 # Contrast is that of WCAG 2, level AA: 4.5 for all text.
 CHECK = """
 const page = document.querySelector("iframe").contentDocument;
@@ -339,9 +349,12 @@ function paper(node) {
   }
   return [255, 255, 255];
 }
-for (const details of page.querySelectorAll("details")) details.open = true;
 const pale = new Set(), wide = new Set();
 let texts = 0;
+for (const details of page.querySelectorAll("details")) details.open = true;
+for (const box of page.querySelectorAll(".wide"))
+  if (box.querySelectorAll("th").length <= 5 && box.scrollWidth > box.clientWidth)
+    wide.add(box.querySelector("tr").innerText);
 for (const node of page.body.querySelectorAll("*")) {
   const box = node.getBoundingClientRect();
   const edge = page.documentElement.clientWidth + 1;
@@ -358,27 +371,77 @@ document.querySelector("pre").textContent = JSON.stringify(result);
 """
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_it(checkout: Path, width: int, scheme: str) -> None:
-    """At a phone's width and a desk's: nothing is cut off, no text is pale, no error."""
+@pytest.fixture
+def shown(checkout: Path) -> Path:
+    """A page with every kind of result."""
+    folder = checkout / "dist" / "cpu" / "bench" / "20261123-quick"
+    build = result(samples(ONE, [40.0, 40.1], [40.0, 40.2]), session="one", rounds=2)
+    build = replace(build, identity=replace(build.identity, model="tiny"))
+    release = result(samples(ONE, [20.0, 20.1], [20.0, 20.2]), session="one", rounds=2)
+    release = replace(release, identity=replace(build.identity, origin="release"))
+    for one in (release, replace(build, disturbed=("the GPU was hot",))):
+        pictures.draw(one, folder / one.identity.origin)
+        save(one, folder / one.identity.origin)
+    losses.save(quality_record(), folder.with_name("20261123-quality"))
+    long = f"expected {'tokens ' * 30}, got https://127.0.0.1/{'x' * 90}"
+    rows = [Row("load: memory", "fail", 600, long), Row("accuracy", "not checked", 1, "no file")]
+    accepted(checkout, "2026-11-23T160000Z", Row("chat", "ok", 1, "42"), *rows)
+    page_of(checkout)
+    return checkout / "dist" / "cpu" / "report.html"
+
+
+def browse(profile: Path, scheme: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a browser without a window, in a colour scheme."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip("no Chromium on this machine")
-    page = page_of(checkout)
-    around = checkout / "around.html"
-    around.write_text(
-        f'<!doctype html><iframe style="width: {width}px; height: 900px; border: 0"'
-        f' srcdoc="{escape(page)}"></iframe><pre></pre><script>onload = () => {{{CHECK}}}</script>'
-    )
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    words += [f"--user-data-dir={checkout}/profile", "--enable-logging=stderr", "--dump-dom"]
-    words += ["--blink-settings=preferredColorScheme=" + {"dark": "0", "light": "1"}[scheme]]
+    usual = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    usual += [f"--user-data-dir={profile}", "--enable-logging=stderr"]
+    usual += ["--blink-settings=preferredColorScheme=" + {"dark": "0", "light": "1"}[scheme]]
     done = subprocess.run(
-        [browser, *words, around.as_uri()], check=True, capture_output=True, text=True, timeout=300
+        [browser, *usual, *words], check=True, capture_output=True, text=True, timeout=300
     )
     assert "CONSOLE" not in done.stderr
+    return done
+
+
+def pixels(picture: bytes) -> tuple[int, int, bytes, int]:
+    """Return width, height, the first pixel (RGB), and how many filtered rows differ, of a PNG."""
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height, depth, colour = struct.unpack(">IIBB", picture[16:26])
+    assert depth == 8
+    data, at = b"", 8
+    while at < len(picture):
+        length, kind = struct.unpack(">I4s", picture[at : at + 8])
+        data += picture[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
+        at += 12 + length
+    raw = zlib.decompress(data)
+    row = 1 + width * {2: 3, 6: 4}[colour]
+    # the first pixel is itself with each of PNG's filters; of one colour, each row is like another
+    rows = {raw[at : at + row] for at in range(row, len(raw), row)}
+    return width, height, raw[1:4], len(rows)
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_it(shown: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    """At a phone's width and a desk's: nothing is cut off, no text is pale, no error."""
+    around = tmp_path / "around.html"
+    around.write_text(
+        f'<!doctype html><iframe style="width: {width}px; height: 900px; border: 0"'
+        f' srcdoc="{escape(shown.read_text())}"></iframe><pre></pre>'
+        f"<script>onload = () => {{{CHECK}}}</script>"
+    )
+    done = browse(tmp_path / "profile", scheme, "--dump-dom", around.as_uri())
     found = json.loads(re.findall(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)[-1])
     assert found["texts"] > 300
     assert (found["pale"], found["wide"]) == ([], [])
     assert (sum(found["paper"]) < 384) == (scheme == "dark")
+
+    picture = tmp_path / "page.png"
+    words = (f"--screenshot={picture}", f"--window-size={width},900", "--hide-scrollbars")
+    browse(tmp_path / "profile", scheme, *words, shown.as_uri())
+    wide, high, corner, rows = pixels(picture.read_bytes())
+    assert (wide, high) == (width, 900)
+    assert list(corner) == found["paper"]
+    assert rows > 200
