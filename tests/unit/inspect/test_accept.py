@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -657,22 +657,49 @@ def test_what_breaks_under_load_is_seen(quick: None, sin: str, row: str, words: 
     assert words in found.words
 
 
+NOISE = [0, 110, 40, 90, 170, 20, 60, 130, 10, 150]
+"""MiB, of a heap that is given back in part."""
+
+
+def memory_row(mib: Sequence[float]) -> Row:
+    tally = load.Tally(sizes=[behind.Memory(int(one * (1 << 20)), "me") for one in mib])
+    return judged(load._memory(tally), Subject(Place(""), Model("m", 1)))
+
+
 @pytest.mark.parametrize(
     ("mib", "state", "words"),
     [
-        ([9, 99, 99, 100, 101, 100], "ok", "99 MiB, then +1 MiB, of me; most 101 MiB"),
-        ([9, 99, 110, 140, 190, 240], "fail", "at most 128 MiB more, got 99 MiB, then +141 MiB"),
+        ([9, 99, 99, 100, 101, 100], "ok", "100 MiB, then +1 and -1 MiB, of me; most 101 MiB"),
+        ([9, 99, 98, 170, 240, 330], "fail", "of the time, got 170 MiB, then +70 and +90 MiB"),
         ([99, 99, 99], "not checked", "more minutes are needed"),
     ],
 )
 def test_memory_has_to_be_flat(mib: list[int], state: str, words: str) -> None:
-    tally = load.Tally(sizes=[behind.Memory(one << 20, "me") for one in mib])
-    row = judged(load._memory(tally), Subject(Place(""), Model("m", 1)))
+    row = memory_row(mib)
     assert row.state == state
     assert words in row.words
-    tally.sizes.append(behind.Memory(1, "another"))
-    if state == "ok":
-        assert judged(load._memory(tally), Subject(Place(""), Model("m", 1))).state == "fail"
+
+
+def test_memory_is_that_of_the_same_processes() -> None:
+    tally = load.Tally(sizes=[behind.Memory(1, "me")] * 8 + [behind.Memory(1, "another")])
+    assert judged(load._memory(tally), Subject(Place(""), Model("m", 1))).state == "fail"
+
+
+@pytest.mark.parametrize("readings", [12, 120, 123])
+def test_a_leak_is_told_from_a_step_and_from_noise(readings: int) -> None:
+    """Ten minutes with a reading every five seconds are 120; the server holds some GiB."""
+    noise = [3600 + NOISE[at % len(NOISE)] for at in range(readings)]
+    flat = [3600.0] * readings
+    assert memory_row(noise).state == "ok"
+    for at in range(readings):  # one step of any size, whenever it is, and what the start adds
+        step = [1000.0 * (one >= at) for one in range(readings)]
+        start = [100.0 * min(one, readings // 4) for one in range(readings)]
+        assert memory_row(list(map(sum, zip(flat, step, start, strict=True)))).state == "ok"
+    for much, state in ((0.9, "ok"), (1.1, "fail")):  # of the limit, in each quarter
+        leak = [much * load.GROWTH_MIB * one / (readings // 4) for one in range(readings)]
+        assert memory_row(list(map(sum, zip(flat, leak, strict=True)))).state == state
+    leak = [3 * load.GROWTH_MIB * one / (readings // 4) for one in range(readings)]
+    assert memory_row(list(map(sum, zip(noise, leak, strict=True)))).state == "fail"
 
 
 def test_a_guard_that_refuses_is_no_failure(quick: None) -> None:
