@@ -1,16 +1,25 @@
-"""Tab completion: bash calls argcomplete's own function, which starts build.py as a user does."""
+"""Tab completion: bash calls argcomplete's own function, which starts build.py as a user does.
+
+zsh's works at a terminal only, so keys are typed there.
+"""
 
 from __future__ import annotations
 
+import os
+import pty
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import argcomplete
 import pytest
 
 from build import ensure_environment
-from tests.support import ROOT
+from tests.support import PATIENCE_S, ROOT, wait_for
 
 SCRIPT = Path(argcomplete.__file__).parent / "bash_completion.d" / "_python-argcomplete"
 # what bash sets before it calls the function that `complete -D -F` has registered
@@ -25,6 +34,17 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
+ZSHRC = """
+autoload -Uz compinit && compinit -u -D
+eval "$(.venv/bin/python -m argcomplete.scripts.activate_global_python_argcomplete --dest=-)"
+show() { print -r -- "$BUFFER" >>"$ZDOTDIR/lines"; BUFFER= }
+zle -N show
+bindkey '^G' show
+zle-line-init() { : >"$ZDOTDIR/ready" }
+zle -N zle-line-init
+"""
+
+
 def tab(line: str, folder: Path = ROOT) -> list[str]:
     """Return what bash offers at the end of a line."""
     done = subprocess.run(
@@ -35,6 +55,59 @@ def tab(line: str, folder: Path = ROOT) -> list[str]:
         check=True,
     )
     return [word.strip() for word in done.stdout.splitlines() if word.strip()]
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, int]]:
+    """Give both ends of a terminal; what is written to it is thrown away."""
+    ours, theirs = pty.openpty()
+
+    def drain() -> None:
+        try:
+            while os.read(ours, 1 << 16):
+                pass
+        except OSError:
+            pass  # the last program at it has ended
+
+    reader = Thread(target=drain)
+    reader.start()
+    try:
+        yield ours, theirs
+    finally:
+        os.close(theirs)
+        reader.join(PATIENCE_S)
+        os.close(ours)
+
+
+def typed(folder: Path, *lines: str) -> list[str]:
+    """Return lines of zsh after Tab at their ends."""
+    (folder / ".zshrc").write_text(ZSHRC)
+    found = folder / "lines"
+    found.touch()
+    env = {**os.environ, "ZDOTDIR": str(folder), "TERM": "xterm"}
+
+    def shown(number: int) -> bool:
+        return len(found.read_text().splitlines()) == number
+
+    with terminal() as (ours, theirs):
+        zsh = subprocess.Popen(
+            ["zsh", "-d", "-i"],  # without the system's own settings
+            cwd=ROOT,
+            env=env,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        try:
+            wait_for((folder / "ready").exists)
+            for number, line in enumerate(lines, 1):
+                os.write(ours, f"{line}\t\a".encode())  # Tab, then Ctrl-G
+                wait_for(partial(shown, number))
+        finally:
+            zsh.kill()
+            zsh.wait()
+    return found.read_text().splitlines()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,6 +130,17 @@ def environment() -> None:
 )
 def test_a_line_is_completed(line: str, offered: list[str]) -> None:
     assert sorted(tab(line)) == offered
+
+
+def test_zsh_completes_too(tmp_path: Path) -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("no zsh on this machine")
+    lines = {
+        "python3 build.py verif": "python3 build.py verify ",
+        "./build.py --targ": "./build.py --target ",
+        "python3 build.py --target s": "python3 build.py --target spark ",
+    }
+    assert typed(tmp_path, *lines) == list(lines.values())
 
 
 def test_every_command_is_offered() -> None:
