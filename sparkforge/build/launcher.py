@@ -172,18 +172,28 @@ class Launcher:
         """
         restored = {}
         for name, wheel in self.wheels.items():
-            upstream = self.context.pins.upstream(name)
-            if not wheel.replaced:
-                continue
-            source = self.sources[name]
-            with gitread.reading(source.repo) as reader:
-                for member in wheel.replaced:
-                    path = path_of(upstream.paths, member)
-                    # it was replaced by a file that has this place
-                    assert path is not None
-                    content = reader.content(source.commit, path)
-                    assert content is not None
-                    file = work / member.replace("/", "%")
-                    file.write_bytes(content)
-                    restored[member] = file
+            owners: dict[str, list[str]] = {}
+            for member in wheel.replaced:
+                owners.setdefault(self._owner(name, member), []).append(member)
+            for owner, members in owners.items():
+                source = self.sources[owner]
+                with gitread.reading(source.repo) as reader:
+                    for member in members:
+                        path = path_of(self.context.pins.upstream(owner).paths, member)
+                        # it was replaced by a file that has this place
+                        assert path is not None
+                        content = reader.content(source.commit, path)
+                        assert content is not None
+                        file = work / member.replace("/", "%")
+                        file.write_bytes(content)
+                        restored[member] = file
         return restored
+
+    def _owner(self, wheel: str, member: str) -> str:
+        """Return the upstream that a file of a wheel is of: a carried one has the longer place."""
+
+        def length(layer: str) -> int:
+            places = [rule.wheel or "" for rule in self.context.pins.upstream(layer).paths]
+            return max((len(one) for one in places if member.startswith(one)), default=0)
+
+        return max(self.context.layers(wheel), key=length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 from sparkforge.build.launcher import Launcher
@@ -13,13 +13,10 @@ from sparkforge.store.store import Store
 from tests.results import artefact, context_of
 
 
-def test_files_of_a_folder_in_a_folder_come_from_their_own_place(
-    store: Store, tmp_path: Path
-) -> None:
-    """FlashInfer's csrc/ lies in its wheel below flashinfer/, which has a place of its own."""
-    repo = store.git_path("flashinfer")
+def source(store: Store, upstream: str, files: Mapping[str, bytes]) -> Source:
+    """Make the source of an upstream."""
+    repo = store.git_path(upstream)
     git.init_bare(repo)
-    files = {"flashinfer/a.py": b"1\n", "csrc/b.cu": b"2\n"}
     commit = git.import_tree(
         repo,
         [git.TreeFile(path, "100644", data) for path, data in files.items()],
@@ -28,14 +25,39 @@ def test_files_of_a_folder_in_a_folder_come_from_their_own_place(
         author="A <a@example.invalid>",
         epoch=0,
     )
+    return Source(upstream, "release", repo, commit, commit, "here")
+
+
+def test_files_come_from_their_own_place(store: Store, tmp_path: Path) -> None:
+    """Of a folder in a folder, and of an upstream in another one's wheel.
+
+    FlashInfer's csrc/ lies in its wheel below flashinfer/, which has a place of its own.
+    triton-kernels lies in vLLM's wheel, below vllm/.
+    """
     context = context_of("spark", store=store)
-    members = ["flashinfer/a.py", "flashinfer/data/csrc/b.cu"]
-    wheels = {name: WheelResult("x.whl", "0" * 64, "1") for name in context.target.wheels}
-    wheels["flashinfer"] = replace(wheels["flashinfer"], replaced=tuple(members))
-    sources = {"flashinfer": Source("flashinfer", "release", repo, commit, commit, "here")}
+    sources = {
+        "flashinfer": source(store, "flashinfer", {"flashinfer/a.py": b"1", "csrc/b.cu": b"2"}),
+        "vllm": source(store, "vllm", {"vllm/a.py": b"3"}),
+        "triton-kernels": source(
+            store, "triton-kernels", {"python/triton_kernels/triton_kernels/a.py": b"4"}
+        ),
+    }
+    replaced = {
+        "flashinfer": ("flashinfer/a.py", "flashinfer/data/csrc/b.cu"),
+        "vllm": ("vllm/a.py", "vllm/third_party/triton_kernels/a.py"),
+        "triton": (),
+    }
+    wheels = {
+        name: WheelResult("x.whl", "0" * 64, "1", replaced=members)
+        for name, members in replaced.items()
+    }
+    assert wheels.keys() == context.target.wheels.keys()
     product = artefact(ImageResult("x:1", "sha256:1", None, "base", ()))
     launcher = Launcher(context, product, None, wheels, sources, tmp_path)
     restored = launcher.originals(tmp_path)
-    assert {member: path.read_bytes() for member, path in restored.items()} == dict(
-        zip(members, files.values(), strict=True)
-    )
+    assert {member: path.read_text() for member, path in restored.items()} == {
+        "flashinfer/a.py": "1",
+        "flashinfer/data/csrc/b.cu": "2",
+        "vllm/a.py": "3",
+        "vllm/third_party/triton_kernels/a.py": "4",
+    }
