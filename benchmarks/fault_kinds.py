@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import random
 import re
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from fault_subjects import PATIENCE_S, Subject
 
 from sparkforge.core.run import call
+from tests.disks import MIB, cut_power, mounted, new_disk, renew
 from tests.support import Page
 
-MIB = 1 << 20
 # codes that a disturbed build may end with: see build.py --exit-codes
 FETCH, INTEGRITY, STORE, INTERRUPTED = 4, 5, 11, 130
 _SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
-# include/uapi/linux/fs.h: FS_IOC_SHUTDOWN; the file system ends at once, without its journal
-_SHUTDOWN, _WITHOUT_LOG = 0x8004587D, struct.pack("I", 2)
 
 
 @dataclass(frozen=True)
@@ -221,41 +215,6 @@ def at_once(subject: Subject, dice: random.Random, seconds: float) -> Iterator[D
 
 
 @contextmanager
-def mounted(folder: Path, *words: str) -> Iterator[None]:
-    """Mount something on a folder for a while."""
-    folder.mkdir(parents=True, exist_ok=True)
-    call("mount", *words, folder)
-    try:
-        yield
-    finally:
-        if call("umount", folder, check=False).returncode:
-            call("umount", "--lazy", folder)  # after Ctrl-C a build still uses it, which ends next
-
-
-def can_mount(folder: Path) -> bool:
-    """Return whether this user may mount an ext4 image, and end it as a power cut does."""
-    disk, place = folder / "probe.ext4", folder / "probe"
-    try:
-        with _disk(disk, 8), mounted(place, "-o", "loop", str(disk)):
-            _power_cut(place)
-    except Exception:
-        return False
-    return True
-
-
-@contextmanager
-def _disk(path: Path, mebibytes: int) -> Iterator[Path]:
-    """Yield the file of a new ext4 file system."""
-    with path.open("wb") as file:
-        file.truncate(mebibytes * MIB)
-    call("mkfs.ext4", "-q", path)
-    try:
-        yield path
-    finally:
-        path.unlink()
-
-
-@contextmanager
 def full(subject: Subject, dice: random.Random, seconds: float) -> Iterator[Disturbed]:
     """Fill the disk of an empty store to a random level, then make room."""
     del seconds
@@ -280,14 +239,14 @@ def power(subject: Subject, dice: random.Random, seconds: float) -> Iterator[Dis
         for page in subject.server.pages.values():
             page.piece, page.pause_s = max(1, len(page.body) // 3), dice.uniform(0, 1)
     after_s = dice.uniform(0, 1.1 * seconds)
-    with _disk(subject.folder / "disk.ext4", subject.mebibytes) as disk:
+    with new_disk(subject.folder / "disk.ext4", subject.mebibytes) as disk:
         options = ("-o", f"loop,commit={commit_s}", str(disk))
         with mounted(subject.folder / "fresh", *options):
             call("cp", "-a", f"{subject.disk}/.", subject.folder / "fresh")
         with mounted(subject.disk, *options):
             child = subject.start()
             time.sleep(after_s)
-            _power_cut(subject.disk)
+            cut_power(subject.disk)
             try:
                 os.killpg(child.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -298,26 +257,10 @@ def power(subject: Subject, dice: random.Random, seconds: float) -> Iterator[Dis
         if subject.server is not None:
             for page in subject.server.pages.values():
                 page.pause_s = 0
-        # Another process may have copied the mount (unshare); then the file system that has ended
-        # would be mounted once more. A copy of the disk is another disk.
-        after = disk.with_suffix(".after")
-        call("cp", "--sparse=always", disk, after)
-        after.replace(disk)
+        renew(disk)
         with mounted(subject.disk, *options):
             left = sum(1 for path in subject.store.rglob("*") if path.is_file())
             yield Disturbed(f"power cut after {after_s:.2f} s, {left} files left", problems)
-
-
-def _power_cut(place: Path) -> None:
-    """End a file system at once, as xfstests do: nothing more reaches its disk."""
-    handle = os.open(place, os.O_RDONLY)
-    try:
-        fcntl.ioctl(handle, _SHUTDOWN, _WITHOUT_LOG)
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-    finally:
-        os.close(handle)
 
 
 FAULTS: Mapping[str, Fault] = {

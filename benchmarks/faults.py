@@ -42,8 +42,10 @@ if __name__ == "__main__" and Path(sys.prefix) != ROOT / ".venv":
     os.execv(python, [str(python), __file__, *sys.argv[1:]])
 
 import fault_subjects  # noqa: E402
-from fault_kinds import FAULTS, can_mount, run  # noqa: E402
+from fault_kinds import FAULTS, run  # noqa: E402
 from fault_subjects import Subject  # noqa: E402
+
+from tests.disks import can_mount  # noqa: E402
 
 _NEEDS_MOUNTS = ("full disk", "power cut")
 COUNTS: Mapping[str, Mapping[str, int]] = {

@@ -3,6 +3,11 @@
 A build must not use kernels of another build: the caches' own keys distinguish versions, but not
 our patches. So all caches are in one folder, whose name has a digest of the image's parts and the
 device. Models are the same for every build and stay outside.
+
+Compilers sync nothing: after a power cut a file can be empty or cut short under its final name. So
+a list has the sizes of the files that are on the disk for sure (``settle``), and the lock names the
+boot of the machine in which a server uses the folder. If that was an earlier boot, and a file is
+not as in the list, all of them are compiled anew.
 """
 
 from __future__ import annotations
@@ -14,18 +19,20 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sparkforge.serving import devices
+from sparkforge.serving import cachefiles, devices, durable
+from sparkforge.serving.cachefiles import compiled, listed, sizes
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.errors import StartError
 
 GIB = 1 << 30
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 ALWAYS: Mapping[str, str] = {"HOME": "home", "XDG_CACHE_HOME": "xdg"}
 """For libraries without a variable of their own; the image sets both for other programs."""
@@ -48,16 +55,6 @@ VARIABLES: Mapping[str, str] = {
 # of share/inputs.json: what the kernels and their compilers depend on
 _PARTS = ("wheels", "wheelhouse", "base", "system_packages", "python", "platform", "release")
 _GONE = ".gone-"
-
-# Not written by a compiler: locks, logs, and indexes. (vLLM's CPU build adds an entry of
-# aotautograd at its second start, with every kernel in the cache.)
-_BESIDE = re.compile(
-    r"(^|/)(locks|modelinfos|aotautograd|startup_plan|tmp[^/]*|\.nfs[^/]*|warm-up-[^/]*)(/|$)"
-    r"|\.(lock|log|tmp|pid)$|/\.ninja_(log|deps)$"
-)
-_FUSED = re.compile(rb"\b(triton_(?:poi|red|per|tem|mm)_\w+|cpp_fused\w*)")
-_SEARCHED = 1 << 18  # bytes of a generated file
-
 
 # -- which folder -----------------------------------------------------------------------------
 
@@ -106,14 +103,33 @@ class Caches:
 
     def files(self) -> set[str]:
         """Return the paths of the compiled files, without locks and logs."""
-        found = set()
+        return {path for top in self.watched for path in compiled(top)}
+
+    def settle(self) -> None:
+        """Write the compiled files to the disk, and then the list of their sizes.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        found = sizes(self.files())
         for top in self.watched:
-            for folder, _, names in os.walk(top):
-                for name in names:
-                    path = f"{folder}/{name}"
-                    if not _BESIDE.search(path[len(str(top)) :]):
-                        found.add(path)
-        return found
+            if top.is_dir():
+                durable.sync(top)
+        cachefiles.enlist(self.folder, {self.shown(path): n for path, n in found.items()})
+
+    def close(self, say: Callable[[str], None]) -> None:
+        """Note that a power cut would harm nothing now; call it when the server has ended."""
+        (handle,) = self._held
+        try:
+            self.settle()
+            if _alone(handle):  # else another server compiles into it
+                os.ftruncate(handle, 0)
+                os.fsync(handle)
+        except OSError as error:
+            say(f"warning: compiled kernels are not on the disk for sure: {error}")
+        finally:
+            os.close(handle)
+            self._held.clear()
 
     def shown(self, path: str) -> str:
         """Return a path below the folder as a relative one, others unchanged."""
@@ -146,8 +162,10 @@ class Caches:
         return self.folder / "warm-up.lock"
 
 
-def occupy(root: Path, key: str, variables: Mapping[str, str]) -> Caches:
-    """Lock the folder of a key until this process ends; create it where it is missing.
+def occupy(
+    root: Path, key: str, variables: Mapping[str, str], say: Callable[[str], None]
+) -> Caches:
+    """Lock the folder of a key until ``close``; create it where it is missing.
 
     Args:
         variables: the server's; those that the user has set stay.
@@ -157,24 +175,77 @@ def occupy(root: Path, key: str, variables: Mapping[str, str]) -> Caches:
     """
     root.mkdir(parents=True, exist_ok=True)
     folder, lock = root / key, root / f"{key}.lock"
-    while True:
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        try:
-            if os.path.samestat(os.fstat(handle), lock.stat()):
-                break
-        except FileNotFoundError:
-            pass
-        os.close(handle)  # removed with its folder by another server, between the two lines
-    os.utime(lock)
     chosen: dict[str, str] = {}
     for name, sub in {**VARIABLES, **ALWAYS}.items():
         own = None if name in ALWAYS else variables.get(name)
         chosen[name] = own or str(folder / sub)
-        if not own:
-            (folder / sub).mkdir(parents=True, exist_ok=True)
     outside = {Path(one) for one in chosen.values() if not Path(one).is_relative_to(folder)}
-    return Caches(folder, chosen, (folder, *sorted(outside)), [handle])
+    held = Caches(folder, chosen, (folder, *sorted(outside)))
+    while True:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        if _alone(handle) and _is_at(handle, lock):
+            _renew(handle, held, say)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if _is_at(handle, lock):
+            break
+        os.close(handle)  # removed with its folder by another server, between two lines
+    held._held.append(handle)
+    os.utime(lock)
+    for path in chosen.values():
+        if Path(path).is_relative_to(folder):
+            Path(path).mkdir(parents=True, exist_ok=True)
+    return held
+
+
+def _alone(handle: int) -> bool:
+    """Lock for ourselves, if nobody else has a lock; returns whether. One from before is lost."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _renew(handle: int, held: Caches, say: Callable[[str], None]) -> None:
+    """Remove what is damaged, or may be after a power cut, and note this boot of the machine.
+
+    Args:
+        handle: of the folder's lock, which nobody else holds. It has the boot of the last server,
+            or nothing if that has ended well.
+    """
+    boot, before = BOOT.read_bytes().strip(), os.pread(handle, 100, 0)
+    known, found = listed(held.folder), sizes(held.files())
+    unsure = [
+        path
+        for path, size in found.items()
+        if path != held.shown(path) and known.get(held.shown(path)) != size
+    ]
+    if unsure and before not in (b"", boot):
+        say(
+            f"the machine went down while a server ran: {len(unsure)} of {len(found)} compiled"
+            " files may be incomplete, so all are compiled anew"
+        )
+        for sub in {*VARIABLES.values(), *ALWAYS.values()}:
+            gone = held.folder.parent / f"{_GONE}{held.folder.name}-{sub}-{os.getpid()}"
+            if _rename(held.folder / sub, gone, say):
+                _remove(gone, say)
+    if short := [path for path, size in found.items() if size < known.get(held.shown(path), 0)]:
+        names = ", ".join(sorted(map(held.shown, short))[:3])
+        say(f"{len(short)} compiled files are cut short, and compiled anew: {names}")
+        for path in short:
+            Path(path).unlink(missing_ok=True)
+    for left in held.folder.glob("*.tmp"):  # of a killed write
+        left.unlink()
+    os.pwrite(handle, boot, 0)
+    os.ftruncate(handle, len(boot))
+    os.fsync(handle)
 
 
 def hold(
@@ -190,7 +261,7 @@ def hold(
     """
     key = f"{build}-{device_key()}"
     try:
-        held = occupy(root, key, variables)
+        held = occupy(root, key, variables, say)
         prune(root, key, budget, say)
     except OSError as error:
         msg = (
@@ -262,14 +333,9 @@ def _rename(folder: Path, gone: Path, note: Callable[[str], None]) -> bool:
 
 
 def _size(folder: Path) -> int:
-    total = 0
-    for top, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(f"{top}/{name}").st_size
-            except FileNotFoundError:  # a temporary file of a running server
-                continue
-    return total
+    return sum(
+        sizes(f"{top}/{name}" for top, _, names in os.walk(folder) for name in names).values()
+    )
 
 
 def _remove(folder: Path, note: Callable[[str], None]) -> None:
@@ -279,30 +345,3 @@ def _remove(folder: Path, note: Callable[[str], None]) -> None:
         return  # another server that starts now removes it, too
     except OSError as error:
         note(f"warning: {folder} cannot be removed: {error}")
-
-
-# -- what is in it ------------------------------------------------------------------------------
-
-
-def kernels(paths: Iterable[str]) -> list[str]:
-    """Return the names of the kernels that some files of a cache belong to, sorted."""
-    found = {_kernel(Path(one)) for one in paths}
-    return sorted(one for one in found if one) or sorted({Path(one).name for one in paths})
-
-
-def _kernel(path: Path) -> str:
-    """Return the name of a file's kernel; "" where another file of the kernel gives it."""
-    parts = path.parts
-    if "cached_ops" in parts and (at := parts.index("cached_ops") + 1) < len(parts):
-        return f"FlashInfer {parts[at]}"
-    if path.suffix in (".cubin", ".ptx", ".ttir", ".ttgir", ".llir", ".json"):
-        name = path.name.removeprefix("__grp__").partition(".")[0]
-        return f"Triton {name}" if "triton" in parts else ""
-    if path.suffix in (".py", ".cpp"):
-        try:
-            with path.open("rb") as opened:
-                names = sorted(set(_FUSED.findall(opened.read(_SEARCHED))))
-        except OSError:  # compiled, and moved on since
-            names = []
-        return f"torch.compile {', '.join(one.decode() for one in names[:3])}" if names else ""
-    return ""

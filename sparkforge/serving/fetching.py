@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from sparkforge.serving import durable
 from sparkforge.serving.access import shown
 from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, StartError
 from sparkforge.serving.hubfiles import COMMIT, Listed, Place, is_plain, size
@@ -225,7 +226,7 @@ def fetch(cache: Path, model: str, revision: str) -> str:
             place.record(commit, files)
         if commit != revision:
             place.ref(revision).parent.mkdir(parents=True, exist_ok=True)
-            place.ref(revision).write_text(commit, encoding="ascii")
+            durable.replace(place.ref(revision), commit)
     return commit
 
 

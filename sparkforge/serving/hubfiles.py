@@ -8,13 +8,12 @@ snapshot is used without a request to the hub.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sparkforge.serving import pagecache
+from sparkforge.serving import durable, pagecache
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.pagecache import expanded
 
@@ -101,9 +100,7 @@ class Place:
         """
         path = self.listing(commit)
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = path.with_suffix(f".{os.getpid()}")
-        whole.write_text(json.dumps([vars(one) for one in files]), encoding="utf-8")
-        whole.replace(path)
+        durable.replace(path, json.dumps([vars(one) for one in files]))
 
     def lacking(self, commit: str, files: Iterable[Listed]) -> list[Listed]:
         """Return the files that are missing or have another size."""
@@ -125,7 +122,7 @@ class Place:
             shards = {"model.safetensors"}
         except (OSError, DocumentError):
             return False
-        return all(is_plain(str(one)) and (folder / str(one)).is_file() for one in shards)
+        return all(is_plain(str(one)) and size(folder / str(one)) > 0 for one in shards)
 
 
 def cache(variables: Mapping[str, str]) -> Path:

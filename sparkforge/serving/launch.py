@@ -89,6 +89,14 @@ def serve(
         OSError, ValueError: it cannot be started, for a reason without a message of ours.
     """
     launch = prepare(arguments, environment)
+    try:
+        return _serve(launch)
+    finally:
+        if launch.kernels is not None:
+            launch.kernels.close(say)
+
+
+def _serve(launch: Launch) -> tuple[supervise.End, Starts | None]:
     failed = _preflight(launch)
     if failed is not None:
         return failed, None

@@ -8,13 +8,13 @@ again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sparkforge.serving import durable
 from sparkforge.serving.document import Document, DocumentError
 
 SCHEMA = 1
@@ -125,9 +125,4 @@ class Record:
             "late": self.late,
             "files": sorted(self.files),
         }
-        whole = self.path.with_name(f"{self.path.stem}-{os.getpid()}.tmp")
-        try:
-            whole.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-            whole.replace(self.path)
-        finally:
-            whole.unlink(missing_ok=True)
+        durable.replace(self.path, json.dumps(document, indent=1) + "\n")

@@ -15,7 +15,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from sparkforge.serving import answers, record, steps
-from sparkforge.serving.caches import Caches, kernels
+from sparkforge.serving.cachefiles import kernels
+from sparkforge.serving.caches import Caches
 from sparkforge.serving.document import Document
 from sparkforge.serving.progress import PROBLEMS, Client, StatusError
 from sparkforge.serving.record import Made, Record
@@ -226,6 +227,8 @@ class WarmUp:
     def _save(self) -> None:
         assert self._record is not None
         try:
+            if self.caches is not None:
+                self.caches.settle()  # first: a record of kernels that a power cut empties is wrong
             self._record.save()
         except OSError as error:
             self.say(f"warning: {self._record.path} cannot be written: {error}")

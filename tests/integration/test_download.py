@@ -88,6 +88,13 @@ class Started:
     def ends(self) -> int:
         return self.process.wait(PATIENCE_S)
 
+    def kill(self) -> None:
+        """End it with all its processes."""
+        self.process.kill()
+        self.process.wait()
+        for engine in re.findall(r"^engine (\d+)", self.text(), re.MULTILINE):
+            end_group(int(engine))
+
     def health(self) -> str:
         done = health_check(self.env)
         return "well" if done.returncode == 0 else done.stderr
@@ -128,10 +135,7 @@ def start(tmp_path: Path, hub: Hub) -> Iterator[Start]:
     yield begin
     hub.held.set()
     for one in started:
-        one.process.kill()
-        one.process.wait()
-        for engine in re.findall(r"^engine (\d+)", one.text(), re.MULTILINE):
-            end_group(int(engine))
+        one.kill()
     home.cleanup()
 
 

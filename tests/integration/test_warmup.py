@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ COMPILED = f"prompt_logprobs {RARE}"
 class Started:
     """The entrypoint; the program named vllm is the stand-in."""
 
-    def __init__(self, folder: Path, variables: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, variables: dict[str, str], before: Sequence[str | Path] = ()
+    ) -> None:
         self.folder = folder
         self.port = free_port(0)
         tools = folder / "bin with a space"
@@ -59,6 +61,7 @@ class Started:
         }
         self.output = folder / f"output-{self.port}"
         command: list[str | Path] = [
+            *before,
             sys.executable,
             ROOT / "scripts/entrypoint.py",
             "--max-num-seqs",
@@ -99,6 +102,13 @@ class Started:
         url = f"http://127.0.0.1:{self.port}/v1/completions"
         requests.post(url, json={"model": "m", **body}, timeout=PATIENCE_S).raise_for_status()
 
+    def kill(self) -> None:
+        """End it with all its processes."""
+        self.process.kill()
+        self.process.wait()
+        for engine in re.findall(r"^engine (\d+)", self.text(), re.MULTILINE):
+            end_group(int(engine))
+
 
 Start = Callable[..., Started]
 
@@ -113,10 +123,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     for one in started:
-        one.process.kill()
-        one.process.wait()
-        for engine in re.findall(r"^engine (\d+)", one.text(), re.MULTILINE):
-            end_group(int(engine))
+        one.kill()
 
 
 def test_the_first_start_makes_all_of_it_and_the_next_a_short_one(start: Start) -> None:
@@ -144,19 +151,24 @@ def test_the_first_start_makes_all_of_it_and_the_next_a_short_one(start: Start) 
     assert "waited for a compiler" not in first.text() + second.text()
 
 
-@pytest.mark.parametrize("damage", ["kernel", "cut"])
-def test_what_is_gone_is_made_again(start: Start, tmp_path: Path, damage: str) -> None:
-    start().ready()
+@pytest.mark.parametrize("damage", ["gone", "empty", "short", "record"])
+def test_what_is_gone_or_cut_short_is_made_again(start: Start, tmp_path: Path, damage: str) -> None:
+    first = start()
+    first.ready()
     (record,) = tmp_path.glob("jit/*/warm-up-*.json")
     (kernel,) = tmp_path.glob("jit/*/triton/*/*.cubin")
-    if damage == "kernel":
+    content = kernel.read_bytes()
+    first.stop()
+    if damage == "gone":
         kernel.unlink()
-    else:
+    elif damage == "record":
         record.write_bytes(record.read_bytes()[:40])
+    else:
+        kernel.write_bytes(content[: len(content) // 2 if damage == "short" else 0])
     said = start().ready()
-    reason = "1 of 1 recorded files are gone" if damage == "kernel" else "no complete warm-up is"
+    reason = "no complete warm-up is" if damage == "record" else "1 of 1 recorded files are gone"
     assert f"warm-up: in full: {reason}" in said
-    assert kernel.exists()
+    assert kernel.read_bytes() == content
 
 
 def test_a_short_one_that_compiles_something_becomes_a_whole_one(start: Start) -> None:

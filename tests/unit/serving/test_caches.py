@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving import caches, record, state, steps, warmup
+from sparkforge.serving import cachefiles, caches, record, state, steps, warmup
 from sparkforge.serving.steps import Shape
 from tests.support import python, wait_for
 
@@ -68,7 +68,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from sparkforge.serving import caches
-held = caches.occupy(Path(sys.argv[1]), sys.argv[2], {})
+held = caches.occupy(Path(sys.argv[1]), sys.argv[2], {}, print)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -149,7 +149,7 @@ def test_variables_point_into_the_folder_unless_the_user_has_said_otherwise(
     tmp_path: Path,
 ) -> None:
     own = {"TRITON_CACHE_DIR": str(tmp_path / "mine"), "HOME": "/root", "HF_HOME": "/models"}
-    held = caches.occupy(tmp_path / "jit", "k", own)
+    held = caches.occupy(tmp_path / "jit", "k", own, print)
     assert held.variables["TRITON_CACHE_DIR"] == own["TRITON_CACHE_DIR"]
     assert held.variables["HOME"] == str(tmp_path / "jit/k/home")
     assert "HF_HOME" not in held.variables
@@ -158,7 +158,7 @@ def test_variables_point_into_the_folder_unless_the_user_has_said_otherwise(
 
 
 def test_locks_and_logs_are_no_kernels(tmp_path: Path) -> None:
-    held = caches.occupy(tmp_path, "k", {})
+    held = caches.occupy(tmp_path, "k", {}, print)
     for name in (
         "triton/AB/f.cubin",
         "triton/tmp.pid_1_2/f.cubin",
@@ -192,13 +192,119 @@ def test_kernels_have_names(tmp_path: Path) -> None:
         "/c/flashinfer/121a/cached_ops/batch_prefill/b.cuda.o",
         "/c/vllm/x.so",
     ]
-    assert caches.kernels(paths) == [
+    assert cachefiles.kernels(paths) == [
         "FlashInfer batch_prefill",
         "Triton _fwd_kernel",
         "torch.compile triton_poi_fused_add_0",
     ]
-    assert caches.kernels(["/c/cuda/a/b/0123"]) == ["0123"]
-    assert caches.kernels([]) == []
+    assert cachefiles.kernels(["/c/cuda/a/b/0123"]) == ["0123"]
+    assert cachefiles.kernels([]) == []
+
+
+# -- after a power cut --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the machine's boot, which a test may change."""
+    path = tmp_path / "boot"
+    path.write_text("first\n")
+    monkeypatch.setattr(caches, "BOOT", path)
+    return path
+
+
+def kept(root: Path) -> dict[str, int]:
+    """Start a server and let it end; returns the sizes of the compiled files it has found."""
+    held = caches.occupy(root, "k", {}, print)
+    found = {held.shown(path): size for path, size in cachefiles.sizes(held.files()).items()}
+    held.close(print)
+    return found
+
+
+def serves(root: Path, sizes: dict[str, int], *, settles: bool) -> None:
+    """Have a server compile, perhaps sync, and end at once, as by a power cut."""
+    code = (
+        "import json, sys; from pathlib import Path; from sparkforge.serving import caches\n"
+        "root, caches.BOOT = map(Path, sys.argv[1:3])\n"
+        "sizes, settles = map(json.loads, sys.argv[3:])\n"
+        "held = caches.occupy(root, 'k', {}, print)\n"
+        "for name, size in sizes.items():\n"
+        "    (held.folder / 'triton' / name).write_bytes(b'x' * size)\n"
+        "if settles: held.settle()\n"
+    )
+    started = python(code, root, caches.BOOT, json.dumps(sizes), json.dumps(settles))
+    out, _ = started.communicate()
+    assert out == ""
+
+
+@pytest.mark.parametrize("size", [0, 40])
+def test_a_file_that_is_cut_short_counts_as_gone(tmp_path: Path, boot: Path, size: int) -> None:
+    serves(tmp_path, {"a": 100, "b": 100, "c": 0}, settles=True)
+    os.truncate(tmp_path / "k/triton/b", size)
+    (tmp_path / "k/triton/new").touch()
+    assert kept(tmp_path) == {"triton/a": 100, "triton/c": 0, "triton/new": 0}
+
+
+def test_what_was_synced_survives_a_power_cut(tmp_path: Path, boot: Path) -> None:
+    serves(tmp_path, {"a": 100}, settles=True)
+    boot.write_text("second\n")
+    assert kept(tmp_path) == {"triton/a": 100}
+
+
+@pytest.mark.parametrize("after", [{"b": 0}, {"b": 100}, {"a": 40}, {"a": 200}])
+def test_what_was_not_synced_is_compiled_anew_with_all_the_rest(
+    tmp_path: Path, boot: Path, after: dict[str, int]
+) -> None:
+    """Caches are all or nothing: a compiler may not look for the part that is missing."""
+    serves(tmp_path, {"a": 100}, settles=True)
+    serves(tmp_path, after, settles=False)
+    (tmp_path / "k" / "warm-up-x.json").write_text("{}")
+    boot.write_text("second\n")
+    said: list[str] = []
+    held = caches.occupy(tmp_path, "k", {}, said.append)
+    assert held.files() == set()
+    assert (held.folder / "triton").is_dir()
+    assert (held.folder / "warm-up-x.json").exists()  # the lengths in it are worth keeping
+    assert "the machine went down while a server ran: 1 of" in said[0]
+    assert not list(tmp_path.glob(".gone-*"))
+    held.close(print)
+
+
+def test_a_kill_is_no_power_cut(tmp_path: Path, boot: Path) -> None:
+    serves(tmp_path, {"a": 100}, settles=False)
+    assert kept(tmp_path) == {"triton/a": 100}
+
+
+def test_after_a_server_that_ended_a_reboot_harms_nothing(tmp_path: Path, boot: Path) -> None:
+    """Also without a warm-up, which would have listed the files."""
+    serves(tmp_path, {"a": 100}, settles=False)
+    kept(tmp_path)
+    (tmp_path / "k" / cachefiles.LIST).unlink()
+    boot.write_text("second\n")
+    assert kept(tmp_path) == {"triton/a": 100}
+
+
+def test_while_another_server_runs_nothing_is_removed_and_the_boot_stays(
+    root: Path, holder: subprocess.Popen[str], boot: Path
+) -> None:
+    (root / "c" / "triton" / "k.cubin").write_bytes(b"")
+    held = caches.occupy(root, "c", {}, print)
+    assert len(held.files()) == 1
+    held.close(print)
+    assert (root / "c.lock").read_text()  # the other one goes on
+    holder.kill()
+    holder.wait()
+    caches.occupy(root, "c", {}, print).close(print)
+    assert not (root / "c.lock").read_text()
+
+
+def test_a_disk_that_takes_no_list_is_a_warning(tmp_path: Path, boot: Path) -> None:
+    held = caches.occupy(tmp_path, "k", {}, print)
+    (tmp_path / "k" / cachefiles.LIST).mkdir()
+    said: list[str] = []
+    held.close(said.append)
+    assert "warning: compiled kernels are not on the disk for sure: " in said[0]
+    assert not list((tmp_path / "k").glob("*.tmp"))
 
 
 # -- steps and record -----------------------------------------------------------------------

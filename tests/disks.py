@@ -1,0 +1,75 @@
+"""Disks whose power can be cut: ext4 on a loop device, ended by FS_IOC_SHUTDOWN. They need root."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sparkforge.core.run import call
+
+MIB = 1 << 20
+# include/uapi/linux/fs.h: FS_IOC_SHUTDOWN; the file system ends at once, without its journal
+_SHUTDOWN, _WITHOUT_LOG = 0x8004587D, struct.pack("I", 2)
+
+
+@contextmanager
+def mounted(folder: Path, *words: str) -> Iterator[None]:
+    """Mount something on a folder for a while."""
+    folder.mkdir(parents=True, exist_ok=True)
+    call("mount", *words, folder)
+    try:
+        yield
+    finally:
+        if call("umount", folder, check=False).returncode:
+            call("umount", "--lazy", folder)  # after Ctrl-C a build still uses it, which ends next
+
+
+@contextmanager
+def new_disk(path: Path, mebibytes: int) -> Iterator[Path]:
+    """Yield the file of a new ext4 file system."""
+    with path.open("wb") as file:
+        file.truncate(mebibytes * MIB)
+    call("mkfs.ext4", "-q", path)
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+def cut_power(place: Path) -> None:
+    """End a mounted file system at once, as xfstests do: nothing more reaches its disk."""
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.ioctl(handle, _SHUTDOWN, _WITHOUT_LOG)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    finally:
+        os.close(handle)
+
+
+def renew(disk: Path) -> None:
+    """Make a disk another one with the same bytes, before it is mounted again.
+
+    Another process may have copied the mount (unshare); then the file system that has ended would
+    be mounted once more.
+    """
+    after = disk.with_suffix(".after")
+    call("cp", "--sparse=always", disk, after)
+    after.replace(disk)
+
+
+def can_mount(folder: Path) -> bool:
+    """Return whether this user may mount an ext4 image, and end it as a power cut does."""
+    place = folder / "probe"
+    try:
+        with new_disk(folder / "probe.ext4", 8) as disk, mounted(place, "-o", "loop", str(disk)):
+            cut_power(place)
+    except Exception:
+        return False
+    return True
