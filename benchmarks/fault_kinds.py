@@ -52,10 +52,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Disturbed:
-    """What a fault did: in words, and what was wrong already then."""
+    """What a fault did: in words, and what was wrong already then.
+
+    Attributes:
+        hit: whether it met a build at work; else it is tried again.
+    """
 
     words: str
     problems: list[str]
+    hit: bool = True
 
 
 Fault = Callable[[Subject, random.Random, float], AbstractContextManager[Disturbed]]
@@ -90,18 +95,23 @@ def _signalled(
 
 @contextmanager
 def kill(subject: Subject, dice: random.Random, seconds: float) -> Iterator[Disturbed]:
-    """End the build by a signal at a random moment."""
-    number, after_s = dice.choice(_SIGNALS), dice.uniform(0, 1.05 * seconds)
+    """End the build by a signal at a random moment of what is left to do."""
+    number, share = dice.choice(_SIGNALS), dice.random()
     gone = subject.forget(dice)
+    # who has less to do takes no longer, and each kill that came late says how long
+    known = (took for without, took in subject.left.items() if without >= set(gone))
+    after_s = share * min([seconds, *known])
+    start = time.monotonic()
     done, hit = _signalled(subject.start(), number, after_s)
     words = f"{number.name} after {after_s:.2f} s without {', '.join(gone)}"
-    if not hit:
-        yield Disturbed(f"{words}: it had finished", done.problems(0))
+    if not hit or done.code == 0:  # 0: the signal came after the work
+        subject.left[frozenset(gone)] = time.monotonic() - start
+        yield Disturbed(f"{words}: it had finished", done.problems(0), hit=False)
     elif done.unstarted:
-        yield Disturbed(f"{words}: Python had not started", [])
+        yield Disturbed(f"{words}: Python had not started", [], hit=False)
     else:
-        # 0: the signal came after the work; -SIGINT: before Python could take it
-        yield Disturbed(words, done.problems(-number, 0, INTERRUPTED))
+        # -SIGINT: before Python could take it
+        yield Disturbed(words, done.problems(-number, INTERRUPTED))
 
 
 @contextmanager

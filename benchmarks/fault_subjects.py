@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Subject:
         parts: folders of the store that ``forget`` may remove.
         server: where its downloads are; None: it has them already.
         engine: whether it makes an image.
+        left: seconds that builds took, by the results that were taken away before.
         mebibytes: that a disk for the store needs.
     """
 
@@ -64,6 +65,7 @@ class Subject:
     server: Server | None = None
     engine: bool = False
     mebibytes: int = 64
+    left: dict[frozenset[str], float] = field(default_factory=dict)
 
     @property
     def disk(self) -> Path:
