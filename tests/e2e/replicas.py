@@ -100,6 +100,12 @@ class Replicas:
         before = {service: self.answers(service) for service in services}
         self.wait(lambda: all(self.answers(one) > before[one] for one in services))
 
+    def lost(self) -> list[str]:
+        """Return the server of each chat that was not answered, as the router's log has them."""
+        line = r"POST /v1/chat/completions (\d+) replica=(\S+) .* end=(\S+)"
+        chats = re.findall(line, self.compose("logs", "router"))
+        return [name for status, name, end in chats if status != "200" or end[0] != "-"]
+
     def signal(self, service: str, name: str, *, engine: bool) -> None:
         """Send a signal to the engine of a server that is a stand-in, or to the server itself."""
         found = re.findall(r"engine (\d+) of (\d+)", self.compose("logs", service))
