@@ -6,7 +6,10 @@ tests/e2e/test_compose.py.
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,19 @@ def test_a_start_that_somebody_ends_is_no_failure(start: Start, tmp_path: Path) 
     assert stopped(one) == 0
     assert not counts(tmp_path)
     assert "while answering the first token" not in one.text()
+
+
+def test_a_port_that_is_taken_ends_the_start(start: Start, tmp_path: Path) -> None:
+    """As any failure of a server that loads, a model that is cut off included."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        one = start(SPARKFORGE_LISTEN_PORT=str(port))
+        assert one.process.wait(PATIENCE_S) == 1
+    assert os.strerror(errno.EADDRINUSE) in one.text()
+    assert "first token" not in one.text()
+    assert len(counts(tmp_path)) == 1
+    left: Any = subprocess.run(["pgrep", "-f", f"fake_server.py {port}"], check=False)
+    assert left.returncode == 1
 
 
 @pytest.mark.parametrize(
