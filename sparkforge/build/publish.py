@@ -13,23 +13,16 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from sparkforge.build import composing
+from sparkforge.build import composing, receipt
 from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.executor import Build
 from sparkforge.build.item import Results, wheel_path
-from sparkforge.build.receipt import (
-    PROVENANCE,
-    SBOM,
-    SUFFIX,
-    SUMS,
-    is_receipt,
-)
+from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Receipt
 from sparkforge.build.results import ImageResult
-from sparkforge.core import plain, typed
+from sparkforge.core import typed
 from sparkforge.core.disk import disk_errors, flocked, read_json, write_file
 from sparkforge.core.hashing import intact, sha256_file
 from sparkforge.core.log import human_bytes, log
@@ -37,7 +30,6 @@ from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
 from sparkforge.store.codekey import code_of
 
-_RECEIPT = "receipt.json"
 # what the smoke test saw of the unpatched release, by ``ReleaseProof.done``
 _RELEASE = {
     "refused": "unpatched, it rejects the same checkpoint on this CPU",
@@ -46,15 +38,13 @@ _RELEASE = {
 }
 
 
-def publish(
-    context: Context, build: Build, document: Mapping[str, Any]
-) -> tuple[Path, dict[str, Any]]:
+def publish(context: Context, build: Build, built: Receipt) -> tuple[Path, Receipt]:
     """Put wheels, bill of materials, provenance, SHA256SUMS and receipt.json into dist/<target>/.
 
     Untouched where it already holds the result of the same items.
 
     Returns:
-        The folder, and the receipt with the sha256 of each published file under ``files``.
+        The folder, and the receipt with the published files.
     """
     folder = context.root / "dist" / context.target_name
     with disk_errors(folder):
@@ -63,8 +53,8 @@ def publish(
         for_compose(context, image, folder)  # also after a rollback: a build means the newest
     elif context.target.smoke is not None:
         tiny_model(folder)
-    if stands(context, build, document):
-        return folder, {**document, "files": _receipt(folder / _RECEIPT).get("files", {})}
+    if (before := _standing(context, build, built)) is not None:
+        return folder, replace(built, files=before.files)
     wheels = _wheels(build)
     from filelock import FileLock  # not needed by a build in which nothing changed
 
@@ -75,17 +65,24 @@ def publish(
         if wheels:  # a run that stopped before has nothing to say about them
             files = _publish_wheels(context, folder, build, wheels)
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
-        complete = {**document, "files": files}
-        text = json.dumps(complete, indent=2, sort_keys=True) + "\n"
-        _write(folder / _RECEIPT, text.encode())
-    return folder, complete
+        built = replace(built, files=files)
+        text = json.dumps(typed.as_json(built), indent=2, sort_keys=True) + "\n"
+        _write(folder / receipt.NAME, text.encode())
+    return folder, built
 
 
-def stands(context: Context, build: Build, document: Mapping[str, Any]) -> bool:
+def stands(context: Context, build: Build, built: Receipt) -> bool:
     """Return whether dist/<target>/ has the result of these items, undamaged."""
+    return _standing(context, build, built) is not None
+
+
+def _standing(context: Context, build: Build, built: Receipt) -> Receipt | None:
+    """Return the present receipt if dist/<target>/ has the result of these items, undamaged."""
     folder = context.root / "dist" / context.target_name
-    before = _receipt(folder / _RECEIPT)
-    return before.get("items") == document["items"] and _complete(folder, before, _wheels(build))
+    before = receipt.load(folder / receipt.NAME)
+    if before is None or before.items != built.items:
+        return None
+    return before if _complete(folder, before.files, _wheels(build)) else None
 
 
 def reads_damage(build: Build) -> bool:
@@ -94,11 +91,10 @@ def reads_damage(build: Build) -> bool:
     return house is not None and not house.made_now and not house.item.sound(house.artefact)
 
 
-def _complete(folder: Path, before: Mapping[str, Any], wheels: Collection[Path]) -> bool:
+def _complete(folder: Path, files: Mapping[str, str], wheels: Collection[Path]) -> bool:
     """Return whether a folder has all files of its receipt, undamaged."""
     if not wheels:
         return True
-    files: Mapping[str, str] = before.get("files", {})
     names = {*(wheel.name for wheel in wheels), SBOM, PROVENANCE}
     sums = folder / SUMS
     return (
@@ -172,15 +168,6 @@ def _write(path: Path, data: bytes) -> str:
     write_file(path, data)
     path.chmod(0o644)
     return hashlib.sha256(data).hexdigest()
-
-
-def _receipt(path: Path) -> dict[str, Any]:
-    """Return the present receipt; {} if it is missing or invalid."""
-    try:
-        found: dict[str, Any] = plain.json_of(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if is_receipt(found) else {}
 
 
 def tiny_model(folder: Path) -> Path:
@@ -298,7 +285,7 @@ def summary(context: Context, build: Build, folder: Path, seconds: float) -> Non
         )
         if report.release is not None:
             log.info(f"release  {_RELEASE[report.release.done]}")
-    log.info(f"receipt  {os.path.relpath(folder / 'receipt.json')}")
+    log.info(f"receipt  {os.path.relpath(folder / receipt.NAME)}")
     if made:
         log.info(f"time     {', '.join(times(results))}")
     served = results.step(build.graph.product) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from sparkforge import __version__
 from sparkforge.build.item import Results
 from sparkforge.build.results import ImageResult
 from sparkforge.core import typed
+from sparkforge.core.disk import read_json
 from sparkforge.core.errors import UsageError
 from sparkforge.core.hashing import sha256_file
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from sparkforge.build.context import Context
 
 SCHEMA = 1
+NAME = "receipt.json"
 # what lies beside the receipt, and is named in it by its sha256
 SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.intoto.json"
@@ -28,68 +31,110 @@ SUFFIX = ".sigstore.json"
 """Behind the name of a file: cosign's bundle with its signature."""
 
 
-def receipt(context: Context, results: Results, seconds: float) -> dict[str, Any]:
-    """Return the receipt as JSON values.
+@dataclass(frozen=True)
+class Made:
+    """An item of the build."""
 
-    What depends on this run (times, whether an item was made now) stands under ``run``, so that
-    two builds of the same inputs agree in everything else.
+    stage: str
+    label: str
+    key: str
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    """Its result's fields."""
+
+
+@dataclass(frozen=True)
+class Time:
+    """What the run did for an item."""
+
+    state: str
+    """``made`` or ``in the store``."""
+    seconds: float
+    """That making it took, whenever that was."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What depends on the run: two builds of the same inputs agree in everything else."""
+
+    machine: str
+    python: str
+    seconds: float
+    items: Mapping[str, Time]
+    """By label."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The receipt of a build."""
+
+    schema: int
+    sparkforge: str
+    """The version that wrote it."""
+    target: str
+    platform: str
+    pins_sha256: str
+    items: tuple[Made, ...]
+    run: Run
+    files: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of each published file; none where the build stopped before its wheels."""
+
+    @property
+    def image(self) -> ImageResult | None:
+        """The image; None where none was built.
+
+        Raises:
+            UsageError: another version wrote the receipt.
+        """
+        for item in self.items:
+            if item.stage == "image" and "image_id" in item.outputs:
+                image = typed.load(ImageResult, item.outputs, exact=False)
+                if image is None:
+                    msg = "another version of sparkforge wrote the receipt's record of the image"
+                    raise UsageError(msg, "use that version, or build the image again")
+                return image
+        return None
+
+
+def load(path: Path) -> Receipt | None:
+    """Read a receipt; None if it is missing or invalid: anybody may have written the file."""
+    return typed.load(Receipt, read_json(path), exact=False)
+
+
+def of(context: Context, results: Results, seconds: float) -> Receipt:
+    """Return the receipt of a run, without published files.
+
+    Args:
+        seconds: that the run took.
     """
-    return {
-        "schema": SCHEMA,
-        "sparkforge": __version__,
-        "target": context.target_name,
-        "platform": context.platform,
-        "pins_sha256": sha256_file(context.pins_path),
-        "items": [
-            {
-                "stage": step.item.stage,
-                "label": step.item.label,
-                "key": step.artefact.key,
-                "inputs": step.artefact.inputs,
-                "outputs": typed.as_json(step.artefact.result),
-            }
+    return Receipt(
+        schema=SCHEMA,
+        sparkforge=__version__,
+        target=context.target_name,
+        platform=context.platform,
+        pins_sha256=sha256_file(context.pins_path),
+        items=tuple(
+            Made(
+                step.item.stage,
+                step.item.label,
+                step.artefact.key,
+                step.artefact.inputs,
+                typed.as_json(step.artefact.result),
+            )
             for step in results
-        ],
-        "run": {
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-            "seconds": round(seconds, 2),
-            "items": {
-                step.item.label: {
-                    "state": "made" if step.made_now else "in the store",
-                    "seconds": step.artefact.seconds,
-                }
+        ),
+        run=Run(
+            platform.machine(),
+            platform.python_version(),
+            round(seconds, 2),
+            {
+                step.item.label: Time(
+                    "made" if step.made_now else "in the store", step.artefact.seconds
+                )
                 for step in results
             },
-        },
-    }
-
-
-def is_receipt(document: Any) -> bool:
-    """Return whether a document has a receipt's shape; anybody may have written the file."""
-    items = document.get("items") if isinstance(document, dict) else None
-    return isinstance(items, list) and all(
-        isinstance(item, dict)
-        and isinstance(item.get("stage"), str)
-        and all(isinstance(item.get(name), dict) for name in ("inputs", "outputs"))
-        for item in items
+        ),
     )
-
-
-def image_of(document: Mapping[str, Any], path: Path) -> ImageResult | None:
-    """Return the image of a receipt; None where none was built.
-
-    Raises:
-        UsageError: another version wrote the receipt.
-    """
-    for item in document["items"]:
-        if item.get("label") == "image":
-            image = typed.load(ImageResult, item["outputs"])
-            if image is None:
-                msg = f"{path}: another version of sparkforge wrote its record of the image"
-                raise UsageError(msg, "use that version, or build the image again")
-            return image
-    return None
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:

@@ -21,7 +21,7 @@ from sparkforge.build.options import (
 from sparkforge.build.packs import toolchain
 from sparkforge.build.packs.names import LABEL
 from sparkforge.build.setup import context_of, last_variant
-from sparkforge.core import disk
+from sparkforge.core import disk, typed
 from sparkforge.core.command import Entry, behind, needed, option, repeated, switch
 from sparkforge.core.errors import EngineError, MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
@@ -105,17 +105,17 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     if any(step.made and step.label == LABEL for step in steps):
         _check_host_compiler(context)  # the same
     build = executor.Build(graph, executor.run(context, todo, steps))
-    document = receipt.receipt(context, build.results, time.monotonic() - start)
-    if not publish.stands(context, build, document) and publish.reads_damage(build):
+    built = receipt.of(context, build.results, time.monotonic() - start)
+    if not publish.stands(context, build, built) and publish.reads_damage(build):
         again = replace(context, force=frozenset({graph.wheelhouse.stage}))
         build = executor.Build(graph, executor.run(again, todo))
-        document = receipt.receipt(context, build.results, time.monotonic() - start)
+        built = receipt.of(context, build.results, time.monotonic() - start)
     mention_fallback(build)
     seconds = time.monotonic() - start
-    folder, document = publish.publish(context, build, document)
+    folder, built = publish.publish(context, build, built)
     image = publish.image_of(build) is not None
     lastbuild.write(context, image=image, engine=options.variant.engine)
-    log.document(document)
+    log.document(typed.as_json(built))
     publish.summary(context, build, folder, seconds)
     return 0
 
@@ -247,7 +247,8 @@ def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: Vari
         msg = f"target {context.target_name} has no smoke test"
         raise UsageError(msg, "use build.py serve --target NAME -- …")
     build = executor.build(context, STAGES[-1])
-    log.document(receipt.receipt(context, build.results, time.monotonic() - start))
+    built = receipt.of(context, build.results, time.monotonic() - start)
+    log.document(typed.as_json(built))
     return 0
 
 

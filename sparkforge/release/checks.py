@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
 
+from sparkforge.build import receipt
 from sparkforge.build.context import release_name
-from sparkforge.build.receipt import PROVENANCE, image_of, is_receipt
+from sparkforge.build.receipt import PROVENANCE, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.core import git
 from sparkforge.core.disk import read_json
@@ -92,10 +92,9 @@ def tagged(one: Candidate) -> str:
     return found.strip() if code == 0 else ""
 
 
-def receipt_of(one: Candidate) -> dict[str, Any]:
-    """Return the receipt of the last build; {} if there is none."""
-    found = read_json(one.folder / signing.RECEIPT) or {}
-    return found if is_receipt(found) else {}
+def receipt_of(one: Candidate) -> Receipt | None:
+    """Return the receipt of the last build; None if there is none."""
+    return receipt.load(one.folder / receipt.NAME)
 
 
 def built_image(one: Candidate) -> ImageResult | None:
@@ -104,8 +103,8 @@ def built_image(one: Candidate) -> ImageResult | None:
     Raises:
         UsageError: another version of sparkforge wrote the receipt.
     """
-    receipt = receipt_of(one)
-    return image_of(receipt, one.folder / signing.RECEIPT) if receipt else None
+    built = receipt_of(one)
+    return None if built is None else built.image
 
 
 def check(one: Candidate) -> Iterator[Check]:
@@ -114,13 +113,13 @@ def check(one: Candidate) -> Iterator[Check]:
     yield from _checkout(one, commit)
     yield _changelog(one)
     yield _made("pages", one.pages, "generated pages agree with pins and patches")
-    receipt = receipt_of(one)
-    if not receipt:
+    built = receipt_of(one)
+    if built is None:
         yield Check("build", False, _NOT_BUILT.format(one.target), one.build)
         return
-    yield _files(one, receipt)
+    yield _files(one, built)
     yield _origin(one, commit)
-    yield _smoke(one, receipt)
+    yield _smoke(one, built)
     yield _made("report", one.page, "can be made")
 
 
@@ -179,11 +178,11 @@ def _made(name: str, make: Callable[[], object], said: str) -> Check:
     return Check(name, True, said)
 
 
-def _files(one: Candidate, receipt: Mapping[str, Any]) -> Check:
+def _files(one: Candidate, built: Receipt) -> Check:
     name = "build"
-    if receipt.get("pins_sha256") != sha256_file(one.pins_path):
+    if built.pins_sha256 != sha256_file(one.pins_path):
         return Check(name, False, "pins.yaml has changed since the build", one.build)
-    if not receipt.get("files"):
+    if not built.files:
         return Check(name, False, "the last build stopped before its wheels", one.build)
     try:
         problems = signing.sums(one.folder)
@@ -191,12 +190,12 @@ def _files(one: Candidate, receipt: Mapping[str, Any]) -> Check:
         problems = [error.what]
     if problems:
         return Check(name, False, "; ".join(problems[:3]), one.build)
-    return Check(name, True, f"{len(receipt['files'])} files match receipt and checksums")
+    return Check(name, True, f"{len(built.files)} files match receipt and checksums")
 
 
 def _origin(one: Candidate, commit: str) -> Check:
     """Check that the provenance names this commit, or one whose build has the same inputs."""
-    name, again = "provenance", f"rm {_shown(one.folder / signing.RECEIPT)}; {one.build}"
+    name, again = "provenance", f"rm {_shown(one.folder / receipt.NAME)}; {one.build}"
     statement = read_json(one.folder / PROVENANCE) or {}
     try:
         dependencies = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
@@ -215,10 +214,10 @@ def _origin(one: Candidate, commit: str) -> Check:
     return Check(name, True, f"names commit {made[:12]}, with the same files for the build")
 
 
-def _smoke(one: Candidate, receipt: Mapping[str, Any]) -> Check:
+def _smoke(one: Candidate, built: Receipt) -> Check:
     if one.pins.target(one.target).smoke is None:
         return Check("smoke test", True, f"target {one.target} has none (it needs its GPU)")
-    if any(item["stage"] == "smoke" for item in receipt["items"]):
+    if any(item.stage == "smoke" for item in built.items):
         return Check("smoke test", True, "passed")
     return Check("smoke test", False, "not run on this build", one.build)
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge import __version__
-from sparkforge.build import publish
-from sparkforge.build.receipt import RELEASE, SUFFIX, SUMS
+from sparkforge.build import publish, receipt
+from sparkforge.build.receipt import RELEASE, SUFFIX, SUMS, Receipt
 from sparkforge.core.disk import disk_errors, read_json, write_file
 from sparkforge.core.errors import SparkforgeError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.inspect.verify.signing import RECEIPT, SIGNED, sums
+from sparkforge.inspect.verify.signing import SIGNED, sums
 from sparkforge.release.checks import Candidate, built_image, head, receipt_of
 
 NOTES, REPORT = "NOTES.md", "report.html"
@@ -43,7 +43,7 @@ def folder_of(one: Candidate) -> Path:
 
 def names(one: Candidate) -> list[str]:
     """Return the files of a release, without signatures."""
-    return sorted([*receipt_of(one)["files"], SUMS, RECEIPT, NOTES, REPORT, RELEASE])
+    return sorted([*_built(one).files, SUMS, receipt.NAME, NOTES, REPORT, RELEASE])
 
 
 @contextmanager
@@ -54,13 +54,13 @@ def fresh(one: Candidate, texts: Texts) -> Iterator[Path]:
     earlier release's folder stays as it is. It also stays, with its signatures, if the new one has
     no signatures and the same files.
     """
-    receipt, folder = receipt_of(one), folder_of(one)
+    folder = folder_of(one)
     made = folder.with_name(f".{folder.name}.new")
     try:
         with disk_errors(folder):
             shutil.rmtree(made, ignore_errors=True)  # of a run that was killed
             made.mkdir(parents=True)
-            for name in (*receipt["files"], SUMS, RECEIPT):
+            for name in (*_built(one).files, SUMS, receipt.NAME):
                 publish.link(one.folder / name, made / name)
             write_file(made / NOTES, f"{texts.notes}\n".encode())
             write_file(made / REPORT, texts.report.encode())
@@ -81,7 +81,7 @@ def record(one: Candidate, made: Path, image: str | None) -> str | None:
     Returns:
         ``image``, or where an earlier run has pushed the same image.
     """
-    built = built_image(one)
+    built, its_image = _built(one), built_image(one)
     image = image or _pushed_before(one)
     document = {
         "schema": SCHEMA,
@@ -89,14 +89,20 @@ def record(one: Candidate, made: Path, image: str | None) -> str | None:
         "release": one.version,
         "tag": one.tag,
         "target": one.target,
-        "platform": receipt_of(one)["platform"],
+        "platform": built.platform,
         "commit": head(one.root),
-        "pins_sha256": receipt_of(one)["pins_sha256"],
-        "image": None if built is None else {"digest": built.digest, "reference": image},
+        "pins_sha256": built.pins_sha256,
+        "image": None if its_image is None else {"digest": its_image.digest, "reference": image},
         "files": {name: sha256_file(made / name) for name in names(one) if name != RELEASE},
     }
     write_file(made / RELEASE, (json.dumps(document, indent=2, sort_keys=True) + "\n").encode())
     return image
+
+
+def _built(one: Candidate) -> Receipt:
+    built = receipt_of(one)
+    assert built is not None  # the checks have looked
+    return built
 
 
 def signatures(folder: Path) -> list[str]:

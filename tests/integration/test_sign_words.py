@@ -64,11 +64,8 @@ def test_a_receipt_of_another_shape_is_none(project: Project, text: str) -> None
     (project.root / "dist" / "tiny" / "receipt.json").write_text(text)
     project.run("explain", "--target", "tiny")  # means what was built last, where that is known
     image = f"r/x@sha256:{'0' * 64}"
-    _, err = project.run(
-        *("sign", "--target", "tiny", "--key", KEY, "--image", image),
-        code=21 if "kind" in text else 20,
-    )
-    assert "is not a receipt" in err or "is not the built image" in err
+    _, err = project.run("sign", "--target", "tiny", "--key", KEY, "--image", image, code=20)
+    assert "is not a receipt" in err
     receipt = project.build()
     assert receipt["items"]
 

@@ -315,7 +315,8 @@ def test_an_image_of_others_is_one_clear_error(project: Project, tmp_path: Path)
     receipt.write_text('{"items": []}')
     _, err = project.run("verify", str(receipt), code=UsageError.exit_code)
     assert "not the receipt of an image build" in err
-    item = {"stage": "image", "label": "image", "inputs": {}, "outputs": {"image_id": "sha256:1"}}
-    receipt.write_text(json.dumps({"items": [item]}))
+    item = {"stage": "image", "label": "image", "key": "", "inputs": {}}
+    other = project.build() | {"items": [{**item, "outputs": {"image_id": "sha256:1"}}]}
+    receipt.write_text(json.dumps(other))
     _, err = project.run("verify", str(receipt), code=UsageError.exit_code)
     assert "another version of sparkforge" in err

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge import __version__
+from sparkforge.build import receipt
 from sparkforge.core import plain
 from sparkforge.core.log import log
 from sparkforge.core.run import Glimpse, glimpse
@@ -92,9 +93,9 @@ def collect(run: Run, *, ask: bool) -> Iterator[Part]:
     """
     yield _checkout(run.root)
     yield _file(
-        "receipt.json",
+        receipt.NAME,
         "receipt of the build: sources, results, time per stage",
-        run.root / "dist" / run.target / "receipt.json",
+        run.root / "dist" / run.target / receipt.NAME,
         f"python3 build.py --target {run.target}",
     )
     yield _file(

@@ -10,6 +10,7 @@ from typing import Literal
 
 from sparkforge.build import receipt
 from sparkforge.build.context import release_name
+from sparkforge.build.receipt import Receipt
 from sparkforge.core.hashing import sha256_file
 from sparkforge.inspect.perf import kernelwork
 from sparkforge.inspect.report import claims
@@ -18,35 +19,6 @@ from sparkforge.inspect.report.measured import Measured, Part, measured, read
 from sparkforge.pins.pins import Pins
 from sparkforge.series.docs import why
 from sparkforge.series.series import Series
-
-
-class _Item(Part):
-    stage: str
-    label: str
-    key: str
-
-
-class _Time(Part):
-    state: str
-    seconds: float
-
-
-class _Run(Part):
-    machine: str
-    python: str
-    seconds: float
-    items: Mapping[str, _Time]
-
-
-class Receipt(Part):
-    """The receipt of the last build."""
-
-    sparkforge: str
-    platform: str
-    pins_sha256: str
-    files: Mapping[str, str]
-    items: tuple[_Item, ...]
-    run: _Run
 
 
 class _Component(Part):
@@ -145,7 +117,7 @@ def gather(
         StaleError: the record of the decode kernels is of another version.
     """
     folder = root / "dist" / target
-    built = read(folder / "receipt.json", Receipt, f"build.py --target {target}")
+    built = read(folder / receipt.NAME, Receipt, f"build.py --target {target}")
     bill = read(folder / receipt.SBOM, _Bill, f"build.py --target {target}")
     proofs_path = root / "dist" / "proofs" / "report.json"
     recorded = kernelwork.load()

@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparkforge.core import plain
+from sparkforge.core import plain, typed
 from sparkforge.core.errors import UsageError
 from sparkforge.inspect.accept.row import ACCURACY, LOAD
 from sparkforge.inspect.bench import compare, result
 from sparkforge.inspect.bench.result import Result
 from sparkforge.inspect.perf import losses
 
-_T = TypeVar("_T", bound=BaseModel)
+_T = TypeVar("_T")
 _KINDS = {"": "Acceptance", LOAD: "Load", ACCURACY: "Accuracy"}
 """Of what accept found, by the kind of its rows."""
 
@@ -168,7 +168,7 @@ def read(path: Path, kind: type[_T], command: str) -> _T:
     """Read a document of an earlier command; UsageError if it is missing, or of another shape."""
     again = f"remove it, and run {command} again"
     try:
-        return kind.model_validate(plain.json_of(path.read_bytes()))
+        return typed.adapter(kind).validate_python(plain.json_of(path.read_bytes()))
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file", f"run {command} first") from None
     except OSError as error:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge.build import executor, setup
+from sparkforge.build import executor, receipt, setup
 from sparkforge.build.context import Context
 from sparkforge.build.executor import Build
 from sparkforge.build.item import wheel_path
@@ -102,7 +102,7 @@ def _signatures(options: Options) -> bool:
             "nothing to verify", "give a folder of published files, an image, or --target"
         )
     folder = recover_checkout(options.project.pins).parent / "dist" / str(options.target)
-    if named is not None and (named.is_dir() or named.name == signing.RECEIPT):
+    if named is not None and (named.is_dir() or named.name == receipt.NAME):
         folder = named if named.is_dir() else named.parent
     elif named is not None:
         msg = f"{named}: signatures are next to a receipt.json, or next to an image in its registry"

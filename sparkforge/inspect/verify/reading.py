@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.build import image
-from sparkforge.build.receipt import image_of, is_receipt
-from sparkforge.core import plain
+from sparkforge.build import image, receipt
 from sparkforge.core.errors import CommandError, ImageError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -49,11 +47,8 @@ def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
     path = Path(named)
     promised = None
     if path.is_file() and path.suffix == ".json":
-        try:
-            document = plain.json_of(path.read_text())
-        except ValueError:
-            document = None
-        built = image_of(document, path) if is_receipt(document) else None
+        found = receipt.load(path)
+        built = None if found is None else found.image
         if built is None:
             msg = f"{path}: not the receipt of an image build"
             raise UsageError(msg, "give the receipt.json of an image build, or the image")

@@ -5,19 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from sparkforge.build import receipt
 from sparkforge.build.options import OutputOptions
-from sparkforge.build.receipt import (
-    PROVENANCE,
-    RELEASE,
-    SBOM,
-    SUFFIX,
-    SUMS,
-    image_of,
-    is_receipt,
-)
-from sparkforge.core import plain
+from sparkforge.build.receipt import PROVENANCE, RELEASE, SBOM, SUFFIX, SUMS, Receipt
 from sparkforge.core.command import Entry, needed, option
 from sparkforge.core.disk import read_json
 from sparkforge.core.errors import SignError, UsageError, VerifyError
@@ -27,8 +18,7 @@ from sparkforge.inspect.verify import cosign
 from sparkforge.pins import pins
 from sparkforge.sources.project import pins_option, recover_checkout
 
-RECEIPT = "receipt.json"
-SIGNED = (RECEIPT, SUMS, SBOM, PROVENANCE, RELEASE)
+SIGNED = (receipt.NAME, SUMS, SBOM, PROVENANCE, RELEASE)
 """The signed files; SHA256SUMS covers the wheels, a release.json the rest of its folder."""
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
@@ -54,8 +44,8 @@ def run(options: Options) -> int:
     path = recover_checkout(options.pins)
     target = pins.load(path).target(options.target)
     folder = path.parent / "dist" / options.target
-    if not (folder / RECEIPT).is_file():
-        msg = f"{folder / RECEIPT}: does not exist: nothing to sign"
+    if not (folder / receipt.NAME).is_file():
+        msg = f"{folder / receipt.NAME}: does not exist: nothing to sign"
         raise SignError(msg, f"build it first: python3 build.py --target {options.target}")
     cosign.check_signer(options.signer)
     image = _image(options.image, folder) if options.image else None
@@ -112,7 +102,7 @@ def _image(named: str, folder: Path) -> str:
     if match is None:
         msg = f"--image {named}: a tag can change"
         raise UsageError(msg, "use the reference that docker push prints: REPOSITORY@sha256:…")
-    built = image_of(_receipt(folder), folder / RECEIPT)
+    built = _receipt(folder).image
     digest = None if built is None else built.digest
     if match[1] != digest:
         recorded = digest or "no image digest"
@@ -136,8 +126,10 @@ def check_folder(folder: Path, trust: cosign.Trust) -> list[str]:
     """
     problems = []
     names = [name for name in SIGNED if (folder / name).exists()]
-    if RECEIPT not in names:
-        raise UsageError(f"{folder}: has no {RECEIPT}", "give a folder that build.py published")
+    if receipt.NAME not in names:
+        raise UsageError(
+            f"{folder}: has no {receipt.NAME}", "give a folder that build.py published"
+        )
     cosign.need()
     for name in names:
         bundle = folder / (name + SUFFIX)
@@ -155,8 +147,8 @@ def check_folder(folder: Path, trust: cosign.Trust) -> list[str]:
 def sums(folder: Path) -> list[str]:
     """Compare the files of a folder with SHA256SUMS and the receipt; one line for each problem."""
     listed, problems = _sums(folder), []
-    if listed != _receipt(folder).get("files"):
-        problems.append(f"{SUMS} and {RECEIPT} do not list the same files and hashes")
+    if listed != _receipt(folder).files:
+        problems.append(f"{SUMS} and {receipt.NAME} do not list the same files and hashes")
     for where, files in ((SUMS, listed), (RELEASE, _released(folder))):
         for name, sha256 in files.items():
             path = folder / name
@@ -196,13 +188,10 @@ def _released(folder: Path) -> dict[str, str]:
     return {str(name): str(sha256) for name, sha256 in listed.items()}
 
 
-def _receipt(folder: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = plain.json_of((folder / RECEIPT).read_text())
-    except ValueError:
-        found = {}
-    if not is_receipt(found):
-        raise VerifyError(f"{folder / RECEIPT}: is not a receipt", "get the file again")
+def _receipt(folder: Path) -> Receipt:
+    found = receipt.load(folder / receipt.NAME)
+    if found is None:
+        raise VerifyError(f"{folder / receipt.NAME}: is not a receipt", "get the file again")
     return found
 
 

@@ -61,12 +61,21 @@ def checkout(tmp_path: Path) -> Path:
         NASTY: {"state": "in the store", "seconds": 6},
     }
     receipt = {
+        "schema": 1,
+        "target": "cpu",
         "sparkforge": "9.9",
         "platform": "linux/amd64",
         "pins_sha256": sha256((ROOT / "pins.yaml").read_bytes()),
         "files": digests,
         "items": [
-            {"stage": "wheels", "label": label, "key": sha256(label.encode())} for label in times
+            {
+                "stage": "wheels",
+                "label": label,
+                "key": sha256(label.encode()),
+                "inputs": {},
+                "outputs": {},
+            }
+            for label in times
         ],
         "run": {"machine": "x86_64", "python": "3.11.7", "seconds": 12.4, "items": times},
     }
@@ -300,7 +309,7 @@ def test_a_build_of_other_pins_is_named(checkout: Path) -> None:
         ),
         ("receipt.json", "{", "hint: remove it, and run build.py --target cpu again"),
         ("receipt.json", DEEP, "values are nested too deeply"),
-        ("receipt.json", '{"sparkforge": 1}', "receipt.json: sparkforge: "),
+        ("receipt.json", '{"schema": 1, "sparkforge": 1}', "receipt.json: sparkforge: "),
         ("sbom.cdx.json", '{"components": {}}', "sbom.cdx.json: components: "),
         ("../proofs/report.json", "{}", "hint: remove it, and run build.py proofs again"),
         ("../../docs/claims.yaml", None, "restore it from git"),

@@ -1,0 +1,57 @@
+"""Receipts of other versions, and what is no receipt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.build import receipt
+from sparkforge.build.results import ImageResult
+from sparkforge.core import typed
+from sparkforge.core.errors import UsageError
+
+IMAGE = ImageResult("x:1", "sha256:1", None, "base", ())
+RECEIPT = {
+    "schema": 1,
+    "sparkforge": "0.9",
+    "target": "tiny",
+    "platform": "linux/amd64",
+    "pins_sha256": "0" * 64,
+    "items": [],
+    "run": {"machine": "x86_64", "python": "3.11.2", "seconds": 1, "items": {}},
+}
+
+
+def loaded(path: Path, outputs: dict[str, Any], **fields: Any) -> receipt.Receipt | None:
+    item = {"stage": "image", "label": "any", "key": "0", "inputs": {}, "outputs": outputs}
+    path.write_text(json.dumps({**RECEIPT, "items": [item], **fields}))
+    return receipt.load(path)
+
+
+def test_fields_of_other_versions_are_ignored(tmp_path: Path) -> None:
+    outputs = {**typed.as_json(IMAGE), "kind": "image"}
+    found = loaded(tmp_path / "r.json", outputs, more=3)
+    assert found is not None
+    assert (found.image, found.files) == (IMAGE, {})
+
+
+def test_an_environment_is_no_image(tmp_path: Path) -> None:
+    found = loaded(tmp_path / "r.json", {"kind": "environment"})
+    assert found is not None
+    assert found.image is None
+
+
+def test_an_image_of_another_shape_is_an_error(tmp_path: Path) -> None:
+    found = loaded(tmp_path / "r.json", {"image_id": "sha256:1"})
+    assert found is not None
+    with pytest.raises(UsageError, match="another version of sparkforge"):
+        _ = found.image
+
+
+@pytest.mark.parametrize("fields", [{"items": 3}, {"items": [3]}, {"files": 3}, {"run": None}])
+def test_another_document_is_no_receipt(tmp_path: Path, fields: dict[str, Any]) -> None:
+    assert loaded(tmp_path / "r.json", {}, **fields) is None
+    assert receipt.load(tmp_path / "missing.json") is None
