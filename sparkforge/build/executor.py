@@ -55,6 +55,11 @@ def plan(context: Context, items: Sequence[Item[Any]]) -> list[Step]:
     ]
 
 
+def makes(items: Sequence[Item[Any]], steps: Sequence[Step], kind: type[Any]) -> bool:
+    """Return whether by the plan of these items a build makes a result of a type."""
+    return any(step.made and item.kind is kind for item, step in zip(items, steps, strict=True))
+
+
 def _step(context: Context, item: Item[Any], stands: bool, counted: set[str]) -> Step:
     if stands:
         return Step(item.stage, item.label, item.key, "in the store", (), 0)

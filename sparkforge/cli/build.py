@@ -19,7 +19,7 @@ from sparkforge.build.options import (
     platform_of,
 )
 from sparkforge.build.packs import toolchain
-from sparkforge.build.packs.names import LABEL
+from sparkforge.build.results import EnvironmentResult, PackResult
 from sparkforge.build.setup import context_of, last_variant
 from sparkforge.core import disk, typed
 from sparkforge.core.command import Entry, behind, needed, option, repeated, switch
@@ -99,10 +99,10 @@ def _build_in(project: Project, options: BuildOptions) -> int:
         f"{context.target_name} on {context.platform}: {sum(step.made for step in steps)}"
         f" of {len(steps)} items to build"
     )
-    if any(step.made and step.label == "environment" for step in steps):
+    if executor.makes(todo, steps, EnvironmentResult):
         # before anything else is fetched
         interpreter.ensure(context.store, context.target.python, offline=options.project.offline)
-    if any(step.made and step.label == LABEL for step in steps):
+    if executor.makes(todo, steps, PackResult):
         _check_host_compiler(context)  # the same
     build = executor.Build(graph, executor.run(context, todo, steps))
     built = receipt.of(context, build.results, time.monotonic() - start)

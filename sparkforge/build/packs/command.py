@@ -15,7 +15,7 @@ from sparkforge.build.graph import ordered, tree_of
 from sparkforge.build.options import OutputOptions, platform_of, source_option, source_plan
 from sparkforge.build.packs import modules, toolchain
 from sparkforge.build.packs.modules import SETS, Module, Set
-from sparkforge.build.packs.names import LABEL, UPSTREAM
+from sparkforge.build.packs.names import UPSTREAM
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages.packs import packs_item
 from sparkforge.core.command import Entry, count, needed, option, repeated, switch
@@ -71,7 +71,7 @@ def run(options: Options) -> int:
         else:
             executor.show(context, steps)
         return 0
-    if any(step.made and step.label == LABEL for step in steps):
+    if executor.makes(todo, steps, PackResult):
         toolchain.host(context.platform)  # before anything is fetched
     context.store.sweep()
     artefact = executor.run(context, todo, steps).artefact(item)
