@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from sparkforge.core import plain
 from sparkforge.serving import pagecache
@@ -19,42 +19,58 @@ from sparkforge.serving import pagecache
 _HEADER_LIMIT = 100 << 20  # the format's own
 
 
+@dataclass(frozen=True)
+class Shard:
+    """A safetensors file; sizes in bytes, None: not known."""
+
+    size: int | None = None
+    expected: int | None = None
+    """By its header."""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's files."""
+
+    hub: str = ""
+    """The hub cache; "": a folder of the user's own."""
+    revisions: tuple[str, ...] = ()
+    """In the cache."""
+    incomplete: tuple[str, ...] = ()
+    """Partly downloaded files of the cache."""
+    folder: str = ""
+    """"": the cache does not have the revision."""
+    config: bool = False
+    """Whether config.json exists."""
+    index_problem: str = ""
+    incomplete_here: tuple[str, ...] = ()
+    """As ``incomplete``, of the folder."""
+    shards: Mapping[str, Shard] = field(default_factory=dict)
+    """Of the index; without one, the safetensors files that exist."""
+
+
 def folder_of(hub: Path, repository: str) -> Path:
     """Return the folder that a hub cache keeps a model in."""
     return hub / f"models--{repository.replace('/', '--')}"
 
 
-def read(hub: Path, repository: str, revision: str) -> dict[str, Any]:
-    """Read the files of a model's revision in a hub cache.
-
-    Returns:
-        ``hub``, ``snapshot`` (path or None), ``revisions`` (in the cache), ``incomplete`` (partly
-        downloaded files), and the result of ``read_folder``.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
+def read(hub: Path, repository: str, revision: str) -> Checkpoint:
+    """Read the files of a model's revision in a hub cache; OSError if a folder is unreadable."""
     folder = folder_of(hub, repository)
     snapshots = folder / "snapshots"
     there = sorted(one.name for one in snapshots.iterdir()) if snapshots.is_dir() else []
     snapshot = pagecache.snapshot(hub, repository, revision)
-    return {
-        "hub": str(hub),
-        "snapshot": str(snapshot) if snapshot else None,
-        "revisions": there,
-        "incomplete": sorted(one.name for one in (folder / "blobs").glob("*.incomplete")),
-        **(read_folder(snapshot) if snapshot else {}),
-    }
+    return replace(
+        read_folder(snapshot) if snapshot else Checkpoint(),
+        hub=str(hub),
+        revisions=tuple(there),
+        incomplete=_incomplete(folder / "blobs"),
+    )
 
 
-def read_folder(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's folder.
-
-    Returns:
-        ``config`` (whether config.json exists), ``named`` (shards in the index; without an index:
-        existing safetensors), ``index_problem`` (or ""),
-        ``shards``: by name, {size, expected} in bytes, or {problem}.
-    """
+def read_folder(folder: Path) -> Checkpoint:
+    """Read a checkpoint's folder."""
     index = folder / "model.safetensors.index.json"
     named, problem = [], ""
     if index.exists():
@@ -70,30 +86,34 @@ def read_folder(folder: Path) -> dict[str, Any]:
     strange = [name for name in named if not re.fullmatch(r"[\w.-]+\.safetensors", str(name))]
     if strange:
         named, problem = [], f"it names {strange[0]!r}, which is no shard"
-    return {
-        "folder": str(folder),
-        "config": (folder / "config.json").is_file(),
-        "named": named,
-        "index_problem": problem,
-        "shards": {name: _shard(folder / name) for name in named},
-        "incomplete_here": sorted(one.name for one in folder.glob("*.incomplete")),
-    }
+    return Checkpoint(
+        folder=str(folder),
+        config=(folder / "config.json").is_file(),
+        index_problem=problem,
+        incomplete_here=_incomplete(folder),
+        shards={name: _shard(folder / name) for name in named},
+    )
 
 
-def _shard(path: Path) -> Mapping[str, Any]:
+def _incomplete(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(one.name for one in folder.glob("*.incomplete")))
+
+
+def _shard(path: Path) -> Shard:
+    size = None
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
             head = file.read(8)
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
             if not 2 <= length <= _HEADER_LIMIT or length > size:
-                return {"size": size, "problem": "no safetensors header"}
+                raise ValueError
             header = plain.json_of(file.read(length))
         ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
-        return {"size": size, "expected": 8 + length + max(ends, default=0)}
+        return Shard(size, 8 + length + max(ends, default=0))
     except FileNotFoundError:
-        return {"problem": "missing"}
+        return Shard(problem="missing")
     except OSError as error:
-        return {"problem": str(error.strerror)}
+        return Shard(problem=str(error.strerror))
     except (ValueError, LookupError, TypeError, AttributeError):
-        return {"problem": "no safetensors header"}
+        return Shard(size, problem="no safetensors header")

@@ -24,6 +24,7 @@ from sparkforge.inspect.doctor import (
     rights,
     storage,
 )
+from sparkforge.inspect.doctor.checkpoint import Checkpoint
 from sparkforge.inspect.doctor.finding import CHECKS, STATES, Finding
 from sparkforge.inspect.doctor.reading import Readings
 from sparkforge.inspect.doctor.wanted import Wanted, wanted
@@ -232,7 +233,7 @@ def _recorded(path: Path) -> Readings:
     except OSError as error:
         hint = "give a file from --save or --report"
         raise UsageError(f"{path}: {error.strerror}", hint) from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         msg = f"{path} is not a recording: {error}"
         raise UsageError(msg, "create one with build.py doctor --save FILE") from None
 
@@ -241,7 +242,7 @@ def _read(options: Options, want: Wanted, env_file: Path) -> Readings:
     variables = reading.variables(env_file)
     hub, may = _hub(variables), None
     if want.model is None and options.model is None:
-        look: Callable[[], dict[str, object]] | None = None
+        look: Callable[[], Checkpoint] | None = None
     elif options.model is not None:
         folder = options.model.resolve()
         if not folder.is_dir():

@@ -29,9 +29,9 @@ def engine(seen: Readings, want: Wanted) -> Iterator[Finding]:
         else "; without one, builds use a virtual environment (--engine none)"
     )
     socket = seen.facts.get("docker_socket", "")
-    rights = seen.paths.get(socket, {})
-    if socket and rights.get("exists"):
-        if rights.get("writable"):
+    state = seen.state(socket)
+    if socket and state.exists:
+        if state.writable:
             yield Finding("docker-socket", "ok", f"{socket} is accessible")
         else:
             yield Finding(

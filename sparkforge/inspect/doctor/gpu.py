@@ -48,7 +48,7 @@ def gpu(seen: Readings, want: Wanted) -> Iterator[Finding]:
 def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
     if not want.gpu or tree_of(seen.output("nvidia-smi")) is None:
         return  # the finding about nvidia-smi reports the missing program
-    missing = [path for path in DEVICES if not seen.paths.get(path, {}).get("exists")]
+    missing = [path for path in DEVICES if not seen.state(path).exists]
     if missing:
         hint = "sudo nvidia-modprobe -u -c=0   # creates them; or: sudo modprobe nvidia-uvm"
         yield Finding("devices", "warn", f"missing: {', '.join(missing)}", hint)

@@ -16,8 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core import plain
+from sparkforge.core import plain, typed
 from sparkforge.core.run import Glimpse, glimpse
+from sparkforge.inspect.doctor.checkpoint import Checkpoint
+from sparkforge.inspect.doctor.rights import Rights
 from sparkforge.runtime import envfile
 from sparkforge.serving import devices
 
@@ -64,6 +66,38 @@ _VARIABLES = (
 
 
 @dataclass(frozen=True)
+class PathState:
+    """What may be done with a path; the defaults are for one that was not read."""
+
+    exists: bool = False
+    readable: bool = False
+    writable: bool = True
+    """A missing path: whether it can be created."""
+    folder: bool = True
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A file system, in bytes."""
+
+    path: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Disks:
+    """Of the disks; None: was not read."""
+
+    store: Disk | None = None
+    model: Disk | None = None
+    checkpoint: Checkpoint | None = None
+    """The files of the model."""
+    rights: Rights | None = None
+    """Of the container's user in the folder that Compose mounts."""
+
+
+@dataclass(frozen=True)
 class Readings:
     """All readings of a machine."""
 
@@ -74,11 +108,8 @@ class Readings:
     facts: Mapping[str, str] = field(default_factory=dict)
     """From Python: machine, kernel, page size, …; ``cuda_total`` has the bytes of an integrated
     GPU, or ""."""
-    paths: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
-    """By path, whether it exists and can be read and written."""
-    disks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Free and total bytes by purpose (``store``, ``model``); ``checkpoint`` has the files of the
-    model."""
+    paths: Mapping[str, PathState] = field(default_factory=dict)
+    disks: Disks = field(default_factory=Disks)
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of the environment, and of .env."""
     late: tuple[str, ...] = ()
@@ -87,6 +118,10 @@ class Readings:
     def output(self, name: str) -> Glimpse:
         """Return a program's output; one that did not run has no exit code."""
         return self.programs.get(name, Glimpse(None, problem=f"{name} was not read"))
+
+    def state(self, path: str) -> PathState:
+        """Return what may be done with a path."""
+        return self.paths.get(path, PathState())
 
     def text(self, path: str) -> str:
         """Return a file's text, or ""."""
@@ -101,14 +136,12 @@ class Readings:
         """Return the readings in a text of ``dumps``.
 
         Raises:
-            ValueError, TypeError, AttributeError: the text is invalid.
+            ValueError: the text is invalid.
         """
-        found = plain.json_of(text)
-        if not found or not isinstance(found, dict):
-            raise ValueError("nothing was read")
-        programs = {name: Glimpse(**one) for name, one in found.pop("programs", {}).items()}
-        late = tuple(found.pop("late", ()))
-        return cls(programs=programs, late=late, **found)
+        found = typed.load(cls, plain.json_of(text), exact=False)
+        if found is None or not found.facts:
+            raise ValueError("it has no readings of a machine")
+        return found
 
 
 def first_line(text: str) -> str:
@@ -148,8 +181,8 @@ def take(
     store: Path,
     model: Path,
     env_file: Path,
-    checkpoint: Callable[[], Mapping[str, Any]] | None = None,
-    rights: Callable[[], Mapping[str, Any]] | None = None,
+    checkpoint: Callable[[], Checkpoint] | None = None,
+    rights: Callable[[], Rights] | None = None,
     timeout_s: float = 8.0,
 ) -> Readings:
     """Read this machine.
@@ -168,7 +201,7 @@ def take(
         works[f"file {path}"] = _reader(Path(path))
     socket = _socket(os.environ.get("DOCKER_HOST", ""))
     for path in (*DEVICES, *([socket] if socket else []), str(store)):
-        works[f"path {path}"] = _rights(Path(path))
+        works[f"path {path}"] = _state(Path(path))
     works["disk store"] = _disk(store)
     works["disk model"] = _disk(model)
     if checkpoint is not None:
@@ -196,7 +229,13 @@ def take(
     running = {thread.name for thread in threading.enumerate()}
     late = tuple(sorted((works.keys() - done.keys()) & running))
     return Readings(
-        of("file"), of("program"), facts, of("path"), of("disk"), done.get("variables", {}), late
+        of("file"),
+        of("program"),
+        facts,
+        of("path"),
+        Disks(**of("disk")),
+        done.get("variables", {}),
+        late,
     )
 
 
@@ -212,16 +251,16 @@ def _reader(path: Path) -> Callable[[], str | None]:
     return read
 
 
-def _rights(path: Path) -> Callable[[], dict[str, bool]]:
-    def look() -> dict[str, bool]:
+def _state(path: Path) -> Callable[[], PathState]:
+    def look() -> PathState:
         nearest = _existing(path)
-        return {
-            "exists": path.exists(),
-            "readable": os.access(path, os.R_OK),
+        return PathState(
+            exists=path.exists(),
+            readable=os.access(path, os.R_OK),
             # a missing path is created in the nearest existing folder
-            "writable": os.access(nearest, os.W_OK | (os.X_OK if nearest.is_dir() else 0)),
-            "folder": path.is_dir() if path.exists() else nearest.is_dir(),
-        }
+            writable=os.access(nearest, os.W_OK | (os.X_OK if nearest.is_dir() else 0)),
+            folder=path.is_dir() if path.exists() else nearest.is_dir(),
+        )
 
     return look
 
@@ -231,10 +270,10 @@ def _existing(path: Path) -> Path:
     return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
 
 
-def _disk(path: Path) -> Callable[[], dict[str, Any]]:
-    def look() -> dict[str, Any]:
+def _disk(path: Path) -> Callable[[], Disk]:
+    def look() -> Disk:
         usage = shutil.disk_usage(_existing(path))
-        return {"path": str(path), "free": usage.free, "total": usage.total}
+        return Disk(str(path), usage.free, usage.total)
 
     return look
 

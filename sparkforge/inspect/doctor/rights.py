@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sparkforge.inspect.doctor.checkpoint import folder_of
 
@@ -21,6 +21,17 @@ _MOST_FILES = 10_000
 _ACL, _HEAD, _ENTRY = "system.posix_acl_access", 4, struct.Struct("<HHI")
 _NAMED_USER, _OWNING_GROUP, _NAMED_GROUP, _MASK = 2, 4, 8, 16
 _READ, _WRITE, _ENTER = 4, 2, 1
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What user 10001 cannot read or write of a model in a hub's home."""
+
+    exists: bool = False
+    """The home itself."""
+    unreadable: str = ""
+    unwritable: str = ""
+    """``unreadable``, ``unwritable``: the first such path, or ""."""
 
 
 def granted(path: Path, user: int = USER) -> int:
@@ -49,27 +60,23 @@ def granted(path: Path, user: int = USER) -> int:
     return max(groups) if groups else seen.st_mode & 7
 
 
-def read(home: Path, repository: str) -> dict[str, Any]:
-    """Return what user 10001 cannot read or write of a model in a hub's home.
-
-    Returns:
-        ``exists`` (the home itself), ``unreadable`` and ``unwritable``: the first such path, or "".
-    """
-    found: dict[str, Any] = {"exists": home.exists(), "unreadable": "", "unwritable": ""}
-    if not found["exists"]:
-        return found
+def read(home: Path, repository: str) -> Rights:
+    """Return what user 10001 cannot read or write of a model in a hub's home."""
+    if not home.exists():
+        return Rights()
+    unreadable = unwritable = ""
     for path in _paths(home, folder_of(home / "hub", repository)):
         try:
             rights, folder = granted(path), path.is_dir()
         except OSError:
             rights, folder = 0, False
         need = _READ | _ENTER if folder else _READ
-        if rights & need != need and not found["unreadable"]:
-            found["unreadable"] = str(path)
+        if rights & need != need and not unreadable:
+            unreadable = str(path)
         # files are replaced, not written to; complete ones are only read
-        if folder and not rights & _WRITE and not found["unwritable"]:
-            found["unwritable"] = str(path)
-    return found
+        if folder and not rights & _WRITE and not unwritable:
+            unwritable = str(path)
+    return Rights(exists=True, unreadable=unreadable, unwritable=unwritable)
 
 
 def _paths(home: Path, model: Path) -> Iterator[Path]:

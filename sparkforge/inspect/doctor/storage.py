@@ -6,9 +6,9 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from sparkforge.build.composing import MODELS_VOLUME
+from sparkforge.inspect.doctor.checkpoint import Checkpoint
 from sparkforge.inspect.doctor.finding import Finding
 from sparkforge.inspect.doctor.reading import Readings
 from sparkforge.inspect.doctor.rights import USER
@@ -22,17 +22,16 @@ _LISTEN = "0A"  # the state in /proc/net/tcp
 
 
 def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    disk = seen.disks.get("store")
+    disk = seen.disks.store
     if disk is None:
         hint = "df -h   # if a network disk is gone: --store DIR on another disk"
         yield Finding("store", "fail", "the disk of the store did not answer", hint)
         return
-    rights = seen.paths.get(str(disk["path"]), {})
-    free = int(disk["free"])
-    summary = f"{disk['path']}: {free / _GIB:.1f} GiB free"
+    state, free = seen.state(disk.path), disk.free
+    summary = f"{disk.path}: {free / _GIB:.1f} GiB free"
     elsewhere = "python3 build.py clean --superseded; or SPARKFORGE_STORE=/larger/disk/sparkforge"
-    if not rights.get("folder", True) or not rights.get("writable", True):
-        hint = f"ls -ld {disk['path']}; or SPARKFORGE_STORE=/another/folder"
+    if not (state.folder and state.writable):
+        hint = f"ls -ld {disk.path}; or SPARKFORGE_STORE=/another/folder"
         yield Finding("store", "fail", f"{summary}; not writable", hint)
     elif free < _LEAST:
         yield Finding("store", "fail", summary, elsewhere)
@@ -45,24 +44,24 @@ def store(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 
 def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    """Check ``disks["checkpoint"]``, the result of ``checkpoint.read`` or ``read_folder``."""
+    """Check the files of the model."""
     if want.model is None:
         yield Finding("model", "ok", f"target {want.target} builds its own tiny model")
         return
     name, repository, revision = want.model
-    checkpoint = seen.disks.get("checkpoint")
+    checkpoint = seen.disks.checkpoint
     if checkpoint is None:
         hint = "ls -l ~/.cache/huggingface/hub; sudo python3 build.py doctor"
         yield Finding("model", "warn", "its folder does not answer or is not readable", hint)
         return
-    where = checkpoint.get("folder") or checkpoint.get("snapshot")
+    where = checkpoint.folder
     fetch = f"{_hf_home(seen, checkpoint)}hf download {repository} --revision {revision}"
     if not where:
         yield _absent(seen, want, checkpoint, _fetch_for_compose(seen, want, fetch))
         yield from _room(seen, name)
         return
     wrong = _wrong(checkpoint)
-    halves = [*checkpoint.get("incomplete", ()), *checkpoint.get("incomplete_here", ())]
+    halves = [*checkpoint.incomplete, *checkpoint.incomplete_here]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         text = f"{where}: {'; '.join(wrong[:3])}{more}"
@@ -72,14 +71,14 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
         text = f"{where}: complete, but with {len(halves)} unfinished downloads beside it"
         yield Finding("model", "warn", text, fetch)
     else:
-        size = sum(int(one["size"]) for one in checkpoint["shards"].values())
-        summary = f"{where}: {len(checkpoint['shards'])} shards, {size / 1e9:.1f} GB"
-        if "hub" in checkpoint and not folder_for_compose(seen.variables):
+        size = sum(one.size or 0 for one in checkpoint.shards.values())
+        summary = f"{where}: {len(checkpoint.shards)} shards, {size / 1e9:.1f} GB"
+        if checkpoint.hub and not folder_for_compose(seen.variables):
             text = (
                 f"{summary}; but Compose uses its own {_VOLUME}, and downloads the model at the"
                 " first start"
             )
-            yield Finding("model", "warn", text, _mount(Path(checkpoint["hub"]), fetch, seen, want))
+            yield Finding("model", "warn", text, _mount(Path(checkpoint.hub), fetch, seen, want))
             return
         yield Finding("model", "ok", f"{summary}, each of the size in its header")
 
@@ -93,9 +92,9 @@ def folder_for_compose(variables: Mapping[str, str]) -> str:
     return chosen if chosen.startswith(("/", ".", "~")) else ""
 
 
-def _hf_home(seen: Readings, checkpoint: Mapping[str, Any]) -> str:
+def _hf_home(seen: Readings, checkpoint: Checkpoint) -> str:
     folder = folder_for_compose(seen.variables)
-    return f"HF_HOME={_quoted(folder)} " if folder and "hub" in checkpoint else ""
+    return f"HF_HOME={_quoted(folder)} " if folder and checkpoint.hub else ""
 
 
 def _quoted(folder: str) -> str:
@@ -119,18 +118,18 @@ def _shared(folder: str) -> str:
 
 
 def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    """Check ``disks["rights"]``, the result of ``rights.read`` for the mounted folder."""
-    folder, found = folder_for_compose(seen.variables), seen.disks.get("rights")
+    """Check the rights of the container's user in the mounted folder."""
+    folder, found = folder_for_compose(seen.variables), seen.disks.rights
     if not folder or found is None or want.model is None:
         return
     share = _shared(_quoted(folder))
-    if not found["exists"]:
+    if not found.exists:
         text = f"{folder} does not exist; Docker would create it as root"
         yield Finding("model-rights", "fail", text, f"mkdir -p {_quoted(folder)} && {share}")
-    elif found["unreadable"]:
-        text = f"user {USER} of the container cannot read {found['unreadable']}"
+    elif found.unreadable:
+        text = f"user {USER} of the container cannot read {found.unreadable}"
         yield Finding("model-rights", "fail", text, share)
-    elif not found["unwritable"]:
+    elif not found.unwritable:
         yield Finding(
             "model-rights", "ok", f"user {USER} of the container may read and write {folder}"
         )
@@ -142,7 +141,7 @@ def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
             " HF_HUB_OFFLINE is set: it will not write",
         )
     else:
-        text = f"user {USER} of the container cannot write to {found['unwritable']}"
+        text = f"user {USER} of the container cannot write to {found.unwritable}"
         hint = f"{share}   # or, if the model is complete: echo HF_HUB_OFFLINE=1 >>.env"
         yield Finding("model-rights", "warn", text, hint)
 
@@ -160,13 +159,13 @@ def offline(seen: Readings) -> bool:
     return seen.variables.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON")
 
 
-def _absent(seen: Readings, want: Wanted, checkpoint: Mapping[str, Any], fetch: str) -> Finding:
+def _absent(seen: Readings, want: Wanted, checkpoint: Checkpoint, fetch: str) -> Finding:
     assert want.model is not None
-    summary = f"revision {want.model[2][:12]} is not in {checkpoint.get('hub')}"
-    if checkpoint.get("revisions"):
-        summary += f" (there: {', '.join(one[:12] for one in checkpoint['revisions'])})"
-    if checkpoint.get("incomplete"):
-        summary += f"; {len(checkpoint['incomplete'])} unfinished downloads"
+    summary = f"revision {want.model[2][:12]} is not in {checkpoint.hub}"
+    if checkpoint.revisions:
+        summary += f" (there: {', '.join(one[:12] for one in checkpoint.revisions)})"
+    if checkpoint.incomplete:
+        summary += f"; {len(checkpoint.incomplete)} unfinished downloads"
     if offline(seen):
         return Finding(
             "model", "fail", f"{summary}, and HF_HUB_OFFLINE is set", f"HF_HUB_OFFLINE=0 {fetch}"
@@ -178,18 +177,17 @@ def _absent(seen: Readings, want: Wanted, checkpoint: Mapping[str, Any], fetch: 
     return Finding("model", "warn", text, fetch)
 
 
-def _again(checkpoint: Mapping[str, Any], fetch: str) -> str:
+def _again(checkpoint: Checkpoint, fetch: str) -> str:
     """Return the command that repairs a checkpoint; it removes damaged files."""
-    if "hub" not in checkpoint:  # a folder of the user's own: nothing of it is overwritten
-        target = shlex.quote(f"{checkpoint['folder']}-anew")
+    if not checkpoint.hub:  # a folder of the user's own: nothing of it is overwritten
+        target = shlex.quote(f"{checkpoint.folder}-anew")
         return f"{fetch} --local-dir {target}   # or copy yours again"
-    shards: Mapping[str, Mapping[str, Any]] = checkpoint.get("shards") or {}
     damaged = [
         name
-        for name, one in shards.items()
-        if one.get("problem", "") != "missing" and one.get("size") != one.get("expected")
+        for name, one in checkpoint.shards.items()
+        if one.problem != "missing" and one.size != one.expected
     ]
-    if checkpoint.get("index_problem"):
+    if checkpoint.index_problem:
         damaged.append("model.safetensors.index.json")
     if not damaged:
         return fetch
@@ -199,31 +197,29 @@ def _again(checkpoint: Mapping[str, Any], fetch: str) -> str:
     return f"{anew} --force-download && {fetch}"
 
 
-def _wrong(checkpoint: Mapping[str, Any]) -> list[str]:
+def _wrong(checkpoint: Checkpoint) -> list[str]:
     wrong = []
-    if checkpoint.get("index_problem"):
-        wrong.append(f"model.safetensors.index.json: {checkpoint['index_problem']}")
-    if not checkpoint.get("config"):
+    if checkpoint.index_problem:
+        wrong.append(f"model.safetensors.index.json: {checkpoint.index_problem}")
+    if not checkpoint.config:
         wrong.append("no config.json")
-    shards = checkpoint.get("shards") or {}
+    shards = checkpoint.shards
     if not shards and not wrong:
         wrong.append("no safetensors file")
     for name, one in shards.items():
-        if one.get("problem"):
-            wrong.append(f"{name}: {one['problem']}")
-        elif one["size"] != one["expected"]:
-            wrong.append(f"{name}: {one['size']} bytes, its header says {one['expected']}")
+        if one.problem:
+            wrong.append(f"{name}: {one.problem}")
+        elif one.size != one.expected:
+            wrong.append(f"{name}: {one.size} bytes, its header says {one.expected}")
     return wrong
 
 
 def _room(seen: Readings, name: str) -> Iterator[Finding]:
-    disk, need = seen.disks.get("model"), MODEL_BYTES.get(name)
+    disk, need = seen.disks.model, MODEL_BYTES.get(name)
     if disk is None or need is None:
         return
-    summary = (
-        f"{disk['path']}: {int(disk['free']) / 1e9:.0f} GB free, {name} needs {need / 1e9:.0f}"
-    )
-    if int(disk["free"]) < need:
+    summary = f"{disk.path}: {disk.free / 1e9:.0f} GB free, {name} needs {need / 1e9:.0f}"
+    if disk.free < need:
         hint = "echo SPARKFORGE_HF_CACHE=/larger/disk/huggingface >>.env   # of user 10001"
         yield Finding("model-disk", "fail", summary, hint)
     else:

@@ -10,7 +10,8 @@ import pytest
 
 from sparkforge.inspect.doctor import rights, storage
 from sparkforge.inspect.doctor.finding import Finding
-from sparkforge.inspect.doctor.reading import Readings
+from sparkforge.inspect.doctor.reading import Disks, Readings
+from sparkforge.inspect.doctor.rights import Rights
 from sparkforge.inspect.doctor.wanted import wanted
 from sparkforge.pins import pins
 from tests.support import ROOT
@@ -45,13 +46,13 @@ def test_a_users_own_cache_can_be_read_and_not_written(tmp_path: Path) -> None:
     home = tmp_path / "huggingface"
     blob = cache(home)
     tmp_path.chmod(0o700)  # what lies above does not count in the container
-    readable = {"exists": True, "unreadable": "", "unwritable": str(home)}
+    readable = Rights(exists=True, unwritable=str(home))
     assert rights.read(home, REPOSITORY) == readable
     blob.chmod(0o600)
-    assert rights.read(home, REPOSITORY)["unreadable"] == str(blob)
+    assert rights.read(home, REPOSITORY).unreadable == str(blob)
     home.chmod(0o700)
-    assert rights.read(home, REPOSITORY)["unreadable"] == str(home)
-    assert rights.read(tmp_path / "no", REPOSITORY)["exists"] is False
+    assert rights.read(home, REPOSITORY).unreadable == str(home)
+    assert rights.read(tmp_path / "no", REPOSITORY).exists is False
 
 
 @pytest.mark.parametrize(("acl", "may"), [(ACL, 6), (ONLY_READ, 4), (None, 0)])
@@ -74,8 +75,8 @@ def test_lists_of_setfacl_count(
 
 
 def judged(variables: dict[str, str], **found: Any) -> list[Finding]:
-    disk = {"exists": True, "unreadable": "", "unwritable": "", **found}
-    seen = Readings({}, {}, {}, {}, {"rights": disk}, variables, ())
+    disks = Disks(rights=Rights(**{"exists": True, **found}))
+    seen = Readings(disks=disks, variables=variables)
     return list(storage.model_rights(seen, wanted(pins.load(ROOT / "pins.yaml"), "spark")))
 
 

@@ -187,7 +187,7 @@ def test_its_readings_are_judged_on_another_machine(
         (reporting.packed([Part("a", "b", "c" * 9999)])[:60], "damaged archive"),
         (reporting.packed([Part("other.json", "", "{}")]), "without readings.json"),
         (gzip.compress(b"no tar at all"), "damaged archive"),
-        (reporting.packed([Part(reporting.READINGS, "", "[]")]), "nothing was read"),
+        (reporting.packed([Part(reporting.READINGS, "", "[]")]), "no readings of a machine"),
     ],
     ids=["junk", "cut", "no readings", "no archive", "empty readings"],  # gzip has the time
 )
