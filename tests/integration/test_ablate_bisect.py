@@ -137,6 +137,11 @@ def test_what_is_known_is_of_one_command_and_series(shop: Shop, tmp_path: Path) 
     interrupted(fails)
     _, err = bisect(shop, "--", "sh", str(script), code=12)
     assert "continuing with 2 known steps" in err
+    (state,) = (shop.project.store / "bisect").glob("*.json")
+    known = json.loads(state.read_text())
+    state.write_text(json.dumps({**known, "0": {"answer": "perhaps"}, "99": known["0"]}))
+    _, err = bisect(shop, "--", "sh", str(script), code=12)
+    assert "continuing with 1 known step " in err
     _, err = bisect(shop, "--again", "--", "sh", str(script), code=12)
     assert "continuing" not in err
     script.write_text(at_most(6))

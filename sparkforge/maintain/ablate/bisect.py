@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from sparkforge.core import typed
 from sparkforge.core.disk import read_json
 from sparkforge.core.errors import AblationError, UsageError
 from sparkforge.core.hashing import key_of
-from sparkforge.core.log import log
+from sparkforge.core.log import counted, log
 from sparkforge.maintain.ablate import reduced
 from sparkforge.maintain.ablate.checks import Check
 from sparkforge.maintain.ablate.job import Job
@@ -50,6 +51,16 @@ def search(ends: tuple[int, int], ask: Callable[[int], Answer]) -> tuple[int, in
     return low, high
 
 
+@dataclass(frozen=True)
+class Step:
+    """What a prefix gave."""
+
+    answer: Answer
+    message: str
+    """Why, if the check says so."""
+    seconds: float
+
+
 @dataclass
 class Bisection:
     """A search and what it knows."""
@@ -64,8 +75,10 @@ class Bisection:
     that is in; None where the answers themselves shall tell."""
     again: bool = False
     """Forget what an earlier run has found out."""
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    _known: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _known: dict[int, Step] = field(default_factory=dict)
+    _resumed: dict[int, bool] = field(default_factory=dict)
+    """``_known``, ``_resumed``: by prefix; the second in the order of this run, with whether an
+    earlier one found the answer."""
 
     @property
     def patches(self) -> list[tuple[str, str]]:
@@ -97,21 +110,23 @@ class Bisection:
         with job.store.lock(f"bisect-{key[:32]}"):
             if self.again:
                 state.unlink(missing_ok=True)
-            self._known = dict(read_json(state) or {})
+            stored = read_json(state) or {}
+            for at in range(len(self.patches) + 1):
+                if (step := typed.load(Step, stored.get(str(at)))) is not None:
+                    self._known[at] = step
             if self._known:
-                log.info(
-                    f"continuing with {len(self._known)} known steps (--again: from the start)"
-                )
+                known = counted(len(self._known), "known step")
+                log.info(f"continuing with {known} (--again: from the start)")
 
             def ask(at: int) -> Answer:
-                found, told = self._known.get(str(at)), True
-                if found is None:
-                    found, told = self._ask(at), False
-                    self._known[str(at)] = found
-                    job.store.write_json(state, self._known)
-                self._tell(at, found, resumed=told)
-                answer: Answer = found["answer"]
-                return answer
+                self._resumed[at] = at in self._known
+                if self._resumed[at]:
+                    log.info(f"{self._known[at].answer} with {self._name(at)}, known")
+                else:
+                    self._known[at] = self._ask(at)
+                    found = {str(at): typed.as_json(step) for at, step in self._known.items()}
+                    job.store.write_json(state, found)
+                return self._known[at].answer
 
             answers = {at: ask(at) for at in ends}
             try:
@@ -166,7 +181,8 @@ class Bisection:
         told = f"with {self._name(low)} it is {first}, with {self._name(high)} {last}"
         for at, answer in answers.items():
             if answer == "skip":
-                msg = f"{self.check.label}: {self._name(at)} cannot be judged: {self._why(at)}"
+                why = self._known[at].message
+                msg = f"{self.check.label}: {self._name(at)} cannot be judged: {why}"
                 raise AblationError(msg, "choose another end: --good, --bad")
         if first == last:
             msg = f"{self.check.label}: {told}: no patch makes a difference"
@@ -187,22 +203,15 @@ class Bisection:
             return "the whole series"
         return f"{at} patches, up to {self.patches[at - 1][1]}"
 
-    def _why(self, at: int) -> str:
-        return str(self._known[str(at)]["message"])
-
-    def _ask(self, at: int) -> dict[str, Any]:
+    def _ask(self, at: int) -> Step:
         start = time.monotonic()
         with log.step(f"with {self._name(at)}"), ExitStack() as stack:
             outcome = self.check.run(self._place(at, stack))
-            answer = "good" if outcome.passed else "bad"
+            answer: Answer = "good" if outcome.passed else "bad"
             if outcome.skipped or outcome.ours:  # what could not be built is no answer
                 answer = "skip"
             log.info(answer + (f": {outcome.message}" if outcome.message else ""))
-        return {
-            "answer": answer,
-            "message": outcome.message,
-            "seconds": round(time.monotonic() - start, 1),
-        }
+        return Step(answer, outcome.message, round(time.monotonic() - start, 1))
 
     def _place(self, at: int, stack: ExitStack) -> Place:
         job = self.job
@@ -217,18 +226,6 @@ class Bisection:
         place = stack.enter_context(reduced.checkout(job.store, job.root, cut))
         return Place(place.root, place.store, tuple(parts))  # whole ones have trees, too
 
-    def _tell(self, at: int, step: Mapping[str, Any], *, resumed: bool) -> None:
-        if resumed:
-            log.info(f"{step['answer']} with {self._name(at)}, known")
-        self.steps.append(
-            {
-                "patches": at,
-                "last": self.patches[at - 1][1] if at else None,
-                "resumed": resumed,
-                **step,
-            }
-        )
-
     # -- the end ------------------------------------------------------------------------
 
     def _conclude(self, first: Answer, low: int, high: int) -> int:
@@ -242,7 +239,15 @@ class Bisection:
                     "what": what,
                     "found": listed[0] if len(listed) == 1 else None,
                     "candidates": listed,
-                    "steps": self.steps,
+                    "steps": [
+                        {
+                            "patches": at,
+                            "last": self.patches[at - 1][1] if at else None,
+                            "resumed": resumed,
+                            **asdict(self._known[at]),
+                        }
+                        for at, resumed in self._resumed.items()
+                    ],
                 }
             }
         )
