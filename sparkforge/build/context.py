@@ -112,7 +112,7 @@ class Context:
     @property
     def serving(self) -> Profile:
         """The same, as the image reads it."""
-        return Profile.of(Document(self.target_name, self.profile))
+        return profile_of(self.pins, self.target_name)
 
     @property
     def release(self) -> str:
@@ -152,6 +152,11 @@ class Context:
         if upstream not in self._series:
             self._series[upstream] = series.read(self.root / "patches" / upstream)
         return self._series[upstream]
+
+
+def profile_of(pins: Pins, target_name: str) -> Profile:
+    """Return a target's profile as an image reads it; PinsError if there is no such target."""
+    return Profile.of(Document(target_name, pins.profile_of(pins.target(target_name))))
 
 
 def release_name(pins: Pins, target: Target) -> str:

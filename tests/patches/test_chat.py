@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import requests
 
+from sparkforge.build.context import profile_of
 from sparkforge.build.serve import chat_model, in_environment
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
 from sparkforge.core.run import group_alive
@@ -31,8 +32,6 @@ from sparkforge.inspect.bench.samples import METRICS
 from sparkforge.pins import pins
 from sparkforge.runtime import client
 from sparkforge.serving import backends, steps
-from sparkforge.serving.document import Document
-from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT
 from tests.patches.served import READY_S, Served, serving
 from tests.support import PATIENCE_S, ROOT, slow_engines, wait_for
@@ -380,7 +379,7 @@ def test_another_kernel_for_quantised_layers_would_be_noticed(server: Served) ->
 
 def test_accept_finds_every_promise_kept(server: Served) -> None:
     loaded = pins.load(CHECKOUT / "pins.yaml")
-    profile = Profile.of(Document("cpu", loaded.profile_of(loaded.target("cpu"))))
+    profile = profile_of(loaded, "cpu")
     place = client.Place(f"http://127.0.0.1:{server.port}/v1", "the-key")
     log = Behind(log=server.folder / "output")
     subject = Subject(place, client.model_of(place), profile, log, long_tokens=4000)

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
+from sparkforge.build.context import profile_of
 from sparkforge.pins import pins
 from sparkforge.serving import memory
-from sparkforge.serving.document import Document
 from sparkforge.serving.memory import Reading
-from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.probing import run_module
 from tests.patches.unified_memory import GIB, Machine
@@ -68,7 +67,7 @@ CASES = [
 
 def _plan() -> memory.MemoryPlan:
     loaded = pins.load(CHECKOUT / "pins.yaml")
-    plan = Profile.of(Document("spark", loaded.profile_of(loaded.target("spark")))).memory
+    plan = profile_of(loaded, "spark").memory
     assert plan is not None
     return plan
 

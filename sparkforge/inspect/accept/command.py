@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge import __version__
+from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
 from sparkforge.core.command import Entry, count, fraction, option, positive
@@ -23,8 +24,6 @@ from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client, envfile
 from sparkforge.runtime.client import Model, Place
-from sparkforge.serving.document import Document
-from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import pins_option, recover_checkout
 
 CHECKS: tuple[Check, ...] = (*talk.CHECKS, *together.CHECKS)
@@ -93,7 +92,7 @@ def run(options: Options) -> int:
     all_pins = pins.load(path)
     variables = envfile.seen(path.parent / ".env")
     name = options.target or _served(all_pins, variables)
-    profile = Profile.of(Document(name, all_pins.profile_of(all_pins.target(name))))
+    profile = profile_of(all_pins, name)
     if options.log is not None and not options.log.is_file():
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")
     for given, word in (

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sparkforge.build.context import profile_of
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import Platform
-from sparkforge.serving.document import Document
 from sparkforge.serving.memory import MemoryPlan
 from sparkforge.serving.profile import Profile
 
@@ -50,7 +50,7 @@ class Wanted:
 def wanted(pins: Pins, name: str) -> Wanted:
     """Return the requirements of a target of pins.yaml; UsageError if there is no such target."""
     target = pins.target(name)
-    profile = Profile.of(Document(name, pins.profile_of(target)))
+    profile = profile_of(pins, name)
     # uv's name for a build of PyTorch: cu130 is CUDA 13.0
     backend = re.fullmatch(r"cu(\d+)(\d)", target.torch_backend or "")
     pin = pins.models[target.model] if target.model else None

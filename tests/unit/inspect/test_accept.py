@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.build.context import profile_of
 from sparkforge.cli import main
 from sparkforge.inspect.accept import behind, command, gpqa, load, together
 from sparkforge.inspect.accept.behind import Behind
@@ -20,13 +21,12 @@ from sparkforge.inspect.accept.row import Row, Subject, Unmet, judged
 from sparkforge.pins import pins
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Model, Place
-from sparkforge.serving.document import Document
 from sparkforge.serving.profile import Profile
 from tests.openai_server import KEY, MAX_LEN, Fake, serving
 from tests.support import ROOT, linked_checkout
 
 PINS = pins.load(ROOT / "pins.yaml")
-_SPARK = Profile.of(Document("spark", PINS.profile_of(PINS.target("spark"))))
+_SPARK = profile_of(PINS, "spark")
 # as a user's own profile may have it
 SPARK = replace(_SPARK, expect={**_SPARK.expect, "experts": "DECODE"})
 CHOSE = """\
