@@ -15,6 +15,7 @@ from sparkforge import __version__
 from sparkforge.build.context import Context
 from sparkforge.build.executor import Build
 from sparkforge.build.packs.names import LOCK
+from sparkforge.build.results import EnvironmentResult
 from sparkforge.core import git
 from sparkforge.core.errors import CommandError
 from sparkforge.core.hashing import sha256_file
@@ -48,7 +49,8 @@ def statement(
     if context.pack:
         external["pack"] = list(context.pack)
     if product is not None:
-        external["bakes"] = product.artefact.result.kind
+        virtual = isinstance(product.artefact.result, EnvironmentResult)
+        external["bakes"] = "environment" if virtual else "image"
         if context.base is not None:
             external["base"] = context.base.reference
     dependencies = [

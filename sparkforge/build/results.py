@@ -142,14 +142,11 @@ class CheckpointResult:
 
     files: Mapping[str, str]
     """sha256 of each file, by its path in the artefact's folder and in the image's share."""
-    kind: Literal["checkpoint"] = "checkpoint"
 
 
 @dataclass(frozen=True)
 class EnvironmentResult:
     """A virtual environment, in the artefact's folder."""
-
-    kind: Literal["environment"] = "environment"
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,6 @@ class ImageResult:
     base: str
     system: tuple[str, ...]
     """Packages of the distribution, as ``sbom.system`` lists them."""
-    kind: Literal["image"] = "image"
 
 
 @dataclass(frozen=True)
@@ -172,7 +168,6 @@ class ImageArchiveResult:
 
     digest: str | None
     archive: str
-    kind: Literal["image"] = "image"
 
 
 @dataclass(frozen=True)
