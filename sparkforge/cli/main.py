@@ -23,6 +23,7 @@ from sparkforge.core import errors, gitsafe
 from sparkforge.core.command import Entry
 from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
+from sparkforge.serving.access import IN_URL
 
 _DEFAULT_COMMAND = "build"
 _HELP = ("-h", "--help")
@@ -145,7 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
-    log.configure(to_stderr="--json" in words, verbose=False)  # until the options are parsed
+    # until the options are parsed
+    log.configure(to_stderr="--json" in words, verbose=False, mask=IN_URL)
     log.answered = False
     if not words:
         log.usage(overview.short())

@@ -14,17 +14,18 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
 
 from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError, StoreError
-from sparkforge.serving.access import IN_URL
 
 _PROGRESS_EVERY_S = 0.1
 _PROGRESS_EVERY_S_PLAIN = 5.0  # without a terminal each report is a line of its own
 _WIDTH = 78
+# until ``configure`` gives the exact pattern: rather too much than a password
+_IN_URL = re.compile(r"(?<=://)[^\s\"'<>]*@")
 _PIN = re.compile(r"(?<=\bpin-value=)[^&\s]+")  # of a pkcs11: URI (RFC 7512)
 _COLOUR = re.compile(r"(\033\[[0-9;]*m)")
 
@@ -36,15 +37,23 @@ class Log:
         self.verbose = False
         self.answered = False  # whether stdout has got its JSON document
         self._to_stderr = False
+        self._in_url = _IN_URL
         self._started = time.monotonic()
         self._progress_at = 0.0
         self._progress_open = False
         self._group_open = False
 
-    def configure(self, *, to_stderr: bool, verbose: bool) -> None:
-        """Choose the stream (stderr if stdout has JSON) and the verbosity."""
+    def configure(
+        self, *, to_stderr: bool, verbose: bool, mask: re.Pattern[str] | None = None
+    ) -> None:
+        """Choose the stream (stderr if stdout has JSON) and the verbosity.
+
+        Args:
+            mask: finds users and passwords of addresses, which are not printed.
+        """
         self._to_stderr = to_stderr
         self.verbose = verbose
+        self._in_url = mask or self._in_url
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 # a locale without ✓, or a file name that is no text, must not end the build
@@ -73,7 +82,7 @@ class Log:
     def _line(self, text: str = "") -> None:
         clear = "\r\033[K" if self._progress_open else ""
         self._progress_open = False
-        _write(self.stream, f"{clear}{_tame(_without_secrets(text))}\n")
+        _write(self.stream, f"{clear}{_tame(self._masked(text))}\n")
 
     # -- messages -----------------------------------------------------------
 
@@ -89,7 +98,7 @@ class Log:
         text = plain.escaped(text, keep="\n\t")
         self._line(self._paint("33", "  warning: ") + text)
         if os.environ.get("GITHUB_ACTIONS"):
-            escaped = _without_secrets(text).replace("%", "%25").replace("\n", "%0A")
+            escaped = self._masked(text).replace("%", "%25").replace("\n", "%0A")
             self._line("::warning::" + escaped)
 
     def error(self, text: str) -> None:
@@ -98,7 +107,7 @@ class Log:
             self._line()
         self.end_group()
         head = self._paint("31;1", "error: ", sys.stderr)
-        text = plain.escaped(_without_secrets(text), keep="\n\t")
+        text = plain.escaped(self._masked(text), keep="\n\t")
         _write(sys.stderr, f"{head}{text}\n")
 
     def failure(self, error: SparkforgeError) -> int:
@@ -108,7 +117,7 @@ class Log:
 
     def traceback(self) -> None:
         """Print the current exception with its traceback to stderr."""
-        _write(sys.stderr, _without_secrets(traceback.format_exc()))
+        _write(sys.stderr, self._masked(traceback.format_exc()))
 
     def heading(self, text: str) -> None:
         self._line(self._paint("1", text))
@@ -130,7 +139,7 @@ class Log:
     def json(self, value: Any) -> None:
         """Write one JSON document to stdout."""
         self.answered = True
-        _write(sys.stdout, json.dumps(_clean(value), indent=2, sort_keys=True) + "\n")
+        _write(sys.stdout, json.dumps(_clean(value, self._masked), indent=2, sort_keys=True) + "\n")
 
     def usage(self, text: str) -> None:
         """Print usage to stderr, unchanged."""
@@ -196,6 +205,10 @@ class Log:
         else:
             self._line(line)
 
+    def _masked(self, text: str) -> str:
+        """Return a text without users and passwords of addresses and PINs of PKCS#11 keys."""
+        return _PIN.sub("***", self._in_url.sub("", text))
+
     def _too_early(self) -> bool:
         now = time.monotonic()
         wait = _PROGRESS_EVERY_S if self.tty else _PROGRESS_EVERY_S_PLAIN
@@ -205,7 +218,7 @@ class Log:
         return False
 
     def _redraw(self, text: str) -> None:
-        _write(self.stream, f"\r\033[K{_tame(_without_secrets(text))}")
+        _write(self.stream, f"\r\033[K{_tame(self._masked(text))}")
         self._progress_open = True
 
 
@@ -237,19 +250,14 @@ def _tame(text: str) -> str:
     )
 
 
-def _without_secrets(text: str) -> str:
-    """Return a text without users and passwords of addresses and PINs of PKCS#11 keys."""
-    return _PIN.sub("***", IN_URL.sub("", text))
-
-
-def _clean(value: Any) -> Any:
+def _clean(value: Any, masked: Callable[[str], str]) -> Any:
     """Return a JSON value without secrets in its texts."""
     if isinstance(value, str):
-        return _without_secrets(value)
+        return masked(value)
     if isinstance(value, Mapping):
-        return {_clean(key): _clean(one) for key, one in value.items()}
+        return {_clean(key, masked): _clean(one, masked) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(one) for one in value]
+        return [_clean(one, masked) for one in value]
     return value
 
 

@@ -14,6 +14,7 @@ import pytest
 from sparkforge.core import errors
 from sparkforge.core import log as log_module
 from sparkforge.core.log import Log, counted, human_bytes
+from sparkforge.serving.access import IN_URL
 from tests.support import ROOT
 
 SHOW = """
@@ -229,10 +230,22 @@ def test_a_table_is_as_wide_as_its_cells(log: Log, capsys: pytest.CaptureFixture
 def test_secrets_are_not_shown(
     log: Log, capsys: pytest.CaptureFixture[str], address: str, shown: str
 ) -> None:
+    log.configure(to_stderr=False, verbose=False, mask=IN_URL)
     log.info(address)
     log.error(address)
     seen = capsys.readouterr()
     assert (seen.out, seen.err) == (f"  {shown}\n", f"error: {shown}\n")
+
+
+def test_no_secret_is_shown_before_the_pattern_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log()
+    for address in ("https://me:hush@host/x", "https://me:hu@sh@host/x", "git+ssh://me:hu/sh@host"):
+        log.info(address)
+        log.error(address)
+        log.json({address: [address]})
+    seen = capsys.readouterr()
+    assert "host/x" in seen.out
+    assert "hu" not in seen.out + seen.err
 
 
 @pytest.mark.parametrize(
