@@ -23,7 +23,7 @@ from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile, registry
 from sparkforge.runtime.engine import Engine, connect
-from sparkforge.sources.project import pins_option, recover_checkout
+from sparkforge.sources.project import checkout, pins_option
 
 if TYPE_CHECKING:
     from docker.models.images import Image as DockerImage
@@ -144,12 +144,11 @@ def images(options: ImagesOptions) -> int:
     """
     if options.dry_run and not options.prune:
         raise UsageError("images --dry-run: nothing to try", "add --prune, or leave it out")
-    path = recover_checkout(options.pins)
-    all_pins = pins.load(path)
-    targets = [options.target] if options.target else sorted(all_pins.targets)
+    here = checkout(options.pins)
+    targets = [options.target] if options.target else sorted(here.pins.targets)
     for target in targets:
-        all_pins.target(target)
-    variables = envfile.seen(path.parent / ".env")
+        here.pins.target(target)
+    variables = envfile.seen(here.root / ".env")
     engine = connect()
     baked = on_engine(engine, targets, variables)
     if options.prune:
@@ -231,10 +230,10 @@ def _prune(engine: Engine, baked: Sequence[Baked], *, dry_run: bool) -> int:
 
 def rollback(options: RollbackOptions) -> int:
     """Switch Compose to the previous image, or to the named one; ImageError if there is none."""
-    path = recover_checkout(options.pins)
+    place = checkout(options.pins)
     target = options.target
-    pinned = pins.load(path).target(target)
-    env_file = path.parent / ".env"
+    pinned = place.pins.target(target)
+    env_file = place.root / ".env"
     variables, engine = envfile.seen(env_file), connect()
     baked = on_engine(engine, [target], variables)
     chosen = _chosen(baked, target, options.image, in_use(variables, target))

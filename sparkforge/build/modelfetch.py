@@ -26,12 +26,11 @@ from sparkforge.core.errors import (
 )
 from sparkforge.core.log import log
 from sparkforge.core.run import call
-from sparkforge.pins import pins
 from sparkforge.runtime import envfile
 from sparkforge.runtime.engine import Engine, connect
 from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
 from sparkforge.serving.hub import Progress
-from sparkforge.sources.project import pins_option, recover_checkout
+from sparkforge.sources.project import Checkout, checkout, pins_option
 
 _CACHE = "/var/cache/sparkforge/huggingface"
 _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/fetching.py"
@@ -102,10 +101,10 @@ def run(options: Options) -> int:
         ImageError: no image of the target is here.
         FetchError, IntegrityError, StoreError: the download failed.
     """
-    path = recover_checkout(options.pins)
-    variables = envfile.seen(path.parent / ".env")
+    here = checkout(options.pins)
+    variables = envfile.seen(here.root / ".env")
     engine = connect()
-    wanted = _wanted(pins.load(path), options.target, variables, path.parent, engine)
+    wanted = _wanted(here, options.target, variables, engine)
     name = f"sparkforge-model-fetch-{os.getpid()}"
     command = wanted.command(name, variables)
     log.info(f"model    {wanted.model} at {wanted.revision}")
@@ -119,17 +118,15 @@ def run(options: Options) -> int:
     return 0
 
 
-def _wanted(
-    all_pins: pins.Pins, name: str, variables: Mapping[str, str], root: Path, engine: Engine
-) -> Wanted:
-    target = all_pins.target(name)
+def _wanted(here: Checkout, name: str, variables: Mapping[str, str], engine: Engine) -> Wanted:
+    target = here.pins.target(name)
     if target.model is None:
         msg = f"target {name} serves no model from the hub"
         raise UsageError(msg, "give the folder of a checkpoint: build.py serve --model DIR")
-    model = all_pins.models[target.model]
+    model = here.pins.models[target.model]
     place = variables.get("SPARKFORGE_HF_CACHE") or composing.MODELS_VOLUME
     if place.startswith(("/", "~", ".")):
-        folder = (root / Path(place).expanduser()).resolve()
+        folder = (here.root / Path(place).expanduser()).resolve()
         if not folder.is_dir():
             msg = f"SPARKFORGE_HF_CACHE is {place}, but {folder} does not exist"
             raise UsageError(

@@ -17,7 +17,6 @@ from sparkforge.build.executor import Build
 from sparkforge.build.packs.names import LOCK
 from sparkforge.build.results import EnvironmentResult
 from sparkforge.core import git
-from sparkforge.core.errors import CommandError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.pins.types import UNKNOWN
@@ -85,14 +84,10 @@ def statement(
 
 def _checkout(root: Path) -> list[dict[str, Any]]:
     """Return the commit of this checkout, and whether files differ from it; [] outside git."""
-    try:
-        top = git.git(root, "rev-parse", "--show-toplevel")
-        if Path(top).resolve() != root.resolve():
-            return []  # unpacked inside a repository of something else
-        commit = git.git(root, "rev-parse", "HEAD")
-        changed = git.git(root, "status", "--porcelain", "--untracked-files=normal")
-    except CommandError:
+    commit = git.head(root)
+    if not commit:
         return []  # an unpacked archive: pins, series and recipe are named by their hashes
+    changed = git.git(root, "status", "--porcelain", "--untracked-files=normal")
     return [
         {
             "name": "sparkforge",

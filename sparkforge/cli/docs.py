@@ -10,9 +10,7 @@ from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.core import generated
 from sparkforge.core.command import Entry, switch
 from sparkforge.core.log import log
-from sparkforge.pins import pins
-from sparkforge.pins.pins import Pins
-from sparkforge.sources.project import pins_option, recover_checkout
+from sparkforge.sources.project import Checkout, checkout, pins_option
 
 _ROOFLINE_TARGET = "spark"
 
@@ -28,8 +26,7 @@ class Options:
 
 def _docs(options: Options) -> int:
     """Write the pages, or compare them with the files."""
-    path = recover_checkout(options.pins)
-    pages = pages_of(path.parent, pins.load(path))
+    pages = pages_of(checkout(options.pins))
     changed = generated.settle(pages, generated.COMMAND, check=options.check)
     for page in pages:
         log.info(f"{page}: {'written' if page in changed else 'up to date'}")
@@ -37,7 +34,7 @@ def _docs(options: Options) -> int:
     return 0
 
 
-def pages_of(root: Path, all_pins: Pins) -> Mapping[Path, str]:
+def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.inspect.accept import command as accept
     from sparkforge.inspect.doctor import command as doctor
@@ -51,6 +48,7 @@ def pages_of(root: Path, all_pins: Pins) -> Mapping[Path, str]:
     from sparkforge.inspect.report import claims
     from sparkforge.series import docs
 
+    root, all_pins = here.root, here.pins
     folder = root / "docs"
     case = rooflinetable.case(all_pins.target(_ROOFLINE_TARGET), _ROOFLINE_TARGET)
     patches = chosen_series(None, root, all_pins)

@@ -13,12 +13,11 @@ from sparkforge.core.command import Entry, argument
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
-from sparkforge.pins import pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import lint, series, worktree
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
-from sparkforge.sources.project import Project, ProjectOptions, pins_option, recover_checkout
+from sparkforge.sources.project import Project, ProjectOptions, checkout, pins_option
 from sparkforge.sources.sources import Source
 
 _PARALLEL = 4  # series that are applied at once
@@ -55,8 +54,8 @@ class ApplyOptions:
 
 def _list(options: SeriesOptions) -> int:
     """Print every patch in order."""
-    path = recover_checkout(options.pins)
-    chosen = chosen_series(options.upstream, path.parent, pins.load(path))
+    here = checkout(options.pins)
+    chosen = chosen_series(options.upstream, here.root, here.pins)
     if options.output.json:
         log.json(
             {
@@ -149,8 +148,8 @@ def _stats(options: SeriesOptions) -> int:
     """Print how many files and lines each patch changes."""
     from sparkforge.series import docs
 
-    path = recover_checkout(options.pins)
-    chosen = chosen_series(options.upstream, path.parent, pins.load(path))
+    here = checkout(options.pins)
+    chosen = chosen_series(options.upstream, here.root, here.pins)
     if options.output.json:
         log.json(docs.stats_json(chosen))
     else:

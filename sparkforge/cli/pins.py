@@ -14,7 +14,7 @@ from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.sources import sources
-from sparkforge.sources.project import Project, ProjectOptions, pins_option, recover_checkout
+from sparkforge.sources.project import Project, ProjectOptions, checkout, pins_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,11 @@ def _check(options: CheckOptions) -> int:
     """Check pins.yaml and all that it names."""
     from sparkforge.sources import wheelhouse
 
-    path = recover_checkout(options.pins)
-    loaded = pins.load(path)
+    here = checkout(options.pins)
+    loaded = here.pins
     for target in loaded.targets.values():
         for lock in target.requirements.values():
-            wheelhouse.read_lock(path.parent / lock)
+            wheelhouse.read_lock(here.root / lock)
     counts = {
         "upstreams": len(loaded.upstreams),
         "targets": len(loaded.targets),
@@ -63,11 +63,11 @@ def _check(options: CheckOptions) -> int:
     }
     unknown = [name for name, one in loaded.upstreams.items() if one.commit is None]
     if options.output.json:
-        log.json({"pins": str(path), "ok": True, **counts, "commit_unknown": unknown})
+        log.json({"pins": str(here.pins_path), "ok": True, **counts, "commit_unknown": unknown})
     else:
         log.info(
-            f"{path.name}: {counts['upstreams']} upstreams, {counts['files']} release files,"
-            f" {counts['targets']} targets; no problems"
+            f"{here.pins_path.name}: {counts['upstreams']} upstreams, {counts['files']} release"
+            f" files, {counts['targets']} targets; no problems"
         )
         for name in unknown:
             log.info(f"{name}: commit: unknown (build.py pins resolve)")

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 from sparkforge.build.options import OutputOptions
 from sparkforge.build.receipt import RELEASE
 from sparkforge.cli import docs
-from sparkforge.core import generated
+from sparkforge.core import generated, git
 from sparkforge.core.command import Entry, grouped, needed, option, switch
 from sparkforge.core.errors import RegistryError, ReleaseError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.verify import cosign
-from sparkforge.pins import pins
 from sparkforge.release import checks, collect, notes
 from sparkforge.release.checks import Candidate, Check
-from sparkforge.sources.project import pins_option, recover_checkout
+from sparkforge.sources.project import Checkout, checkout, pins_option
 
 if TYPE_CHECKING:
     from sparkforge.runtime.registry import Reference
@@ -41,10 +40,9 @@ class Options:
 def _release(options: Options) -> int:
     """Check the last build of a target, and make a release of it."""
     signs = _signs(options)
-    path = recover_checkout(options.pins)
-    loaded = pins.load(path)
-    loaded.target(options.target)
-    one = _candidate(path, loaded, options.target)
+    here = checkout(options.pins)
+    here.pins.target(options.target)
+    one = _candidate(here, options.target)
     image = _reference(options.push, one) if options.push is not None else None
     if signs and not options.dry_run:
         cosign.need()
@@ -62,7 +60,7 @@ def _release(options: Options) -> int:
             "release": one.version,
             "tag": one.tag,
             "target": one.target,
-            "commit": checks.head(one.root),
+            "commit": git.head(one.root),
             "checks": [asdict(row) for row in rows],
             "folder": str(made.folder),
             "files": [] if failed else collect.names(one),
@@ -103,16 +101,16 @@ def _signs(options: Options) -> bool:
     return signs
 
 
-def _candidate(path: Path, loaded: pins.Pins, target: str) -> Candidate:
+def _candidate(here: Checkout, target: str) -> Candidate:
     from sparkforge.inspect.report import command as report
 
     def pages() -> None:
-        generated.settle(docs.pages_of(path.parent, loaded), generated.COMMAND, check=True)
+        generated.settle(docs.pages_of(here), generated.COMMAND, check=True)
 
     def page() -> str:
-        return report.page_of(path, loaded, target)
+        return report.page_of(here, target)
 
-    return Candidate(path.parent, path, loaded, target, pages, page)
+    return Candidate(here.root, here.pins_path, here.pins, target, pages, page)
 
 
 def _reference(name: str, one: Candidate) -> Reference:
@@ -201,7 +199,7 @@ def _not_ready(one: Candidate, failed: list[Check]) -> ReleaseError:
 def next_steps(one: Candidate, image: str | None, *, signed: bool) -> list[str]:
     """Return the commands that are left to a person, in order."""
     folder = collect.folder_of(one).relative_to(one.root)
-    commit = checks.head(one.root)
+    commit = git.head(one.root)
     steps = []
     if not signed:
         steps.append(f"python3 build.py release --target {one.target} --key cosign.key")

@@ -9,9 +9,8 @@ from typing import Literal
 from sparkforge.build.options import OutputOptions
 from sparkforge.core.command import Entry, count, needed, option, positive, switch
 from sparkforge.core.log import log
-from sparkforge.pins import pins
 from sparkforge.pins.pins import Target
-from sparkforge.sources.project import pins_option, recover_checkout
+from sparkforge.sources.project import checkout, pins_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ def _roofline(options: Options) -> int:
     """Print the bytes that each configuration reads a token, and the ceiling that follows."""
     from sparkforge.inspect.perf import rooflinetable
 
-    target = pins.load(recover_checkout(options.pins)).target(options.target)
+    target = checkout(options.pins).pins.target(options.target)
     if options.kernels:
         return _kernels(options, target)
     case = rooflinetable.case(

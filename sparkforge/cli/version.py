@@ -13,8 +13,7 @@ from sparkforge.core import errors
 from sparkforge.core.command import Entry
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.pins import pins
-from sparkforge.sources.project import pins_option, recover_checkout
+from sparkforge.sources.project import checkout, pins_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +32,10 @@ class ExitCodesOptions:
 
 
 def _version(options: VersionOptions) -> int:
-    path = recover_checkout(options.pins)
-    all_pins = pins.load(path)
-    python, sha256 = platform.python_version(), sha256_file(path)
+    here = checkout(options.pins)
+    python, sha256 = platform.python_version(), sha256_file(here.pins_path)
     releases = {
-        name: release_name(all_pins, target) for name, target in sorted(all_pins.targets.items())
+        name: release_name(here.pins, target) for name, target in sorted(here.pins.targets.items())
     }
     if options.output.json:
         log.json(
@@ -51,7 +49,7 @@ def _version(options: VersionOptions) -> int:
     else:
         log.heading(f"sparkforge {__version__} (Python {python})")
         rows = [(f"target {name}", release) for name, release in releases.items()]
-        log.table([*rows, (path.name, f"sha256 {sha256[:12]}")])
+        log.table([*rows, (here.pins_path.name, f"sha256 {sha256[:12]}")])
     return 0
 
 

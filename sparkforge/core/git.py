@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core.disk import disk_errors, sync
-from sparkforge.core.errors import UsageError
+from sparkforge.core.errors import CommandError, UsageError
 from sparkforge.core.gitsafe import clean_env, explained, isolated
 from sparkforge.core.run import call, piped
 
@@ -55,6 +55,16 @@ def attempt(repo: Path, *args: str, env: Mapping[str, str] | None = None) -> tup
 def git_ok(repo: Path, *args: str) -> bool:
     """Return whether a git command succeeds; for queries only."""
     return isolated(repo, *args, check=False).returncode == 0
+
+
+def head(folder: Path) -> str:
+    """Return the commit of the work tree that a folder is the top of, or "" if it is none."""
+    try:
+        top = git(folder, "rev-parse", "--show-toplevel")
+        # else it was unpacked inside a repository of something else
+        return git(folder, "rev-parse", "HEAD") if Path(top).samefile(folder) else ""
+    except CommandError:
+        return ""
 
 
 def init_bare(repo: Path) -> None:

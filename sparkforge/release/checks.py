@@ -14,7 +14,7 @@ from sparkforge.build.receipt import PROVENANCE, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.core import git
 from sparkforge.core.disk import read_json
-from sparkforge.core.errors import CommandError, SparkforgeError
+from sparkforge.core.errors import SparkforgeError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.inspect.verify import signing
 from sparkforge.inspect.verify.command import INPUTS
@@ -76,15 +76,6 @@ class Candidate:
         return f"python3 build.py --target {self.target}"
 
 
-def head(root: Path) -> str:
-    """Return the checkout's commit, or "" outside git."""
-    try:
-        top = git.git(root, "rev-parse", "--show-toplevel")
-        return git.git(root, "rev-parse", "HEAD") if Path(top).resolve() == root else ""
-    except CommandError:
-        return ""
-
-
 def tagged(one: Candidate) -> str:
     """Return the commit of the release's tag, or "" if there is none."""
     ref = f"refs/tags/{one.tag}^{{commit}}"
@@ -109,7 +100,7 @@ def built_image(one: Candidate) -> ImageResult | None:
 
 def check(one: Candidate) -> Iterator[Check]:
     """Yield the result of each check; cheap ones first."""
-    commit = head(one.root)
+    commit = git.head(one.root)
     yield from _checkout(one, commit)
     yield _changelog(one)
     yield _made("pages", one.pages, "generated pages agree with pins and patches")

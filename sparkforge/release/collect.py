@@ -12,12 +12,13 @@ from pathlib import Path
 from sparkforge import __version__
 from sparkforge.build import publish, receipt
 from sparkforge.build.receipt import RELEASE, SUFFIX, SUMS, Receipt
+from sparkforge.core import git
 from sparkforge.core.disk import disk_errors, read_json, write_file
 from sparkforge.core.errors import SparkforgeError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.inspect.verify.signing import SIGNED, sums
-from sparkforge.release.checks import Candidate, built_image, head, receipt_of
+from sparkforge.release.checks import Candidate, built_image, receipt_of
 
 NOTES, REPORT = "NOTES.md", "report.html"
 SCHEMA = 1
@@ -90,7 +91,7 @@ def record(one: Candidate, made: Path, image: str | None) -> str | None:
         "tag": one.tag,
         "target": one.target,
         "platform": built.platform,
-        "commit": head(one.root),
+        "commit": git.head(one.root),
         "pins_sha256": built.pins_sha256,
         "image": None if its_image is None else {"digest": its_image.digest, "reference": image},
         "files": {name: sha256_file(made / name) for name in names(one) if name != RELEASE},

@@ -87,12 +87,35 @@ def recover_checkout(named: Path | None) -> Path:
 
 
 @dataclass(frozen=True)
-class Project:
-    """A checkout with its pins, the store, and how its sources are reached."""
+class Checkout:
+    """A checkout with its pins."""
 
     pins_path: Path
     pins: Pins
-    """With ``locked``, read after the checkout was locked."""
+
+    @property
+    def root(self) -> Path:
+        """Its folder: ``patches/``, ``requirements/`` and ``dist/`` are in it."""
+        return self.pins_path.parent
+
+
+def checkout(named: Path | None) -> Checkout:
+    """Return the checkout of --pins, after ``recover_checkout``.
+
+    Raises:
+        PinsError: pins.yaml is missing or invalid.
+    """
+    path = recover_checkout(named)
+    return Checkout(path, pins.load(path))
+
+
+@dataclass(frozen=True)
+class Project(Checkout):
+    """A checkout, the store, and how its sources are reached.
+
+    With ``locked``, its pins were read after the checkout was locked.
+    """
+
     store: Store
     access: Access
 
@@ -105,15 +128,9 @@ class Project:
             UsageError: no store can be found, or a --mirror is invalid.
             StoreError: the store is another user's.
         """
-        path = recover_checkout(options.pins)
-        loaded = pins.load(path)
-        access = Access(Index(), mirrors(options.mirror, loaded), options.offline)
-        return cls(path, loaded, store_of(options.store), access)
-
-    @property
-    def root(self) -> Path:
-        """The checkout: ``patches/``, ``requirements/`` and ``dist/`` are in it."""
-        return self.pins_path.parent
+        here = checkout(options.pins)
+        access = Access(Index(), mirrors(options.mirror, here.pins), options.offline)
+        return cls(here.pins_path, here.pins, store_of(options.store), access)
 
     def series_folder(self, upstream: str) -> Path:
         """Return the folder of an upstream's patches."""

@@ -19,12 +19,11 @@ from sparkforge.core.errors import AcceptError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.accept import behind, gpqa, load, talk, together
 from sparkforge.inspect.accept.row import ACCURACY, STATES, Check, Row, Subject, judged
-from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client, envfile
 from sparkforge.runtime.client import Model, Place
-from sparkforge.sources.project import pins_option, recover_checkout
+from sparkforge.sources.project import checkout, pins_option
 
 CHECKS: tuple[Check, ...] = (*talk.CHECKS, *together.CHECKS)
 _REPORT = Path(__file__).with_name("report.md.j2")
@@ -88,11 +87,10 @@ class Options:
 
 def run(options: Options) -> int:
     """Check a running server; 26 where it breaks a promise or does not answer."""
-    path = recover_checkout(options.pins)
-    all_pins = pins.load(path)
-    variables = envfile.seen(path.parent / ".env")
-    name = options.target or _served(all_pins, variables)
-    profile = profile_of(all_pins, name)
+    here = checkout(options.pins)
+    variables = envfile.seen(here.root / ".env")
+    name = options.target or _served(here.pins, variables)
+    profile = profile_of(here.pins, name)
     if options.log is not None and not options.log.is_file():
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")
     for given, word in (
@@ -121,7 +119,7 @@ def run(options: Options) -> int:
     else:
         rows = checked(subject, CHECKS)
     score = kept = None
-    folder = path.parent / "dist" / name / "accept"
+    folder = here.root / "dist" / name / "accept"
     if questions is not None:
         repeats = options.gpqa_repeats or gpqa.REPEATS
         kept = answers = gpqa.Kept.of(folder, subject, questions, repeats)

@@ -28,11 +28,10 @@ from sparkforge.inspect.doctor.checkpoint import Checkpoint
 from sparkforge.inspect.doctor.finding import CHECKS, STATES, Finding
 from sparkforge.inspect.doctor.reading import Readings
 from sparkforge.inspect.doctor.wanted import Wanted, wanted
-from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.serving import pagecache
 from sparkforge.serving.cluster import ClusterError, Settings, settings
-from sparkforge.sources.project import pins_option, recover_checkout, store_of, store_option
+from sparkforge.sources.project import checkout, pins_option, store_of, store_option
 
 Probe = Callable[[Readings, Wanted], Iterator[Finding]]
 PROBES: tuple[Probe, ...] = (*machine.PROBES, *gpu.PROBES, *storage.PROBES, *containers.PROBES)
@@ -89,19 +88,18 @@ def run(options: Options) -> int:
 
     With a report the code is 0 for any findings.
     """
-    path = recover_checkout(options.pins)
+    here = checkout(options.pins)
     if options.wait is not None and not options.cluster:
         raise UsageError("--wait needs --cluster", "add --cluster")
-    all_pins = pins.load(path)
     # of a machine of this kind; a card is looked for by the probes
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
-    want = wanted(all_pins, options.target or likely)
+    want = wanted(here.pins, options.target or likely)
     archive = None
     if options.report is not None:
         archive = reporting.path_of(options.report, Path.cwd())
     elif options.no_chats:
         raise UsageError("--no-chats needs --report", "add --report")
-    env_file = path.parent / ".env"
+    env_file = here.root / ".env"
     seen = _recorded(options.readings) if options.readings else _read(options, want, env_file)
     if options.save:
         try:
@@ -126,7 +124,7 @@ def run(options: Options) -> int:
     if archive is not None:
         everything = reading.all_variables(env_file)
         made = reporting.write(
-            archive, path.parent, want.target, seen, judgement, everything, ask=not options.no_chats
+            archive, here.root, want.target, seen, judgement, everything, ask=not options.no_chats
         )
         judgement["report"] = reporting.document(archive, made)
         reporting.show(archive, made)

@@ -13,8 +13,7 @@ from sparkforge.core.disk import write_file
 from sparkforge.core.log import log
 from sparkforge.inspect.report import claims
 from sparkforge.inspect.report.gather import Gathered, gather
-from sparkforge.pins import pins
-from sparkforge.sources.project import pins_option, recover_checkout
+from sparkforge.sources.project import Checkout, checkout, pins_option
 
 _MARKS = {"ok": "good", "faster": "good", "fail": "bad", "slower": "bad"}
 """Colour of a cell, by its word."""
@@ -35,26 +34,26 @@ class Options:
 
 def _report(options: Options) -> int:
     """Write the page."""
-    path = recover_checkout(options.pins)
-    page = page_of(path, pins.load(path), options.target)
-    out = options.out or path.parent / "dist" / options.target / "report.html"
+    here = checkout(options.pins)
+    page = page_of(here, options.target)
+    out = options.out or here.root / "dist" / options.target / "report.html"
     write_file(out, page.encode())
     log.info(f"{out}: written")
     log.document({"page": str(out)})
     return 0
 
 
-def page_of(pins_path: Path, loaded: pins.Pins, name: str) -> str:
+def page_of(here: Checkout, name: str) -> str:
     """Return the page about the last build of a target.
 
     Raises:
         UsageError: the target was not built, or a file is none of this version's.
         StaleError: the record of the decode kernels is of another version.
     """
-    root, target = pins_path.parent, loaded.target(name)
+    target = here.pins.target(name)
     used = {name for wheel, plan in target.wheels.items() for name in (wheel, *plan.carries)}
-    series = [one for one in chosen_series(None, root, loaded) if one.upstream in used]
-    return html(gather(root, pins_path, loaded, name, series))
+    series = [one for one in chosen_series(None, here.root, here.pins) if one.upstream in used]
+    return html(gather(here, name, series))
 
 
 def html(it: Gathered) -> str:

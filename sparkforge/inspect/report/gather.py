@@ -16,9 +16,9 @@ from sparkforge.inspect.perf import kernelwork
 from sparkforge.inspect.report import claims
 from sparkforge.inspect.report.claims import Area
 from sparkforge.inspect.report.measured import Measured, Part, measured, read
-from sparkforge.pins.pins import Pins
 from sparkforge.series.docs import why
 from sparkforge.series.series import Series
+from sparkforge.sources.project import Checkout
 
 
 class _Component(Part):
@@ -104,9 +104,7 @@ class Gathered:
     areas: tuple[Area, ...]
 
 
-def gather(
-    root: Path, pins_path: Path, pins: Pins, target: str, series: Sequence[Series]
-) -> Gathered:
+def gather(here: Checkout, target: str, series: Sequence[Series]) -> Gathered:
     """Read everything.
 
     Args:
@@ -116,6 +114,7 @@ def gather(
         UsageError: the target was not built, or a file is none of this version's.
         StaleError: the record of the decode kernels is of another version.
     """
+    root, pins = here.root, here.pins
     folder = root / "dist" / target
     built = read(folder / receipt.NAME, Receipt, f"build.py --target {target}")
     bill = read(folder / receipt.SBOM, _Bill, f"build.py --target {target}")
@@ -125,7 +124,7 @@ def gather(
         target=target,
         version=release_name(pins, pins.target(target)),
         receipt=built,
-        same_pins=built.pins_sha256 == sha256_file(pins_path),
+        same_pins=built.pins_sha256 == sha256_file(here.pins_path),
         steps=_steps(built),
         files=[_file(folder, name, digest) for name, digest in sorted(built.files.items())],
         kinds=Counter(part.type for part in bill.components),

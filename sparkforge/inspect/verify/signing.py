@@ -15,8 +15,7 @@ from sparkforge.core.errors import SignError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.inspect.verify import cosign
-from sparkforge.pins import pins
-from sparkforge.sources.project import pins_option, recover_checkout
+from sparkforge.sources.project import checkout, pins_option
 
 SIGNED = (receipt.NAME, SUMS, SBOM, PROVENANCE, RELEASE)
 """The signed files; SHA256SUMS covers the wheels, a release.json the rest of its folder."""
@@ -41,9 +40,9 @@ class Options:
 
 def run(options: Options) -> int:
     """Sign the files of a target's newest build, and the image if it was pushed."""
-    path = recover_checkout(options.pins)
-    target = pins.load(path).target(options.target)
-    folder = path.parent / "dist" / options.target
+    here = checkout(options.pins)
+    target = here.pins.target(options.target)
+    folder = here.root / "dist" / options.target
     if not (folder / receipt.NAME).is_file():
         msg = f"{folder / receipt.NAME}: does not exist: nothing to sign"
         raise SignError(msg, f"build it first: python3 build.py --target {options.target}")
