@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sparkforge.build import image
 from sparkforge.build.options import OutputOptions, platform_of
 from sparkforge.core.command import Entry, argument, needed, option, switch
-from sparkforge.core.errors import ImageError, UsageError
+from sparkforge.core.errors import ImageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
@@ -116,7 +116,7 @@ class ImagesOptions:
 
     target: str | None = option("list only this target's images", metavar="NAME")
     prune: bool = switch("remove images older than the one before the one that Compose uses")
-    dry_run: bool = switch("with --prune: print the images and exit")
+    dry_run: bool = switch("print the images and exit", needs="--prune")
     pins: Path | None = pins_option()
     output: OutputOptions
 
@@ -137,13 +137,7 @@ class RollbackOptions:
 
 
 def images(options: ImagesOptions) -> int:
-    """List the built images and the one that Compose uses, or remove old images.
-
-    Raises:
-        UsageError: ``--dry-run`` without ``--prune``.
-    """
-    if options.dry_run and not options.prune:
-        raise UsageError("images --dry-run: nothing to try", "add --prune, or leave it out")
+    """List the built images and the one that Compose uses, or remove old images."""
     here = checkout(options.pins)
     targets = [options.target] if options.target else sorted(here.pins.targets)
     for target in targets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_type_hints
 
 from sparkforge.core.command import DEFAULTS, OPTION, Declared, Entry
@@ -143,7 +143,7 @@ def add_options(
         where: argparse._ActionsContainer = (
             groups.get(declared.group) or exclusive.get(declared.one_of) or parser
         )
-        text = declared.help
+        text = f"with {declared.needs}: {declared.help}" if declared.needs else declared.help
         if declared.default:
             text = f"{text} (default: {(defaults or {}).get(field.name, declared.default)})"
         more = dict(declared.more)
@@ -155,13 +155,23 @@ def add_options(
         if declared.positional:
             words: tuple[str, ...] = (field.name,)
         else:
-            words = declared.words or (f"--{field.name.replace('_', '-')}",)
+            words = _words(field)
             more["dest"] = field.name
         where.add_argument(*words, help=argparse.SUPPRESS if text is None else text, **more)
 
 
+def _words(field: Field[Any]) -> tuple[str, ...]:
+    """Return how an option is written."""
+    declared: Declared = field.metadata[OPTION]
+    return declared.words or (f"--{field.name.replace('_', '-')}",)
+
+
 def from_namespace(kind: type[T], parsed: argparse.Namespace) -> T:
-    """Return a command's options; a field that is a dataclass itself takes its fields."""
+    """Return a command's options; a field that is a dataclass itself takes its fields.
+
+    Raises:
+        UsageError: an option is given without the one that it needs.
+    """
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for field in fields(kind):  # type: ignore[arg-type]
@@ -171,4 +181,16 @@ def from_namespace(kind: type[T], parsed: argparse.Namespace) -> T:
         else:
             value = getattr(parsed, field.name)
             values[field.name] = tuple(value) if isinstance(value, list) else value
+    _check_needs(kind, values)
     return kind(**values)
+
+
+def _check_needs(kind: type[Any], values: Mapping[str, Any]) -> None:
+    options = {_words(one)[0]: one for one in fields(kind) if OPTION in one.metadata}
+    given = {name for name, one in options.items() if values[one.name] != one.default}
+    for name in sorted(given):
+        needs = options[name].metadata[OPTION].needs
+        if needs and needs not in given:
+            more = options[needs].metadata[OPTION].more
+            value = "" if "nargs" in more else more.get("metavar", "")
+            raise UsageError(f"{name} needs {needs}", f"add {needs} {value}".strip())

@@ -45,6 +45,8 @@ class Declared:
     """Title above it in the command's help; "": none."""
     one_of: str = ""
     """Options with the same name here exclude each other; "": none."""
+    needs: str = ""
+    """The option, as ``--url``, without which it is an error; "": none."""
     default: str = ""
     """What its default is, where commands differ; "": part of ``help``, or plain."""
     more: Mapping[str, Any] | None = None
@@ -58,11 +60,12 @@ def option(
     default: Any = None,
     group: str = "",
     one_of: str = "",
+    needs: str = "",
     default_is: str = "",
     **more: Any,
 ) -> Any:
     """Declare an option; arguments as in ``Declared``."""
-    declared = Declared(words, help, group, one_of, default_is, more)
+    declared = Declared(words, help, group, one_of, needs, default_is, more)
     return field(default=default, metadata={OPTION: declared})
 
 

@@ -144,7 +144,7 @@ def test_wrong_input_is_one_error(tmp_path: Path) -> None:
     assert "no such file" in refused("--wheel", "x.whl", "--target", "spark", code=usage)
     assert "no wheels" in refused("--wheel", "--target", "spark", code=usage)
     assert "takes no NAME" in refused("decode-kernels", "--wheel", code=usage)
-    assert "is for --wheel" in refused("--target", "spark", "--list", code=usage)
+    assert "--target needs --wheel" in refused("--target", "spark", "--list", code=usage)
     (tmp_path / "x.whl").write_bytes(b"no wheel")
     text = refused(
         "--wheel", str(tmp_path / "x.whl"), "--target", "spark", code=WheelError.exit_code

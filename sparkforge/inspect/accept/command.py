@@ -60,14 +60,15 @@ class Options:
         group="accuracy",
     )
     gpqa_repeats: int | None = option(
-        "with --gpqa: how often each question is asked (default: 8)",
+        "how often each question is asked (default: 8)",
+        needs="--gpqa",
         type=count,
         metavar="N",
         group="accuracy",
     )
     gpqa_threshold: float | None = option(
-        "with --gpqa: lowest score that passes, 0 to 1 (default: vLLM's for gpt-oss-20b, none for"
-        " other models)",
+        "lowest score that passes, 0 to 1 (default: vLLM's for gpt-oss-20b, none for other models)",
+        needs="--gpqa",
         type=fraction,
         metavar="SCORE",
         group="accuracy",
@@ -79,7 +80,7 @@ class Options:
         group="load",
     )
     clients: int | None = option(
-        "with --load: clients at once (default: 32)", type=count, metavar="N", group="load"
+        "clients at once (default: 32)", needs="--load", type=count, metavar="N", group="load"
     )
     pins: Path | None = pins_option()
     output: OutputOptions
@@ -93,14 +94,6 @@ def run(options: Options) -> int:
     profile = profile_of(here.pins, name)
     if options.log is not None and not options.log.is_file():
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")
-    for given, word in (
-        (options.gpqa_repeats, "--gpqa-repeats"),
-        (options.gpqa_threshold, "--gpqa-threshold"),
-    ):
-        if given is not None and options.gpqa is None:
-            raise UsageError(f"{word} needs --gpqa", "add --gpqa FILE")
-    if options.clients is not None and options.load is None:
-        raise UsageError("--clients needs --load", "add --load MINUTES")
     questions = None if options.gpqa is None else gpqa.Questions.load(options.gpqa)
     place = client.place_of(variables, options.url)
     subject = Subject(

@@ -66,10 +66,10 @@ class RunOptions:
         metavar="DIR",
     )
     served_model: str | None = option(
-        "with --url: the model's id (default: the server's first)", metavar="NAME"
+        "the model's id (default: the server's first)", needs="--url", metavar="NAME"
     )
     api_key_file: Path | None = option(
-        "with --url: file that has the server's API key", type=Path, metavar="FILE"
+        "file that has the server's API key", needs="--url", type=Path, metavar="FILE"
     )
     profile: str | None = option(
         "exact, balanced or fast: format of the dense layers; with --url, that of the running"
@@ -177,20 +177,13 @@ def _check_run(options: RunOptions) -> Place | None:
     Raises:
         UsageError: some do not, or the server's URL is none.
     """
-    only = {
-        "--vs": (False, options.vs),
-        "--": (False, options.arguments),
-        "--served-model": (True, options.served_model),
-        "--api-key-file": (True, options.api_key_file),
-    }
-    for name, (with_url, value) in only.items():
-        if not value or with_url == (options.url is not None):
-            continue
-        if with_url:
-            raise UsageError(f"{name} needs --url", f"omit {name}, or name a server with --url")
-        msg = f"{name} is for a server that bench starts, and --url names a running one"
-        raise UsageError(msg, "omit one of them")
-    return None if options.url is None else place_of({}, options.url)
+    if options.url is None:
+        return None
+    for name, value in (("--vs", options.vs), ("--", options.arguments)):
+        if value:
+            msg = f"{name} is for a server that bench starts, and --url names a running one"
+            raise UsageError(msg, "omit one of them")
+    return place_of({}, options.url)
 
 
 def serve_checkpoint(model: Path) -> Path:

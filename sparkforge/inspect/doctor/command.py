@@ -52,7 +52,8 @@ class Options:
     )
     cluster: bool = switch("also check the two-machine setup; run on both machines")
     wait: float | None = option(
-        "with --cluster: how long to wait for the other machine (default: 30)",
+        "how long to wait for the other machine (default: 30)",
+        needs="--cluster",
         type=positive,
         metavar="SECONDS",
     )
@@ -77,7 +78,7 @@ class Options:
         one_of="readings",
     )
     """"" for a file with the time in its name."""
-    no_chats: bool = switch("with --report: send no test chats to the server")
+    no_chats: bool = switch("send no test chats to the server", needs="--report")
     pins: Path | None = pins_option()
     store: Path | None = store_option()
     output: OutputOptions
@@ -89,16 +90,12 @@ def run(options: Options) -> int:
     With a report the code is 0 for any findings.
     """
     here = checkout(options.pins)
-    if options.wait is not None and not options.cluster:
-        raise UsageError("--wait needs --cluster", "add --cluster")
     # of a machine of this kind; a card is looked for by the probes
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
     want = wanted(here.pins, options.target or likely)
     archive = None
     if options.report is not None:
         archive = reporting.path_of(options.report, Path.cwd())
-    elif options.no_chats:
-        raise UsageError("--no-chats needs --report", "add --report")
     env_file = here.root / ".env"
     seen = _recorded(options.readings) if options.readings else _read(options, want, env_file)
     if options.save:

@@ -50,7 +50,7 @@ class Options:
         nargs="*",
         metavar="FILE",
     )
-    target: str | None = option("with --wheel: target whose contract applies", metavar="NAME")
+    target: str | None = option("target whose contract applies", needs="--wheel", metavar="NAME")
     project: ProjectOptions
     output: OutputOptions
 
@@ -64,8 +64,6 @@ def run(options: Options) -> int:
     """
     if options.wheel is not None:
         return _wheels(options, options.wheel)
-    if options.target is not None:
-        raise UsageError("--target is for --wheel", "add --wheel, or leave it out")
     chosen = units.choose(options.names, ci=options.ci)
     if options.record and not any(unit.stage for unit in chosen):
         raise UsageError("--record needs the proof decode-kernels", "name it, or name none")

@@ -46,12 +46,12 @@ class Options:
         choices=("trees", "wheels", "environment"),
     )
     good: str | None = option(
-        "with --bisect: good with the patches up to this one; or none, all", metavar="PATCH"
+        "good with the patches up to this one; or none, all", needs="--bisect", metavar="PATCH"
     )
     bad: str | None = option(
-        "with --bisect: bad with the patches up to this one; or none, all", metavar="PATCH"
+        "bad with the patches up to this one; or none, all", needs="--bisect", metavar="PATCH"
     )
-    again: bool = switch("with --bisect: ignore the results of an interrupted run")
+    again: bool = switch("ignore the results of an interrupted run", needs="--bisect")
     python: Path | None = option(
         "Python with pytest (default: .venv-dev, created if missing)", type=Path, metavar="FILE"
     )
@@ -137,13 +137,6 @@ def _check_together(options: Options, command: Sequence[str]) -> None:
         raise UsageError(
             "--bisect without a command", "--bisect COMMAND, or -- COMMAND…, or --smoke"
         )
-    for name, given in (
-        ("--good", options.good is not None),
-        ("--bad", options.bad is not None),
-        ("--again", options.again),
-    ):
-        if given and not bisects:
-            raise UsageError(f"{name} needs --bisect", "add --bisect COMMAND")
 
 
 def _identity(command: Sequence[str]) -> list[Any]:

@@ -31,14 +31,14 @@ class Options:
     """Options of ``rebase``."""
 
     upstream: str | None = argument("upstream whose series to move", default=None, nargs="?")
-    all: bool = switch("try every upstream; change nothing")
+    all: bool = switch("try every upstream; change nothing", needs="--onto")
     onto: str | None = option(
         "new base: TAG, full commit SHA, release:VERSION, release:FILE or latest;"
         " with --all also latest:N for the N newest",
         metavar="WHERE",
     )
-    dry_run: bool = switch("show the result without changing files")
-    table: bool = switch("with --all: write docs/carry.md")
+    dry_run: bool = switch("show the result without changing files", needs="--onto")
+    table: bool = switch("write docs/carry.md", needs="--all")
     commit: str | None = option("commit that the release was built from", metavar="SHA")
     test: bool = switch("run the tests that the patches name when the rebase is done")
     go_on: bool = switch("continue a stopped or killed rebase", "--continue", one_of="answer")
@@ -70,25 +70,14 @@ def run(options: Options) -> int:
 
 def _check_words(options: Options) -> None:
     answers = options.go_on or options.abort or options.skip is not None
-    hint = "see build.py rebase --help"
     if options.upstream and options.all:
         raise UsageError("an upstream and --all conflict", "give only one")
-    if options.all and (options.onto is None or answers):
-        raise UsageError("--all needs --onto", "give --onto latest")
-    if options.table and not options.all:
-        raise UsageError("--table needs --all", hint)
     if options.onto is not None and answers:
         raise UsageError("--onto starts a rebase; the others continue or end one", "give only one")
-    if (
-        options.upstream is None
-        and not options.all
-        and (options.onto or options.dry_run or options.commit or answers)
-    ):
+    if options.upstream is None and not options.all and (options.onto or options.commit or answers):
         raise UsageError("no upstream given", "give an upstream: build.py rebase vllm …")
     if options.onto is not None and not options.onto.strip():
         raise UsageError("--onto is empty", "give a release, for example release:0.32.0")
-    if options.dry_run and options.onto is None:
-        raise UsageError("--dry-run needs --onto", "give --onto")
     if options.skip is not None and not options.skip.strip():
         raise UsageError("--skip needs a reason", "say why; the reason goes into the changelog")
     moves = options.onto or options.go_on or options.skip is not None

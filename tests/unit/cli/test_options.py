@@ -18,6 +18,7 @@ from sparkforge.build.options import OutputOptions, ServerOptions
 from sparkforge.cli.main import _parser
 from sparkforge.cli.parser import Parser, add_options, from_namespace
 from sparkforge.core.command import (
+    OPTION,
     Entry,
     argument,
     behind,
@@ -270,6 +271,42 @@ def test_fields_say_what_argparse_gets() -> None:
     assert "server: --port N loopback port (default: 8000)" in text
     assert "--ready-timeout SECONDS time limit of the server's start (default: 300)" in text
     assert "--hidden" not in text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependent:
+    """Options of which one needs another."""
+
+    url: str | None = option("server", metavar="URL")
+    fast: bool = switch("at once")
+    model: str | None = option("its model", needs="--url")
+    level: float | None = option("how fast", needs="--fast", type=float)
+
+
+def test_an_option_says_which_other_it_needs() -> None:
+    parser = Parser(prog="x")
+    add_options(parser, Dependent)
+
+    def given(*words: str) -> Dependent:
+        return from_namespace(Dependent, parser.parse_args(words))
+
+    assert "with --url: its model" in parser.format_help()
+    assert given("--url", "u", "--model", "m").model == "m"
+    assert given().model is None
+    with pytest.raises(UsageError, match=r"--model needs --url\n  hint: add --url URL$"):
+        given("--model", "m")
+    with pytest.raises(UsageError, match=r"--level needs --fast\n  hint: add --fast$"):
+        given("--level", "0")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_needs_one_beside_it(command: str) -> None:
+    kind = COMMANDS[command]._defaults["entry"].options
+    groups = [kind, *(one for one in get_type_hints(kind).values() if is_dataclass(one))]
+    for group in groups:
+        options = [field for field in fields(group) if OPTION in field.metadata]
+        known = {f"--{field.name.replace('_', '-')}" for field in options}
+        assert {field.metadata[OPTION].needs for field in options} <= {"", *known}
 
 
 def test_a_field_without_a_declaration_is_an_error() -> None:
