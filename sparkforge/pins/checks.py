@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,11 @@ from sparkforge.pins.architectures import loads
 from sparkforge.pins.yamlfile import Document, Where, dotted
 
 if TYPE_CHECKING:
-    from sparkforge.pins.pins import Pins
+    from sparkforge.pins.pathmap import PathRule
+    from sparkforge.pins.pins import Pins, Target, Upstream
+
+Problem = tuple[Where, str, str]
+"""Place, what is wrong there, and the hint."""
 
 
 def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, str]]:
@@ -19,114 +23,132 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
     Returns:
         (line, problem) of each; ``root`` is the folder that file names start from.
     """
-    problems: list[tuple[int, str]] = []
-
-    def report(where: Where, what: str, remedy: str) -> None:
-        problems.append((document.line(where), f"{dotted(where)}: {what}: {remedy}"))
-
-    def named(where: Where, what: str, known: Iterable[str]) -> None:
-        report(where, what, f"use one of {', '.join(sorted(known))}")
-
-    def locked(where: Where, lock: str) -> None:
-        if not (root / lock).is_file():
-            report(where, f"{lock} does not exist", "create the lock with scripts/lock.sh")
-
+    problems: list[Problem] = []
     for name, upstream in pins.upstreams.items():
-        here: Where = ("upstreams", name)
-        if upstream.tag.removeprefix("v") != upstream.version:
-            what = f"{upstream.version!r} does not match tag {upstream.tag}"
-            report((*here, "version"), what, "give the version of the pinned release")
-        if upstream.commit is None and upstream.source_file is None:
-            what = "missing, and there is no release file to use instead"
-            report((*here, "commit"), what, "add it, or add a source_file")
-        lender = upstream if upstream.source_in is None else pins.upstreams.get(upstream.source_in)
-        if lender is None:
-            named((*here, "source_in"), "no such upstream", pins.upstreams)
-        elif upstream.source_file is not None and upstream.source_file not in lender.files:
-            what = f"{upstream.source_file!r} is not among files"
-            named((*here, "source_file"), what, lender.files)
-        for i, rule in enumerate(upstream.paths):
-            earlier = upstream.paths[:i]
-            for side, prefix, before in (
-                ("repo", rule.repo, [one.repo for one in earlier]),
-                ("wheel", rule.wheel, [one.wheel for one in earlier]),
-            ):
-                if prefix is not None and prefix in before:
-                    what = f"{prefix!r} already has a rule"
-                    report((*here, "paths", i, side), what, "keep one rule per folder")
-                if side == "repo" and rule.build:
-                    continue  # CMakeLists.txt and its like
-                # without the slash, vllm would fit vllm-tests/ too
-                if prefix is not None and not prefix.endswith("/"):
-                    what = f"{prefix!r} does not end with a slash"
-                    report((*here, "paths", i, side), what, "give a folder: NAME/")
-            if rule.build and rule.wheel is not None:
-                what = "build rules cannot be in the wheel"
-                report((*here, "paths", i, "build"), what, "write wheel: null")
-        if upstream.kernels is not None:
-            at = (*here, "kernels")
-            if "/" not in upstream.kernels.source:
-                report((*at, "source"), "is in no folder", "put the kernels into their own folder")
-            if not upstream.kernels.wheel.endswith("/"):
-                what = f"{upstream.kernels.wheel!r} does not end with a slash"
-                report((*at, "wheel"), what, "give a folder: NAME/")
-            locked((*at, "requirements"), upstream.kernels.requirements)
-    for name, profile in pins.profiles.items():
-        for key, value, pinned in (
-            ("model", profile.model, set(pins.models)),
-            ("vocabulary", profile.vocabulary, set(pins.vocabularies)),
-        ):
-            if value is not None and value not in pinned:
-                report(("profiles", name, key), f"{value!r} is not pinned", "pin it")
-        if profile.choice is not None and profile.choice not in pins.choices:
-            what = f"{profile.choice!r} is not among choices"
-            report(("profiles", name, "choice"), what, "add it there")
+        problems += _upstream(("upstreams", name), upstream, pins, root)
+    problems += _profiles(pins)
     for name, target in pins.targets.items():
-        here = ("targets", name)
-        if target.base is not None and target.base not in pins.images:
-            report((*here, "base"), f"{target.base!r} is not among images", "pin it there")
-        if target.model is not None and target.model not in pins.models:
-            report((*here, "model"), f"{target.model!r} is not among models", "pin it there")
-        if target.profile is not None and target.profile not in pins.profiles:
-            report((*here, "profile"), f"{target.profile!r} is not among profiles", "add it there")
-        code = target.machine_code
-        if code is not None:
-            at = (*here, "machine_code")
-            if code.contract not in pins.contracts:
-                report((*at, "contract"), f"{code.contract!r} is not among contracts", "add it")
-            if target.cuda_arch is None:
-                report(at, "the target has no cuda_arch", "add it, or remove machine_code")
-            for i, arch in enumerate(code.architectures):
-                if target.cuda_arch is not None and not loads(arch, target.cuda_arch):
-                    what = f"code for {arch} does not load on {target.cuda_arch}"
-                    report((*at, "architectures", i), what, "remove it (docs/sm12x.md)")
-        if target.pack and (target.cuda_arch is None or "flashinfer" not in target.wheels):
-            what = "the target has no cuda_arch, or no wheel of flashinfer"
-            report((*here, "pack"), what, "add both, or remove pack")
-        for platform in target.platforms:
-            lock = target.requirements.get(platform)
-            if lock is None:
-                report((*here, "requirements"), f"none for {platform}", "add a lock file")
-            else:
-                locked((*here, "requirements", platform), lock)
-        for built_for, lock in target.builder.items():
-            locked((*here, "builder", built_for), lock)
-        for up_name, plan in target.wheels.items():
-            at = (*here, "wheels", up_name)
-            if up_name not in pins.upstreams:
-                named(at, "no such upstream", pins.upstreams)
-                continue
-            if len(set(plan.carries)) < len(plan.carries) or up_name in plan.carries:
-                what = "repeats an upstream or contains the wheel's own"
-                report((*at, "carries"), what, "list each other upstream once")
-            for carried in plan.carries:
-                if carried not in pins.upstreams:
-                    named((*at, "carries"), f"{carried!r}: no such upstream", pins.upstreams)
-            for platform in target.platforms:
-                file = plan.files.get(platform)
-                if file is None:
-                    report((*at, "files"), f"none for {platform}", "add the release wheel")
-                elif file not in pins.upstreams[up_name].files:
-                    what = f"{file!r} is not among the upstream's files"
-                    named((*at, "files", platform), what, pins.upstreams[up_name].files)
-    return problems
+        problems += _target(("targets", name), target, pins, root)
+    return [
+        (document.line(where), f"{dotted(where)}: {what}: {hint}") for where, what, hint in problems
+    ]
+
+
+def _one_of(known: Iterable[str]) -> str:
+    return f"use one of {', '.join(sorted(known))}"
+
+
+def _locked(where: Where, lock: str, root: Path) -> Iterator[Problem]:
+    if not (root / lock).is_file():
+        yield where, f"{lock} does not exist", "create the lock with scripts/lock.sh"
+
+
+def _upstream(here: Where, upstream: Upstream, pins: Pins, root: Path) -> Iterator[Problem]:
+    if upstream.tag.removeprefix("v") != upstream.version:
+        what = f"{upstream.version!r} does not match tag {upstream.tag}"
+        yield (*here, "version"), what, "give the version of the pinned release"
+    if upstream.commit is None and upstream.source_file is None:
+        what = "missing, and there is no release file to use instead"
+        yield (*here, "commit"), what, "add it, or add a source_file"
+    lender = upstream if upstream.source_in is None else pins.upstreams.get(upstream.source_in)
+    if lender is None:
+        yield (*here, "source_in"), "no such upstream", _one_of(pins.upstreams)
+    elif upstream.source_file is not None and upstream.source_file not in lender.files:
+        what = f"{upstream.source_file!r} is not among files"
+        yield (*here, "source_file"), what, _one_of(lender.files)
+    for i, rule in enumerate(upstream.paths):
+        yield from _path((*here, "paths", i), rule, upstream.paths[:i])
+    if upstream.kernels is not None:
+        at = (*here, "kernels")
+        if "/" not in upstream.kernels.source:
+            yield (*at, "source"), "is in no folder", "put the kernels into their own folder"
+        if not upstream.kernels.wheel.endswith("/"):
+            what = f"{upstream.kernels.wheel!r} does not end with a slash"
+            yield (*at, "wheel"), what, "give a folder: NAME/"
+        yield from _locked((*at, "requirements"), upstream.kernels.requirements, root)
+
+
+def _path(here: Where, rule: PathRule, earlier: Sequence[PathRule]) -> Iterator[Problem]:
+    for side, prefix, before in (
+        ("repo", rule.repo, [one.repo for one in earlier]),
+        ("wheel", rule.wheel, [one.wheel for one in earlier]),
+    ):
+        if prefix is not None and prefix in before:
+            yield (*here, side), f"{prefix!r} already has a rule", "keep one rule per folder"
+        if side == "repo" and rule.build:
+            continue  # CMakeLists.txt and its like
+        # without the slash, vllm would fit vllm-tests/ too
+        if prefix is not None and not prefix.endswith("/"):
+            yield (*here, side), f"{prefix!r} does not end with a slash", "give a folder: NAME/"
+    if rule.build and rule.wheel is not None:
+        yield (*here, "build"), "build rules cannot be in the wheel", "write wheel: null"
+
+
+def _profiles(pins: Pins) -> Iterator[Problem]:
+    for name, profile in pins.profiles.items():
+        here = ("profiles", name)
+        if profile.model is not None and profile.model not in pins.models:
+            yield (*here, "model"), f"{profile.model!r} is not pinned", "pin it"
+        if profile.vocabulary is not None and profile.vocabulary not in pins.vocabularies:
+            yield (*here, "vocabulary"), f"{profile.vocabulary!r} is not pinned", "pin it"
+        if profile.choice is not None and profile.choice not in pins.choices:
+            yield (*here, "choice"), f"{profile.choice!r} is not among choices", "add it there"
+
+
+def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Problem]:
+    for key, value, table, known, hint in (
+        ("base", target.base, "images", set(pins.images), "pin it there"),
+        ("model", target.model, "models", set(pins.models), "pin it there"),
+        ("profile", target.profile, "profiles", set(pins.profiles), "add it there"),
+    ):
+        if value is not None and value not in known:
+            yield (*here, key), f"{value!r} is not among {table}", hint
+    yield from _machine_code((*here, "machine_code"), target, pins)
+    if target.pack and (target.cuda_arch is None or "flashinfer" not in target.wheels):
+        what = "the target has no cuda_arch, or no wheel of flashinfer"
+        yield (*here, "pack"), what, "add both, or remove pack"
+    for platform in target.platforms:
+        lock = target.requirements.get(platform)
+        if lock is None:
+            yield (*here, "requirements"), f"none for {platform}", "add a lock file"
+        else:
+            yield from _locked((*here, "requirements", platform), lock, root)
+    for built_for, lock in target.builder.items():
+        yield from _locked((*here, "builder", built_for), lock, root)
+    for name in target.wheels:
+        yield from _wheel((*here, "wheels", name), name, target, pins)
+
+
+def _machine_code(here: Where, target: Target, pins: Pins) -> Iterator[Problem]:
+    code = target.machine_code
+    if code is None:
+        return
+    if code.contract not in pins.contracts:
+        yield (*here, "contract"), f"{code.contract!r} is not among contracts", "add it"
+    if target.cuda_arch is None:
+        yield here, "the target has no cuda_arch", "add it, or remove machine_code"
+        return
+    for i, arch in enumerate(code.architectures):
+        if not loads(arch, target.cuda_arch):
+            what = f"code for {arch} does not load on {target.cuda_arch}"
+            yield (*here, "architectures", i), what, "remove it (docs/sm12x.md)"
+
+
+def _wheel(here: Where, name: str, target: Target, pins: Pins) -> Iterator[Problem]:
+    if name not in pins.upstreams:
+        yield here, "no such upstream", _one_of(pins.upstreams)
+        return
+    plan, known = target.wheels[name], pins.upstreams[name].files
+    if len(set(plan.carries)) < len(plan.carries) or name in plan.carries:
+        what = "repeats an upstream or contains the wheel's own"
+        yield (*here, "carries"), what, "list each other upstream once"
+    for carried in plan.carries:
+        if carried not in pins.upstreams:
+            yield (*here, "carries"), f"{carried!r}: no such upstream", _one_of(pins.upstreams)
+    for platform in target.platforms:
+        file = plan.files.get(platform)
+        if file is None:
+            yield (*here, "files"), f"none for {platform}", "add the release wheel"
+        elif file not in known:
+            what = f"{file!r} is not among the upstream's files"
+            yield (*here, "files", platform), what, _one_of(known)

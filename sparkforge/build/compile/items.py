@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from sparkforge.build.stages.wheels import (
 )
 from sparkforge.core.hashing import key_of
 from sparkforge.core.log import log
+from sparkforge.pins.pins import ReleaseFile
 from sparkforge.sources import sources
 from sparkforge.store.codekey import code_of
 
@@ -110,48 +111,14 @@ def compile_item(
         else {},
         "code": code_of(__name__),
     }
-    key = key_of(inputs)
+    work = f"{name}-{key_of(inputs)[:16]}"
     tag = builder.tag(context.target_name, image.key)
-
-    def make(folder: Path, results: Results) -> CompiledWheelResult:
-        from sparkforge.build.compile import assembling, running
-
-        engine = engine_of(context)
-        wheel = release_wheel(context, file)
-        own = trees[name].layer(context, results).patched
-        place = running.Place(
-            engine,
-            tag,
-            context.store.cache_path("compile") / f"{name}-{key[:16]}",
-            context.store.cache_path("ccache"),
-        )
-        what = ", ".join(one.file for one in decision.compiled) or (
-            "all native files" if decision.everything else "no native file"
-        )
-        log.info(f"{name}: the patched tree {own.tree[:12]}, and {what}; {recipe.jobs} at once")
-        made = running.run(recipe, _sources(context, name, trees, results, decision), place)
-        # with everything compiled, carried upstreams were read by the build itself
-        carried = (
-            []
-            if decision.everything
-            else [trees[layer].layer(context, results) for layer in layers if layer != name]
-        )
-        request = request_of(context, name, wheel, inputs["local"])
-        more = kernels_of(kernels, results)
-        done = assembling.assemble(request, recipe, made, own, carried, folder, more)
-        running.finished(place)
-        released = sum(native.origin == "release" for native in done.natives.values())
-        log.info(
-            f"native files: {len(done.natives) - released} compiled, {released} from the release"
-        )
-        wheel_result = seal(done.wheel, results, kernels)
-        return CompiledWheelResult(**vars(wheel_result), natives=done.natives, differs=done.differs)
-
+    one = _Compile(context, name, file, recipe, trees, kernels, inputs["local"], tag, work)
     uid, gid = builder.user()
     commands = shown(
         recipe,
         tag,
-        context.store.root / "compile" / f"{name}-{key[:16]}",
+        context.store.root / "compile" / work,
         context.store.root / "ccache",
         f"{uid}:{gid}",
     )
@@ -160,7 +127,7 @@ def compile_item(
         f"wheel {name}",
         inputs,
         CompiledWheelResult,
-        make,
+        one.make,
         needs=(
             *(item for tree in trees.values() for item in tree.items),
             *fetched,
@@ -171,6 +138,59 @@ def compile_item(
         download=(file,),
         commands=tuple(commands),
     )
+
+
+@dataclass(frozen=True)
+class _Compile:
+    """All that a compiled wheel is made from."""
+
+    context: Context
+    name: str
+    """The upstream."""
+    release: ReleaseFile
+    recipe: Recipe
+    trees: Mapping[str, Tree]
+    kernels: Item[KernelsResult] | None
+    local: str
+    """Behind the + of its version."""
+    tag: str
+    """Of the builder image."""
+    work: str
+    """Name of its folder in the store."""
+
+    def make(self, folder: Path, results: Results) -> CompiledWheelResult:
+        """Compile the patched tree, and write the wheel."""
+        from sparkforge.build.compile import assembling, running
+
+        context, name, recipe, trees = self.context, self.name, self.recipe, self.trees
+        decision = recipe.decision
+        engine = engine_of(context)
+        wheel = release_wheel(context, self.release)
+        own = trees[name].layer(context, results).patched
+        place = running.Place(
+            engine,
+            self.tag,
+            context.store.cache_path("compile") / self.work,
+            context.store.cache_path("ccache"),
+        )
+        what = ", ".join(one.file for one in decision.compiled) or (
+            "all native files" if decision.everything else "no native file"
+        )
+        log.info(f"{name}: the patched tree {own.tree[:12]}, and {what}; {recipe.jobs} at once")
+        made = running.run(recipe, _sources(context, name, trees, results, decision), place)
+        # with everything compiled, carried upstreams were read by the build itself
+        layers = [] if decision.everything else series_of(context, name)
+        carried = [trees[layer].layer(context, results) for layer in layers if layer != name]
+        request = request_of(context, name, wheel, self.local)
+        more = kernels_of(self.kernels, results)
+        done = assembling.assemble(request, recipe, made, own, carried, folder, more)
+        running.finished(place)
+        released = sum(native.origin == "release" for native in done.natives.values())
+        log.info(
+            f"native files: {len(done.natives) - released} compiled, {released} from the release"
+        )
+        result = seal(done.wheel, results, self.kernels)
+        return CompiledWheelResult(**vars(result), natives=done.natives, differs=done.differs)
 
 
 def _sources(

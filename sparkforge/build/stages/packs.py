@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,58 +39,91 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
     if arch is None or tree is None or UPSTREAM not in context.target.wheels:
         msg = f"target {context.target_name} has no GPU, so FlashInfer compiles nothing for it"
         raise UsageError(msg, "choose spark or rtx")
-    family = f"{arch}f"
     host = toolchain.found(context.platform)
     upstream = context.pins.upstream(UPSTREAM)
     nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
     version = f"{upstream.version}+{context.target.wheels[UPSTREAM].local}"
-    compiler = sha256_file(nvcc.lock)
-    full_version = f"{version}.{context.pins.release.counter}"
+    pack = _Pack(
+        context,
+        tree,
+        modules,
+        family=f"{arch}f",
+        nvcc=nvcc,
+        compiler=sha256_file(nvcc.lock),
+        version=f"{version}.{context.pins.release.counter}",
+    )
     inputs = {
         "upstream_commit": upstream.commit_or_unknown,
         "series": context.series_of(UPSTREAM).sha256,
         "modules": [one.name for one in modules],
-        "architecture": family,
+        "architecture": pack.family,
         "platform": context.platform,
-        "compiler": compiler,
+        "compiler": pack.compiler,
         "host": toolchain.MISSING if host is None else host.identity,
-        "version": full_version,
+        "version": pack.version,
         "epoch": context.epoch,
         "code": code_of(__name__),
     }
+    return Item(
+        STAGE,
+        LABEL,
+        inputs,
+        PackResult,
+        pack.make,
+        needs=tree.items,
+        valid=holds_wheel,
+        fetches=lambda: nvcc.fetches(context),
+    )
 
-    def make(folder: Path, results: Results) -> PackResult:
-        from sparkforge.build.packs import compiling, recipe, units, wheel
 
+@dataclass(frozen=True)
+class _Pack:
+    """All that a pack is made from."""
+
+    context: Context
+    tree: Tree
+    modules: Sequence[Module]
+    family: str
+    """The architecture, as nvcc names its family: ``12.1f``."""
+    nvcc: LockedCompiler
+    compiler: str
+    """sha256 of the lock of ``nvcc``."""
+    version: str
+
+    def make(self, folder: Path, results: Results) -> PackResult:
+        """Compile the modules, and write their wheel."""
+        from sparkforge.build.packs import compiling, recipe, toolchain, units, wheel
+
+        context = self.context
         host = toolchain.host(context.platform)
-        patched = tree.layer(context, results).patched
+        patched = self.tree.layer(context, results).patched
         repo, commit = patched.source.repo, patched.commit
         with context.store.temporary("packs") as work:
-            nvcc.fill(context, work / WHEELS)
+            self.nvcc.fill(context, work / WHEELS)
             recipe.fill(repo, commit, work / WHEELS, host, work / "tree")
             ids = git.git(repo, "rev-parse", *(f"{commit}:{one}" for one in recipe.READ)).split()
             request = compiling.Request(
                 context.store,
                 work / "tree",
                 dict(zip(recipe.READ, ids, strict=True)),
-                family,
-                compiler,
+                self.family,
+                self.compiler,
                 host,
                 context.jobs,
             )
-            described = units.describe(work / "tree", family, modules)
+            described = units.describe(work / "tree", self.family, self.modules)
             objects = compiling.compile_units(request, described)
             made = [compiling.link(request, one, objects) for one in described]
         entries = [
             wheel.Entry(one.name, of.result.sha256, of.result.size, len(one.units), module.needs)
-            for module, one, of in zip(modules, described, made, strict=True)
+            for module, one, of in zip(self.modules, described, made, strict=True)
         ]
         pack = wheel.Pack(
-            full_version,
-            f"sm{family.replace('.', '')}",
+            self.version,
+            f"sm{self.family.replace('.', '')}",
             context.platform,
             commit,
-            f"nvcc {nvcc.version()}",
+            f"nvcc {self.nvcc.version()}",
             host.identity,
             tuple(entries),
         )
@@ -108,14 +142,3 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
             cpu_seconds=round(sum(one.cpu_seconds for one in units_of.values())),
             peak_mib=max(one.peak_mib for one in units_of.values()),
         )
-
-    return Item(
-        STAGE,
-        LABEL,
-        inputs,
-        PackResult,
-        make,
-        needs=tree.items,
-        valid=holds_wheel,
-        fetches=lambda: nvcc.fetches(context),
-    )
