@@ -22,7 +22,7 @@ from sparkforge.build.launcher import (
     start_server,
 )
 from sparkforge.build.publish import made
-from sparkforge.build.results import ImageResult
+from sparkforge.build.results import ImageResult, Product
 from sparkforge.checkpoints.expanded import expand
 from sparkforge.core.errors import BenchError
 from sparkforge.core.hashing import sha256_file
@@ -38,6 +38,7 @@ from sparkforge.runtime.servers import MODEL_NAME, Launch, kept_log, wait_ready
 from sparkforge.serving import arguments, choices, traffic
 from sparkforge.serving.profile import Profile
 from sparkforge.serving.traffic import KvCache, Moe, Setup
+from sparkforge.store.artefact import Artefact
 
 _LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
 _TOKENIZER = "tokenizer.json"
@@ -79,7 +80,7 @@ def of_build(
     get a copy in BF16 without any of these, since the release refuses the other on most CPUs.
     """
     product = build.results.artefact(build.graph.product)
-    baked = product.result if isinstance(product.result, ImageResult) else None
+    built = product.result if isinstance(product.result, ImageResult) else None
     pins = sha256_file(context.pins_path)
     wheels = [build.results.of(item) for item in build.graph.own]
     ours = Identity(
@@ -88,62 +89,72 @@ def of_build(
         context.release,
         pins,
         {wheel.file: wheel.sha256 for wheel in wheels},
-        (baked.digest or baked.image_id) if baked is not None else "",
+        (built.digest or built.image_id) if built is not None else "",
         served.profile.choice or "",
     )
+    model = served.model or standing_in(context, build, wide=versus)
     options = tuple(context.serve_with(served.profile))
     usual = (*(CHAT_OPTIONS if served.model is None else ()), *context.arguments)
+    plain = of_release if versus and served.model is None else list
     variables = {**(SMOKE_VARIABLES if served.model is None else {})}
-    restored: Mapping[str, Path] = {}
-    theirs = product
-    if versus and baked is not None:
-        restored = _originals(context, build, work)
-    elif versus:
-        item = unpatched_environment(context)
-        unpatched = executor.run(context, ordered([item])).artefact(item)
-        theirs = replace(product, path=unpatched.path)
-    model = served.model or standing_in(context, build, wide=versus)
-    plain = versus and served.model is None
-
-    def side(name: str, identity: Identity, *, release: bool) -> Side:
-        chosen = of_release(options) if release or plain else list(options)
-        further = of_release(usual) if release or plain else list(usual)
-        more = dict(variables)
-        if baked is not None and not release and served.profile.choice:
-            more[choices.VARIABLE] = served.profile.choice
-
-        @contextmanager
-        def start() -> Iterator[Asked]:
-            folder = work / f"server-{len(list(work.iterdir()))}"
-            folder.mkdir()
-            launch = Launch(
-                model,
-                chosen,
-                further,
-                more,
-                0 if versus else context.port,
-                gpus=context.target.cuda_arch is not None,
-            )
-            with start_server(
-                context.engine,
-                theirs if release else product,
-                launch,
-                folder,
-                context.store.cache_path("serve"),
-                restored if release else None,
-            ) as server:
-                with kept_log(server, context.server_log):
-                    took = wait_ready(server, max(context.ready_timeout_s, _LOAD_S))
-                    log.info(f"{name or 'the server'} is ready after {took:.0f} s")
-                yield Asked(server.url, MODEL_NAME)
-
-        known = replace(identity, options=(*chosen, *further), checkpoint=model.name)
-        return Side(name, start, known, ours=baked is None)
-
+    choice = {choices.VARIABLE: served.profile.choice} if built and served.profile.choice else {}
+    launch = Launch(
+        model,
+        plain(options),
+        plain(usual),
+        {**variables, **choice},
+        0 if versus else context.port,
+        gpus=context.target.cuda_arch is not None,
+    )
+    patched = _Server("patched" if versus else "", context, product, launch, work)
     if not versus:
-        return [side("", ours, release=False)]
+        return [patched.side(ours)]
+    launch = replace(
+        launch, options=of_release(options), arguments=of_release(usual), variables=variables
+    )
+    unpatched = replace(patched, name="unpatched", launch=launch)
+    if built is not None:
+        unpatched = replace(unpatched, restored=_originals(context, build, work))
+    else:
+        item = unpatched_environment(context)
+        released = executor.run(context, ordered([item])).artefact(item)
+        unpatched = replace(unpatched, product=replace(product, path=released.path))
     release = Identity("release", context.target_name, _version(context), pins)
-    return [side("unpatched", release, release=True), side("patched", ours, release=False)]
+    return [unpatched.side(release), patched.side(ours)]
+
+
+@dataclass(frozen=True)
+class _Server:
+    """How a server of a build is started."""
+
+    name: str
+    """Of its side."""
+    context: Context
+    product: Artefact[Product]
+    launch: Launch
+    work: Path
+    """Of all sides."""
+    restored: Mapping[str, Path] | None = None
+    """Files that make the release of an image."""
+
+    def side(self, identity: Identity) -> Side:
+        options = (*self.launch.options, *self.launch.arguments)
+        known = replace(identity, options=options, checkpoint=self.launch.model.name)
+        ours = not isinstance(self.product.result, ImageResult)
+        return Side(self.name, self._start, known, ours=ours)
+
+    @contextmanager
+    def _start(self) -> Iterator[Asked]:
+        folder = self.work / f"server-{len(list(self.work.iterdir()))}"
+        folder.mkdir()
+        cache = self.context.store.cache_path("serve")
+        with start_server(
+            self.context.engine, self.product, self.launch, folder, cache, self.restored
+        ) as server:
+            with kept_log(server, self.context.server_log):
+                took = wait_ready(server, max(self.context.ready_timeout_s, _LOAD_S))
+                log.info(f"{self.name or 'the server'} is ready after {took:.0f} s")
+            yield Asked(server.url, MODEL_NAME)
 
 
 def _version(context: Context) -> str:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from sparkforge.build import executor
+from sparkforge.build.executor import Build
+from sparkforge.build.graph import graph_of
+from sparkforge.build.item import Item, Results
 from sparkforge.build.launcher import of_release
+from sparkforge.build.results import EnvironmentResult, WheelResult
 from sparkforge.core.errors import BenchError
 from sparkforge.inspect import plot
 from sparkforge.inspect.bench import pictures, result, sides, tables, text
@@ -19,7 +26,8 @@ from sparkforge.inspect.bench import samples as measured
 from sparkforge.inspect.bench.benchy import check_tokenizer
 from sparkforge.inspect.bench.guard import Guard, Times, times
 from sparkforge.inspect.perf import rooflinetable
-from tests.results import context_of
+from sparkforge.runtime.servers import Launch
+from tests.results import context_of, step
 
 from .bench_results import DEEP, FOUR, ONE, samples
 from .bench_results import result as made
@@ -347,6 +355,46 @@ def test_the_release_gets_the_same_options_but_ours() -> None:
     assert of_release(words) == ["--moe-backend", "marlin", "--max-num-seqs", "8"]
     words = ["--moe-backend=bf16_dequant", "--enforce-eager", "--decode_kernels", "on"]
     assert of_release(words) == ["--enforce-eager"]
+
+
+def test_the_sides_of_a_build_differ_in_what_only_the_patches_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = context_of("cpu")
+    graph = graph_of(context)
+    product, environment = graph.product, EnvironmentResult()
+    wheels = [step(item, WheelResult(f"{item.label}.whl", "0", "1")) for item in graph.own]
+    build = Build(graph, Results([*wheels, step(product, environment, tmp_path / "ours")]))
+
+    def run(context: object, items: list[Item[Any]]) -> Results:
+        return Results([step(item, environment, tmp_path / "theirs") for item in items])
+
+    @contextmanager
+    def started(engine: object, product: Any, launch: Launch, *more: object) -> Iterator[object]:
+        asked.append((product.path.name, launch.options))
+        yield SimpleNamespace(url="http://127.0.0.1:1")
+
+    asked: list[tuple[str, Sequence[str]]] = []
+    monkeypatch.setattr(executor, "run", run)
+    monkeypatch.setattr(sides, "start_server", started)
+    monkeypatch.setattr(sides, "kept_log", lambda *_: nullcontext())
+    monkeypatch.setattr(sides, "wait_ready", lambda *_: 1.0)
+    served = sides.Served(tmp_path / "model", context.serving)
+    (tmp_path / "work").mkdir()
+    found = sides.of_build(context, build, served, tmp_path / "work", versus=True)
+    assert [(one.name, one.identity.origin, one.ours) for one in found] == [
+        ("unpatched", "release", True),
+        ("patched", "build", True),
+    ]
+    for one in found:
+        with one.start():
+            pass
+    (theirs, plain), (ours, full) = asked
+    assert (theirs, ours) == ("theirs", "ours")
+    assert list(plain) == of_release(full) != list(full)
+    assert found[1].identity.options == (*full,)
+    (alone,) = sides.of_build(context, build, served, tmp_path / "work", versus=False)
+    assert (alone.name, alone.identity) == ("", found[1].identity)
 
 
 def test_ceilings_are_those_of_the_roofline() -> None:
