@@ -13,6 +13,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from sparkforge.build.context import STAGES, UNPATCHED, Context
+from sparkforge.build.imagenote import ImageNote
 from sparkforge.build.item import Item
 from sparkforge.build.results import (
     BuilderResult,
@@ -210,9 +211,9 @@ def unpatched_environment(context: Context) -> Item[EnvironmentResult]:
     return _unpatched(context, wheelhouse_item(context))
 
 
-def made_of(context: Context, base: BaseImage) -> dict[str, Mapping[str, Any]]:
-    """Return the inputs of an image's parts and of the image itself, by label, as it holds them."""
+def note_of(context: Context, base: BaseImage) -> ImageNote:
+    """Return the inputs of a target's image and its parts, as the image holds them."""
     context = replace(context, base=base)
     graph = graph_of(context)
     parts = image.Parts(graph.wheels, graph.pack, graph.wheelhouse, trial_item())
-    return image.made_of(context, parts, base)
+    return image.note_of(context, parts, base)

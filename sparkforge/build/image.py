@@ -22,8 +22,6 @@ from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import BaseImage, Engine
 
 ARCHIVE = "image.oci.tar"
-INPUTS = "inputs.json"
-"""File in the image's share folder with the inputs of all its items (``stages.image.made_of``)."""
 SHARE = "opt/sparkforge/share"
 PROGRAMS = "opt/sparkforge/bin"
 """Where the Dockerfile puts what the image runs of ours."""

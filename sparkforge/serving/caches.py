@@ -67,7 +67,7 @@ def build_key(share: Path, release: str) -> str:
             installed distributions are used instead.
     """
     try:
-        found = Document.load(share / "inputs.json").get(dict, "items", "image")
+        found = Document.load(share / "inputs.json").get(dict, "image")
         parts: Any = {name: found[name] for name in _PARTS}
     except (OSError, DocumentError, KeyError):
         parts = sorted(f"{dist.name}=={dist.version}" for dist in metadata.distributions())

@@ -140,7 +140,7 @@ def test_an_image_is_signed_where_it_was_pushed(
     document = json.loads(receipt.read_text())
     digest = ours.partition("@")[2]
     outputs = typed.as_json(ImageResult("ours:1", "sha256:1", digest, "base", ()))
-    item = {"stage": "image", "label": "image", "inputs": {}, "outputs": outputs}
+    item = {"stage": "image", "label": "image", "key": "0", "inputs": {}, "outputs": outputs}
     document["items"].append(item)
     receipt.write_text(json.dumps(document))
     assert "is not the built image" in sign(built, keys, "--image", others, code=21)

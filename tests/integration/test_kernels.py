@@ -206,7 +206,7 @@ def test_an_image_is_compared_with_the_sources_of_its_kernels(own: Project) -> N
     out, _ = baked.verify()
     assert "it matches this checkout" in out
     note = baked.files["opt/sparkforge/share/inputs.json"]
-    baked.files["opt/sparkforge/share/inputs.json"] = note.replace(b'"90a", ', b"", 1)
+    baked.files["opt/sparkforge/share/inputs.json"] = note.replace(b'"90a",', b"", 1)
     assert "inputs.json: kernels demo: its key differs" in baked.refused()
     baked.files["opt/sparkforge/share/inputs.json"] = note
     code = f"{SITE}/demo/own/sm_90a.cubin"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build import graph, image, sbom
+from sparkforge.build import graph, image, imagenote, sbom
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import WheelResult
 from sparkforge.core import typed
@@ -119,6 +119,7 @@ SITE = "opt/sparkforge/venv/lib/python3.11/site-packages"
 BASE = BaseImage("base", f"sha256:{'b' * 64}")
 # names and ELF's numbers: of this machine's processor, and of the other kind
 HERE, FOREIGN = sorted([("amd64", 62), ("arm64", 183)], key=lambda one: one[0] not in PLATFORM)
+NOTE = f"{image.SHARE}/{imagenote.NAME}"
 Files = dict[str, Any]
 
 
@@ -160,19 +161,18 @@ def bake(project: Project) -> Baked:
         (project.root / name).parent.mkdir(exist_ok=True)
         (project.root / name).write_text("recipe\n")
     bill = sbom.document(context, {"demo": made}, base=BASE)
-    items = graph.made_of(context, BASE)
+    note = graph.note_of(context, BASE)
     labels = {
-        **items["image"]["labels"],
-        image.KEY_LABEL: key_of(items["image"]),
+        **note.image["labels"],
+        image.KEY_LABEL: key_of(note.image),
         image.SBOM_LABEL: sha256(bill),
         SITE_PACKAGES_LABEL: f"/{SITE}",
     }
-    note = json.dumps({"target": "tiny", "items": items}).encode()
     ours = {
         f"{image.PROGRAMS}/{name.removeprefix('scripts/')}": b"recipe\n"
         for name in image.RECIPE[1:]
     }
-    files: Files = {**ours, f"{image.SHARE}/{SBOM}": bill, f"{image.SHARE}/{image.INPUTS}": note}
+    files: Files = {**ours, f"{image.SHARE}/{SBOM}": bill, NOTE: note.dumps()}
     with zipfile.ZipFile(project.wheel) as wheel:
         files |= {f"{SITE}/{name}": wheel.read(name) for name in wheel.namelist()}
     return Baked(project, files, labels)
@@ -272,11 +272,9 @@ def test_a_file_and_its_record_changed_together_are_told_by_patch_and_store(bake
 def test_a_missing_file_a_changed_label_and_a_forged_note_are_told(baked: Baked) -> None:
     del baked.files[f"{SITE}/demo/__init__.py"]
     baked.labels["org.sparkforge.demo.commit"] = "0" * 40
-    note = baked.files[f"{image.SHARE}/{image.INPUTS}"]
+    note = baked.files[NOTE]
     assert note.count(b'"epoch"') == 2
-    baked.files[f"{image.SHARE}/{image.INPUTS}"] = note.replace(
-        b'"python": "3.11"', b'"python": "3.12"'
-    )
+    baked.files[NOTE] = note.replace(b'"python": "3.11"', b'"python": "3.12"')
     said = baked.refused()
     assert f"{SITE}/demo/__init__.py: missing, but" in said
     assert "label org.sparkforge.demo.commit: differs from inputs.json" in said
@@ -284,11 +282,29 @@ def test_a_missing_file_a_changed_label_and_a_forged_note_are_told(baked: Baked)
     assert "wheelhouse: its key differs" in said
 
 
+def test_a_note_of_an_older_version_is_read(baked: Baked) -> None:
+    note = json.loads(baked.files[NOTE])
+    baked.files[NOTE] = json.dumps(
+        {
+            "target": "tiny",
+            "items": {
+                "image": note["image"],
+                "wheel demo": note["wheels"]["demo"],
+                "wheelhouse": note["wheelhouse"],
+                "preflight checkpoint": note["trial"],
+            },
+        }
+    ).encode()
+    assert "it matches this checkout" in baked.verify()[0]
+
+
 @pytest.mark.parametrize(
     ("path", "data"),
     [
-        (f"{image.SHARE}/{image.INPUTS}", b"words"),
-        (f"{image.SHARE}/{image.INPUTS}", b'{"items": {"image": {}}}'),
+        (NOTE, b"words"),
+        (NOTE, b"[]"),
+        (NOTE, b'{"image": {}}'),
+        (NOTE, b'{"items": {"image": {}}}'),
         (f"{image.SHARE}/{SBOM}", b'{"components": [{}]}'),
         (f"{SITE}/x-1.dist-info/RECORD", b"a\n"),
         (f"{SITE}/x-1.dist-info/RECORD", b"../../../../../../../../x,sha256=aa,1\n"),

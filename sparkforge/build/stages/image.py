@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkforge.build import image
+from sparkforge.build import image, imagenote
 from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.imagenote import ImageNote
 from sparkforge.build.item import Item, Results, wheels_of
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import (
     CheckpointResult,
     ImageArchiveResult,
     ImageResult,
+    KernelsResult,
     OwnWheel,
     PackResult,
     WheelhouseResult,
@@ -83,25 +85,30 @@ def image_inputs(context: Context, parts: Parts, base: BaseImage) -> Mapping[str
     }
 
 
-def made_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
-    """Return the inputs of an image's parts and of the image itself, by label.
-
-    The image has a copy, so that ``verify IMAGE`` can name differences. But for the C++ compiler
-    of a pack they do not depend on the machine, nor on how sources were fetched.
-    """
-    # what wheels name by a key alone
-    kernels = [
-        need for wheel in parts.wheels.values() for need in wheel.needs if need.stage == "kernels"
-    ]
-    inputs = {item.label: item.inputs for item in (*kernels, *parts.items)}
-    return {**inputs, "image": image_inputs(context, parts, base)}
+def note_of(context: Context, parts: Parts, base: BaseImage) -> ImageNote:
+    """Return the inputs of an image and its parts, as the image holds them."""
+    return ImageNote(
+        context.target_name,
+        image_inputs(context, parts, base),
+        wheels={name: item.inputs for name, item in parts.wheels.items()},
+        kernels={
+            name: need.inputs
+            for name, item in parts.wheels.items()
+            for need in item.needs
+            if need.kind is KernelsResult
+        },
+        wheelhouse=parts.house.inputs,
+        trial=parts.trial.inputs,
+        pack=None if parts.pack is None else parts.pack.inputs,
+    )
 
 
 def image_item(
     context: Context, engine: Engine, base: BaseImage, parts: Parts
 ) -> Item[ImageResult] | Item[ImageArchiveResult]:
     """Return the image of these parts: in the engine, or in a file if the build is cold."""
-    inputs = image_inputs(context, parts, base)
+    note = note_of(context, parts, base)
+    inputs = note.image
 
     def contents(results: Results) -> image.Contents:
         from sparkforge.build import sbom  # not needed by a build in which nothing changed
@@ -110,9 +117,7 @@ def image_item(
         wheels = {name: results.of(item) for name, item in parts.wheels.items()}
         pack = None if parts.pack is None else results.of(parts.pack)
         bill = sbom.document(context, wheels, pack, third_party=third_party, base=base)
-        made = {"target": context.target_name, "items": made_of(context, parts, base)}
-        note = json.dumps(made, indent=1, sort_keys=True)
-        share = {SBOM: bill, image.INPUTS: f"{note}\n".encode()}
+        share = {SBOM: bill, imagenote.NAME: note.dumps()}
         if context.profile:
             text = json.dumps(context.profile, indent=2, sort_keys=True)
             share["profile.json"] = f"{text}\n".encode()

@@ -12,12 +12,13 @@ import io
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zipfile import ZipFile
 
-from sparkforge.build import graph, image, sbom
+from sparkforge.build import graph, image, imagenote, sbom
 from sparkforge.build.context import Context
-from sparkforge.build.packs.names import LABEL, STAGE
+from sparkforge.build.imagenote import ImageNote
+from sparkforge.build.packs.names import STAGE
 from sparkforge.build.receipt import SBOM, differences
 from sparkforge.build.results import CompiledWheelResult, OwnWheel, PackResult, WheelResult
 from sparkforge.core import git, plain
@@ -100,64 +101,43 @@ def _contents(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def _check_notes(report: Report, reading: Reading, context: Context) -> None:
-    note = reading.share(image.INPUTS)
-    if note is None:
-        report.problems.append(f"{image.INPUTS}: not in the image")
+    theirs = _note(reading)
+    if theirs is None:
+        report.problems.append(f"{imagenote.NAME}: not in the image")
         return
-    theirs = _items(note)
-    inputs = theirs["image"]
-    if key_of(inputs) != reading.labels.get(image.KEY_LABEL):
-        report.problems.append(f"label {image.KEY_LABEL}: does not match {image.INPUTS}")
-    stated = {**inputs["wheels"], "wheelhouse": inputs["wheelhouse"]}
-    for wheel in inputs["wheels"]:
-        if "kernels" in theirs[wheel]:
-            stated[wheel.replace("wheel", "kernels", 1)] = theirs[wheel]["kernels"]
-    for label, key in stated.items():
-        if key_of(theirs.get(label, {})) != key:
-            report.problems.append(f"{image.INPUTS}: {label}: its key differs")
-    for name, value in inputs["labels"].items():
+    if key_of(theirs.image) != reading.labels.get(image.KEY_LABEL):
+        report.problems.append(f"label {image.KEY_LABEL}: does not match {imagenote.NAME}")
+    report.problems += [
+        f"{imagenote.NAME}: {what}: its key differs" for what in theirs.other_keys()
+    ]
+    for name, value in theirs.image["labels"].items():
         if reading.labels.get(name) != value:
-            report.problems.append(f"label {name}: differs from {image.INPUTS}")
+            report.problems.append(f"label {name}: differs from {imagenote.NAME}")
     try:
-        ours = graph.made_of(_as_made(context, theirs), _base(context, report.base))
+        ours = graph.note_of(_as_made(context, theirs), _base(context, report.base))
     except (CompileError, EngineError, PinsError, UsageError) as error:
-        msg = f"{image.INPUTS}: the wheels were built in an unknown way"
+        msg = f"{imagenote.NAME}: the wheels were built in an unknown way"
         report.problems.append(f"{msg}: {error.what}")
         return
-    # parts by their inputs; the image names them by key, which would be a duplicate
-    for label in sorted(theirs.keys() | ours.keys()):
-        one, two = (dict(items.get(label, {})) for items in (theirs, ours))
-        for items in (one, two):
-            for key in ("wheels", "wheelhouse", "labels"):
-                if label == "image":
-                    items.pop(key, None)
-            if label.startswith("wheel "):
-                items.pop("kernels", None)
-                items.pop("sources", None)  # a choice of the build, not of the checkout
-            if label == LABEL:
-                items.pop("host", None)  # of the machine that compiled it
-        report.problems += [f"{label}: {text}" for text in differences(one, two)]
-    report.checked["inputs"] = len(theirs)
+    old, new = theirs.comparable(), ours.comparable()
+    for what in sorted(old.keys() | new.keys()):
+        found = differences(old.get(what, {}), new.get(what, {}))
+        report.problems += [f"{what}: {text}" for text in found]
+    report.checked["inputs"] = len(old)
 
 
-def _items(note: bytes) -> dict[str, dict[str, Any]]:
-    """Return an image's own list of inputs, by label."""
-    with installed.as_we_write(image.INPUTS):
-        found = {label: dict(inputs) for label, inputs in plain.json_of(note)["items"].items()}
-        inputs = found["image"]
-        absent = {"wheelhouse", "labels"} - inputs.keys() or (
-            {"wheelhouse", *dict(inputs["wheels"])} - found.keys()
-        )
-        if absent or not isinstance(inputs["labels"], dict):
-            raise LookupError(", ".join(sorted(absent)) or "labels")
-    return found
+def _note(reading: Reading) -> ImageNote | None:
+    """Return the image's own list of inputs; None if it has none."""
+    text = reading.share(imagenote.NAME)
+    with installed.as_we_write(imagenote.NAME):
+        return None if text is None else imagenote.loads(text)
 
 
-def _as_made(context: Context, items: Mapping[str, Mapping[str, Any]]) -> Context:
+def _as_made(context: Context, note: ImageNote) -> Context:
     """Return the same build made in the image's way: wheels overlaid or compiled, and its pack."""
-    stated = str(items["image"]["labels"].get(image.PACK_LABEL, ""))
+    stated = str(note.image["labels"].get(image.PACK_LABEL, ""))
     context = replace(context, pack=tuple(stated.split()))
-    native = [inputs["native"] for inputs in items.values() if "native" in inputs]
+    native = [inputs["native"] for inputs in note.wheels.values() if "native" in inputs]
     return replace(context, wheels="compile", native=native[0]) if native else context
 
 
@@ -291,37 +271,33 @@ def _check_bill(report: Report, reading: Reading, context: Context) -> None:
     report.checked["components"] = len(parts)
 
 
-def _in_store(
-    context: Context, label: str, inputs: Mapping[str, Any] | None
-) -> Artefact[OwnWheel] | None:
-    """Return what the store has of an image's wheel; None: nothing."""
-    if inputs is None:
-        return None
-    if label == LABEL:
-        return context.store.find(STAGE, inputs, PackResult)
-    kind = CompiledWheelResult if "native" in inputs else WheelResult
-    return context.store.find("wheels", inputs, kind)
+def _in_store(context: Context, note: ImageNote) -> Iterator[tuple[str, Artefact[OwnWheel]]]:
+    """Yield those of an image's wheels that the store has, by their references in the bill."""
+    for name in context.target.wheels:
+        inputs = note.wheels.get(name, {})
+        kind = CompiledWheelResult if "native" in inputs else WheelResult
+        if (wheel := context.store.find("wheels", inputs, kind)) is not None:
+            yield f"own-{name}", wheel
+    if note.pack is not None:
+        pack = context.store.find(STAGE, note.pack, PackResult)
+        if pack is not None:
+            yield sbom.PACK, pack
 
 
 def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
     """Compare installed files of our wheels with the wheels, if the store has them."""
     bill = reading.share(SBOM)
-    note = reading.share(image.INPUTS)
+    note = _note(reading)
     if bill is None or note is None:
         return
     hashes = {part.ref: part.sha256 for part in _parts(bill)}
-    theirs = _items(note)
     rows = dict(_records(reading))
     compared = 0
-    references = {f"wheel {name}": f"own-{name}" for name in context.target.wheels}
-    for label, reference in {**references, LABEL: sbom.PACK}.items():
-        made = _in_store(context, label, theirs.get(label))
-        if made is None:
-            continue
+    for reference, made in _in_store(context, note):
         compared += 1
         if made.result.sha256 != hashes.get(reference):
             report.problems.append(
-                f"{label}: differs from the wheel of the same inputs in the store"
+                f"{made.result.file}: differs from the wheel of the same inputs in the store"
             )
             continue
         with ZipFile(made.path / made.result.file) as wheel:

@@ -30,7 +30,7 @@ INPUTS: dict[str, Any] = {
 
 def share(folder: Path, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    text = json.dumps({"target": "spark", "items": {"image": {**INPUTS, **changes}}})
+    text = json.dumps({"target": "spark", "image": {**INPUTS, **changes}})
     (folder / "inputs.json").write_text(text)
     return folder
 
@@ -46,7 +46,7 @@ def test_a_key_names_the_release_and_what_compiles(tmp_path: Path) -> None:
         assert caches.build_key(share(tmp_path, **changed), "0.31.0+spark.1") != key
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"items": {"image": {}}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"image": {}}'])
 def test_without_a_note_the_installed_packages_make_the_key(tmp_path: Path, text: str) -> None:
     (tmp_path / "inputs.json").write_text(text)
     key = caches.build_key(tmp_path, "")

@@ -1,0 +1,105 @@
+"""The inputs of an image and of its parts, as a file in the image: ``verify IMAGE`` names changes.
+
+But for the C++ compiler of a pack they do not depend on the machine, nor on how sources were
+fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkforge.core import plain, typed
+from sparkforge.core.hashing import key_of
+
+Inputs = Mapping[str, Any]
+NAME = "inputs.json"
+"""The file, in the image's share folder."""
+
+
+@dataclass(frozen=True)
+class ImageNote:
+    """The inputs of an image, and of all that it names by a key alone."""
+
+    target: str
+    image: Inputs
+    wheels: Mapping[str, Inputs]
+    kernels: Mapping[str, Inputs]
+    """``wheels``, ``kernels``: by upstream."""
+    wheelhouse: Inputs
+    trial: Inputs = field(default_factory=dict)
+    """Of the preflight's checkpoint."""
+    pack: Inputs | None = None
+
+    def comparable(self) -> dict[str, Inputs]:
+        """Return the inputs that two builds of a checkout share, by what messages call the part.
+
+        Parts stand beside the image, which names them by key.
+        """
+        return {
+            "image": _without(self.image, "wheels", "wheelhouse", "labels"),
+            # the sources are a choice of the build, not of the checkout
+            **{
+                f"wheel {name}": _without(one, "kernels", "sources")
+                for name, one in self.wheels.items()
+            },
+            **{f"kernels {name}": one for name, one in self.kernels.items()},
+            "wheelhouse": self.wheelhouse,
+            "preflight checkpoint": self.trial,
+            # of the machine that compiled it
+            **({} if self.pack is None else {"pack": _without(self.pack, "host")}),
+        }
+
+    def other_keys(self) -> list[str]:
+        """Return the parts that are not those that image and wheels name by key."""
+        named = {*self.image["wheels"].values(), self.image["wheelhouse"]}
+        named |= {one["kernels"] for one in self.wheels.values() if "kernels" in one}
+        parts = {f"wheel {name}": one for name, one in self.wheels.items()}
+        parts |= {f"kernels {name}": one for name, one in self.kernels.items()}
+        parts |= {"wheelhouse": self.wheelhouse} | ({"pack": self.pack} if self.pack else {})
+        found = {what: key_of(one) for what, one in parts.items()}
+        missing = ["a part"] if named - set(found.values()) else []
+        return [what for what, key in found.items() if key not in named] or missing
+
+    def dumps(self) -> bytes:
+        """Return the text of the file."""
+        return f"{json.dumps(typed.as_json(self), indent=1, sort_keys=True)}\n".encode()
+
+
+def _without(inputs: Inputs, *names: str) -> Inputs:
+    return {name: value for name, value in inputs.items() if name not in names}
+
+
+def loads(text: bytes) -> ImageNote:
+    """Return the note in a text of ``dumps``, or of an older version.
+
+    Raises:
+        ValueError, LookupError, AttributeError: the text is invalid.
+    """
+    found = plain.json_of(text)
+    note = typed.load(ImageNote, _by_label(found) if "items" in found else found, exact=False)
+    if note is None or not isinstance(note.image["labels"], dict):
+        raise ValueError("a field is missing, or of another type")
+    return note
+
+
+def _by_label(older: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a note in which the inputs were listed by the labels of items."""
+    items = older["items"]
+
+    def named(kind: str) -> dict[str, Any]:
+        return {
+            label.removeprefix(kind): one for label, one in items.items() if label.startswith(kind)
+        }
+
+    return {
+        "target": older["target"],
+        "image": items["image"],
+        "wheels": named("wheel "),
+        "kernels": named("kernels "),
+        "wheelhouse": items["wheelhouse"],
+        "trial": items.get("preflight checkpoint", {}),
+        "pack": next(iter(named("pack ").values()), None),
+    }
