@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core.errors import CommandError, ImageError
@@ -25,35 +26,36 @@ def python_path(folder: Path) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-def install(
-    *,
-    python: Path,
-    lock: Path,
-    wheelhouse: Path,
-    unpacked: Path,
-    target: str,
-    wheels: Mapping[Path, str],
-    folder: Path,
-) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Ingredients:
+    """What a virtual environment is made from."""
+
+    python: Path
+    lock: Path
+    wheelhouse: Path
+    """Folder that satisfies ``lock``."""
+    unpacked: Path
+    """uv's cache of unpacked wheels; no other process may use it meanwhile."""
+    target: str
+    """Names the wheelhouse for uv."""
+    wheels: Mapping[Path, str]
+    """Ours, installed over it, with their recorded sha256."""
+
+
+def install(of: Ingredients, folder: Path) -> Path:
     """Create a virtual environment in ``folder/venv`` from local files.
 
     What uv keeps of a wheel may have been damaged by a disk or cut off by a power failure, and uv
     does not look: every byte is compared with the wheels, and what does not match is unpacked anew.
 
-    Args:
-        wheelhouse: folder that satisfies ``lock``.
-        unpacked: uv's cache of unpacked wheels; no other process may use it meanwhile.
-        target: names the wheelhouse for uv.
-        wheels: ours, installed over it, with their recorded sha256.
-
     Raises:
         ImageError: the wheels conflict, or the disk damages them.
     """
-    cache, venv = unpacked / "cache", folder / "venv"
+    cache, venv = of.unpacked / "cache", folder / "venv"
     while True:
         first_use = not cache.exists()
         try:
-            env = _installed(python, lock, wheelhouse, unpacked, target, wheels, folder)
+            env = _installed(of, folder)
             if not (wrong := envfiles.damaged(folder)):
                 break
             msg = f"{wrong[0]}: differs from its wheel ({len(wrong)} files do)"
@@ -79,48 +81,40 @@ def _conflict(error: CommandError) -> ImageError:
     return ImageError(msg, "check the target's requirements and drop_requires")
 
 
-def _installed(
-    python: Path,
-    lock: Path,
-    wheelhouse: Path,
-    unpacked: Path,
-    target: str,
-    wheels: Mapping[Path, str],
-    folder: Path,
-) -> Mapping[str, str | None]:
-    """Make ``folder/venv``; takes what ``install`` takes, and returns the variables for uv."""
+def _installed(of: Ingredients, folder: Path) -> Mapping[str, str | None]:
+    """Make ``folder/venv``; returns the variables for uv."""
     uv = uv_program()
     venv = folder / "venv"
     # uv identifies an unpacked wheel by the folder of the wheel: one name for every
     # wheelhouse of a target, only the wheels that are new are unpacked (27 s and 2.6 GB otherwise)
-    stable = unpacked / f"wheels-{target}"
-    fresh = unpacked / f".wheels-{target}.new"
+    stable = of.unpacked / f"wheels-{of.target}"
+    fresh = of.unpacked / f".wheels-{of.target}.new"
     fresh.unlink(missing_ok=True)
-    fresh.symlink_to(wheelhouse.resolve())
+    fresh.symlink_to(of.wheelhouse.resolve())
     fresh.rename(stable)
     # a user's settings for uv (indexes, overrides, dates) must not count here
     foreign = [n for n in os.environ if n.startswith("UV_") and not n.startswith("UV_PYTHON_")]
     env: dict[str, str | None] = {
         **dict.fromkeys(foreign),
-        "UV_CACHE_DIR": str(unpacked / "cache"),
+        "UV_CACHE_DIR": str(of.unpacked / "cache"),
         "UV_NO_CONFIG": "1",
         "UV_LINK_MODE": "hardlink",  # unpacked once into the cache, linked from there
         "VIRTUAL_ENV": "",
     }
     # relocatable: the folder is renamed when it is complete
     quiet = ("--quiet", "--python")
-    call(uv, "venv", "--relocatable", "--no-python-downloads", *quiet, python, venv, env=env)
+    call(uv, "venv", "--relocatable", "--no-python-downloads", *quiet, of.python, venv, env=env)
     install: list[str | Path] = [
         *(uv, "pip", "install", *quiet, venv / "bin" / "python"),
         *("--offline", "--no-index", "--no-deps"),
     ]
     log.info("installing third-party wheels")
     try:
-        third_party = ("--require-hashes", "--find-links", stable.as_uri(), "-r", lock)
+        third_party = ("--require-hashes", "--find-links", stable.as_uri(), "-r", of.lock)
         call(*install, *third_party, env=env, guarded=True)
-        log.info("installing " + ", ".join(wheel.name for wheel in wheels))
+        log.info("installing " + ", ".join(wheel.name for wheel in of.wheels))
         ours = folder / "ours.txt"
-        ours.write_text("".join(f"{line}\n" for line in _requirements(wheels)))
+        ours.write_text("".join(f"{line}\n" for line in _requirements(of.wheels)))
         # a cache of its own, since these wheels change; it is here, because this folder is swept
         # after a kill: --no-cache leaves hundreds of MB in /tmp then
         with tempfile.TemporaryDirectory(dir=folder) as own:

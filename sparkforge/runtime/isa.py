@@ -42,12 +42,6 @@ def here() -> InstructionSet | None:
     return best(_CPUINFO.read_text(encoding="utf-8")) if _CPUINFO.exists() else None
 
 
-def presentable() -> tuple[InstructionSet, ...]:
-    """Return the sets that processes of this machine can be shown, best first."""
-    top = here()
-    return () if top is None else INSTRUCTION_SETS[INSTRUCTION_SETS.index(top) :]
-
-
 def hiding(highest: InstructionSet) -> dict[str, str]:
     """Return the variables with which a process, and those it starts, see no better set.
 

@@ -156,9 +156,10 @@ from pathlib import Path
 from sparkforge.runtime import environment
 uv, folder = Path(sys.argv[1]), Path(sys.argv[2])
 environment.uv_program = lambda: uv
-environment.install(
-    python=uv, lock=folder, wheelhouse=folder, unpacked=folder, target="", wheels={}, folder=folder
+ingredients = environment.Ingredients(
+    python=uv, lock=folder, wheelhouse=folder, unpacked=folder, target="", wheels={}
 )
+environment.install(ingredients, folder)
 """
 
 

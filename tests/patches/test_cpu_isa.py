@@ -87,7 +87,8 @@ def test_a_first_request_of_one_token_and_the_logits(
     model: reference.Model,
     expected: npt.NDArray[np.float32],
 ) -> None:
-    if shown not in isa.presentable():
+    best = isa.here()
+    if best is None or isa.INSTRUCTION_SETS.index(shown) < isa.INSTRUCTION_SETS.index(best):
         pytest.skip(f"this CPU has no {shown}, and what it lacks cannot be made up")
     out = runs(shown, moe_backend)
     seen: dict[str, Any] = result_of(out)["isa"]

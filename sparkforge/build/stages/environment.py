@@ -39,15 +39,15 @@ def environment_item(
 
     def make(folder: Path, results: Results) -> EnvironmentResult:
         with context.store.unpacked() as unpacked:
-            environment.install(
+            ingredients = environment.Ingredients(
                 python=interpreter.ensure(context.store, version, offline=context.access.offline),
                 lock=context.lock,
                 wheelhouse=results.artefact(house).path / WHEELS,
                 unpacked=unpacked,
                 target=context.target_name,
                 wheels=wheels_of(wheels, results),
-                folder=folder,
             )
+            environment.install(ingredients, folder)
         last = context.store.last(context.target_name, label)
         if last is not None and (before := context.store.find(stage, last["inputs"], kind)):
             environment.share_byte_code(before.path, folder)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sparkforge.build import image, imagenote
@@ -27,6 +28,7 @@ from sparkforge.build.stages.trial import trial_files
 from sparkforge.core.hashing import key_of
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches
+from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of
 
 
@@ -105,7 +107,7 @@ def note_of(context: Context, parts: Parts, base: BaseImage) -> ImageNote:
 
 def image_item(
     context: Context, engine: Engine, base: BaseImage, parts: Parts
-) -> Item[ImageResult] | Item[ImageArchiveResult]:
+) -> Item[ImageResult | ImageArchiveResult]:
     """Return the image of these parts: in the engine, or in a file if the build is cold."""
     note = note_of(context, parts, base)
     inputs = note.image
@@ -130,22 +132,21 @@ def image_item(
         ours = wheels_of(parts.own, results)
         return image.Contents(ours, third_party, share, labels)
 
-    if context.cold:
-        return Item(
-            "image",
-            "image",
-            inputs,
-            ImageArchiveResult,
-            lambda folder, results: image.archive(engine, context, base, contents(results), folder),
-            needs=parts.items,
-        )
+    def make(folder: Path, results: Results) -> ImageResult | ImageArchiveResult:
+        build = image.archive if context.cold else image.build
+        return build(engine, context, base, contents(results), folder)
+
+    def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
+        made = artefact.result
+        return isinstance(made, ImageArchiveResult) or engine.has_image(made.tag)
+
     return Item(
         "image",
         "image",
         inputs,
-        ImageResult,
-        lambda folder, results: image.build(engine, context, base, contents(results), folder),
+        ImageArchiveResult if context.cold else ImageResult,
+        make,
         needs=parts.items,
-        valid=lambda artefact: engine.has_image(artefact.result.tag),
+        valid=valid,
         fetches=lambda: Fetches(unknown=("base image and system packages",)),
     )

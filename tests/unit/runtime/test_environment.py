@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,19 +19,22 @@ from tests.support import make_wheel
 VERSION = ".".join(platform.python_version_tuple()[:2])
 
 
-def bake(place: Path, wheel: Path, sha256: str) -> Path:
-    (place / "wheels").mkdir(exist_ok=True)
-    (place / "lock.txt").touch()
-    (place / "made").mkdir()
-    return environment.install(
+def ingredients(place: Path, wheels: Mapping[Path, str]) -> environment.Ingredients:
+    return environment.Ingredients(
         python=Path(sys.executable),
         lock=place / "lock.txt",
         wheelhouse=place / "wheels",
         unpacked=place,
         target="tiny",
-        wheels={wheel: sha256},
-        folder=place / "made",
+        wheels=wheels,
     )
+
+
+def bake(place: Path, wheel: Path, sha256: str) -> Path:
+    (place / "wheels").mkdir(exist_ok=True)
+    (place / "lock.txt").touch()
+    (place / "made").mkdir()
+    return environment.install(ingredients(place, {wheel: sha256}), place / "made")
 
 
 @pytest.mark.parametrize("name", ["plain", "with #, ; and space"])
@@ -111,15 +115,7 @@ def again(place: Path) -> Path:
     lock = third(place)
     (place / "lock.txt").write_text(lock)
     ours = make_wheel(place / "ours", version="1.0+spark.1")
-    venv = environment.install(
-        python=Path(sys.executable),
-        lock=place / "lock.txt",
-        wheelhouse=place / "wheels",
-        unpacked=place,
-        target="tiny",
-        wheels={ours: sha256_file(ours)},
-        folder=place / "made",
-    )
+    venv = environment.install(ingredients(place, {ours: sha256_file(ours)}), place / "made")
     return venv / "lib" / f"python{VERSION}" / "site-packages"
 
 

@@ -44,13 +44,6 @@ def test_other_cpus_have_none_of_them(text: str) -> None:
     assert isa.best(text) is None
 
 
-def test_what_a_cpu_has_can_be_hidden_and_nothing_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isa, "here", lambda: "avx512")
-    assert isa.presentable() == ("avx512", "avx2")
-    monkeypatch.setattr(isa, "here", lambda: None)
-    assert isa.presentable() == ()
-
-
 def make_torch(folder: Path) -> None:
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text("")
