@@ -240,7 +240,7 @@ def rollback(options: RollbackOptions) -> int:
     log.info(f"Compose uses {chosen.image}{f', not {before} any more' if before else ''}")
     if (outside := os.environ.get(variable(target))) and outside != chosen.image:
         log.warning(f"{variable(target)} in the environment overrides .env: unset it")
-    log.info("next     docker compose up -d   # a server that runs serves on until then")
+    log.info("next     docker compose up -d   # a running server keeps its image until then")
     return 0
 
 

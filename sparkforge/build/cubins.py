@@ -215,8 +215,8 @@ def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
         raise CompileError(msg, "use fewer registers, or list them in kernels.spills in pins.yaml")
     known = {name for name, _ in spilling}
     if needless := [name for name in request.spills if name not in known]:
-        msg = f"{request.source}: {needless[0]} keeps no register in memory"
-        raise CompileError(msg, "remove it from kernels.spills in pins.yaml")
+        msg = f"{request.source}: {needless[0]} does not spill, but kernels.spills lists it"
+        raise CompileError(msg, "remove it there, in pins.yaml")
 
 
 def _manifest(request: Request, found: Mapping[str, Sequence[Kernel]], out: Path) -> bytes:

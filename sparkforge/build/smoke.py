@@ -14,7 +14,7 @@ import requests
 from sparkforge.build.results import Answer, ReleaseProof, SmokeResult
 from sparkforge.core import plain
 from sparkforge.core.errors import SmokeError
-from sparkforge.core.log import log
+from sparkforge.core.log import counted, log
 from sparkforge.runtime.servers import MODEL_NAME, Server, complete, tail, wait_ready
 
 READY_TIMEOUT_S = 300.0
@@ -208,7 +208,7 @@ def _answer(server: Server, prompt: Sequence[int]) -> Answer:
     reply = _post(server, body)
     _expect(
         reply.ok,
-        f"a prompt of {len(prompt)} token(s): {reply.status_code} {reply.text[:300]}",
+        f"a prompt of {counted(len(prompt), 'token')}: {reply.status_code} {reply.text[:300]}",
         server,
     )
     choice = reply.json()["choices"][0]

@@ -36,19 +36,19 @@ class QualityOptions:
         metavar="KINDS",
     )
     max_kl: float | None = option(
-        "limit of the mean KL divergence of the next token, in place of the measured noise",
+        "limit of the mean KL divergence of the next token, instead of the measured noise",
         type=share,
         metavar="NATS",
     )
     """Nats."""
     min_agreement: float | None = option(
-        "least share of positions with the same top token, in place of the noise",
+        "least share of positions with the same top token, instead of the noise",
         type=share,
         metavar="SHARE",
     )
     """Share of positions."""
     max_score_drop: float | None = option(
-        "limit of the drop in right answers, in place of the test for chance",
+        "limit of the drop in right answers, instead of the test for chance",
         type=share,
         metavar="SHARE",
     )

@@ -11,7 +11,7 @@ from sparkforge.build.options import OutputOptions, chosen_series, source_option
 from sparkforge.cli import editing
 from sparkforge.core.command import Entry, argument
 from sparkforge.core.errors import SeriesError, UsageError
-from sparkforge.core.log import log
+from sparkforge.core.log import counted, log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import lint, series, worktree
@@ -75,7 +75,7 @@ def _list(options: SeriesOptions) -> int:
         )
         return 0
     for one in chosen:
-        log.heading(f"{one.upstream}: {len(one.patches)} patch(es)")
+        log.heading(f"{one.upstream}: {counted(len(one.patches), 'patch', 'patches')}")
         for patch in one.patches:
             risk = patch.trailers.get("Risk", "?")
             status = patch.trailers.get("Upstream-Status", "?")
@@ -115,8 +115,8 @@ def _check(options: CheckOptions) -> int:
             else f"not recorded: build.py {series.RECORD[source.provider]}"
         )
         log.info(
-            f"{one.upstream}: {len(one.patches)} patch(es) apply exactly, tree {patched.tree[:12]},"
-            f" {note}"
+            f"{one.upstream}: {counted(len(one.patches), 'patch applies', 'patches apply')}"
+            f" exactly, tree {patched.tree[:12]}, {note}"
         )
     if problems:
         raise SeriesError("\n".join(problems))
@@ -135,8 +135,8 @@ def _apply(options: ApplyOptions) -> int:
     patched = series.apply_recorded(store, patches, source, upstream)
     worktree.make(patched, patches, options.folder)
     log.info(
-        f"{options.folder}: {options.upstream} with {len(patches.patches)} patch(es),"
-        f" commit {patched.commit}"
+        f"{options.folder}: {options.upstream} with"
+        f" {counted(len(patches.patches), 'patch', 'patches')}, commit {patched.commit}"
     )
     log.document(
         {"folder": str(options.folder.resolve()), "commit": patched.commit, "tree": patched.tree}

@@ -276,9 +276,13 @@ def human_bytes(size: float) -> str:
     raise AssertionError("unreachable")
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, e.g. ``1 module`` or ``2 modules``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, e.g. ``1 module`` or ``2 modules``.
+
+    Args:
+        plural: the noun's; by default with an s.
+    """
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 log = Log()

@@ -51,7 +51,7 @@ class Code(Model):
     unused: str | None = None
     """Why the target runs no kernel of them; they are counted, not checked."""
     stack: Bytes | None = None
-    """Most bytes of stack of a thread, in place of the contract's."""
+    """Most bytes of stack of a thread, instead of the contract's."""
     needs: tuple[Kernels, ...] = ()
     jit: tuple[Excused, ...] = ()
     """Kernels that may be in PTX only."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkforge.core import git, transaction
 from sparkforge.core.errors import SeriesError, StaleError, UsageError
-from sparkforge.core.log import log
+from sparkforge.core.log import counted, log
 from sparkforge.pins import edit
 from sparkforge.pins.pins import Provider, Recorded
 from sparkforge.series import series, staging
@@ -156,7 +156,7 @@ def document(report: Report, written: Sequence[Path]) -> dict[str, Any]:
     for line in report.lines():
         log.info(line)
     if report.unchanged:
-        log.info(f"{report.unchanged} patch(es) up to date")
+        log.info(counted(report.unchanged, "patch", "patches") + " up to date")
     for path in written:
         log.detail(f"written: {path}")
     return {**asdict(report), "written": [str(path) for path in written]}

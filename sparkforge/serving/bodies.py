@@ -1,7 +1,7 @@
 """Refuse requests that are too large: ASGI middleware that vLLM loads (``--middleware``).
 
 vLLM has no limit. A chat of 16 MiB is refused as too long for the context, but only once it is
-parsed, and until then, for seconds, the process answers nobody else (docs/accept.md).
+parsed, and until then, for seconds, the process answers no other request (docs/accept.md).
 """
 
 from __future__ import annotations

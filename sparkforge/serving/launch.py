@@ -253,7 +253,7 @@ def _plan(
     jobs = compilers.max_jobs(profile, line, chosen.max_jobs)
     hang_s = chosen.hang_s
     if hang_s and "--disable-log-stats" in line:
-        say("with --disable-log-stats a busy server looks like one that hangs: none is ended")
+        say("--disable-log-stats: hang detection is off, since a busy server would look hung")
         hang_s = 0
     # three failed checks, and the time between them, fit into the time that a hang may take
     look_s, every_s = min(LOOK_S, hang_s / 5 or LOOK_S), min(EVERY_S, hang_s / 12 or EVERY_S)

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import FetchError, IntegrityError
-from sparkforge.core.log import human_bytes, log
+from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _download(wanted: _Wanted, progress: _Progress) -> None:
                 final_no |= isinstance(error, ValueError)  # requests' errors for an invalid URL
                 if attempt == _ATTEMPTS or final_no:
                     have = partial.stat().st_size if partial.exists() else 0
-                    msg = f"{name}: download failed after {attempt} attempt(s): {error}"
+                    msg = f"{name}: download failed after {counted(attempt, 'attempt')}: {error}"
                     remedy = "check the network, proxy and certificates, then run again"
                     if have:
                         remedy += f"; it continues after {human_bytes(have)}"

@@ -281,7 +281,7 @@ def test_an_answer_in_one_piece_is_measured_again(
     monkeypatch.setenv("FAKE_JOINED", "5")
     capsys.readouterr()
     assert bench(tmp_path, *here, "--out", str(tmp_path / "other")) == 27
-    assert "no speed of decode in 5 attempts" in capsys.readouterr().err
+    assert "no decode speed after 5 attempts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_an_answer_in_one_piece_is_measured_again(
     [
         (["--url", "127.0.0.1:8000"], "is not the URL of a server"),
         (["--url", "http://user:hunter2@h"], "is not the URL of a server"),
-        (["--url", "http://h", "--api-key-file", __file__], "not one word of ASCII"),
+        (["--url", "http://h", "--api-key-file", __file__], "not an API key"),
         (["--url", "http://h", "--vs", "unpatched"], "--vs is for a server that bench starts"),
         (["--url", "http://h", "--profile", "fats"], "did you mean fast"),
         (["--url", "http://h", "--", "--max-num-seqs", "4"], "-- is for a server that bench"),

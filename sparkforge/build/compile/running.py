@@ -19,7 +19,7 @@ from sparkforge.build.compile.recipe import Recipe, container, container_name
 from sparkforge.core import git
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CommandError, CompileError
-from sparkforge.core.log import log
+from sparkforge.core.log import counted, log
 from sparkforge.core.run import call
 from sparkforge.runtime import containers
 from sparkforge.runtime.engine import Engine
@@ -101,7 +101,7 @@ def run(recipe: Recipe, sources: Sources, place: Place) -> Made:
         log.info(took)
     wheels = list((place.work / "out").glob("*.whl"))
     if len(wheels) != 1:
-        msg = f"the build left {len(wheels)} wheels in {place.work / 'out'}, not one"
+        msg = f"expected one wheel in {place.work / 'out'}, found {len(wheels)}"
         raise CompileError(msg, f"see the log {place.work / 'log.txt'}")
     made = {}
     for native in recipe.decision.compiled:
@@ -249,6 +249,6 @@ def cost(units: Path) -> str | None:
     mib, source = max((int(row[0]), Path(row[-1]).name) for row in rows)
     seconds = sum(float(row[1]) for row in rows)
     return (
-        f"{len(rows)} file(s) compiled in {seconds:.0f} s of CPU time; the largest took"
+        f"{counted(len(rows), 'file')} compiled in {seconds:.0f} s of CPU time; the largest took"
         f" {mib / 1024:.1f} GiB: {source}"
     )

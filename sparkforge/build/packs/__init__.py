@@ -1,1 +1,1 @@
-"""FlashInfer's modules compiled ahead of time: a wheel that FlashInfer loads in place of nvcc."""
+"""FlashInfer's modules compiled ahead of time: a wheel that FlashInfer loads instead of nvcc."""

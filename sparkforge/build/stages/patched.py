@@ -9,7 +9,7 @@ from sparkforge.build.context import Context
 from sparkforge.build.item import Item, Results, source_of
 from sparkforge.build.results import SeriesResult, SourceResult
 from sparkforge.core import git
-from sparkforge.core.log import log
+from sparkforge.core.log import counted, log
 from sparkforge.series import series
 from sparkforge.store.codekey import code_of
 
@@ -40,7 +40,8 @@ def series_item(
         patched = series.apply_recorded(context.store, patches, source, upstream)
         known = source.provider in upstream.patched
         note = "as recorded" if known else f"from {source.provider}, not recorded in pins.yaml"
-        log.info(f"{name}: {len(patches.patches)} patch(es), tree {patched.tree[:12]} ({note})")
+        count = counted(len(patches.patches), "patch", "patches")
+        log.info(f"{name}: {count}, tree {patched.tree[:12]} ({note})")
         return SeriesResult(source.commit, patched.commit, patched.tree, dict(patched.touched))
 
     repo = context.store.git_path(name)

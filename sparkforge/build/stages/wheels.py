@@ -12,7 +12,7 @@ from sparkforge.build.context import UNPATCHED, Context
 from sparkforge.build.item import Item, Results, holds_wheel, kernels_of, source_of
 from sparkforge.build.results import KernelsResult, SeriesResult, SourceResult, WheelResult
 from sparkforge.core.hashing import sha256_file
-from sparkforge.core.log import log
+from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import ReleaseFile
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
@@ -114,7 +114,7 @@ def seal(made: Overlaid, results: Results, kernels: Item[KernelsResult] | None) 
     """Make a finished wheel read-only; return its entry in the receipt."""
     made.path.chmod(0o444)  # dist/ links to it: who changes that copy must not change ours
     sha256 = sha256_file(made.path)
-    counts = f"{len(made.replaced)} file(s) replaced, {len(made.added)} added"
+    counts = f"{counted(len(made.replaced), 'file')} replaced, {len(made.added)} added"
     log.info(f"{made.path.name}: {counts}")
     if made.compile_only:
         paths = ", ".join(made.compile_only)

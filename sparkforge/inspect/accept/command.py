@@ -74,7 +74,7 @@ class Options:
         group="accuracy",
     )
     load: float | None = option(
-        "put the server under load for this long, in place of the other checks",
+        "put the server under load for this long, instead of the other checks",
         type=positive,
         metavar="MINUTES",
         group="load",

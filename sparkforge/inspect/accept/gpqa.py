@@ -26,7 +26,7 @@ from typing import Any
 
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import UsageError
-from sparkforge.core.log import log
+from sparkforge.core.log import counted, log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.inspect.accept.row import Subject, Unmet
 from sparkforge.runtime import client
@@ -224,7 +224,8 @@ def run(
     cases = list(_cases(questions.rows, repeats))
     letters = {number: said for number, said in kept.letters().items() if number < len(cases)}
     if letters:
-        log.info(f"continues with {len(letters)} answers of {kept.path}; remove it to begin anew")
+        there = counted(len(letters), "answer")
+        log.info(f"continuing with {there} from {kept.path}; delete it to start over")
     open_ = [number for number in range(len(cases)) if number not in letters]
 
     def one(number: int, stopping: Event) -> str:

@@ -214,13 +214,15 @@ def _text(path: Path) -> str:
 def _key(path: Path | None) -> str:
     if path is None:
         return ""
+    hint = "give the file that holds the key"
     try:
         key = path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(f"--api-key-file {path}: {why}", "name a file with one word") from None
+        raise UsageError(f"--api-key-file {path}: {why}", hint) from None
     if not is_key(key):
-        raise UsageError(f"--api-key-file {path}: not one word of ASCII", "name a file with one")
+        msg = f"--api-key-file {path}: not an API key (one line of ASCII without spaces)"
+        raise UsageError(msg, hint)
     return key
 
 
@@ -257,7 +259,7 @@ def _report(results: Any, folders: list[Path], *, as_json: bool) -> int:
 
 
 def _finite(value: Any) -> Any:
-    """Return a JSON value with None in place of infinity."""
+    """Return a JSON value with None instead of infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

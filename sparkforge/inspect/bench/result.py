@@ -138,7 +138,7 @@ def load(path: Path) -> Result:
         raise BenchError(f"{file}: not a result of `build.py bench`", remedy)
     for one in result.samples:
         if not one.values or not all(_MIN < x < _MAX for x in one.values):
-            raise BenchError(f"{file}: {one.name} has a sample that nothing measures", remedy)
+            raise BenchError(f"{file}: {one.name} has a sample out of range", remedy)
     return result
 
 

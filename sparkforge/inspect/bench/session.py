@@ -239,5 +239,6 @@ def _measured(common: Call, asked: Asked, test: Test, logs: Path) -> list[Sample
         if samples.decoded(found):
             return found
         log.info(f"{test.name}: no answer came in more than one piece")
-    msg = f"{test.name}: no speed of decode in {_ATTEMPTS} attempts: each answer came in one piece"
+    tried = f"no decode speed after {_ATTEMPTS} attempts"
+    msg = f"{test.name}: {tried}: every answer arrived in one piece"
     raise BenchError(msg, f"see {logs / test.slug}.log, and the server's")

@@ -265,7 +265,7 @@ CHECKS: Mapping[str, Check] = {
             "same-driver": (
                 "driver and kernel on both",
                 "warn: they differ",
-                "we know of nobody who tried such a pair",
+                "no report of such a pair is known",
             ),
             "time": (
                 "the two clocks (measured by the worker's doctor)",

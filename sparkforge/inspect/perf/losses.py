@@ -20,7 +20,7 @@ _CHANCE = 0.025  # that equals lose so many answers; Student's 95 % has as much 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the loss, each in place of the noise; None: the noise.
+    """Limits of the loss, each instead of the noise; None: the noise.
 
     Attributes:
         max_kl: mean divergence of the next token's distribution, in nats.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sparkforge.core.log import counted
 from sparkforge.inspect.proofs.sass import Kernel
 
 SHARED_LIMIT = 101_376
@@ -43,7 +44,7 @@ def problems(kernels: Sequence[Kernel], promise: Promise, arch: str) -> list[str
         return ["has no kernel"]
     found = [problem for kernel in kernels for problem in _problems(kernel, promise, arch)]
     if promise.kernels is not None and len(kernels) != promise.kernels:
-        found.append(f"has {len(kernels)} kernel(s), not {promise.kernels}")
+        found.append(f"has {counted(len(kernels), 'kernel')}, not {promise.kernels}")
     return found
 
 

@@ -13,7 +13,7 @@ from sparkforge.core import generated
 from sparkforge.core.command import Entry, argument, count, option, switch
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import ProofError, UsageError
-from sparkforge.core.log import log
+from sparkforge.core.log import counted, log
 from sparkforge.inspect.perf import kernelwork
 from sparkforge.inspect.proofs import (
     report,
@@ -84,7 +84,7 @@ def run(options: Options) -> int:
     at_once = runner.width(options.jobs)
     verdicts, works = [], []
     if with_nvcc:
-        log.heading(f"{len(todo)} unit(s) to prove, {at_once} at once, with nvcc {nvcc}")
+        log.heading(f"{counted(len(todo), 'unit')} to prove, {at_once} at once, with nvcc {nvcc}")
         verdicts += runner.prove(store, todo, trees, readers, at_once)
     for unit in chosen:
         if unit.stage:

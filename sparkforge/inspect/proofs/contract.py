@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sparkforge.core.log import counted
 from sparkforge.inspect.proofs.sass import Kernel
 from sparkforge.inspect.proofs.wheelcode import CodeResult, Device, Library
 from sparkforge.pins.contracts import Code, Contract, Excused
@@ -80,7 +81,7 @@ def _needed(kernels: Sequence[Kernel], rules: Code) -> _Found:
     for need in rules.needs:
         named = [kernel for kernel in kernels if re.search(need.kernels, kernel.name)]
         if len(named) < need.least:
-            yield "mma", "", f"has {len(named)} kernel(s) {need.kernels}, not {need.least}"
+            yield "mma", "", f"has {counted(len(named), 'kernel')} {need.kernels}, not {need.least}"
         for kernel in named:
             if not any(re.fullmatch(need.mma, word) for word in kernel.mma):
                 has = ", ".join(kernel.mma) or "none"

@@ -162,7 +162,7 @@ def _most_in_flight(seen: Sequence[Instruction], weights: str) -> int:
         if re.fullmatch(weights, one.word):
             if not re.match(r"R\d+,", one.operands):
                 msg = f"{one.text}: it fills no registers, so its bytes in flight are not known"
-                raise ProofError(msg, "teach sparkforge/inspect/proofs/flow.py these loads")
+                raise ProofError(msg, "add these loads to sparkforge/inspect/proofs/flow.py")
             waiting -= {first for first in waiting if any(0 <= r - first < 4 for r in named[1:])}
             waiting.add(named[0])
             most = max(most, len(waiting))

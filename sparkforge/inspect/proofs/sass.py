@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkforge.core.errors import ProofError
+from sparkforge.core.log import counted
 from sparkforge.inspect.proofs.listing import words
 
 _TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
@@ -70,7 +71,7 @@ def read(sass: str, usage: str) -> list[Kernel]:
     resources = {name: [int(n) for n in numbers] for name, *numbers in _USAGE.findall(usage)}
     if bodies.keys() != resources.keys() or (bodies and target is None):
         msg = (
-            f"cuobjdump's listings disagree: {len(bodies)} kernel(s) with code,"
+            f"cuobjdump's listings disagree: {counted(len(bodies), 'kernel')} with code,"
             f" {len(resources)} with resources"
         )
         raise ProofError(msg, "check that nvdisasm and cuobjdump have the same version")

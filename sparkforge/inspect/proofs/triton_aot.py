@@ -21,6 +21,7 @@ from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core import git, plain
 from sparkforge.core.errors import CommandError, ProofError
 from sparkforge.core.hashing import code_digest
+from sparkforge.core.log import counted
 from sparkforge.core.run import call
 from sparkforge.inspect.proofs import checks
 from sparkforge.inspect.proofs.runner import Job, Verdict
@@ -153,7 +154,7 @@ def prove(context: Context, unit: Unit, readers: Readers) -> list[Verdict]:
             else:
                 wrong += checks.problems(case.kernels, unit.promise, arch)
                 if case.scatter4:
-                    wrong.append(f"has {case.scatter4} TMA scatter(s), which SM12x lacks")
+                    wrong.append(f"has {counted(case.scatter4, 'TMA scatter')}, which SM12x lacks")
                 if not case.gather4:
                     wrong.append("has no TMA gather, which SM12x supports")
             found += [f"tile of {case.block_m} rows: {problem}" for problem in wrong]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sparkforge.core import git
 from sparkforge.core.errors import CommandError, SeriesError
-from sparkforge.core.log import log
+from sparkforge.core.log import counted, log
 from sparkforge.series import worktree
 from sparkforge.series.series import Patched, Series
 from sparkforge.series.worktree import WorkTree
@@ -30,7 +30,8 @@ def ensure(patched: Patched, series: Series, folder: Path) -> WorkTree:
         SeriesError: it is a work tree of another upstream.
     """
     if not folder.exists():
-        log.info(f"{folder}: {series.upstream} with {len(series.patches)} patch(es)")
+        patches = counted(len(series.patches), "patch", "patches")
+        log.info(f"{folder}: {series.upstream} with {patches}")
         return worktree.make(patched, series, folder)
     tree = worktree.read(folder)
     if tree.upstream != series.upstream:
@@ -68,11 +69,12 @@ def _moved(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
                 tree.git("cherry-pick", "--abort")
             tree.git("reset", "--quiet", "--keep", before)
             log.warning(
-                f"{tree.folder}: your {len(own)} commit(s) do not apply to the new series; the"
-                f" work tree was not updated:\n{error}"
+                f"{tree.folder}: {counted(len(own), 'commit of yours does', 'commits of yours do')}"
+                f" not apply to the new series; the work tree was not updated:\n{error}"
             )
             return tree
-    log.info(f"{tree.folder}: updated to the new series, with {len(own)} commit(s) of yours on top")
+    mine = counted(len(own), "commit")
+    log.info(f"{tree.folder}: updated to the new series, with {mine} of yours on top")
     return worktree.rebased(tree, patched, series)
 
 

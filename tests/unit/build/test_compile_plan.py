@@ -294,5 +294,5 @@ def test_what_the_compilers_took_is_said(tmp_path: Path) -> None:
     assert cost(units) is None
     units.write_text("9124\t109.65\t115.5\t0\t/build/tree/a b.cu\n110\t0.60\t0.6\t0\t/x/c.cpp\n")
     assert cost(units) == (
-        "2 file(s) compiled in 110 s of CPU time; the largest took 8.9 GiB: a b.cu"
+        "2 files compiled in 110 s of CPU time; the largest took 8.9 GiB: a b.cu"
     )

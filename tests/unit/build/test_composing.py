@@ -189,7 +189,7 @@ def test_the_environment_counts_before_dot_env(
     }
     said = "".join(capsys.readouterr())
     assert "in the environment overrides .env" in said
-    assert "docker compose up -d   # a server that runs serves on until then" in said
+    assert "docker compose up -d   # a running server keeps its image until then" in said
 
 
 def test_images_lists_the_newest_first_and_marks_what_compose_uses(

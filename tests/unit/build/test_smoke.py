@@ -163,8 +163,8 @@ def test_a_server_that_keeps_its_promises_passes() -> None:
     ("wrong", "complaint"),
     [
         ({"models": ("other",)}, "/v1/models lists"),
-        ({"status": 500}, "a prompt of 1 token(s): 500"),
-        ({"one_token_first_kills": True}, "a prompt of 1 token(s): 500"),
+        ({"status": 500}, "a prompt of 1 token: 500"),
+        ({"one_token_first_kills": True}, "a prompt of 1 token: 500"),
         ({"drift": 1}, "two completions at temperature 0 differ"),
         ({"completion_tokens": 23}, "requested 24 tokens"),
         ({"prompt_tokens": 3}, "usage says"),

@@ -265,6 +265,7 @@ def test_sizes_are_in_binary_units(size: int, text: str) -> None:
 
 def test_a_noun_has_its_number() -> None:
     assert [counted(number, "unit") for number in range(3)] == ["0 units", "1 unit", "2 units"]
+    assert [counted(number, "patch", "patches") for number in (1, 2)] == ["1 patch", "2 patches"]
 
 
 # -- errors ------------------------------------------------------------------------

@@ -526,7 +526,7 @@ def test_an_interrupted_measurement_continues(
     assert score.score == 1.0
     assert score.seconds > 1000  # those of the interrupted run count
     assert len(asked) == 2 * 198 - done
-    assert f"continues with {done} answers" in capsys.readouterr().out
+    assert f"continuing with {done} answers from" in capsys.readouterr().out
     assert len(kept.letters()) == 2 * 198  # until the report is written
 
 

@@ -27,6 +27,7 @@ from sparkforge.inspect.bench.benchy import check_tokenizer
 from sparkforge.inspect.bench.guard import Guard, Times, times
 from sparkforge.inspect.perf import rooflinetable
 from sparkforge.runtime.servers import Launch
+from sparkforge.store.store import Store
 from tests.results import context_of, step
 
 from .bench_results import DEEP, FOUR, ONE, samples
@@ -360,7 +361,7 @@ def test_the_release_gets_the_same_options_but_ours() -> None:
 def test_the_sides_of_a_build_differ_in_what_only_the_patches_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = context_of("cpu")
+    context = context_of("cpu", store=Store(tmp_path / "store"))
     graph = graph_of(context)
     product, environment = graph.product, EnvironmentResult()
     wheels = [step(item, WheelResult(f"{item.label}.whl", "0", "1")) for item in graph.own]

@@ -165,7 +165,7 @@ def test_a_family_target_is_its_number_in_machine_code(good: Kernel) -> None:
 def test_a_missing_kernel_and_a_missing_size_are_seen(good: Kernel) -> None:
     assert checks.problems([], PROMISE, "121a") == ["has no kernel"]
     assert any(
-        "has 2 kernel(s), not 1" in one for one in checks.problems([good, good], PROMISE, "121a")
+        "has 2 kernels, not 1" in one for one in checks.problems([good, good], PROMISE, "121a")
     )
     sized = replace(PROMISE, sized=True)
     assert any("dynamic shared memory" in one for one in checks.problems([good], sized, "121a"))
