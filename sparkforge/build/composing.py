@@ -34,7 +34,7 @@ MODELS_VOLUME = "sparkforge-models"
 
 
 @dataclass(frozen=True)
-class Baked:
+class BuiltImage:
     """A name of an image of a target in the engine; a published image has several."""
 
     target: str
@@ -85,7 +85,9 @@ def keep_models(engine: Engine, target: pins.Target, image_platform: str) -> Non
         engine.client.volumes.create(MODELS_VOLUME)
 
 
-def on_engine(engine: Engine, targets: Sequence[str], variables: Mapping[str, str]) -> list[Baked]:
+def on_engine(
+    engine: Engine, targets: Sequence[str], variables: Mapping[str, str]
+) -> list[BuiltImage]:
     """Return the images of targets, by target, the newest first."""
     found = []
     for one in engine.client.images.list(filters={"label": image.TARGET_LABEL}):
@@ -94,7 +96,7 @@ def on_engine(engine: Engine, targets: Sequence[str], variables: Mapping[str, st
             continue
         for name in _names(one, image.repository(target)):
             found.append(
-                Baked(
+                BuiltImage(
                     target,
                     name,
                     str(one.id),
@@ -144,19 +146,19 @@ def images(options: ImagesOptions) -> int:
         here.pins.target(target)
     variables = envfile.seen(here.root / ".env")
     engine = connect()
-    baked = on_engine(engine, targets, variables)
+    built = on_engine(engine, targets, variables)
     if options.prune:
-        return _prune(engine, baked, dry_run=options.dry_run)
+        return _prune(engine, built, dry_run=options.dry_run)
     missing = {
         target: name
         for target in targets
         if (name := in_use(variables, target))
-        and not any(one.used for one in baked if one.target == target)
+        and not any(one.used for one in built if one.target == target)
     }
     if options.output.json:
-        log.json({"images": [asdict(one) for one in baked], "missing": missing})
+        log.json({"images": [asdict(one) for one in built], "missing": missing})
         return 0
-    if not baked:
+    if not built:
         log.info(f"the engine has no image of {', '.join(targets)}")
     rows: list[tuple[str, ...]] = [
         (
@@ -166,7 +168,7 @@ def images(options: ImagesOptions) -> int:
             human_bytes(one.size),
             f"key {one.key[:12]}",
         )
-        for one in baked
+        for one in built
     ]
     if rows:
         log.table(rows)
@@ -179,16 +181,16 @@ def images(options: ImagesOptions) -> int:
     return 0
 
 
-def old_ones(baked: Sequence[Baked]) -> list[Baked]:
+def old_ones(built: Sequence[BuiltImage]) -> list[BuiltImage]:
     """Return the images to remove: older than the one before the one that Compose uses.
 
     If Compose uses no image of a target, the target's newest image counts as used.
 
     Args:
-        baked: as ``on_engine`` gives them.
+        built: as ``on_engine`` gives them.
     """
-    old: list[Baked] = []
-    for _, group in itertools.groupby(baked, key=lambda one: one.target):
+    old: list[BuiltImage] = []
+    for _, group in itertools.groupby(built, key=lambda one: one.target):
         names = list(group)
         ordered = list(dict.fromkeys(one.image_id for one in names))
         used = next((ordered.index(one.image_id) for one in names if one.used), 0)
@@ -196,9 +198,9 @@ def old_ones(baked: Sequence[Baked]) -> list[Baked]:
     return old
 
 
-def _prune(engine: Engine, baked: Sequence[Baked], *, dry_run: bool) -> int:
+def _prune(engine: Engine, built: Sequence[BuiltImage], *, dry_run: bool) -> int:
     """Remove old images, or print them; images of containers stay, with a warning."""
-    old = old_ones(baked)
+    old = old_ones(built)
     stay: dict[str, str] = {}
     freed = 0
     if dry_run:
@@ -229,8 +231,8 @@ def rollback(options: RollbackOptions) -> int:
     pinned = place.pins.target(target)
     env_file = place.root / ".env"
     variables, engine = envfile.seen(env_file), connect()
-    baked = on_engine(engine, [target], variables)
-    chosen = _chosen(baked, target, options.image, in_use(variables, target))
+    built = on_engine(engine, [target], variables)
+    chosen = _chosen(built, target, options.image, in_use(variables, target))
     here = envfile.read(env_file)
     before = here.get(variable(target), "")
     served = {} if "COMPOSE_PROFILES" in here else {"COMPOSE_PROFILES": target}
@@ -244,22 +246,22 @@ def rollback(options: RollbackOptions) -> int:
     return 0
 
 
-def _chosen(baked: Sequence[Baked], target: str, wanted: str | None, used: str) -> Baked:
+def _chosen(built: Sequence[BuiltImage], target: str, wanted: str | None, used: str) -> BuiltImage:
     listing = f"python3 build.py images --target {target}"
     if wanted is not None:
-        for one in baked:
+        for one in built:
             if familiar(wanted) in (one.image, one.image.partition(":")[2], one.image_id):
                 return one
         raise ImageError(f"the engine has no image {wanted} of target {target}", f"see {listing}")
-    at = next((at for at, one in enumerate(baked) if one.used), None)
+    at = next((at for at, one in enumerate(built) if one.used), None)
     if at is None:
         what = f"{used}, which Compose uses, is gone" if used else "Compose uses no image yet"
         msg = f"no previous image of {target} is known: {what}"
         raise ImageError(msg, f"choose one: build.py rollback --target {target} IMAGE; {listing}")
-    for one in baked[at + 1 :]:
-        if one.image_id != baked[at].image_id:  # and no other name of the same
+    for one in built[at + 1 :]:
+        if one.image_id != built[at].image_id:  # and no other name of the same
             return one
-    msg = f"{baked[at].image} is the oldest image of target {target}"
+    msg = f"{built[at].image} is the oldest image of target {target}"
     raise ImageError(msg, f"see {listing}")
 
 

@@ -213,7 +213,7 @@ def total(steps: Sequence[Step]) -> Total:
     return Total(sum(step.download for step in steps), unknown)
 
 
-def words(fetches: Total) -> str:
+def describe(fetches: Total) -> str:
     """Return the size and names of downloads as text, or "nothing"."""
     size = [human_bytes(fetches.known)] if fetches.known else []
     return ", ".join([*size, *fetches.unknown]) or "nothing"
@@ -231,7 +231,7 @@ def show(context: Context, steps: Sequence[Step]) -> None:
     new = 0
     for step in steps:
         fetches = total([step])
-        size = f"  (fetches {words(fetches)})" if fetches != Total(0, ()) else ""
+        size = f"  (fetches {describe(fetches)})" if fetches != Total(0, ()) else ""
         log.info(f"{step.label:28} {step.key[:12]}  {step.state}{size}")
         if step.why == _NEW:
             new += 1
@@ -245,4 +245,4 @@ def show(context: Context, steps: Sequence[Step]) -> None:
     unsized = (
         "; plus downloads of unknown size by git and the engine" if total(steps).unknown else ""
     )
-    log.info(f"to fetch: {words(total(steps))}{unsized}")
+    log.info(f"to fetch: {describe(total(steps))}{unsized}")

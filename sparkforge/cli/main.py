@@ -96,46 +96,51 @@ def _parser(command: str = "") -> Parser:
     return parser
 
 
-def _parsed(words: Sequence[str]) -> argparse.Namespace:
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command line."""
     try:
-        return _parser(words[0]).parse_args(words)
+        return _parser(arguments[0]).parse_args(arguments)
     except UsageError:
-        return _parser().parse_args(words)  # knows which commands take an option
+        return _parser().parse_args(arguments)  # knows which commands take an option
 
 
-def spelled_out(words: Sequence[str]) -> list[str]:
+def spelled_out(arguments: Sequence[str]) -> list[str]:
     """Return a command line with the names of its command in full."""
-    words = list(words)
+    arguments = list(arguments)
     # two older spellings
-    if words[:2] == ["patches", "docs"]:
-        words[:2] = ["docs"]
-    elif words[:1] == ["bench"] and "--quality" in words:
-        words.remove("--quality")
-        words.insert(1, "quality")
+    if arguments[:2] == ["patches", "docs"]:
+        arguments[:2] = ["docs"]
+    elif arguments[:1] == ["bench"] and "--quality" in arguments:
+        arguments.remove("--quality")
+        arguments.insert(1, "quality")
     # `build.py bench --target spark` is `build.py bench run --target spark`
-    if words[:1] == ["bench"] and words[1:] and words[1].startswith("-") and words[1] not in _HELP:
-        words.insert(1, "run")
+    if (
+        arguments[:1] == ["bench"]
+        and arguments[1:]
+        and arguments[1].startswith("-")
+        and arguments[1] not in _HELP
+    ):
+        arguments.insert(1, "run")
     # `build.py --target spark` is `build.py build --target spark`
-    if words and words[0].startswith("-") and words[0] not in _HELP:
-        words.insert(0, _DEFAULT_COMMAND)
-    return words
+    if arguments and arguments[0].startswith("-") and arguments[0] not in _HELP:
+        arguments.insert(0, _DEFAULT_COMMAND)
+    return arguments
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (see ``errors``)."""
-    if "_ARGCOMPLETE" in os.environ and arguments is None:
+    if "_ARGCOMPLETE" in os.environ and argv is None:
         from sparkforge.cli import completion  # a shell's Tab, and nothing else, needs it
 
         completion.complete(_parser, spelled_out)
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     behind: list[str] | None = None  # after --: for `vllm serve`, or a command
-    if "--" in words:
-        at = words.index("--")
-        words, behind = words[:at], words[at + 1 :]
-    if words and words[0] in overview.QUESTIONS:
-        words[0] = overview.QUESTIONS[words[0]]
-    words = spelled_out(words)
+    if "--" in arguments:
+        at = arguments.index("--")
+        arguments, behind = arguments[:at], arguments[at + 1 :]
+    if arguments and arguments[0] in overview.QUESTIONS:
+        arguments[0] = overview.QUESTIONS[arguments[0]]
+    arguments = spelled_out(arguments)
     _ended.clear()
     # a killed build must clean up as an interrupted one does
     for number in _ENDING:
@@ -147,14 +152,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
     # until the options are parsed
-    log.configure(to_stderr="--json" in words, verbose=False, mask=IN_URL)
+    log.configure(to_stderr="--json" in arguments, verbose=False, mask=IN_URL)
     log.answered = False
-    if not words:
+    if not arguments:
         log.usage(overview.short())
         return UsageError.exit_code
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # build.py has held them back
-        parsed = _parsed(words)
+        parsed = _parsed(arguments)
         log.configure(to_stderr=parsed.json, verbose=parsed.verbose)
         if behind == [] and parsed.command in _TAKES_A_COMMAND:
             raise UsageError("no command after --", "give a command, or omit --")

@@ -153,17 +153,17 @@ def add_options(
                 list(field.default) if more.get("action") == "append" else field.default
             )
         if declared.positional:
-            words: tuple[str, ...] = (field.name,)
+            names: tuple[str, ...] = (field.name,)
         else:
-            words = _words(field)
+            names = _names(field)
             more["dest"] = field.name
-        where.add_argument(*words, help=argparse.SUPPRESS if text is None else text, **more)
+        where.add_argument(*names, help=argparse.SUPPRESS if text is None else text, **more)
 
 
-def _words(field: Field[Any]) -> tuple[str, ...]:
+def _names(field: Field[Any]) -> tuple[str, ...]:
     """Return how an option is written."""
     declared: Declared = field.metadata[OPTION]
-    return declared.words or (f"--{field.name.replace('_', '-')}",)
+    return declared.names or (f"--{field.name.replace('_', '-')}",)
 
 
 def from_namespace(kind: type[T], parsed: argparse.Namespace) -> T:
@@ -186,7 +186,7 @@ def from_namespace(kind: type[T], parsed: argparse.Namespace) -> T:
 
 
 def _check_needs(kind: type[Any], values: Mapping[str, Any]) -> None:
-    options = {_words(one)[0]: one for one in fields(kind) if OPTION in one.metadata}
+    options = {_names(one)[0]: one for one in fields(kind) if OPTION in one.metadata}
     given = {name for name, one in options.items() if values[one.name] != one.default}
     for name in sorted(given):
         needs = options[name].metadata[OPTION].needs

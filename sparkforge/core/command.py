@@ -23,7 +23,7 @@ class Entry:
     """One command."""
 
     name: str
-    """Its words, such as ``patches check``."""
+    """As it is written, such as ``patches check``."""
     options: type[Any]
     run: Callable[[Any], int]
     """Takes one of those, and returns the exit code."""
@@ -37,7 +37,7 @@ class Entry:
 class Declared:
     """How argparse gets an option."""
 
-    words: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     """How it is written; empty: as its field, and for an argument its place."""
     help: str | None = None
     """None: it is not listed."""
@@ -56,7 +56,7 @@ class Declared:
 
 def option(
     help: str | None,
-    *words: str,
+    *names: str,
     default: Any = None,
     group: str = "",
     one_of: str = "",
@@ -65,7 +65,7 @@ def option(
     **more: Any,
 ) -> Any:
     """Declare an option; arguments as in ``Declared``."""
-    declared = Declared(words, help, group, one_of, needs, default_is, more)
+    declared = Declared(names, help, group, one_of, needs, default_is, more)
     return field(default=default, metadata={OPTION: declared})
 
 
@@ -74,9 +74,9 @@ def needed(help: str, **more: Any) -> Any:
     return option(help, default=MISSING, required=True, **more)
 
 
-def switch(help: str, *words: str, **more: Any) -> Any:
+def switch(help: str, *names: str, **more: Any) -> Any:
     """Declare an option without a value: False, unless it is given."""
-    return option(help, *words, default=False, action="store_true", **more)
+    return option(help, *names, default=False, action="store_true", **more)
 
 
 def repeated(help: str, **more: Any) -> Any:

@@ -201,14 +201,14 @@ def _profile(context: Context, name: str | None) -> Any:
 
 def _text(path: Path) -> str:
     try:
-        words = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UsageError(f"--text {path}: {why}", "name a text file") from None
-    if len(words) < _LEAST_TEXT:
-        msg = f"--text {path}: {len(words)} characters"
+    if len(text) < _LEAST_TEXT:
+        msg = f"--text {path}: {len(text)} characters"
         raise UsageError(msg, f"use a text of at least {_LEAST_TEXT:,}, such as a book")
-    return words
+    return text
 
 
 def _key(path: Path | None) -> str:

@@ -55,7 +55,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Move a series, or report on a move; 19 where a patch needs work."""
-    _check_words(options)
+    _check_options(options)
     if options.onto is not None and (options.all or options.dry_run):
         project = Project.open(options.project)
         if options.upstream is None:
@@ -68,7 +68,7 @@ def run(options: Options) -> int:
         return _one(options, project, options.upstream)
 
 
-def _check_words(options: Options) -> None:
+def _check_options(options: Options) -> None:
     answers = options.go_on or options.abort or options.skip is not None
     if options.upstream and options.all:
         raise UsageError("an upstream and --all conflict", "give only one")
@@ -138,7 +138,7 @@ def _one(options: Options, project: Project, upstream: str) -> int:
     landed = land(rebase, now)
     for path in landed.changed:
         log.info(f"changed: {path.relative_to(rebase.project.root)}")
-    _say(landed.companions)
+    _say(landed.drift)
     for patch, test in landed.tests.items():
         name = patch.removesuffix(".patch")
         log.warning(
@@ -151,7 +151,7 @@ def _one(options: Options, project: Project, upstream: str) -> int:
         log.info("next: run the patches' tests (--test runs them at the end of a rebase)")
     log.info(f"docs/carry.md describes the old release; update it: build.py {carry.COMMAND}")
     log.document(
-        _document(now, landed.companions)
+        _document(now, landed.drift)
         | {
             "landed": True,
             "report": str(landed.report),

@@ -33,7 +33,7 @@ class Landed:
 
     report: Path
     changed: tuple[Path, ...]
-    companions: tuple[DependencyDrift, ...]
+    drift: tuple[DependencyDrift, ...]
     """What no longer agrees, and how to fix it."""
     tests: Mapping[str, str]
     """Of the patches that were dropped, which no other patch names: they are still there."""
