@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from sparkforge.serving.settings import Settings
 
 
 def check(settings: Settings, environment: Mapping[str, str]) -> None:
-    """Check model, access, vocabulary, compiler, device and memory.
+    """Check model, access, vocabulary, device and memory.
 
     Raises:
         StartError: the server cannot be started.
@@ -26,23 +25,12 @@ def check(settings: Settings, environment: Mapping[str, str]) -> None:
         access.check_open(environment, settings.api_key)
     if settings.profile.vocabulary_sha256:
         vocabulary.check(settings.profile.vocabulary_sha256)
-    if settings.profile.cuda_arch is not None:
-        if not has_compiler():  # FlashInfer would fail, and the server would be slower
-            raise StartError(
-                "no C++ compiler is in this image, and its kernels are compiled at run"
-                " time: build the image again, on a base with g++"
-            )
-        if settings.backend_check != "off":
-            _device(settings.profile.cuda_arch, strict=settings.strict)
+    if settings.profile.cuda_arch is not None and settings.backend_check != "off":
+        _device(settings.profile.cuda_arch, strict=settings.strict)
     # the share is computed again before the server starts: hours may pass until then
     memory.options(
         settings.profile.memory, settings.caller_options, settings.memory_share, settings.machines
     )
-
-
-def has_compiler() -> bool:
-    """Return whether a C++ compiler is there."""
-    return bool(shutil.which("c++") or shutil.which("g++"))
 
 
 def _device(arch: str, *, strict: bool) -> None:

@@ -8,9 +8,9 @@ variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from sparkforge.serving import arguments, memory
+from sparkforge.serving import arguments, memory, packed
 from sparkforge.serving.log import say
 from sparkforge.serving.memory import GIB, Reading
 from sparkforge.serving.profile import Profile
@@ -72,7 +72,9 @@ def jobs(
     return max(1, min(most, int(free / gib_per_job(command))))
 
 
-def max_jobs(profile: Profile, command: Sequence[str], own: int | None) -> int:
+def max_jobs(
+    profile: Profile, command: Sequence[str], own: int | None, environment: Mapping[str, str]
+) -> int:
     """Return ``MAX_JOBS`` for a server: the user's own number, else what fits; logs the latter.
 
     A profile without a memory plan is for a card with its own memory.
@@ -80,7 +82,8 @@ def max_jobs(profile: Profile, command: Sequence[str], own: int | None) -> int:
     if own is not None:
         return own
     count = jobs(command, memory.read(), unified=profile.memory is not None)
-    if profile.cuda_arch is not None:  # FlashInfer compiles nothing for a CPU
+    # FlashInfer compiles nothing for a CPU, nor without compilers
+    if profile.cuda_arch is not None and packed.compiles(environment):
         say(
             f"kernels are compiled with MAX_JOBS={count}, at {gib_per_job(command):.1f} GiB each of"
             " the memory beside the model"

@@ -131,14 +131,17 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
     refusing = watch is not None and watch.file is not None
     if chosen.takes_requests:
         variables = refusal.environment(variables)
-    if chosen.profile.cuda_arch is not None:
-        variables |= _packed(variables)
-    eager = not checks.has_compiler()
+    on_device = chosen.profile.cuda_arch is not None
+    # for a GPU torch.compile writes code for Triton, which brings its own compiler
+    eager = not on_device and not packed.has_compiler(variables)
     if eager:
         # torch.compile would call the compiler at the first token (vLLM's CPU sampler uses it even
         # with --enforce-eager), and the engine would die of it
         say("no C++ compiler here: serving without torch.compile")
         variables.setdefault("TORCH_COMPILE_DISABLE", "1")
+    parts = command.of(chosen, refusing=refusing, eager=eager)
+    if on_device:
+        variables |= _packed(parts.kernel_options, variables, strict=chosen.strict)
     kernels = None
     if chosen.jit is not None:
         budget = int(min(chosen.jit_budget_gib, 1e9) * caches.GIB)
@@ -146,17 +149,30 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
         kernels = caches.hold(chosen.jit, build, budget, variables, say)
         variables |= kernels.variables
     triton_driver.seed(chosen.share, variables, say)
-    parts = command.of(chosen, refusing=refusing, eager=eager)
     return Launch(chosen, parts, variables, kernels, watch)
 
 
-def _packed(variables: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the server's variables for the image's pack of FlashInfer's modules."""
+def _packed(
+    options: Sequence[str], variables: Mapping[str, str], *, strict: bool
+) -> Mapping[str, str]:
+    """Return the server's variables for the image's pack of FlashInfer's modules.
+
+    Args:
+        options: of ``vllm serve``.
+        strict: whether options that need another module end the start.
+    """
     try:
         pack = packed.installed()
     except (OSError, document.DocumentError) as error:
         raise StartError(f"FlashInfer's modules: {error}; build the image again") from None
-    return packed.variables(pack, devices.capabilities(), variables, say)
+    found = devices.capabilities()
+    try:
+        packed.check(pack, found, options, variables)
+    except StartError as error:
+        if strict:
+            raise
+        say(f"warning: {error}")
+    return packed.variables(pack, found, variables, say)
 
 
 def _preflight(launch: Launch) -> supervise.End | None:
@@ -184,7 +200,7 @@ def _preflight(launch: Launch) -> supervise.End | None:
         return None
     say("preflight: a small model with known answers is served first")
     say(shlex.join(trial.command))
-    jobs = compilers.max_jobs(chosen.profile, trial.command, chosen.max_jobs)
+    jobs = compilers.max_jobs(chosen.profile, trial.command, chosen.max_jobs, launch.variables)
     end = supervise.run(
         supervise.Plan(
             command=trial.command,
@@ -250,7 +266,7 @@ def _plan(
     if told := choices.line(profile, line, model.folder, chosen.machines):
         say(told)
     say(shlex.join(access.redacted(line)))
-    jobs = compilers.max_jobs(profile, line, chosen.max_jobs)
+    jobs = compilers.max_jobs(profile, line, chosen.max_jobs, launch.variables)
     hang_s = chosen.hang_s
     if hang_s and "--disable-log-stats" in line:
         say("--disable-log-stats: hang detection is off, since a busy server would look hung")

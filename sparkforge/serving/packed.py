@@ -1,7 +1,8 @@
 """FlashInfer's modules that were compiled with the image, and what the server is told of them.
 
 vLLM uses FlashInfer only where nvcc is on the PATH, or where it is told that nothing has to be
-compiled. FlashInfer looks for nvcc in CUDA_HOME first.
+compiled. FlashInfer looks for nvcc in CUDA_HOME first. An image has neither nvcc nor a C++ compiler
+unless its build was told to keep them (docs/packs.md).
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import importlib.util
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkforge.serving import arguments
 from sparkforge.serving.devices import Capability
 from sparkforge.serving.document import Document
+from sparkforge.serving.errors import StartError
 
 PACKAGE = "flashinfer_jit_cache"
 # by the start of a module's name
@@ -26,6 +29,11 @@ _KINDS: Mapping[str, str] = {
     "mxfp8_quantization": "quantization",
     "sampling": "sampling",
 }
+_KV_TYPES: Mapping[str, str] = {"fp8": "e4m3", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
+"""FlashInfer's names, by values of ``--kv-cache-dtype``; of all others BF16 is meant."""
+_PAGES = (64, 32, 16)
+"""Sizes of FlashInfer's pages on SM 12.x; the last is vLLM's block size by default."""
+_REMEDY = "build an image that has them (docs/packs.md)"
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,10 @@ class Pack:
         if found[3] == "a":
             return device == (major, minor)
         return device[0] == major and device[1] >= minor
+
+    def misfits(self, devices: Sequence[Capability]) -> list[str]:
+        """Return the capabilities of devices that do not load this machine code."""
+        return sorted({f"{one[0]}.{one[1]}" for one in devices if not self.fits(one)})
 
     def kinds(self) -> str:
         """Return how many modules there are of each kind, in words."""
@@ -92,6 +104,70 @@ def has_nvcc(environment: Mapping[str, str]) -> bool:
     return shutil.which(named) is not None
 
 
+def has_compiler(environment: Mapping[str, str]) -> bool:
+    """Return whether a C++ compiler is on the PATH."""
+    return any(shutil.which(name, path=environment.get("PATH")) for name in ("c++", "g++"))
+
+
+def compiles(environment: Mapping[str, str]) -> bool:
+    """Return whether FlashInfer can compile a module: with nvcc, and a C++ compiler beside it."""
+    return has_nvcc(environment) and has_compiler(environment)
+
+
+def _needs(options: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield what options of ``vllm serve`` need of a pack: words, start and part of a name."""
+    given = arguments.value(options, "--kv-cache-dtype") or ""
+    cache = _KV_TYPES.get(given, "bf16")
+    block = arguments.positive(options, "--block-size", _PAGES[-1])
+    # vLLM cuts its blocks into the largest pages that FlashInfer has
+    page = next((one for one in _PAGES if block % one == 0), block)
+    words = [] if cache == "bf16" else [f"--kv-cache-dtype {given}"]
+    words += [] if page == _PAGES[-1] else [f"--block-size {block}"]
+    if attention_by_flashinfer(options):
+        part = f"_kv_cache_{cache}_output_bf16_page_size_{page}_"
+        yield " with ".join(words) or "attention by FlashInfer", "xqa_", part
+        if arguments.has(options, "--speculative-config"):
+            yield "--speculative-config", "xqa_", "_use_spec_dec_True_"
+    if arguments.value(options, "--moe-backend") == "flashinfer_cutlass":
+        yield "--moe-backend flashinfer_cutlass", "fused_moe_", ""
+
+
+def attention_by_flashinfer(options: Sequence[str]) -> bool:
+    """Return whether options of ``vllm serve`` name FlashInfer for attention."""
+    return (arguments.value(options, "--attention-backend") or "").upper() == "FLASHINFER"
+
+
+def check(
+    pack: Pack | None,
+    devices: Sequence[Capability],
+    options: Sequence[str],
+    environment: Mapping[str, str],
+) -> None:
+    """Check that FlashInfer has what some options of ``vllm serve`` need, or can compile it.
+
+    FlashInfer itself fails only when the model is loaded.
+
+    Raises:
+        StartError: neither.
+    """
+    if compiles(environment):
+        return
+    if pack is None or pack.misfits(devices):
+        if attention_by_flashinfer(options):
+            what = "no modules of FlashInfer" if pack is None else "none for this device"
+            raise StartError(
+                f"attention by FlashInfer: this image has {what}, and no nvcc and C++ compiler for"
+                f" them; {_REMEDY}, or use --attention-backend TRITON_ATTN"
+            )
+        return
+    for words, start, part in _needs(options):
+        if not any(one.startswith(start) and part in one for one in pack.modules):
+            raise StartError(
+                f"{words}: this image lacks FlashInfer's module for it, and nvcc to compile it;"
+                f" {_REMEDY}, or use other options"
+            )
+
+
 def variables(
     pack: Pack | None,
     devices: Sequence[Capability],
@@ -100,31 +176,26 @@ def variables(
 ) -> dict[str, str]:
     """Return the server's variables for a pack, and log what it has; the user's own stay.
 
-    Without nvcc FlashInfer's JIT is off: a module outside of the pack then ends the start with
-    FlashInfer's error for it, and not with that of a missing program.
+    Without compilers FlashInfer's JIT is off: a module outside of the pack that ``check`` does not
+    know of then ends the start with MissingJITCacheError, not with that of a missing program.
     """
     if pack is None:
         return {}
-    compiles = has_nvcc(environment)
-    unfit = sorted({f"{one[0]}.{one[1]}" for one in devices if not pack.fits(one)})
-    if unfit:
+    can_compile = compiles(environment)
+    if unfit := pack.misfits(devices):
         instead = "they are compiled here, which takes minutes"
-        if not compiles:
-            instead = "without nvcc none can be compiled, so vLLM cannot use FlashInfer"
+        if not can_compile:
+            instead = "without compilers there are none, so vLLM cannot use FlashInfer"
         say(
             f"warning: FlashInfer's modules in this image are for {pack.architecture}, not for"
             f" {', '.join(unfit)}: {instead}"
         )
         return {}
-    rest = (
-        "compiles others at their first use"
-        if compiles
-        else "fails with MissingJITCacheError for any other: there is no nvcc"
-    )
+    rest = "compiles others at their first use" if can_compile else "compiles no other"
     say(f"FlashInfer has modules for {pack.architecture} ({pack.kinds()}), and {rest}")
     chosen = {}
     if _on_path(environment) is None:
         chosen["VLLM_HAS_FLASHINFER_CUBIN"] = "1"
-    if not compiles:
+    if not can_compile:
         chosen["FLASHINFER_DISABLE_JIT"] = "1"
     return {name: value for name, value in chosen.items() if name not in environment}

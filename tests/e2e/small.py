@@ -8,6 +8,7 @@ docs/cross-build.md. Debian has no Python 3.12, so the base brings 3.11.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,15 +60,18 @@ def cli():
 
 
 def stand_in_wheel(folder: Path) -> Path:
-    """Write a wheel named vllm, whose program is tests/fake_server.py; and one named c++.
+    """Write a wheel named vllm, whose program is tests/fake_server.py.
 
-    A GPU's server wants a compiler; this one is never called.
+    A GPU's server wants FlashInfer's modules. Where none can be compiled here, the wheel has the
+    manifest of a pack; the fake server loads no module.
     """
     source = (ROOT / "tests/fake_server.py").read_text()
     files = {
         "vllm_stand_in.py": f"{source.partition('if __name__ ==')[0]}{_STAND_IN}".encode(),
-        "vllm-0.data/scripts/c++": b"#!/bin/sh\nexit 1\n",
     }
+    if not has_pack():
+        manifest = {"architecture": "sm121f", "modules": [{"name": SMALLEST.name}]}
+        files["flashinfer_jit_cache/manifest.json"] = json.dumps(manifest).encode()
     program = {"entry_points.txt": b"[console_scripts]\nvllm = vllm_stand_in:cli\n"}
     return make_wheel(folder, "vllm", "0", files, info=program)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sparkforge.build import jobs
+from sparkforge.build.packs import modules
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.pins import pins
 from sparkforge.serving import (
@@ -21,6 +22,7 @@ from sparkforge.serving import (
     devices,
     hub,
     memory,
+    packed,
     pagecache,
     readiness,
     refusal,
@@ -74,7 +76,7 @@ def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("SPARKFORGE_MODEL", "some/model")
     monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "vllm")
-    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/c++")
+    monkeypatch.setattr(shutil, "which", lambda name, **options: f"/usr/bin/{name}")
     monkeypatch.setattr(devices, "unified_bytes", lambda: None)
     return module
 
@@ -271,24 +273,72 @@ def test_an_unknown_kind_of_check_is_refused(
     assert "use fail, warn or off" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cuda_arch", ["12.1", None])
-def test_without_a_compiler_only_a_cpu_is_served(
+def test_without_a_compiler_a_cpu_is_served_without_torch_compile(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, **options: None)
+    plan = plan_of(entrypoint, monkeypatch, [])
+    assert plan.command[-1] == "--enforce-eager"
+    assert plan.variables["TORCH_COMPILE_DISABLE"] == "1"
+    assert "serving without torch.compile" in capsys.readouterr().err
+
+
+def gpu_without_compilers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: devices.Capability
+) -> None:
+    """Have a device, the profile of a GPU and the default pack, and neither nvcc nor g++."""
+    monkeypatch.setattr(shutil, "which", lambda name, **options: None)
+    monkeypatch.setattr(devices, "capabilities", lambda: [device])
+    names = tuple(one.name for one in modules.chosen("default"))
+    monkeypatch.setattr(packed, "installed", lambda: packed.Pack("sm121f", names))
+    path = profile(tmp_path, cuda_arch="12.1", attention_backend="FLASHINFER")
+    monkeypatch.setenv("SPARKFORGE_PROFILE", path)
+    monkeypatch.setenv("SPARKFORGE_PREFLIGHT", "off")
+
+
+def test_a_gpu_is_served_by_its_pack_without_compilers_and_with_torch_compile(
     monkeypatch: pytest.MonkeyPatch,
     entrypoint: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    cuda_arch: str | None,
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, cuda_arch=cuda_arch))
-    if cuda_arch is None:
-        plan = plan_of(entrypoint, monkeypatch, [])
-        assert plan.command[-1] == "--enforce-eager"
-        assert plan.variables["TORCH_COMPILE_DISABLE"] == "1"
-        assert "serving without torch.compile" in capsys.readouterr().err
-    else:
-        assert entrypoint.main([]) == EX_CONFIG
-        assert "no C++ compiler is in this image" in capsys.readouterr().err
+    gpu_without_compilers(monkeypatch, tmp_path, (12, 1))
+    plan = plan_of(entrypoint, monkeypatch, [])
+    assert "--enforce-eager" not in plan.command
+    assert "TORCH_COMPILE_DISABLE" not in plan.variables
+    assert plan.variables["FLASHINFER_DISABLE_JIT"] == "1"
+    said = capsys.readouterr().err
+    assert "and compiles no other" in said
+    assert "MAX_JOBS" not in said
+
+
+def test_what_no_module_is_there_for_ends_the_start_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gpu_without_compilers(monkeypatch, tmp_path, (12, 1))
+    assert entrypoint.main(["--kv-cache-dtype", "fp8_e5m2"]) == EX_CONFIG
+    assert "error: --kv-cache-dtype fp8_e5m2: this image lacks" in capsys.readouterr().err
+    monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", "warn")
+    plan_of(entrypoint, monkeypatch, ["--kv-cache-dtype", "fp8_e5m2"])
+    assert "warning: --kv-cache-dtype fp8_e5m2: this image lacks" in capsys.readouterr().err
+
+
+def test_a_pack_for_another_device_ends_the_start_unless_triton_computes_attention(
+    monkeypatch: pytest.MonkeyPatch,
+    entrypoint: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gpu_without_compilers(monkeypatch, tmp_path, (12, 0))
+    assert entrypoint.main([]) == EX_CONFIG
+    said = capsys.readouterr().err
+    assert "error: attention by FlashInfer: this image has none for this device" in said
+    assert "--attention-backend TRITON_ATTN" in said
+    plan_of(entrypoint, monkeypatch, ["--attention-backend", "TRITON_ATTN"])
+    assert "so vLLM cannot use FlashInfer" in capsys.readouterr().err
 
 
 def test_without_a_device_no_server_is_started_but_where_the_user_wants_it(
