@@ -1,16 +1,18 @@
 # The serving image of one target. `python build.py --target X` calls it; by hand:
 #
-#   docker buildx build --target serve --build-arg BASE=IMAGE@DIGEST --build-arg PYTHON_VERSION=3.11 \
+#   docker buildx build --target serve-gpu --build-arg SERVE_FROM=plain --build-arg BASE=IMAGE@DIGEST --build-arg PYTHON_VERSION=3.11 \
 #     --build-arg SOURCE_DATE_EPOCH=SECONDS --build-context wheels=DIR --build-context wheelhouse=DIR .
 #
 # wheels      what sparkforge built: *.whl, ours.txt (NAME==VERSION --hash=sha256:… of each, as the build
 #             recorded it), requirements.txt (everything else, with hashes), and optionally share/
 #             (profile.json: how the model is served; what it was made of), needs.json (what has to be
-#             there at last), emulated (a mark: this machine runs the image's programs by an emulator)
+#             there at last, and what must not), emulated (a mark: this machine runs the image's programs by an emulator)
 # wheelhouse  the wheels that requirements.txt names, and uv for the target's platform
 #
 # No `# syntax=` line: it would fetch a frontend from a registry, unpinned, before anything else.
 ARG BASE
+# base or plain: what the image starts from
+ARG SERVE_FROM=base
 
 # Stand-ins that the two --build-context options replace. Without them a forgotten option would make the
 # builder look for images of these names in a public registry.
@@ -18,39 +20,89 @@ FROM scratch AS wheels
 FROM scratch AS wheelhouse
 
 
-# ---- system: Python and the shared libraries, where the base lacks them ------------------------------
+# ---- steps: scripts that are mounted where they are needed, and in no layer of the image ---------------
+FROM scratch AS steps
+# Versions are the base's business: it is pinned, and a version written here would break on its next update.
+# ca.crt is a secret: the CA bundle of a machine behind a proxy.
+COPY --chmod=0555 <<'EOS' /apt-install
+#!/bin/sh
+set -eu
+ca=
+if [ -s /run/ca.crt ]; then ca='-o Acquire::https::CAInfo=/run/ca.crt'; fi
+apt-get ${ca} -q update
+DEBIAN_FRONTEND=noninteractive apt-get ${ca} -qy install --no-install-recommends "$@"
+EOS
+
+# Logs, caches and lists are what differs between two builds of one day.
+COPY --chmod=0555 <<'EOS' /clean
+#!/bin/sh
+set -eu
+apt-get clean
+rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt \
+  /var/log/dpkg.log /var/log/alternatives.log /var/lib/dpkg/*-old /var/cache/debconf/*-old
+EOS
+
+# strip: remove what NVIDIA published, also held packages, what only that needed (apt knows), and what its
+# images have beside their packages. dpkg refuses where a package of somebody else needs one of them. Nothing
+# changes in a base that has nothing of it.
+COPY --chmod=0555 <<'EOS' /strip
+#!/bin/sh
+set -eu
+theirs="$(dpkg-query --show --showformat '${binary:Package}|${Maintainer}|${Origin}\n' |
+  sed -nE 's/^([^|]+)[|]([^|]*@nvidia[.]com.*|[^|]*[|]NVIDIA.*)$/\1/Ip')"
+if [ -n "${theirs}" ]; then
+  apt-mark unhold ${theirs} >/dev/null
+  dpkg --purge ${theirs}
+  apt-get -qy autoremove --purge
+fi
+rm -rf /usr/local/cuda /usr/local/cuda-* /usr/local/nvidia /opt/nvidia /etc/ld.so.conf.d/nvidia.conf \
+  /usr/share/keyrings/cuda-* /etc/apt/trusted.gpg.d/*cuda* /etc/apt/trusted.gpg.d/*nvidia*
+grep -rlis 'nvidia[.]com' /etc/apt/sources.list.d | while read -r list; do rm "${list}"; done
+ldconfig
+EOS
+
+
+# ---- plain: the base without NVIDIA's packages and compilers, as one layer -----------------------------
 # The base is given by digest, or is a local image; there is no default that could drift.
 # hadolint ignore=DL3006
-FROM ${BASE} AS system
+FROM ${BASE} AS base
+
+FROM base AS stripped
+RUN --network=none --mount=type=bind,from=steps,target=/run/steps \
+    /run/steps/strip && /run/steps/clean
+
+# What is removed in a layer stays in the one below; so the rest is copied.
+FROM scratch AS plain
+# hadolint ignore=DL3067
+COPY --from=stripped / /
+
+
+# ---- system: Python and the shared libraries, where the base lacks them ------------------------------
+# hadolint ignore=DL3006
+FROM ${SERVE_FROM} AS system
 ARG PYTHON_VERSION
-# Extra packages of a target. Triton's module for the driver is compiled below (prebuilt), so a GPU target
-# on a base without a compiler names gcc, libc6-dev and the Python headers here.
+# Extra packages of a target.
 ARG SYSTEM_PACKAGES=""
 ARG SOURCE_DATE_EPOCH
 SHELL ["/bin/sh", "-euc"]
-# libnuma1, libstdc++6: what vLLM's and torch's extensions link to and no wheel brings. tini: see the end.
-# haproxy: the router in front of several servers (docs/replicas.md)
-# Versions are the base's business: it is pinned, and a version written here would break on its next update.
-# Logs, caches and lists are what differs between two builds of one day; .pyc checked by date would all be
-# stale once the exporter rewrites the dates. The secret is the CA bundle of a machine behind a proxy.
+# libnuma1, libstdc++6: what vLLM's and torch's extensions link to and no wheel brings. ca-certificates: for
+# the model's download. tini: see the end. haproxy: the router in front of several servers (docs/replicas.md)
+# .pyc checked by date would all be stale once the exporter rewrites the dates.
 # SC2086: the packages are words of a list.
-# hadolint ignore=DL3008,SC2086
+# hadolint ignore=SC2086
 RUN --mount=type=secret,id=ca,target=/run/ca.crt \
-    packages="libnuma1 libstdc++6 tini haproxy ${SYSTEM_PACKAGES}"; \
+    --mount=type=bind,from=steps,target=/run/steps \
+    packages="ca-certificates libnuma1 libstdc++6 tini haproxy ${SYSTEM_PACKAGES}"; \
     fresh_python=; \
     if ! command -v "python${PYTHON_VERSION}" >/dev/null; then \
       packages="${packages} python${PYTHON_VERSION}"; fresh_python=1; \
     fi; \
-    if [ -s /run/ca.crt ]; then set -- -o Acquire::https::CAInfo=/run/ca.crt; else set --; fi; \
-    apt-get "$@" -q update; \
-    DEBIAN_FRONTEND=noninteractive apt-get "$@" -qy install --no-install-recommends ${packages}; \
+    /run/steps/apt-install ${packages}; \
     if [ -n "${fresh_python}" ]; then \
       "python${PYTHON_VERSION}" -m compileall -qf --invalidation-mode unchecked-hash \
         -x '(lib2to3|/test)/' "/usr/lib/python${PYTHON_VERSION}"; \
     fi; \
-    apt-get clean; \
-    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt \
-      /var/log/dpkg.log /var/log/alternatives.log /var/lib/dpkg/*-old /var/cache/debconf/*-old
+    /run/steps/clean
 
 
 # ---- tools: mounted where they are needed and in no layer of the image --------------------------------
@@ -105,9 +157,15 @@ RUN --network=none \
 
 
 # ---- prebuilt: the one C file that Triton would compile on the user's machine --------------------------
-# Nothing for a target without a GPU. Here and not in the image, so that only this needs the compiler.
+# Nothing for a target without a GPU. Here and not in the image, so that only this needs the compiler: it and
+# Python's headers are a target's BUILD_PACKAGES.
 FROM system AS prebuilt
 ARG PYTHON_VERSION
+ARG BUILD_PACKAGES=""
+# hadolint ignore=SC2086
+RUN --mount=type=secret,id=ca,target=/run/ca.crt \
+    --mount=type=bind,from=steps,target=/run/steps \
+    if [ -n "${BUILD_PACKAGES}" ]; then /run/steps/apt-install ${BUILD_PACKAGES}; fi
 RUN --network=none \
     --mount=type=bind,from=wheelhouse,target=/run/wheelhouse \
     --mount=type=bind,from=wheels,target=/run/wheels \
@@ -128,8 +186,9 @@ WORKDIR /build
 # ---- serve: the image ----------------------------------------------------------------------------------
 FROM packages AS serve
 # Our wheels through the same door, then the declared requirements of all that is installed are checked.
-# The user is written by hand because useradd notes the day in /etc/shadow. At last: is all there that the
-# target needs? Old emulators die of an import (QEMU 7.2: SIGSEGV in torch's), which says nothing of the image.
+# fastsafetensors looks for libcudart.so, and NVIDIA's wheel has only libcudart.so.13: the link leads to the
+# one library that torch loads. The user is written by hand because useradd notes the day in /etc/shadow. At
+# last: is all there that the target needs, and no compiler? Old emulators die of an import (QEMU 7.2: SIGSEGV in torch's), which says nothing of the image.
 RUN --network=none \
     --mount=type=bind,from=tools,source=/tools,target=/run/tools \
     --mount=type=bind,from=wheels,target=/run/wheels \
@@ -138,6 +197,11 @@ RUN --network=none \
     --mount=type=tmpfs,target=/run/home \
     /run/tools/install /run/wheels /run/wheels/ours.txt; \
     /run/tools/check; \
+    for library in /opt/sparkforge/venv/lib/python*/site-packages/nvidia/cu*/lib/libcudart.so.*; do \
+      if [ -e "${library}" ]; then ln -s "${library}" /usr/local/lib/libcudart.so; fi; \
+    done; \
+    ldconfig; \
+    rm -f /var/cache/ldconfig/aux-cache; \
     if [ -d /run/wheels/share ]; then \
       cp -r /run/wheels/share /opt/sparkforge/share; \
       cp -r /run/prebuilt/. /opt/sparkforge/share; \
@@ -192,3 +256,10 @@ HEALTHCHECK --interval=5s --timeout=8s --start-period=60m --start-interval=2s --
 # tini is process 1: a process 1 without handlers ignores SIGTERM, which vLLM is while it loads,
 # and vLLM does not collect the children that its workers leave behind.
 ENTRYPOINT ["/usr/bin/tini", "--", "/opt/sparkforge/venv/bin/python", "-I", "/opt/sparkforge/bin/entrypoint.py"]
+
+
+# ---- serve-gpu: the same for a target with a GPU ---------------------------------------------------------
+FROM serve AS serve-gpu
+# For NVIDIA's container toolkit: which devices, and libcuda beside nvidia-smi. Images of CUDA say so, too.
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility

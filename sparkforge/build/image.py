@@ -25,7 +25,9 @@ ARCHIVE = "image.oci.tar"
 SHARE = "opt/sparkforge/share"
 PROGRAMS = "opt/sparkforge/bin"
 """Where the Dockerfile puts what the image runs of ours."""
-_LACKS = re.compile(r"the image (?:lacks|cannot import) .*\S")  # lines of serving/needs.py
+# lines of serving/needs.py
+_LACKS = re.compile(r"the image (?:lacks|cannot import) .*\S")
+_HAS = re.compile(r"the image has /.*\S")
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
 PACK_LABEL = "org.sparkforge.pack.modules"
@@ -89,8 +91,9 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
 
 
 def needs(context: Context) -> list[dict[str, str]]:
-    """Return what the image has to have at last, as ``serving/needs.py`` reads it."""
-    return [one.model_dump(exclude_none=True) for one in context.target.needs]
+    """Return what the image must and must not have at last, as ``serving/needs.py`` reads it."""
+    there = [one.model_dump(exclude_none=True) for one in context.target.needs]
+    return [*({"absent": name} for name in context.target.absent), *there]
 
 
 def _output(engine: Engine, name: str, archive: Path) -> tuple[str, ...]:
@@ -194,14 +197,16 @@ def _build(
                 context.root,
                 context.builder,
                 _output(engine, name, folder / ARCHIVE),
-                stage="serve",
+                stage="serve" if target.cuda_arch is None else "serve-gpu",
                 platform=context.platform,
                 arguments={
                     "BASE": base.reference,
                     "PYTHON_VERSION": target.python,
                     "SOURCE_DATE_EPOCH": str(context.epoch),
                     "RELEASE": context.release,
+                    "SERVE_FROM": "plain" if target.absent else "base",
                     "SYSTEM_PACKAGES": " ".join(target.system_packages),
+                    "BUILD_PACKAGES": " ".join(target.build_packages),
                     "SERVE_ARGS": shlex.join(target.serve),
                 },
                 labels=dict(sorted(contents.labels.items())),
@@ -211,10 +216,15 @@ def _build(
             )
         )
     except ImageError as error:
+        where = f"targets.{context.target_name}"
+        if has := list(dict.fromkeys(_HAS.findall(str(error)))):
+            remedy = f"use a base without them, or remove them from absent of {where}"
+            raise ImageError("\n".join(has), remedy) from None
         if lacks := list(dict.fromkeys(_LACKS.findall(str(error)))):
             remedy = (
-                f"add the package to system_packages of targets.{context.target_name}, or use a"
-                " base that has it (for a wheel: lock it); see needs there"
+                f"add the package to system_packages of {where} (for a program of the build:"
+                " build_packages), or use a base that has it (for a wheel: lock it); see needs"
+                " there"
             )
             raise ImageError("\n".join(lacks), remedy) from None
         raise

@@ -75,6 +75,11 @@ def context_of(
         jobs=tools.jobs,
         pack=pack,
     )
+    if backend.engine is not None and target.absent and target.cuda_arch and not pack:
+        log.warning(
+            "the image will have neither FlashInfer's modules nor compilers for them: serve with"
+            " --attention-backend TRITON_ATTN"
+        )
     if not plan_only:  # a plan changes nothing
         context.store.sweep()
     return context

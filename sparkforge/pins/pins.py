@@ -173,11 +173,13 @@ RELEASE_PLAN = SourcePlan(provider="release")
 
 
 class Need(Model):
-    """A thing that has to be in the image; a build that lacks it fails. One of the first three."""
+    """A thing that has to be in the image; a build that lacks it fails. One of the first four."""
 
     program: FileName | None = None
     """Found on the server's PATH."""
     file: AbsolutePath | None = None
+    library: FileName | None = None
+    """Found by the loader under this name, and loaded where no driver is."""
     module: Module | None = None
     """Can be imported where no driver is."""
     package: DebPackage
@@ -185,8 +187,9 @@ class Need(Model):
 
     @model_validator(mode="after")
     def _one_thing(self) -> Need:
-        if sum(one is not None for one in (self.program, self.file, self.module)) != 1:
-            raise ValueError("must have exactly one of program, file and module")
+        given = (self.program, self.file, self.library, self.module)
+        if sum(one is not None for one in given) != 1:
+            raise ValueError("must have exactly one of program, file, library and module")
         return self
 
 
@@ -209,8 +212,13 @@ class Target(Model):
     """Base image among ``images``; null: none is pinned, ``--base`` names one."""
     system_packages: tuple[DebPackage, ...] = ()
     """Distribution packages that the image needs beside Python and the wheels."""
+    build_packages: tuple[DebPackage, ...] = ()
+    """Distribution packages that only the image's build needs: no part of the image."""
     needs: tuple[Need, ...] = ()
     """What is looked for in the image at the end of its build: ``serving/needs.py``."""
+    absent: tuple[FileName, ...] = ()
+    """Programs that the image must not have. With any, the build takes out of the base what NVIDIA
+    published, and what only that needed."""
     builder: Mapping[Platform, FilePath] = Field(default_factory=dict)
     """Per platform, a hash-locked requirements file of what wheels are compiled with."""
     profile: Name | None = None

@@ -53,7 +53,9 @@ VARIABLES: Mapping[str, str] = {
 """Folders by variable of the server; a user's own value has priority."""
 
 # of share/inputs.json: what the kernels and their compilers depend on
-_PARTS = ("wheels", "wheelhouse", "base", "system_packages", "python", "platform", "release")
+_PARTS = (
+    *("wheels", "wheelhouse", "base", "absent", "system_packages", "python", "platform", "release"),
+)
 _GONE = ".gone-"
 
 # -- which folder -----------------------------------------------------------------------------

@@ -16,6 +16,9 @@ from tests.support import ROOT
 
 from .small import Small, has_pack
 
+COMPILERS = ("nvcc", "gcc", "g++", "cc", "c++", "clang")
+TOOLKIT = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")  # read by NVIDIA's
+
 
 @pytest.fixture(scope="module")
 def baked(small_spark: Small) -> Any:
@@ -35,7 +38,7 @@ def run(tag: str, *words: str, options: tuple[str, ...] = ()) -> str:
 def told(baked: Any) -> Any:
     """What one Python in the image says of itself and of what lies there; each costs seconds."""
     code = f"""
-import importlib.metadata, json, platform, sys
+import importlib.metadata, json, os, platform, shutil, sys
 sys.path.insert(0, "/opt/sparkforge/bin")
 import msgspec, pydantic_core
 from sparkforge.serving import packed, vocabulary
@@ -46,6 +49,8 @@ print(json.dumps({{
     "msgspec": msgspec.json.decode(b"[1]"),
     "vocabulary": vocabulary.digest(),
     "pack": pack and [pack.architecture, *pack.modules],
+    "compilers": [name for name in {COMPILERS} if shutil.which(name)],
+    "gpu": [os.environ.get(name) for name in {TOOLKIT}],
     "profile": json.load(open("/{image.SHARE}/profile.json")),
 }}))
 """
@@ -58,6 +63,7 @@ def test_every_program_in_the_image_is_for_arm64(baked: Any, small_spark: Small)
     assert found["matches"], found["problems"]
     assert found["digest"] == baked["digest"]
     assert found["checked"]["programs and libraries"] > 300
+    assert found["checked"]["excluded programs"] == len(COMPILERS)
     assert found["checked"]["wheels in the store"] == 1 + has_pack()
 
 
@@ -65,6 +71,11 @@ def test_python_and_the_packages_run_there(told: Any) -> None:
     assert told["machine"] == "aarch64"
     assert told["flashinfer"].endswith("+spark.1")
     assert told["msgspec"] == [1]
+
+
+def test_there_is_no_compiler_and_the_toolkit_gives_the_gpu(told: Any) -> None:
+    assert told["compilers"] == []
+    assert told["gpu"] == ["all", "compute,utility"]
 
 
 def test_flashinfer_s_modules_are_in_the_image(told: Any, small_spark: Small) -> None:

@@ -19,7 +19,7 @@ def test_the_image_serves_and_without_the_patch_refuses(image: Any) -> None:
 
 def test_no_build_tools_and_no_root_in_the_image(image: Any) -> None:
     tag = image["image"]["tag"]
-    tools = "gcc g++ cc make pip pip3 uv git"
+    tools = "nvcc gcc g++ cc c++ clang make pip pip3 uv git"
     look = f'id -u; for p in {tools}; do [ -z "$(command -v $p)" ] || echo $p; done'
     said = docker("run", "--rm", "--entrypoint", "/bin/sh", tag, "-c", look)
     assert said == "10001"

@@ -75,6 +75,8 @@ def image_inputs(context: Context, parts: Parts, base: BaseImage) -> Mapping[str
         "python": context.target.python,
         "platform": context.platform,
         "system_packages": list(context.target.system_packages),
+        "build_packages": list(context.target.build_packages),
+        "absent": list(context.target.absent),
         "needs": image.needs(context),
         "serve": list(context.target.serve),
         "profile": context.profile,

@@ -82,6 +82,7 @@ def check(reading: Reading, context: Context, promised: str | None = None) -> Re
     report.problems += installed_files.problems
     _check_own(report, reading, context)
     _check_machine(report, reading)
+    _check_absent(report, reading, context)
     _check_patched(report, reading, context)
     _check_bill(report, reading, context)
     _check_wheels(report, reading, context)
@@ -202,6 +203,22 @@ def _check_machine(report: Report, reading: Reading) -> None:
     report.checked["programs and libraries"] = count
     if aside:
         report.checked["of them in folders for another machine"] = aside
+
+
+# on the server's PATH, and where FlashInfer looks for nvcc beside that
+_ON_PATH = re.compile(r"(?:opt/sparkforge/venv/|usr/(?:local/(?:cuda[^/]*/)?)?)?s?bin/([^/]+)")
+
+
+def _check_absent(report: Report, reading: Reading, context: Context) -> None:
+    """Find programs, or links with their names, that the target excludes."""
+    absent = context.target.absent
+    if not absent:
+        return
+    for path in sorted(reading.files):
+        match = _ON_PATH.fullmatch(path)
+        if match is not None and match[1] in absent:
+            report.problems.append(f"{path}: a program that targets.{report.target} excludes")
+    report.checked["excluded programs"] = len(absent)
 
 
 def _check_patched(report: Report, reading: Reading, context: Context) -> None:

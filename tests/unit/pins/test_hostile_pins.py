@@ -130,10 +130,10 @@ VALUES: list[tuple[str, str, list[str]]] = [
         [f"file: {value}" for value in ("../../etc/passwd", "/etc/passwd", "-x", "''")],
     ),
     (
-        "system_packages: [python3.12-dev]",
-        "targets.spark.system_packages[0]",
+        "build_packages: [gcc,",
+        "targets.spark.build_packages[0]",
         [
-            f"system_packages: [{value}]"
+            f"build_packages: [{value},"
             for value in (
                 "-o",
                 "'APT::Update::Pre-Invoke::=touch x'",
@@ -145,7 +145,12 @@ VALUES: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
-        "{program: nvcc, package: cuda-nvcc-13-0}",
+        "absent: [nvcc,",
+        "targets.spark.absent[0]",
+        ["absent: [../nvcc,", "absent: [-x,", "absent: ['',", "absent: [{program: x},"],
+    ),
+    (
+        "{library: libcudart.so, package: nvidia-cuda-runtime}",
         "targets.spark.needs[0]",
         [
             "{program: ../nvcc, package: p1}",
@@ -153,6 +158,7 @@ VALUES: list[tuple[str, str, list[str]]] = [
             "{file: usr/include/x.h, package: p1}",
             "{file: /usr/../etc/x, package: p1}",
             "{file: /usr/, package: p1}",
+            "{library: /usr/lib/x.so, package: p1}",
             "{module: 'os; x', package: p1}",
             "{program: nvcc}",
             "{package: p1}",

@@ -20,6 +20,7 @@ INPUTS: dict[str, Any] = {
     "wheels": {"wheel vllm": "a"},
     "wheelhouse": "b",
     "base": "sha256:c",
+    "absent": ["nvcc"],
     "system_packages": [],
     "python": "3.12",
     "platform": "linux/arm64",

@@ -1,4 +1,4 @@
-"""What an image has to have at the end of its bake: the check itself, and how it gets there."""
+"""What an image must and must not have at the end of its bake: the check, and how it gets there."""
 
 from __future__ import annotations
 
@@ -24,8 +24,14 @@ PINS = pins.load(ROOT / "pins.yaml")
 GPU = [name for name, one in PINS.targets.items() if one.cuda_arch is not None]
 
 
-def wanted(target: str) -> list[dict[str, str]]:
-    return [one.model_dump(exclude_none=True) for one in PINS.target(target).needs]
+NEEDS = [
+    {"absent": "nvcc"},
+    {"absent": "g++"},
+    {"program": "ninja", "package": "p"},
+    {"file": "/usr/include/x.h", "package": "f"},
+    {"library": "libc.so.6", "package": "libc6"},
+    {"module": "triton", "package": "triton"},
+]
 
 
 def load(name: str) -> object:
@@ -34,44 +40,53 @@ def load(name: str) -> object:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A made-up root in which the spark image has everything."""
-    for need in wanted("spark"):
-        if "program" in need:
-            path = tmp_path / "bin" / need["program"]
-        elif "file" in need:
-            path = tmp_path / need["file"].lstrip("/")
-        else:
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o755)
+    """A made-up root that has everything, and no compiler."""
+    for name in ("bin/ninja", "usr/include/x.h"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(needs, "CUDA", str(tmp_path / "cuda" / "bin"))
     return tmp_path
 
 
-def test_every_gpu_target_says_what_it_needs() -> None:
+def test_every_gpu_target_has_no_compiler_and_what_its_wheels_need() -> None:
     assert GPU == ["spark", "rtx"]
     for name in GPU:
-        named = {value for need in wanted(name) for key, value in need.items() if key != "package"}
-        python = f"/usr/include/python{PINS.target(name).python}/Python.h"
-        assert {"nvcc", "g++", "ninja", python, "/usr/local/cuda/include/curand.h"} <= named
-        assert {"torch", "triton", "flashinfer"} <= named
+        there = image.needs(context_of(name))
+        absent = {one["absent"] for one in there if "absent" in one}
+        assert absent == {"nvcc", "gcc", "g++", "cc", "c++", "clang"}
+        named = {value for one in there for key, value in one.items() if key != "package"}
+        assert {"libcudart.so", "torch", "triton", "flashinfer"} <= named
+        # which the stage that compiles Triton's module needs
+        python = f"python{PINS.target(name).python}-dev"
+        assert {"gcc", "libc6-dev", python} == set(PINS.target(name).build_packages)
 
 
-def test_nothing_is_missing_where_all_is_there(root: Path) -> None:
-    assert needs.missing(wanted("spark"), root, load) == []
+def test_nothing_is_wrong_where_all_is_there_and_no_compiler(root: Path) -> None:
+    assert needs.missing(NEEDS, root, load) == []
 
 
-@pytest.mark.parametrize(
-    "need", [n for n in wanted("spark") if "module" not in n], ids=lambda need: need["package"]
-)
-def test_each_thing_that_is_missing_is_named_with_its_package(
-    root: Path, need: dict[str, str]
-) -> None:
-    name = need.get("program") or need["file"]
-    (root / "bin" / name if "program" in need else root / name.lstrip("/")).unlink()
-    (line,) = needs.missing(wanted("spark"), root, load)
+@pytest.mark.parametrize("name", ["bin/ninja", "usr/include/x.h"])
+def test_each_thing_that_is_missing_is_named_with_its_package(root: Path, name: str) -> None:
+    (root / name).unlink()
+    (line,) = needs.missing(NEEDS, root, load)
     assert line.startswith("the image lacks the ")
-    assert f" {name}, of the package {need['package']}" in line
+    assert f"{Path(name).name}, of the package " in line
+
+
+def test_a_library_that_the_loader_does_not_find_is_missing(root: Path) -> None:
+    (line,) = needs.missing([{"library": "libno-such.so", "package": "p"}], root, load)
+    assert line.startswith("the image lacks the library libno-such.so, of the package p: ")
+
+
+@pytest.mark.parametrize(("name", "place"), [("g++", "bin"), ("nvcc", "bin"), ("nvcc", "cuda/bin")])
+def test_a_compiler_is_named_with_its_place(root: Path, name: str, place: str) -> None:
+    program = root / place / name
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.touch(mode=0o755)
+    (line,) = needs.missing(NEEDS, root, load)
+    assert line == f"the image has {program}, which the target excludes"
+    assert image._HAS.search(line)
 
 
 def test_a_package_that_cannot_be_imported_is_named_with_its_error(root: Path) -> None:
@@ -80,7 +95,7 @@ def test_a_package_that_cannot_be_imported_is_named_with_its_error(root: Path) -
             raise OSError("libfoo.so: cannot open\nand more")
         return None
 
-    (line,) = needs.missing(wanted("spark"), root, fail)
+    (line,) = needs.missing(NEEDS, root, fail)
     words = "OSError: libfoo.so: cannot open"
     assert line == f"the image cannot import triton, of the package triton: {words}"
 
@@ -150,13 +165,26 @@ def test_the_step_fails_but_for_an_emulator_that_dies(
     assert ("the emulator ended by a signal" in done.stdout) == (emulated and code == 0)
 
 
-def test_a_bake_that_lacks_something_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        (
+            "the image lacks the library libcudart.so, of the package nvidia-cuda-runtime: no",
+            "system_packages of targets.rtx",
+        ),
+        (
+            "the image has /bin/nvcc, /bin/gcc, which the target excludes",
+            "remove them from absent of targets.rtx",
+        ),
+    ],
+)
+def test_a_bake_with_something_wrong_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, remedy: str
 ) -> None:
-    line = "the image lacks the program nvcc, of the package cuda-nvcc-13-0"
-
     def call(*command: str, **options: Any) -> None:
-        assert json.loads((tmp_path / "wheels/needs.json").read_text()) == wanted("rtx")
+        written = json.loads((tmp_path / "wheels/needs.json").read_text())
+        assert written == image.needs(context_of("rtx"))
+        assert {"SERVE_FROM=plain", "serve-gpu"} <= set(command)
         raise CommandError(f"docker ended\n    #9 0.412 {line}\n    #9 ERROR: x\n    0.412 {line}")
 
     monkeypatch.setattr(buildx, "call", call)
@@ -165,4 +193,4 @@ def test_a_bake_that_lacks_something_is_one_clear_error(
         contents = image.Contents({}, tmp_path, {}, {})
         image.build(engine, context_of("rtx"), BaseImage("b", "b"), contents, tmp_path)
     assert caught.value.what == line
-    assert "system_packages of targets.rtx" in str(caught.value.remedy)
+    assert remedy in str(caught.value.remedy)
