@@ -32,6 +32,7 @@ KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
 PACK_LABEL = "org.sparkforge.pack.modules"
 """Which of FlashInfer's modules are in the image, as pins.yaml or --pack name them."""
+PACK_JOINT = ", "
 RECIPE = (
     "Dockerfile",
     "scripts/entrypoint.py",
@@ -74,7 +75,7 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
         TARGET_LABEL: context.target_name,
     }
     if context.pack:
-        result[PACK_LABEL] = " ".join(context.pack)
+        result[PACK_LABEL] = PACK_JOINT.join(context.pack)
     for name in [layer for wheel in context.target.wheels for layer in context.layers(wheel)]:
         upstream = context.pins.upstream(name)
         facts = {

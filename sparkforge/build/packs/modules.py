@@ -206,17 +206,21 @@ def chosen(which: Set, names: Sequence[str] = ()) -> tuple[Module, ...]:
 
 
 def pinned(pack: Sequence[str], key: str) -> tuple[Module, ...]:
-    """Return the modules of a target's pack: of sets, or by their names.
+    """Return the modules of a target's pack: of sets, of options, or by their names.
 
     Args:
         key: of pins.yaml, for the message.
 
     Raises:
-        PinsError: there is no set and no module of a name.
+        PinsError: there is no set, option and module of a name.
     """
-    sets = {name: chosen(name) for name in SETS}
-    known = sets | {one.name: (one,) for one in MODULES}
+    known: dict[str, tuple[Module, ...]] = {name: chosen(name) for name in SETS}
+    for one in MODULES:
+        known[one.name] = (one,)
+        if one.needs:
+            known[one.needs] = (*known.get(one.needs, ()), one)
     if unknown := [name for name in pack if name not in known]:
-        msg = f"{key}: {unknown[0]!r} is neither a set nor a module"
-        raise PinsError(msg, f"give {' or '.join(SETS)}, or names of build.py packs --list")
+        msg = f"{key}: {unknown[0]!r} is no set, option or module"
+        hint = f"give {' or '.join(SETS)}, or options or names of build.py packs --list"
+        raise PinsError(msg, hint)
     return tuple({module.name: module for name in pack for module in known[name]}.values())

@@ -137,7 +137,7 @@ def _note(reading: Reading) -> ImageNote | None:
 def _as_made(context: Context, note: ImageNote) -> Context:
     """Return the same build made in the image's way: wheels overlaid or compiled, and its pack."""
     stated = str(note.image["labels"].get(image.PACK_LABEL, ""))
-    context = replace(context, pack=tuple(stated.split()))
+    context = replace(context, pack=tuple(filter(None, stated.split(image.PACK_JOINT))))
     native = [inputs["native"] for inputs in note.wheels.values() if "native" in inputs]
     return replace(context, wheels="compile", native=native[0]) if native else context
 

@@ -62,12 +62,15 @@ def test_modules_are_chosen_by_name() -> None:
     assert "sampling" in error.value.remedy
 
 
-def test_a_target_names_sets_or_modules() -> None:
+def test_a_target_names_sets_options_or_modules() -> None:
     assert modules.pinned(["default"], "key") == modules.chosen("default")
     assert modules.pinned(["sampling", "default"], "key") == modules.chosen("default")
     names = [one.name for one in modules.pinned(["fused_moe_120", "sampling"], "key")]
     assert names == ["fused_moe_120", "sampling"]
-    with pytest.raises(PinsError, match="key: 'nothing' is neither a set nor a module"):
+    fp8 = [one.name for one in modules.pinned(["--kv-cache-dtype fp8"], "key")]
+    assert len(fp8) == 4
+    assert all("e4m3" in name for name in fp8)
+    with pytest.raises(PinsError, match="key: 'nothing' is no set, option or module"):
         modules.pinned(["default", "nothing"], "key")
 
 

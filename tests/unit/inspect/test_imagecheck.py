@@ -1,12 +1,14 @@
-"""Compilers in an image that must have none."""
+"""Compilers in an image that must have none, and the pack that its label names."""
 
 from __future__ import annotations
 
 import pytest
 
-from sparkforge.inspect.verify.imagecheck import Report, _check_absent
+from sparkforge.build import image
+from sparkforge.inspect.verify.imagecheck import Report, _as_made, _check_absent
 from sparkforge.inspect.verify.ociarchive import Entry
 from sparkforge.inspect.verify.reading import Reading
+from sparkforge.runtime.engine import BaseImage
 from tests.results import context_of
 
 
@@ -37,3 +39,10 @@ def test_a_compiler_of_a_wheel_off_the_path_is_none() -> None:
     site = "opt/sparkforge/venv/lib/python3.12/site-packages"
     paths = (f"{site}/nvidia/cu13/bin/nvcc", "usr/share/bash-completion/completions/gcc")
     assert problems("rtx", *paths, "usr/bin/gcc-12-base") == []
+
+
+@pytest.mark.parametrize("pack", [(), ("default", "--kv-cache-dtype fp8")])
+def test_the_label_names_sets_and_options_of_the_pack(pack: tuple[str, ...]) -> None:
+    context = context_of("spark", pack=pack)
+    labels = image.labels(context, BaseImage("b", "b"))
+    assert _as_made(context_of("spark"), {"image": {"labels": labels}}).pack == pack
