@@ -65,7 +65,8 @@ def small_target(
     ):
         assert target.count(old) == 1, old
         target = target.replace(old, new)
-    target = re.sub(r"    build_packages: .*\n", "", target)  # Triton's, which is left out
+    # what NCCL and Triton need, which are left out
+    target = re.sub(r"    (system|build)_packages: .*\n", "", target)
     target, count = re.subn(
         r"    needs:.*\n(?:      .*\n)+",
         (

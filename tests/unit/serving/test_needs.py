@@ -62,6 +62,13 @@ def test_every_gpu_target_has_no_compiler_and_what_its_wheels_need() -> None:
         assert {"gcc", "libc6-dev", python} == set(PINS.target(name).build_packages)
 
 
+def test_the_image_of_two_machines_has_what_nccl_opens_for_roce() -> None:
+    target = PINS.target("spark")
+    libraries = {one.library: one.package for one in target.needs}
+    for library in ("libibverbs.so.1", "libmlx5.so.1"):
+        assert libraries[library] in target.system_packages
+
+
 def test_nothing_is_wrong_where_all_is_there_and_no_compiler(root: Path) -> None:
     assert needs.missing(NEEDS, root, load) == []
 
