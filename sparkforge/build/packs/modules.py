@@ -52,6 +52,25 @@ class Module:
     evidence: tuple[Evidence, ...]
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A module that FlashInfer has and gpt-oss does not load on SM 12.x.
+
+    Attributes:
+        name: FlashInfer's own.
+        call: text by which vLLM's code calls it.
+        callers: the files of vLLM with that text, all of them.
+        why: they do not call it here.
+        gates: the lines that say so.
+    """
+
+    name: str
+    call: str
+    callers: tuple[str, ...]
+    why: str
+    gates: tuple[Evidence, ...]
+
+
 def _sink(*, window: bool, kv: str = "bf16", needs: str = "") -> Module:
     """Prefill with attention sinks, of layers with a sliding window or without."""
     name = (
@@ -186,8 +205,89 @@ MODULES: tuple[Module, ...] = (
         ),
     ),
 )
-"""Left out: rope, norm, page and topk, which vLLM calls of FlashInfer for no part of gpt-oss on
-SM 12.x, and what is for other formats (``mxfp8_gemm_cutlass_sm120``: checkpoints in MXFP8)."""
+
+_GPT_OSS = "vllm/model_executor/models/gpt_oss.py"
+_ROPE = "vllm/model_executor/layers/rotary_embedding"
+_LAYERS = "vllm/model_executor/layers"
+_DEVICES = "vllm/distributed/device_communicators"
+
+LEFT_OUT: tuple[LeftOut, ...] = (
+    LeftOut(
+        "rope",
+        "from flashinfer.rope import",
+        (f"{_ROPE}/common.py",),
+        "vLLM has turned it off for all but DeepSeek's scaling",
+        (
+            Evidence(
+                "vllm",
+                f"{_ROPE}/base.py",
+                'if not hasattr(self, "use_flashinfer"):\n            self.use_flashinfer = False',
+            ),
+            Evidence("vllm", _GPT_OSS, '"rope_type": "yarn"'),
+        ),
+    ),
+    LeftOut(
+        "norm",
+        "from flashinfer.norm import",
+        ("vllm/models/minimax_m3/nvidia/model.py", "vllm/models/qwen4_exp/nvidia/indexer_qsa.py"),
+        "models with Gemma's norm call it; gpt-oss has vLLM's own",
+        (Evidence("vllm", _GPT_OSS, "layers.layernorm import RMSNorm"),),
+    ),
+    LeftOut("page", "append_paged_kv_cache", (), "vLLM writes its cache itself", ()),
+    LeftOut(
+        "topk",
+        "from flashinfer import top_k\n",
+        (f"{_LAYERS}/logits_processor.py",),
+        "drafting models ask for the k best tokens; a sampler's top-k is in sampling",
+        (Evidence("vllm", f"{_LAYERS}/logits_processor.py", "def get_top_k_tokens("),),
+    ),
+    LeftOut(
+        "topk",
+        "from flashinfer.topk import",
+        (f"{_LAYERS}/indexer_topk.py",),
+        "for sparse attention, if asked for by name",
+        (
+            Evidence(
+                "vllm",
+                f"{_LAYERS}/indexer_topk.py",
+                "deep_select/flashinfer/torch are opt-in only",
+            ),
+        ),
+    ),
+    LeftOut(
+        "cascade",
+        "MultiLevelCascadeAttentionWrapper(",
+        (_ATTENTION,),
+        "vLLM has turned cascade attention off",
+        (
+            Evidence(
+                "vllm",
+                _ATTENTION,
+                "# return use_cascade_attention(*args, **kwargs)\n        return False",
+            ),
+        ),
+    ),
+    LeftOut(
+        "trtllm_comm",
+        "create_allreduce_fusion_workspace(",
+        (f"{_DEVICES}/flashinfer_all_reduce.py",),
+        "two ranks: both of its users want a size limit for the device, and 12.x has none",
+        (
+            Evidence(
+                "vllm",
+                f"{_DEVICES}/flashinfer_all_reduce.py",
+                "if not default_max_size_mb:\n",
+            ),
+            Evidence(
+                "vllm",
+                "vllm/config/vllm.py",
+                "current_platform.is_device_capability_family(100)\n"
+                "            or current_platform.is_device_capability(90)",
+            ),
+        ),
+    ),
+)
+"""Not here: what is for other formats (``mxfp8_gemm_cutlass_sm120``: checkpoints in MXFP8)."""
 
 
 def chosen(which: Set, names: Sequence[str] = ()) -> tuple[Module, ...]:
