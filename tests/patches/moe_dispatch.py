@@ -102,8 +102,7 @@ def compile_host(tree: Path, source: Path, out: Path, *, link: bool = False) -> 
     words: list[str | Path] = ["nvcc", "-std=c++17", "-O0", *(f"-D{name}" for name in _DEFINES)]
     for include in (STUBS, *(tree / name for name in INCLUDES)):
         words += ["-isystem", include]
-    # the real header of cuBLAS brings math.h
-    words += ["-include", "math.h", "-Xcompiler", "-ffunction-sections,-fdata-sections"]
+    words += ["-Xcompiler", "-ffunction-sections,-fdata-sections"]
     words += ["--expt-relaxed-constexpr", "-static-global-template-stub=false", "-arch=sm_121a"]
     _call([*words, *(() if link else ("-c",)), source, "-o", out])
 

@@ -10,6 +10,7 @@ import io
 import json
 import platform
 import shutil
+import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -101,6 +102,17 @@ def test_the_answer_names_the_wheel_by_its_path() -> None:
     answer = command.document(result, Path("dist/rtx/packs/x.whl"))
     assert answer["file"] == "dist/rtx/packs/x.whl"
     assert (answer["version"], answer["units"]) == ("1.0", 2)
+
+
+def test_the_stand_in_for_cublas_brings_what_the_real_header_does(tmp_path: Path) -> None:
+    """FlashInfer's C++ sources call sqrtf after it; g++ 13 declares that for no other reason."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler here")
+    source = tmp_path / "one.cpp"
+    source.write_text('#include "cublas_v2.h"\nfloat root(float x) { return sqrtf(x); }\n')
+    words = ("c++", "-fsyntax-only", "-isystem", Path(recipe.__file__).with_name("include"), source)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # -- the compilers -----------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 // of status codes only, and calls nothing of cuBLAS.
 #pragma once
 
+#include <math.h>  // the real one brings it with cuComplex.h
+
 enum cublasStatus_t {
   CUBLAS_STATUS_SUCCESS = 0,
   CUBLAS_STATUS_NOT_INITIALIZED = 1,
