@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ STUBS = ROOT / "sparkforge" / "build" / "packs" / "include"  # names of cuBLAS's
 TIMEOUT_S = 1800
 _INTERNAL = "csrc/nv_internal"
 # gen_cutlass_fused_moe_sm120_module's, without what shapes device code only
-_DEFINES = (
+SM120_MACROS = (
     "COMPILE_BLACKWELL_TMA_GEMMS",
     "COMPILE_BLACKWELL_SM120_TMA_GROUPED_GEMMS",
     "ENABLE_BF16",
@@ -38,16 +39,23 @@ _INSTANTIATION = re.compile(
     r"\s*void, EpilogueOpDefault, (\w+),\s*(\d+), (\d+), (\d+), 1, 1, 1,"
     r"\s*(true|false), false, false, (true|false)\);"
 )
-_LAUNCH = re.compile(
-    r"sm(\d+) fp8xfp(\d) out(\w+) (\d+)x(\d+)x(\d+) (NONE|FINALIZE) mx([01]) swap([01])"
+_FUSED = re.compile(
+    r"template void sm80_generic_fused_moe_gemm_kernelLauncher<cutlass::(\w+), cutlass::\w+,"
+    r" (\d+), (\d+), (\d+), (\d+), [\w:]*::EpilogueOpDefault(\w+)>"
 )
-_TYPES = {"half": "F16", "__nv_bfloat16": "BF16"}
+_LAUNCH = re.compile(
+    r"sm(\d+) (fp\dxfp\d) out(\w+) (\d+)x(\d+)x(\d+) (NONE|FINALIZE) mx([01]) swap([01])"
+)
+_OUT = {"half": "F16", "__nv_bfloat16": "BF16"}
+_ELEMENTS = {"__nv_fp8_e4m3": "fp8", "SafeFP4": "fp4"}
 
 
 @dataclass(frozen=True)
 class Gemm:
     """One grouped GEMM: what the generator instantiates, and what a dispatch launches."""
 
+    types: str
+    """Of activations and weights, for example ``fp8xfp4``."""
     tile: tuple[int, int, int]
     """Rows, columns and depth in elements."""
     out: str
@@ -79,14 +87,72 @@ def generate(tree: Path, folder: Path, arch: str) -> dict[str, str]:
     }
 
 
-def fp8_gemms(files: dict[str, str]) -> Counter[Gemm]:
-    """Return the SM120 GEMMs with 8-bit activations and weights that generated files hold."""
-    return Counter(
-        Gemm((int(m), int(n), int(k)), _TYPES[out], fusion, mx == "true", swap == "true")
+def gemms(files: dict[str, str], types: str) -> Counter[Gemm]:
+    """Return the SM120 GEMMs of these types, for example ``fp8xfp4``, that generated files hold."""
+    found = Counter(
+        Gemm(
+            f"{_ELEMENTS[act]}x{_ELEMENTS[weight]}",
+            (int(m), int(n), int(k)),
+            _OUT[out],
+            fusion,
+            mx == "true",
+            swap == "true",
+        )
         for text in files.values()
         for arch, act, weight, out, fusion, m, n, k, mx, swap in _INSTANTIATION.findall(text)
-        if arch == "120" and act == weight == "__nv_fp8_e4m3"
+        if arch == "120"
     )
+    return Counter({gemm: count for gemm, count in found.items() if gemm.types == types})
+
+
+def fused(files: dict[str, str]) -> Counter[tuple[str, tuple[int, int, int], int, str]]:
+    """Return the fused kernels for SM80: type, tile, stages and activation."""
+    return Counter(
+        (dtype, (int(m), int(n), int(k)), int(stages), activation)
+        for text in files.values()
+        for dtype, m, n, k, stages, activation in _FUSED.findall(text)
+    )
+
+
+def instantiations(files: dict[str, str]) -> Counter[str]:
+    """Return every kernel that generated files instantiate, in their words."""
+    found = re.compile(r"(?:INSTANTIATE_\w+|template void) ?[^;]+;")
+    return Counter(" ".join(one.split()) for text in files.values() for one in found.findall(text))
+
+
+def kernels_of(files: dict[str, str], folder: str) -> Counter[str]:
+    """Return those of the files in a folder, for example ``gemm_grouped/120``."""
+    return instantiations({name: text for name, text in files.items() if name.startswith(folder)})
+
+
+def preprocess(source: Path, macros: Sequence[str]) -> str:
+    """Return what is left of a source where these macros are defined, without its headers."""
+    text = re.sub(r"^\s*#\s*(include|pragma).*$", "", source.read_text(), flags=re.MULTILINE)
+    done = subprocess.run(
+        ["c++", "-E", "-P", "-xc++", *(f"-D{name}" for name in macros), "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def runners(text: str, template: str) -> set[tuple[str, ...]]:
+    """Return types of activations and weights, and Hopper's mode, of a template's uses.
+
+    Args:
+        text: of ``preprocess``.
+        template: ``MoeGemmRunner``, ``CutlassMoeFCRunner`` or ``switch_output_type``.
+    """
+    found = set()
+    for arguments in re.findall(rf"\b{template}<([^<>;(){{}}]+)>", text):
+        act, weight, *others = (word.strip().rpartition("::")[2] for word in arguments.split(","))
+        if not act.startswith("Type"):  # inside the binding's own template
+            found.add((act, weight, *(word for word in others if re.match("k[A-Z]", word))))
+    return found
 
 
 def compile_host(tree: Path, source: Path, out: Path, *, link: bool = False) -> None:
@@ -99,7 +165,7 @@ def compile_host(tree: Path, source: Path, out: Path, *, link: bool = False) -> 
         wrapper = out.with_name(f"{source.stem}_host.cu")
         wrapper.write_text(f'#ifndef __CUDA_ARCH__\n#include "{source}"\n#endif\n')
         source = wrapper
-    words: list[str | Path] = ["nvcc", "-std=c++17", "-O0", *(f"-D{name}" for name in _DEFINES)]
+    words: list[str | Path] = ["nvcc", "-std=c++17", "-O0", *(f"-D{name}" for name in SM120_MACROS)]
     for include in (STUBS, *(tree / name for name in INCLUDES)):
         words += ["-isystem", include]
     words += ["-Xcompiler", "-ffunction-sections,-fdata-sections"]
@@ -137,6 +203,8 @@ class Runner:
     """Whether it has kernels of the TMA warp specialized kind there."""
     launches: tuple[str, ...]
     """Per tactic of that kind that the autotuner keeps, what its dispatch launched."""
+    dropped: tuple[str, ...]
+    """The same per tactic without an occupancy, which the autotuner drops."""
     others: tuple[str, ...]
     """Per other tactic, what became of it."""
 
@@ -145,6 +213,7 @@ class Runner:
         found = [_LAUNCH.fullmatch(text) for text in self.launches]
         return Counter(
             Gemm(
+                match[2],
                 (int(match[4]), int(match[5]), int(match[6])),
                 match[3],
                 match[7],
@@ -152,28 +221,44 @@ class Runner:
                 match[9] == "1",
             )
             for match in found
-            if match is not None and match[1] == "120" and match[2] == "8"
+            if match is not None and match[1] == "120"
         )
 
 
-def ask(program: Path, capability: int) -> dict[str, Runner]:
-    """Run a probe for a capability such as 121; return its runners by name."""
+@dataclass(frozen=True)
+class Answers:
+    """What a probe says of one capability.
+
+    Attributes:
+        runners: by type and output, for example ``mxfp8-bf16``.
+        tactics: how many a runner offers that has nothing to launch there, by its source's name.
+    """
+
+    runners: dict[str, Runner]
+    tactics: dict[str, int]
+
+
+def ask(program: Path, capability: int) -> Answers:
+    """Run a probe for a capability such as 121."""
     done = subprocess.run(
         [program, str(capability)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     # a refusal is logged, on the same stream in parts
-    said = [line for line in done.stdout.splitlines() if re.match(r"(mx)?fp8-(bf|f)16 ", line)]
+    said = [line for line in done.stdout.splitlines() if re.match(r"[a-z0-9]+-(bf|f)16 ", line)]
 
     def tactics(name: str, kind: str) -> tuple[str, ...]:
         head = f"{name} tactic {kind}:"
         return tuple(line.removeprefix(head).strip() for line in said if line.startswith(head))
 
-    return {
+    runners = {
         name: Runner(
             f"{name} supports_tma_ws 1" in said,
             tactics(name, "tma_ws 1"),
+            tactics(name, "tma_ws 0"),
             tactics(name, "ampere 0"),
         )
-        for name in ("mxfp8-bf16", "mxfp8-f16", "fp8-bf16", "fp8-f16")
+        for name in dict.fromkeys(line.partition(" ")[0] for line in said)
     }
+    counts = re.findall(r"^(\w+) tactics (\d+)$", done.stdout, re.MULTILINE)
+    return Answers(runners, {name: int(count) for name, count in counts})

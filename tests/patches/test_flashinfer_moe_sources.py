@@ -14,13 +14,22 @@ from typing import Any
 
 import pytest
 
-from tests.patches.moe_dispatch import Gemm, Runner, ask, build_probe, fp8_gemms, generate
+from tests.patches.moe_dispatch import (
+    Answers,
+    Gemm,
+    ask,
+    build_probe,
+    gemms,
+    generate,
+    instantiations,
+    kernels_of,
+)
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler here")
 
 # what the patch means to add: every MXFP8 x MXFP8 GEMM of SM12x
 WANTED = Counter(
-    Gemm((128, columns, 128), out, fusion, mx=True, swap_ab=swap)
+    Gemm("fp8xfp8", (128, columns, 128), out, fusion, mx=True, swap_ab=swap)
     for columns, out, fusion, swap in itertools.product(
         (32, 64, 128), ("F16", "BF16"), ("NONE", "FINALIZE"), (False, True)
     )
@@ -36,7 +45,7 @@ def test_hopper_files_only_for_hopper(trees: dict[str, Path], tmp_path: Path) ->
     patched = generate(trees["patched"], tmp_path / "patched", "120")
     assert folders(stock) == {"gemm/90": 48, "gemm_grouped/120": 11, "gemm_grouped/80": 9}
     assert "gemm/90" not in folders(patched)
-    assert {name for name in stock if not name.startswith("gemm/90/")} <= set(patched)
+    assert kernels_of(stock, "gemm_grouped/120") <= kernels_of(patched, "gemm_grouped/120")
     # the bodies of those 48 are for a macro that only Hopper's module defines
     launcher = next(iter(stock[name] for name in stock if name.startswith("gemm/90/")))
     inl = trees["stock"] / "csrc/nv_internal" / launcher.splitlines()[0].split('"')[1]
@@ -50,12 +59,13 @@ def test_hopper_files_only_for_hopper(trees: dict[str, Path], tmp_path: Path) ->
 def test_mxfp8_kernels_are_generated(trees: dict[str, Path], tmp_path: Path) -> None:
     stock = generate(trees["stock"], tmp_path / "stock", "120")
     patched = generate(trees["patched"], tmp_path / "patched", "120")
-    assert fp8_gemms(stock) == Counter()
-    assert fp8_gemms(patched) == WANTED
+    assert gemms(stock, "fp8xfp8") == Counter()
+    assert gemms(patched, "fp8xfp8") == WANTED
     # in files of their own: the others, with FP4 weights, are what they were
-    added = set(patched) - set(stock)
-    assert fp8_gemms({name: patched[name] for name in added}) == WANTED
-    assert all(patched[name] == stock[name] for name in set(patched) - added)
+    own = {name: text for name, text in patched.items() if gemms({name: text}, "fp8xfp8")}
+    others = {name: text for name, text in patched.items() if name not in own}
+    assert instantiations(own).total() == WANTED.total()
+    assert kernels_of(others, "gemm_grouped/120") == kernels_of(stock, "gemm_grouped/120")
     # no other module changes
     for arch in ("100", "103"):
         before, after = (
@@ -67,6 +77,12 @@ def test_mxfp8_kernels_are_generated(trees: dict[str, Path], tmp_path: Path) -> 
             for kind, path in trees.items()
         )
         assert after == before
+
+
+# -- what it dispatches ------------------------------------------------------------------------
+
+BLOCK_SCALED = {"mxfp8": "fp8xfp8", "mxfp8xmxfp4": "fp8xfp4", "nvfp4": "fp4xfp4"}
+OUT = {"bf16": "BF16", "f16": "F16"}
 
 
 def test_the_release_can_be_asked_for_the_kernels(
@@ -87,7 +103,7 @@ def test_the_release_can_be_asked_for_the_kernels(
 @pytest.fixture(scope="module")
 def probes(
     trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[int, dict[str, Runner]]]:
+) -> dict[str, dict[int, Answers]]:
     folder = tmp_path_factory.mktemp("probes")
     programs = {name: build_probe(path, folder / name) for name, path in trees.items()}
     return {
@@ -98,29 +114,69 @@ def probes(
 
 @needs_nvcc
 @pytest.mark.parametrize("capability", [120, 121])
-def test_each_mxfp8_tactic_launches_its_kernel(
-    probes: dict[str, dict[int, dict[str, Runner]]], capability: int
+def test_every_block_scaled_tactic_launches_its_kernel(
+    probes: dict[str, dict[int, Answers]],
+    trees: dict[str, Path],
+    tmp_path: Path,
+    capability: int,
 ) -> None:
-    mine = probes["patched"][capability]
-    for name, out in (("mxfp8-bf16", "BF16"), ("mxfp8-f16", "F16")):
-        assert mine[name].tma_ws
-        # nothing is offered twice, refused or launched that is not generated
+    files = generate(trees["patched"], tmp_path, "120")
+    for name, types in BLOCK_SCALED.items():
+        for suffix, out in OUT.items():
+            mine = probes["patched"][capability].runners[f"{name}-{suffix}"]
+            generated = Counter({g: n for g, n in gemms(files, types).items() if g.out == out})
+            # nothing is offered twice, refused or launched that is not generated
+            assert mine.tma_ws
+            assert mine.gemms() == generated
+            assert len(mine.launches) == generated.total()
+            assert mine.dropped == ()
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("name", "refused"), [("mxfp8xmxfp4", 28), ("nvfp4", 8)])
+def test_the_release_offers_tactics_that_it_refuses(
+    probes: dict[str, dict[int, Answers]], name: str, refused: int
+) -> None:
+    """The control: of the 40 tactics of a layer's second product."""
+    for suffix in OUT:
+        stock = probes["stock"][121].runners[f"{name}-{suffix}"]
+        assert len(stock.launches) + len(stock.dropped) == 40
+        assert stock.dropped == ("refused",) * refused
+
+
+@needs_nvcc
+@pytest.mark.parametrize("capability", [120, 121])
+def test_types_that_are_left_out_have_no_tactic(
+    probes: dict[str, dict[int, Answers]], capability: int
+) -> None:
+    for answers in (probes["stock"][capability], probes["patched"][capability]):
+        without = {name for name, count in answers.tactics.items() if not count}
+        assert without == {"fp8_uint4", "bf16_fp4", "fp16_fp4"}
+        assert set(answers.tactics) - without == {"bf16_uint4", "fp16_fp16"}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("capability", [120, 121])
+def test_each_mxfp8_tactic_launches_its_kernel(
+    probes: dict[str, dict[int, Answers]], capability: int
+) -> None:
+    for suffix, out in OUT.items():
+        mine = probes["patched"][capability].runners[f"mxfp8-{suffix}"]
         wanted = Counter({gemm: n for gemm, n in WANTED.items() if gemm.out == out})
-        assert mine[name].gemms() == wanted
-        assert len(mine[name].launches) == wanted.total()
+        assert mine.gemms() == wanted
         # CutlassMoeFCRunner takes these out of an MX runner's tactics; taken in spite of that,
         # they end in an error and not in the kernels that know no block scales
-        assert set(mine[name].others) == {"refused"}
+        assert set(mine.others) == {"refused"}
 
 
 @needs_nvcc
 @pytest.mark.parametrize("capability", [120, 121])
 def test_per_tensor_fp8_keeps_its_kernels(
-    probes: dict[str, dict[int, dict[str, Runner]]], capability: int
+    probes: dict[str, dict[int, Answers]], capability: int
 ) -> None:
     for name in ("fp8-bf16", "fp8-f16"):
-        mine = probes["patched"][capability][name]
-        assert mine == probes["stock"][capability][name]
+        mine = probes["patched"][capability].runners[name]
+        assert mine == probes["stock"][capability].runners[name]
         assert not mine.tma_ws
         assert set(mine.others) == {"Sm89 per-tensor"}
 
@@ -128,17 +184,17 @@ def test_per_tensor_fp8_keeps_its_kernels(
 @needs_nvcc
 @pytest.mark.parametrize("capability", [89, 90, 100])
 def test_other_devices_are_as_they_were(
-    probes: dict[str, dict[int, dict[str, Runner]]], capability: int
+    probes: dict[str, dict[int, Answers]], capability: int
 ) -> None:
     assert probes["patched"][capability] == probes["stock"][capability]
 
 
 @needs_nvcc
 def test_the_release_has_no_mxfp8_tactic_on_sm12x(
-    probes: dict[str, dict[int, dict[str, Runner]]],
+    probes: dict[str, dict[int, Answers]],
 ) -> None:
     """The control: why the runner's constructor raises there."""
-    stock = probes["stock"][121]["mxfp8-bf16"]
+    stock = probes["stock"][121].runners["mxfp8-bf16"]
     assert not stock.tma_ws
     assert stock.launches == ()
     assert set(stock.others) == {"Sm89 per-tensor"}  # block scales would be ignored

@@ -1,10 +1,11 @@
-// Runs FlashInfer's real FP8 MoE dispatch on the CPU and prints what it would launch.
+// Runs FlashInfer's real MoE dispatch on the CPU and prints what it would launch.
 //
 // usage: probe CAPABILITY, for example 121
 //
 // The two kinds of launcher, which hold the device code, are replaced by functions that print
 // their template arguments; the CUDA runtime by probe_fake_cudart.cpp, which answers with the capability.
 // Everything between is the release's: tactics, heuristic, traits, architecture and tile switches.
+// Of types without a tactic on SM12x only the number of their tactics is printed.
 
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +21,8 @@ using tensorrt_llm::kernels::cutlass_kernels::MoeGemmRunner;
 using tensorrt_llm::kernels::cutlass_kernels::TmaWarpSpecializedGroupedGemmInput;
 using Fusion = TmaWarpSpecializedGroupedGemmInput::EpilogueFusion;
 using FP8 = __nv_fp8_e4m3;
+using FP4 = tensorrt_llm::kernels::cutlass_kernels::Fp4Type;
+using INT4 = cutlass::uint4b_t;
 
 namespace tensorrt_llm::kernels::cutlass_kernels_oss {
 
@@ -32,8 +35,9 @@ void tma_warp_specialized_generic_moe_gemm_kernelLauncher(
   if (workspace_size != nullptr) *workspace_size = 0;
   if (quiet) return;
   std::printf(
-      " sm%d fp8xfp%d out%s %dx%dx%d %s mx%d swap%d", Arch::kMinComputeCapability,
-      std::is_same_v<WeightType, FP8> ? 8 : 4, std::is_same_v<OutputType, half> ? "F16" : "BF16",
+      " sm%d fp%dxfp%d out%s %dx%dx%d %s mx%d swap%d", Arch::kMinComputeCapability,
+      std::is_same_v<T, FP8> ? 8 : 4, std::is_same_v<WeightType, FP8> ? 8 : 4,
+      std::is_same_v<OutputType, half> ? "F16" : "BF16",
       (int)cute::size<0>(TileShape{}), (int)cute::size<1>(TileShape{}),
       (int)cute::size<2>(TileShape{}), FUSION == Fusion::FINALIZE ? "FINALIZE" : "NONE", IsMXFPX,
       SwapAB);
@@ -55,15 +59,15 @@ ELSEWHERE(half, Sm89)
 }  // namespace tensorrt_llm::kernels::cutlass_kernels_oss
 
 // Every tactic of a runner, one a line: its kind, its occupancy, and what its dispatch launches.
-template <typename OutputType, bool IsMXFPX>
+template <typename T, typename WeightType, typename OutputType, bool IsMXFPX>
 void walk(char const* name) {
-  MoeGemmRunner<FP8, FP8, OutputType, OutputType, IsMXFPX> runner;
+  MoeGemmRunner<T, WeightType, OutputType, OutputType, IsMXFPX> runner;
   std::printf("%s supports_tma_ws %d\n", name, runner.supportsTmaWarpSpecialized());
   for (auto const& config : runner.getConfigs(true)) {
     bool const finalize =
         config.epilogue_fusion_type ==
         tensorrt_llm::cutlass_extensions::CutlassGemmConfig::EpilogueFusionType::FINALIZE;
-    GroupedGemmInput<FP8, FP8, OutputType, OutputType> inputs{};
+    GroupedGemmInput<T, WeightType, OutputType, OutputType> inputs{};
     inputs.gemm_config = config;
     inputs.n = 256;
     TmaWarpSpecializedGroupedGemmInput tma{};
@@ -74,9 +78,10 @@ void walk(char const* name) {
       tma.ptr_act = &anything;
       tma.swap_ab = config.swap_ab;
       tma.fusion = finalize ? Fusion::FINALIZE : Fusion::NONE;
-      tma.fpX_block_scaling_type =
-          IsMXFPX ? TmaWarpSpecializedGroupedGemmInput::FpXBlockScalingType::MXFPX
-                  : TmaWarpSpecializedGroupedGemmInput::FpXBlockScalingType::NONE;
+      using Scaling = TmaWarpSpecializedGroupedGemmInput::FpXBlockScalingType;
+      tma.fpX_block_scaling_type = std::is_same_v<T, FP4>                     ? Scaling::NVFP4
+                                   : IsMXFPX || !std::is_same_v<T, WeightType> ? Scaling::MXFPX
+                                                                               : Scaling::NONE;
     }
     // the autotuner drops what has no occupancy; of the SM89 kernels only their code would tell
     quiet = true;
@@ -96,12 +101,28 @@ void walk(char const* name) {
   }
 }
 
+template <typename T, typename WeightType, typename OutputType>
+void count(char const* name) {
+  auto const tactics =
+      MoeGemmRunner<T, WeightType, OutputType>::getConfigs(fake_capability, true).size();
+  std::printf("%s tactics %d\n", name, (int)tactics);
+}
+
 int main(int argc, char** argv) {
   fake_capability = argc == 2 ? std::atoi(argv[1]) : 0;
   if (fake_capability < 80) return 2;
-  walk<__nv_bfloat16, true>("mxfp8-bf16");
-  walk<half, true>("mxfp8-f16");
-  walk<__nv_bfloat16, false>("fp8-bf16");
-  walk<half, false>("fp8-f16");
+  walk<FP8, FP8, __nv_bfloat16, true>("mxfp8-bf16");
+  walk<FP8, FP8, half, true>("mxfp8-f16");
+  walk<FP8, FP8, __nv_bfloat16, false>("fp8-bf16");
+  walk<FP8, FP8, half, false>("fp8-f16");
+  walk<FP8, FP4, __nv_bfloat16, false>("mxfp8xmxfp4-bf16");
+  walk<FP8, FP4, half, false>("mxfp8xmxfp4-f16");
+  walk<FP4, FP4, __nv_bfloat16, false>("nvfp4-bf16");
+  walk<FP4, FP4, half, false>("nvfp4-f16");
+  count<FP8, INT4, __nv_bfloat16>("fp8_uint4");
+  count<__nv_bfloat16, FP4, __nv_bfloat16>("bf16_fp4");
+  count<half, FP4, half>("fp16_fp4");
+  count<__nv_bfloat16, INT4, __nv_bfloat16>("bf16_uint4");
+  count<half, half, half>("fp16_fp16");
   return 0;
 }
