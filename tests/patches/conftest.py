@@ -40,6 +40,7 @@ HERE = Path(__file__).resolve().parent
 # Files that share a fixture of the session; every other file is a group of its own.
 _GROUPS = {
     "test_flashinfer_python": "flashinfer",
+    "test_flashinfer_moe_module": "flashinfer",
     "test_flashinfer_moe_sources": "flashinfer",
     "test_mxfp8_moe_sm12x": "flashinfer",
     "test_packs": "flashinfer",

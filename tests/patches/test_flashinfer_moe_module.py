@@ -1,0 +1,127 @@
+"""Which types and kernels FlashInfer's CUTLASS MoE module for SM12x is compiled from.
+
+Read in the sources, as the preprocessor leaves them for each module; nothing is compiled for a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sparkforge.build.packs import modules, units
+from tests.patches.moe_dispatch import (
+    SM120_MACROS,
+    preprocess,
+    runners,
+)
+from tests.patches.trees import tree
+
+needs_cxx = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
+
+BACKEND = "csrc/fused_moe/cutlass_backend"
+KERNELS = "csrc/nv_internal/tensorrt_llm/kernels/cutlass_kernels"
+
+# of the seven sources that the module leaves out: Hopper's types, and what no binding constructs
+HOPPER = {
+    ("__nv_fp8_e4m3", "uint4b_t"),
+    ("__nv_bfloat16", "__nv_fp8_e4m3"),
+    ("__nv_bfloat16", "Fp4Type"),
+    ("half", "Fp4Type"),
+    ("__nv_fp8_e4m3", "Fp4Type", "kHummingPreMmaE8M0"),
+}
+UNUSED = {
+    ("float", "float"),
+    ("half", "uint8_t"),
+    ("__nv_bfloat16", "uint8_t"),
+    ("__nv_fp8_e4m3", "Fp4Type", "kPostMmaFp8Act"),
+    ("__nv_fp8_e4m3", "Fp4Type", "kPostMmaMxfp8Act"),
+}
+# nvcc's options for the modules of the other devices
+OTHERS = {
+    "90": ("COMPILE_HOPPER_TMA_GEMMS", "COMPILE_HOPPER_TMA_GROUPED_GEMMS", *SM120_MACROS[2:]),
+    "100": (
+        "COMPILE_BLACKWELL_TMA_GEMMS",
+        "COMPILE_BLACKWELL_TMA_GROUPED_GEMMS",
+        *SM120_MACROS[2:],
+    ),
+    "89": ("ENABLE_BF16", "ENABLE_FP8", "USING_OSS_CUTLASS_MOE_GEMM"),
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Sources of the module, by tree: what FlashInfer's own function lists."""
+    (module,) = (one for one in modules.MODULES if one.name == "fused_moe_120")
+    found = {}
+    for kind in ("stock", "patched"):
+        folder = tmp_path_factory.mktemp("described") / kind
+        here = tree("flashinfer", folder, patched=kind == "patched", only=("flashinfer", "csrc"))
+        (described,) = units.describe(here, "12.0f", (module,))
+        found[kind] = [unit.source for unit in described.units]
+    return found
+
+
+@needs_cxx
+def test_the_module_has_the_types_that_sm12x_computes(
+    trees: dict[str, Path], sources: dict[str, list[str]]
+) -> None:
+    def types(kind: str, macros: Sequence[str]) -> tuple[set[tuple[str, ...]], ...]:
+        """Types that the binding constructs, that are instantiated, and that have kernels."""
+        binding, instantiated, *kernels = (
+            preprocess(trees[kind] / name, macros)
+            for name in (
+                f"{BACKEND}/flashinfer_cutlass_fused_moe_binding.cu",
+                f"{BACKEND}/cutlass_fused_moe_instantiation.cu",
+                *(name for name in sources[kind] if "/moe_gemm_kernels_" in name),
+            )
+        )
+        return (
+            runners(binding, "CutlassMoeFCRunner") | runners(binding, "switch_output_type"),
+            runners(instantiated, "CutlassMoeFCRunner"),
+            set().union(*(runners(text, "MoeGemmRunner") for text in kernels)),
+        )
+
+    constructed, instantiated, compiled = types("patched", SM120_MACROS)
+    assert constructed == instantiated == compiled
+    assert {("__nv_fp8_e4m3", "Fp4Type"), ("Fp4Type", "Fp4Type")} < constructed
+    # the control: what the release compiles for nobody
+    _, _, release = types("stock", SM120_MACROS)
+    assert release - compiled == HOPPER | UNUSED
+    assert compiled <= release
+
+
+@needs_cxx
+def test_the_binding_refuses_hoppers_types_and_other_modules_are_the_same(
+    trees: dict[str, Path],
+) -> None:
+    def lines(kind: str, name: str, macros: Sequence[str]) -> list[str]:
+        return preprocess(trees[kind] / name, macros).splitlines()
+
+    binding = f"{BACKEND}/flashinfer_cutlass_fused_moe_binding.cu"
+    assert any(
+        "SM12x has no fused moe kernel" in one for one in lines("patched", binding, SM120_MACROS)
+    )
+    for name in (
+        binding,
+        f"{BACKEND}/cutlass_fused_moe_instantiation.cu",
+        f"{KERNELS}/moe_gemm/moe_gemm_kernels_fp8_fp4.cu",
+    ):
+        for macros in OTHERS.values():
+            # the order of instantiations may change
+            assert sorted(lines("patched", name, macros)) == sorted(lines("stock", name, macros))
+
+
+def test_bf16_with_fp8_computes_nothing_without_hoppers_block_scales(
+    trees: dict[str, Path],
+) -> None:
+    """Why the module has no such kernels: the release's launcher of these types is empty."""
+    text = (trees["patched"] / KERNELS / "moe_gemm/moe_gemm_template_dispatch.h").read_text()
+    _, _, launcher = text.partition(
+        "struct genericMoeGemmKernelLauncher<__nv_bfloat16, __nv_fp8_e4m3"
+    )
+    body, _, _ = launcher.partition("};")
+    assert re.sub(r"\s", "", body).endswith("intsm_count_){}")
