@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import pytest
 from sparkforge.build.packs import modules, units
 from tests.patches.moe_dispatch import (
     SM120_MACROS,
+    fused,
+    generate,
     preprocess,
     runners,
 )
@@ -125,3 +129,61 @@ def test_bf16_with_fp8_computes_nothing_without_hoppers_block_scales(
     )
     body, _, _ = launcher.partition("};")
     assert re.sub(r"\s", "", body).endswith("intsm_count_){}")
+
+
+def fits(tile: tuple[int, int, int], stages: int) -> bool:
+    """Return whether a fused kernel's stages and its output fit the 99 KB of a block on SM12x.
+
+    Gate and weight share the columns of a tile.
+    """
+    m, n, k = tile
+    return 2 * (stages * k * (m + n) + m * n // 2) < 101376
+
+
+def test_fused_kernels_are_those_that_fit(trees: dict[str, Path], tmp_path: Path) -> None:
+    def made(kind: str, arch: str) -> Counter[tuple[str, tuple[int, int, int], int, str]]:
+        return fused(generate(trees[kind], tmp_path / f"{kind}-{arch}", arch))
+
+    before, after = made("stock", "120"), made("patched", "120")
+    assert len(before) == before.total() == 60
+    # tiles that are offered for 16-bit weights, of sources that a user sees
+    heuristic = (trees["patched"] / KERNELS / "cutlass_heuristic.cpp").read_text()
+    _, _, text = heuristic.partition("base_configs{")
+    text, _, _ = text.partition("switch (gemm_type)")
+    offered = {
+        (int(m), int(n), int(k)) for m, n, k in re.findall(r"CtaShape(\d+)x(\d+)x(\d+)_", text)
+    }
+    assert offered == {(32, 128, 64), (64, 128, 64), (128, 128, 64)}
+    assert after == Counter(
+        {one: count for one, count in before.items() if one[1] in offered and fits(one[1], one[2])}
+    )
+    assert after.total() == 24
+    assert made("patched", "89") == made("stock", "89") == before
+
+
+@needs_cxx
+def test_the_dispatch_knows_which_fused_kernels_there_are(
+    trees: dict[str, Path], tmp_path: Path
+) -> None:
+    header = trees["patched"] / KERNELS / "moe_gemm/launchers/fused_moe_gemm_launcher_sm80.h"
+    tiles = [(16, 128, 64), (16, 256, 64), (32, 128, 64), (64, 128, 64), (128, 128, 64)]
+    cases = [(tile, stages) for tile in tiles for stages in (2, 3, 4)]
+    checks = (
+        f"static_assert(has<{m}, {n}, {k}, {s}>() == {str(m > 16 and fits((m, n, k), s)).lower()});"
+        for (m, n, k), s in cases
+    )
+    source = tmp_path / "checks.cpp"
+    source.write_text(
+        "#include <cstdint>\nusing cudaStream_t = void*;\n"
+        f'#include "{header}"\n'
+        "namespace tensorrt_llm::kernels::cutlass_kernels_oss {\n"
+        "template <int M, int N, int K, int S> constexpr bool has() {"
+        " return sm120_has_fused_moe_gemm<M, N, K, S>(); }\n" + "\n".join(checks) + "}\n"
+    )
+    done = subprocess.run(
+        ["c++", "-std=c++17", "-fsyntax-only", source], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    dispatch = trees["patched"] / KERNELS / "moe_gemm/moe_gemm_template_dispatch.h"
+    assert "arch::Sm75" not in preprocess(dispatch, SM120_MACROS)
+    assert "arch::Sm75" in preprocess(dispatch, OTHERS["90"])
