@@ -5,6 +5,7 @@ Read in the sources, as the preprocessor leaves them for each module; nothing is
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -18,7 +19,9 @@ from sparkforge.build.packs import modules, units
 from tests.patches.moe_dispatch import (
     SM120_MACROS,
     fused,
+    gemms,
     generate,
+    kernels_of,
     preprocess,
     runners,
 )
@@ -187,3 +190,34 @@ def test_the_dispatch_knows_which_fused_kernels_there_are(
     dispatch = trees["patched"] / KERNELS / "moe_gemm/moe_gemm_template_dispatch.h"
     assert "arch::Sm75" not in preprocess(dispatch, SM120_MACROS)
     assert "arch::Sm75" in preprocess(dispatch, OTHERS["90"])
+
+
+def test_files_with_a_fused_finalize_hold_fewer_kernels(
+    trees: dict[str, Path], tmp_path: Path
+) -> None:
+    def counts(kind: str) -> dict[str, int]:
+        """Most kernels in one file, by epilogue and size of its largest tile."""
+        most: dict[str, int] = {}
+        for text in generate(trees[kind], tmp_path / kind, "120").values():
+            types = ("fp8xfp8", "fp8xfp4", "fp4xfp4")
+            found = sum((gemms({"": text}, each) for each in types), Counter())
+            for gemm in found:
+                size = "large" if math.prod(gemm.tile) >= 128 * 128 * 256 else "small"
+                name = f"{gemm.fusion} {size}"
+                most[name] = max(most.get(name, 0), found.total())
+        return most
+
+    assert set(counts("stock").values()) == {8}
+    assert counts("patched") == {
+        "NONE small": 8,
+        "NONE large": 8,
+        "FINALIZE small": 4,
+        "FINALIZE large": 2,
+    }
+    # and all files together hold what they held
+    before, after = (
+        kernels_of(generate(trees[kind], tmp_path / kind, "120"), "gemm_grouped/120")
+        for kind in ("stock", "patched")
+    )
+    assert before <= after
+    assert max(after.values()) == 1
