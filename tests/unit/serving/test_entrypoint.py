@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build import jobs
-from sparkforge.build.packs import modules
+from sparkforge.build.packs import modules, units
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.pins import pins
 from sparkforge.serving import (
@@ -704,8 +703,8 @@ def test_a_name_that_looks_like_an_option_stays_a_name(
 @pytest.mark.parametrize(
     ("options", "own", "expected"),
     [
-        (["--moe-backend", "flashinfer_cutlass"], "", "1"),  # 20.1 GiB beside the model
-        ([], "", "1"),  # vLLM chooses: it may be the same
+        (["--moe-backend", "flashinfer_cutlass"], "", "2"),  # 20.1 GiB beside the model
+        ([], "", "2"),  # vLLM chooses: it may be the same
         (["--moe-backend=marlin"], "", "8"),
         (["--moe-backend", "marlin", "--gpu-memory-utilization=0.9"], "", "2"),
         (["--moe-backend", "marlin", "--gpu-memory-utilization=0.99"], "", "1"),
@@ -739,9 +738,10 @@ def test_compilers_fit_into_the_containers_limit_too() -> None:
 def test_a_card_of_its_own_memory_leaves_the_hosts_to_compilers() -> None:
     reading = memory.Reading(64 * memory.GIB, 40 * memory.GIB)
     words = ["--gpu-memory-utilization", "0.9"]
-    assert compilers.jobs(words, reading, unified=False, cpus=20) == 3
+    assert compilers.jobs(words, reading, unified=False, cpus=20) == 4
     assert compilers.jobs(words, reading, unified=False, cpus=2) == 2
-    assert compilers.LARGEST_GIB == jobs.NVCC_GIB  # the image has nothing of the driver's
+    # the image has nothing of the driver's
+    assert max(one.gib for one in units.COSTS) == compilers.LARGEST_GIB
 
 
 @pytest.mark.parametrize("own", ["lots", "0", "-1", "2.5"])
