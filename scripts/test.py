@@ -2,7 +2,7 @@
 """Run all checks: lint, types, unit, integration, patches, the whole build.
 
     python3 scripts/test.py                  # all that this machine can
-    python3 scripts/test.py --fast           # lint, types, unit, integration: about 8 minutes
+    python3 scripts/test.py --fast           # lint, types, unit, integration: about 8 min (2 cores)
     python3 scripts/test.py --with-engine    # as root: a private container engine, too
 
 Makes its own environment (.venv-dev, hash-locked). Runs every step even after a failure, and ends
