@@ -23,18 +23,20 @@ import requests
 from sparkforge.build.context import profile_of
 from sparkforge.build.serve import chat_model, in_environment
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
+from sparkforge.cli.main import main
 from sparkforge.core.run import group_alive
 from sparkforge.inspect.accept import command as accept
-from sparkforge.inspect.accept.behind import Behind
+from sparkforge.inspect.accept import gpqa
 from sparkforge.inspect.accept.row import Subject, judged
 from sparkforge.inspect.bench import result
 from sparkforge.inspect.bench.samples import METRICS
 from sparkforge.pins import pins
 from sparkforge.runtime import client
 from sparkforge.serving import backends, steps
+from tests.diamond import diamond
 from tests.patches.checkout import CHECKOUT
 from tests.patches.served import READY_S, Served, serving
-from tests.support import PATIENCE_S, ROOT, slow_engines, wait_for
+from tests.support import PATIENCE_S, ROOT, linked_checkout, slow_engines, wait_for
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -377,19 +379,36 @@ def test_another_kernel_for_quantised_layers_would_be_noticed(server: Served) ->
     assert "vLLM chose the linear backend CPU; the profile says MARLIN" in said
 
 
-def test_accept_finds_every_promise_kept(server: Served) -> None:
-    loaded = pins.load(CHECKOUT / "pins.yaml")
-    profile = profile_of(loaded, "cpu")
-    place = client.Place(f"http://127.0.0.1:{server.port}/v1", "the-key")
-    log = Behind(log=server.folder / "output")
-    subject = Subject(place, client.model_of(place), profile, log, long_tokens=4000)
-    rows = accept.checked(subject, accept.CHECKS)
-    assert {row.name: row.words for row in rows if row.state == "fail"} == {}
-    unchecked = {row.name for row in rows if row.state == "not checked"}
+def test_accept_finds_every_promise_kept(
+    server: Served,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All checks, and the accuracy of canned words, as an owner runs them."""
+    monkeypatch.setattr(gpqa, "QUESTIONS", 60)  # a third: all take half a minute on two cores
+    pins_path = linked_checkout(tmp_path / "checkout") / "pins.yaml"
+    pins_path.with_name(".env").write_text(f"SPARKFORGE_API_KEY_FILE={server.folder / 'key'}\n")
+    url, log = f"http://127.0.0.1:{server.port}", server.folder / "output"
+    words = ["accept", "--pins", pins_path, "--target", "cpu", "--url", url, "--log", log]
+    words += ["--long-prompt", "4000", "--gpqa", diamond(tmp_path / "gpqa.csv", 60), "--json"]
+    words += ["--gpqa-repeats", "1", "--gpqa-threshold", "0"]
+    assert main([str(word) for word in words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in found["checks"]}
+    assert set(rows) == {"accuracy", *(check.name for check in accept.CHECKS)}
+    unchecked = {name for name, row in rows.items() if row["state"] == "not checked"}
     assert unchecked == {"decode kernels"}  # a GPU's
+    score = found["accuracy"]
+    # the canned answer names no option
+    assert (score["questions"], score["repeats"], score["unclear"]) == (60, 1, 60)
+    assert score["score"] == 0
     # the words are canned: judged as a real model's, they are wrong
+    loaded = pins.load(pins_path)
+    profile = profile_of(loaded, "cpu")
+    place = client.Place(f"{url}/v1", "the-key")
+    real = Subject(place, client.model_of(place), replace(profile, answers=True))
     (chat_check,) = (one for one in accept.CHECKS if one.name == "chat")
-    real = replace(subject, profile=replace(profile, answers=True))
     assert judged(chat_check, real).state == "fail"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from sparkforge.pins import pins
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Model, Place
 from sparkforge.serving.profile import Profile
+from tests.diamond import diamond
 from tests.openai_server import KEY, MAX_LEN, Fake, serving
 from tests.support import ROOT, linked_checkout
 
@@ -441,16 +441,6 @@ def test_an_endless_line_of_a_stream_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # -- accuracy ---------------------------------------------------------------------------------
-
-
-def diamond(path: Path, count: int = 198, **changes: str) -> Path:
-    row = {"Question": "How, and\nwhy {not}?", "Correct Answer": "right"}
-    row |= {f"Incorrect Answer {number}": f"wrong {number}" for number in (1, 2, 3)} | changes
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["Record ID", *row])
-        writer.writeheader()
-        writer.writerows({"Record ID": str(at), **row} for at in range(count))
-    return path
 
 
 def test_accuracy_is_measured_as_vllm_does(
