@@ -166,6 +166,11 @@ class _ImageServer:
         return Stopped(int(container_state(self.container)["ExitCode"]), took, stragglers=False)
 
 
+def instead(options: Sequence[str]) -> dict[str, str]:
+    """Return the variables with which an image uses options in place of its own and its profile."""
+    return {"SPARKFORGE_SERVE_ARGS": shlex.join(options), "SPARKFORGE_PROFILE": ""}
+
+
 @contextmanager
 def from_image(
     engine: Engine, image: str, launch: Launch, restored: Mapping[str, Path]
@@ -191,8 +196,7 @@ def from_image(
         "SPARKFORGE_MODEL_NAME": MODEL_NAME,
     }
     if restored:  # the image's own options need the patches
-        variables["SPARKFORGE_SERVE_ARGS"] = shlex.join(launch.options)
-        variables["SPARKFORGE_PROFILE"] = ""
+        variables |= instead(launch.options)
     container = engine.client.containers.create(
         image,
         command=["/model", *launch.arguments],

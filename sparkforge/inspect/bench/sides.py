@@ -34,7 +34,7 @@ from sparkforge.inspect.bench.tables import Test
 from sparkforge.inspect.perf import roofline
 from sparkforge.inspect.perf.shapes import SHAPES
 from sparkforge.runtime.environment import python_path
-from sparkforge.runtime.servers import MODEL_NAME, Launch, kept_log, wait_ready
+from sparkforge.runtime.servers import MODEL_NAME, Launch, instead, kept_log, wait_ready
 from sparkforge.serving import arguments, choices, traffic
 from sparkforge.serving.profile import Profile
 from sparkforge.serving.traffic import KvCache, Moe, Setup
@@ -97,12 +97,16 @@ def of_build(
     usual = (*(CHAT_OPTIONS if served.model is None else ()), *context.arguments)
     plain = of_release if versus and served.model is None else list
     variables = {**(SMOKE_VARIABLES if served.model is None else {})}
-    choice = {choices.VARIABLE: served.profile.choice} if built and served.profile.choice else {}
+    given, more = plain(options), dict(variables)
+    if built is not None and plain is of_release:
+        more |= instead(given)  # the image's own are of no use to the BF16 model
+    elif built is not None and served.profile.choice:
+        more[choices.VARIABLE] = served.profile.choice
     launch = Launch(
         model,
-        plain(options),
+        given,
         plain(usual),
-        {**variables, **choice},
+        more,
         0 if versus else context.port,
         gpus=context.target.cuda_arch is not None,
     )
@@ -163,14 +167,17 @@ def _version(context: Context) -> str:
 
 def _originals(context: Context, build: Build, work: Path) -> Mapping[str, Path]:
     """Return the files that make the release of our image."""
+    wheels = build.graph.wheels
+    needed = {item for wheel in wheels.values() for item in wheel.needs}  # of those with patches
     launcher = Launcher(
         context,
         build.results.artefact(build.graph.product),
         None,
-        {name: build.results.of(item) for name, item in build.graph.wheels.items()},
+        {name: build.results.of(item) for name, item in wheels.items()},
         {
             name: source_of(context.store, name, build.results.of(item))
             for name, item in build.graph.sources.items()
+            if item in needed
         },
         work,
     )

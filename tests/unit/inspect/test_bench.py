@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ from sparkforge.build.executor import Build
 from sparkforge.build.graph import graph_of
 from sparkforge.build.item import Item, Results
 from sparkforge.build.launcher import of_release
-from sparkforge.build.results import EnvironmentResult, WheelResult
+from sparkforge.build.results import EnvironmentResult, ImageResult, WheelResult
 from sparkforge.core.errors import BenchError
 from sparkforge.inspect import plot
 from sparkforge.inspect.bench import pictures, result, sides, tables, text
@@ -28,7 +29,7 @@ from sparkforge.inspect.bench.guard import Guard, Times, times
 from sparkforge.inspect.perf import rooflinetable
 from sparkforge.runtime.servers import Launch
 from sparkforge.store.store import Store
-from tests.results import context_of, step
+from tests.results import artefact, context_of, step
 
 from .bench_results import DEEP, FOUR, ONE, samples
 from .bench_results import result as made
@@ -396,6 +397,47 @@ def test_the_sides_of_a_build_differ_in_what_only_the_patches_have(
     assert found[1].identity.options == (*full,)
     (alone,) = sides.of_build(context, build, served, tmp_path / "work", versus=False)
     assert (alone.name, alone.identity) == ("", found[1].identity)
+
+
+@pytest.mark.parametrize("model", [None, Path("/models/real")])
+def test_both_sides_of_an_image_get_the_options_of_their_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path | None
+) -> None:
+    """An image has options of its own: of MXFP4 experts, which the BF16 stand-in has not."""
+    started: list[tuple[Launch, object]] = []
+
+    @contextmanager
+    def start(*given: Any) -> Iterator[SimpleNamespace]:
+        started.append((given[2], given[5]))
+        yield SimpleNamespace(url="http://127.0.0.1:1", output=str)
+
+    originals = {"vllm/a.py": tmp_path}
+    monkeypatch.setattr(sides, "start_server", start)
+    monkeypatch.setattr(sides, "wait_ready", lambda *_: 1.0)
+    monkeypatch.setattr(sides, "_originals", lambda *_: originals)
+    monkeypatch.setattr(sides, "standing_in", lambda *_, wide: tmp_path)
+    context = context_of("cpu", store=Store(tmp_path / "store"))
+    image = artefact(ImageResult("x:1", "sha256:1", None, "base", ()))
+    found: Any = SimpleNamespace(
+        results=SimpleNamespace(artefact=lambda _: image),
+        graph=SimpleNamespace(product=None, own=()),
+    )
+    work = tmp_path / "work"
+    work.mkdir()
+    served = sides.Served(model, context.serving)
+    for one in sides.of_build(context, found, served, work, versus=True):
+        with one.start():
+            pass
+    (release, put_back), (ours, nothing) = started
+    assert (put_back, nothing) == (originals, None)
+    named = [shlex.split(one.variables.get("SPARKFORGE_SERVE_ARGS", "")) for one in (release, ours)]
+    if model is None:  # the same, in place of the image's own
+        assert release.options == ours.options == named[1]
+        assert ours.variables["SPARKFORGE_PROFILE"] == ""
+        assert "bf16_dequant" not in ours.options
+    else:
+        assert named[1] == []
+        assert "bf16_dequant" in ours.options
 
 
 def test_ceilings_are_those_of_the_roofline() -> None:
