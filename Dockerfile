@@ -53,7 +53,9 @@ theirs="$(dpkg-query --show --showformat '${binary:Package}|${Maintainer}|${Orig
 if [ -n "${theirs}" ]; then
   apt-mark unhold ${theirs} >/dev/null
   dpkg --purge ${theirs}
-  apt-get -qy autoremove --purge
+  # what others only recommend or suggest goes, too: apt suggests dpkg-dev, and that recommends gcc
+  apt-get -qy -o APT::AutoRemove::RecommendsImportant=false -o APT::AutoRemove::SuggestsImportant=false \
+    autoremove --purge
 fi
 rm -rf /usr/local/cuda /usr/local/cuda-* /usr/local/nvidia /opt/nvidia /etc/ld.so.conf.d/nvidia.conf \
   /usr/share/keyrings/cuda-* /etc/apt/trusted.gpg.d/*cuda* /etc/apt/trusted.gpg.d/*nvidia*

@@ -22,7 +22,10 @@ PACKAGES = {
     "made-up-keyring": (NVIDIA, "", "etc/apt/sources.list.d/made-up-cuda.list"),
     "made-up-gcc": (OTHERS, "Depends: made-up-cpp", "usr/bin/gcc"),  # by apt, for nvcc
     "made-up-cpp": (OTHERS, "", "usr/bin/cpp"),  # by apt, for gcc
-    "made-up-tool": (OTHERS, "Origin: somebody", "usr/bin/made-up-tool"),  # a user's own
+    "made-up-tool": (  # a user's own
+        *(OTHERS, "Origin: somebody\nRecommends: made-up-gcc\nSuggests: made-up-cpp"),
+        "usr/bin/made-up-tool",
+    ),
 }
 RECIPE = """\
 FROM {base}
