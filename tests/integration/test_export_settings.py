@@ -99,7 +99,7 @@ def rich(tree: Tree) -> Tree:
             "run.sh": b"#!/bin/sh\n",
             "demo/end.py": b"a\n\nb \n\t\nd",
         },
-        "Change some lines of the \u00fcber package, and with them a good deal more than one",
+        "Change some lines of the \u00fcber package, and with them more than one else",
     )
     tree.git("mv", "demo/__init__.py", "demo/first.py")
     tree.git("commit", "--quiet", "-m", f"Move the first file\n\n{BODY}")

@@ -237,7 +237,7 @@ def test_generated_files_are_told_apart_by_their_operands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "cpus", "width"), [(64, 8, 6), (22, 8, 2), (22, 1, 1), (1, 8, 1)]
+    ("free_gib", "cpus", "width"), [(64, 8, 7), (22, 8, 2), (22, 1, 1), (1, 8, 1)]
 )
 def test_compilers_are_as_many_as_memory_holds(
     free_gib: int, cpus: int, width: int, monkeypatch: pytest.MonkeyPatch
