@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 import threading
@@ -420,18 +419,21 @@ def test_without_a_network_its_absence_is_one_error(tmp_path: Path) -> None:
         benchy.install(Store(tmp_path / "store"), ROOT, "linux/amd64", NOWHERE)
 
 
-def test_the_key_reaches_it_by_its_environment() -> None:
-    code = benchy._START.replace(
-        "from llama_benchy.__main__ import main; main()", "print(sys.argv, os.environ.get(K))"
+def test_it_starts_with_the_key_and_drops_idle_connections(tmp_path: Path) -> None:
+    (tmp_path / "aiohttp.py").write_text("TCPConnector = dict")
+    (tmp_path / "llama_benchy").mkdir()
+    (tmp_path / "llama_benchy" / "__main__.py").write_text(
+        "import aiohttp, json, os, sys\n"
+        "def main():\n"
+        "    made = aiohttp.TCPConnector(limit=7, keepalive_timeout=600)\n"
+        f"    print(json.dumps([sys.argv[1:], os.environ.get({benchy._KEY!r}), made]))\n"
     )
-    code = f"K = {benchy._KEY!r}; {code}"
     done = subprocess.run(
-        [sys.executable, "-c", code, "--runs", "3"],
-        env={benchy._KEY: "k"},
+        [sys.executable, "-c", benchy._START, "--runs", "3"],
+        env={benchy._KEY: "k", "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert shlex.split(done.stdout.strip()) == shlex.split(
-        "['-c', '--runs', '3', '--api-key', 'k'] None"
-    )
+    words = ["--runs", "3", "--api-key", "k"]
+    assert json.loads(done.stdout) == [words, None, {"limit": 7, "keepalive_timeout": 1}]

@@ -28,11 +28,17 @@ LOCK = "requirements/bench.txt"
 _BOOK = "sparkforge-text"
 """In place of the address of a book: the name of the text in llama-benchy's cache."""
 _KEY = "SPARKFORGE_BENCH_KEY"
-# the key is no argument, since everybody on the machine can read those of a process
-_START = (
-    f"import os, sys; sys.argv += ['--api-key', os.environ.pop('{_KEY}')];"
-    " from llama_benchy.__main__ import main; main()"
-)
+# The key is no argument, since everybody on the machine can read those of a process. llama-benchy
+# keeps idle connections for 600 s, and servers close them sooner (vLLM after 5 s), maybe just when
+# a request is sent: that would end the run.
+_START = f"""
+import os, sys, aiohttp
+sys.argv += ['--api-key', os.environ.pop('{_KEY}')]
+pool = aiohttp.TCPConnector
+aiohttp.TCPConnector = lambda **options: pool(**{{**options, 'keepalive_timeout': 1}})
+from llama_benchy.__main__ import main
+main()
+"""
 _FELL_BACK = "Falling back to 'gpt2' tokenizer"
 _NO_KEY = "EMPTY"
 
