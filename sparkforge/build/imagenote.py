@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkforge.build.packs.names import LABEL
 from sparkforge.core import plain, typed
 from sparkforge.core.hashing import key_of
 
@@ -53,15 +54,24 @@ class ImageNote:
         }
 
     def other_keys(self) -> list[str]:
-        """Return the parts that are not those that image and wheels name by key."""
-        named = {*self.image["wheels"].values(), self.image["wheelhouse"]}
-        named |= {one["kernels"] for one in self.wheels.values() if "kernels" in one}
-        parts = {f"wheel {name}": one for name, one in self.wheels.items()}
-        parts |= {f"kernels {name}": one for name, one in self.kernels.items()}
-        parts |= {"wheelhouse": self.wheelhouse} | ({"pack": self.pack} if self.pack else {})
+        """Return the parts that are missing, or not those that image and wheels name by key."""
+        made = self.wheels.items()
+        named = {
+            **self.image["wheels"],
+            **{f"kernels {name}": one["kernels"] for name, one in made if "kernels" in one},
+            "wheelhouse": self.image["wheelhouse"],
+            "preflight checkpoint": self.image.get("preflight"),
+        }
+        parts = {
+            **{f"wheel {name}": one for name, one in made},
+            **{f"kernels {name}": one for name, one in self.kernels.items()},
+            "wheelhouse": self.wheelhouse,
+            **({} if self.pack is None else {LABEL: self.pack}),
+            # older images have no such checkpoint
+            **({"preflight checkpoint": self.trial} if self.trial else {}),
+        }
         found = {what: key_of(one) for what, one in parts.items()}
-        missing = ["a part"] if named - set(found.values()) else []
-        return [what for what, key in found.items() if key not in named] or missing
+        return [what for what in named | found if named.get(what) != found.get(what)]
 
     def dumps(self) -> bytes:
         """Return the text of the file."""

@@ -280,6 +280,10 @@ def test_a_missing_file_a_changed_label_and_a_forged_note_are_told(baked: Baked)
     assert "label org.sparkforge.demo.commit: differs from inputs.json" in said
     assert "label org.sparkforge.key: does not match inputs.json" in said
     assert "wheelhouse: its key differs" in said
+    made = json.loads(note)
+    made["trial"]["seed"] = 1
+    baked.files[NOTE] = json.dumps(made).encode()
+    assert "preflight checkpoint: its key differs" in baked.refused()
 
 
 def test_a_note_of_an_older_version_is_read(baked: Baked) -> None:
