@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from sparkforge.build.context import Context
 from sparkforge.build.results import ImageResult, Product, WheelResult
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core import gitread
-from sparkforge.pins.pathmap import path_of
+from sparkforge.pins.pathmap import origin_of
 from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import Server
@@ -172,28 +172,24 @@ class Launcher:
         """
         restored = {}
         for name, wheel in self.wheels.items():
-            owners: dict[str, list[str]] = {}
-            for member in wheel.replaced:
-                owners.setdefault(self._owner(name, member), []).append(member)
-            for owner, members in owners.items():
-                source = self.sources[owner]
-                with gitread.reading(source.repo) as reader:
-                    for member in members:
-                        path = path_of(self.context.pins.upstream(owner).paths, member)
-                        # it was replaced by a file that has this place
-                        assert path is not None
-                        content = reader.content(source.commit, path)
-                        assert content is not None
-                        file = work / member.replace("/", "%")
-                        file.write_bytes(content)
-                        restored[member] = file
+            rules = {
+                rule: layer
+                for layer in self.context.layers(name)
+                for rule in self.context.pins.upstream(layer).paths
+            }
+            with ExitStack() as stack:
+                readers = {
+                    layer: stack.enter_context(gitread.reading(self.sources[layer].repo))
+                    for layer in set(rules.values()) & set(self.sources)
+                }
+                for member in wheel.replaced:
+                    origin = origin_of(rules, member)
+                    # it was replaced by a file that has this place
+                    assert origin is not None
+                    layer = rules[origin[0]]
+                    content = readers[layer].content(self.sources[layer].commit, origin[1])
+                    assert content is not None
+                    file = work / member.replace("/", "%")
+                    file.write_bytes(content)
+                    restored[member] = file
         return restored
-
-    def _owner(self, wheel: str, member: str) -> str:
-        """Return the upstream that a file of a wheel is of: a carried one has the longer place."""
-
-        def length(layer: str) -> int:
-            places = [rule.wheel or "" for rule in self.context.pins.upstream(layer).paths]
-            return max((len(one) for one in places if member.startswith(one)), default=0)
-
-        return max(self.context.layers(wheel), key=length)

@@ -36,10 +36,10 @@ def member_of(rules: Iterable[PathRule], path: str) -> str | None:
     return rule.wheel + path[len(rule.repo) :]
 
 
-def path_of(rules: Iterable[PathRule], member: str) -> str | None:
-    """Return where the repository has a wheel's member: by the longest rule; None: no rule says."""
+def origin_of(rules: Iterable[PathRule], member: str) -> tuple[PathRule, str] | None:
+    """Return where a wheel's member is from: the longest rule and the path; None: no rule says."""
     fitting = [(rule.wheel, rule) for rule in rules if rule.wheel and member.startswith(rule.wheel)]
     if not fitting:
         return None
     prefix, rule = max(fitting, key=lambda pair: len(pair[0]))
-    return rule.repo + member[len(prefix) :]
+    return rule, rule.repo + member[len(prefix) :]

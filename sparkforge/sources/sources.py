@@ -23,7 +23,7 @@ from sparkforge.core.errors import CommandError, FetchError, IntegrityError, Pin
 from sparkforge.core.hashing import key_of
 from sparkforge.core.index import Index
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins.pathmap import PathRule, path_of
+from sparkforge.pins.pathmap import PathRule, origin_of
 from sparkforge.pins.pins import Provider, ReleaseFile, SourcePlan, Upstream
 from sparkforge.sources.download import fetch
 from sparkforge.store.codekey import code_of
@@ -278,13 +278,13 @@ def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeF
     with zipfile.ZipFile(archive) as wheel:
         for info in wheel.infolist():
             member = _safe(info.filename, archive) if not info.is_dir() else ""
-            path = path_of(rules, member)
-            if not member.endswith(".py") or path is None:
+            origin = origin_of(rules, member)
+            if not member.endswith(".py") or origin is None:
                 continue
             found = True
             executable = (info.external_attr >> 16) & stat.S_IXUSR
             mode = "100755" if executable else "100644"
-            yield git.TreeFile(path, mode, wheel.read(info))
+            yield git.TreeFile(origin[1], mode, wheel.read(info))
     if not found:
         msg = f"{archive.name}: has no Python file in the folders of paths"
         raise IntegrityError(msg, "fix paths or source_file in pins.yaml")
