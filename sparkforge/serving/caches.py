@@ -54,7 +54,14 @@ VARIABLES: Mapping[str, str] = {
 
 # of share/inputs.json: what the kernels and their compilers depend on
 _PARTS = (
-    *("wheels", "wheelhouse", "base", "absent", "system_packages", "python", "platform", "release"),
+    "wheels",
+    "wheelhouse",
+    "base",
+    "absent",
+    "system_packages",
+    "python",
+    "platform",
+    "release",
 )
 _GONE = ".gone-"
 
