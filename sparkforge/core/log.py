@@ -22,7 +22,7 @@ from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError, StoreError
 
 _PROGRESS_EVERY_S = 0.1
-_PROGRESS_EVERY_S_PLAIN = 5.0  # without a terminal each report is a line of its own
+_PROGRESS_EVERY_S_PLAIN = 15.0  # without a terminal each report is a line of its own
 _WIDTH = 78
 # until ``configure`` gives the exact pattern: rather too much than a password
 _IN_URL = re.compile(r"(?<=://)[^\s\"'<>]*@")
