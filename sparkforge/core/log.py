@@ -231,15 +231,16 @@ def _write(stream: IO[str], text: str) -> None:
         stream.write(text)
         stream.flush()
     except OSError as error:
+        # what is left in the buffer is written once more at the exit
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
         # the reader has ended (head, less), or the disk of stderr's file is full: the build
         # continues without a log, and the exit code and --json show its result
         if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
             log.answered = True  # no document can follow
             msg = f"standard output: {error.strerror}"
             raise StoreError(msg, "free space where it is written") from error
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
 
 
 def _tame(text: str) -> str:
