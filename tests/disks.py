@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparkforge.core.errors import CommandError
+from sparkforge.core.errors import CommandError, MachineError
 from sparkforge.core.run import call
 
 MIB = 1 << 20
@@ -71,6 +71,6 @@ def can_mount(folder: Path) -> bool:
     try:
         with new_disk(folder / "probe.ext4", 8) as disk, mounted(place, "-o", "loop", str(disk)):
             cut_power(place)
-    except (CommandError, OSError):
+    except (CommandError, MachineError, OSError):
         return False
     return True
