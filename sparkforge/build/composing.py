@@ -66,15 +66,15 @@ def familiar(name: str) -> str:
     return name.removeprefix("docker.io/")
 
 
-def _names(one: DockerImage, repository: str) -> list[str]:
+def _names(docker_image: DockerImage, repository: str) -> list[str]:
     """Return an image's names: those that a build gave it, and by digest those of registries.
 
-    An image that somebody made on top of ours has our labels, and other names.
+    An image that is based on ours has our labels, and other names.
     """
-    digests: list[str] = one.attrs.get("RepoDigests") or []
+    digests: list[str] = docker_image.attrs.get("RepoDigests") or []
     return [
-        *(name for name in one.tags if name.startswith(f"{repository}:")),
-        *(name for name in digests if registry.reference(name) or not one.tags),
+        *(name for name in docker_image.tags if name.startswith(f"{repository}:")),
+        *(name for name in digests if registry.reference(name) or not docker_image.tags),
     ]
 
 
@@ -90,21 +90,21 @@ def on_engine(
 ) -> list[BuiltImage]:
     """Return the images of targets, by target, the newest first."""
     found = []
-    for one in engine.client.images.list(filters={"label": image.TARGET_LABEL}):
-        target = one.labels[image.TARGET_LABEL]
+    for docker_image in engine.client.images.list(filters={"label": image.TARGET_LABEL}):
+        target = docker_image.labels[image.TARGET_LABEL]
         if target not in targets:
             continue
-        for name in _names(one, image.repository(target)):
+        for name in _names(docker_image, image.repository(target)):
             found.append(
                 BuiltImage(
                     target,
                     name,
-                    str(one.id),
-                    one.labels.get("org.opencontainers.image.version", ""),
-                    one.labels.get(image.KEY_LABEL, ""),
-                    str(one.attrs.get("Metadata", {}).get("LastTagTime", "")),
-                    int(one.attrs.get("Size", 0)),
-                    familiar(in_use(variables, target)) in (name, one.id),
+                    str(docker_image.id),
+                    docker_image.labels.get("org.opencontainers.image.version", ""),
+                    docker_image.labels.get(image.KEY_LABEL, ""),
+                    str(docker_image.attrs.get("Metadata", {}).get("LastTagTime", "")),
+                    int(docker_image.attrs.get("Size", 0)),
+                    familiar(in_use(variables, target)) in (name, docker_image.id),
                 )
             )
     return sorted(
@@ -153,22 +153,22 @@ def images(options: ImagesOptions) -> int:
         target: name
         for target in targets
         if (name := in_use(variables, target))
-        and not any(one.used for one in built if one.target == target)
+        and not any(built_image.used for built_image in built if built_image.target == target)
     }
     if options.output.json:
-        log.json({"images": [asdict(one) for one in built], "missing": missing})
+        log.json({"images": [asdict(built_image) for built_image in built], "missing": missing})
         return 0
     if not built:
         log.info(f"the engine has no image of {', '.join(targets)}")
     rows: list[tuple[str, ...]] = [
         (
-            "*" if one.used else "",
-            one.image,
-            one.made[:16].replace("T", " "),
-            human_bytes(one.size),
-            f"key {one.key[:12]}",
+            "*" if built_image.used else "",
+            built_image.image,
+            built_image.made[:16].replace("T", " "),
+            human_bytes(built_image.size),
+            f"key {built_image.key[:12]}",
         )
-        for one in built
+        for built_image in built
     ]
     if rows:
         log.table(rows)
@@ -181,7 +181,7 @@ def images(options: ImagesOptions) -> int:
     return 0
 
 
-def old_ones(built: Sequence[BuiltImage]) -> list[BuiltImage]:
+def old_images(built: Sequence[BuiltImage]) -> list[BuiltImage]:
     """Return the images to remove: older than the one before the one that Compose uses.
 
     If Compose uses no image of a target, the target's newest image counts as used.
@@ -190,32 +190,36 @@ def old_ones(built: Sequence[BuiltImage]) -> list[BuiltImage]:
         built: as ``on_engine`` gives them.
     """
     old: list[BuiltImage] = []
-    for _, group in itertools.groupby(built, key=lambda one: one.target):
+    for _, group in itertools.groupby(built, key=lambda built_image: built_image.target):
         names = list(group)
-        ordered = list(dict.fromkeys(one.image_id for one in names))
-        used = next((ordered.index(one.image_id) for one in names if one.used), 0)
-        old += [one for one in names if ordered.index(one.image_id) > used + 1]
+        ordered = list(dict.fromkeys(built_image.image_id for built_image in names))
+        used = next(
+            (ordered.index(built_image.image_id) for built_image in names if built_image.used), 0
+        )
+        old += [
+            built_image for built_image in names if ordered.index(built_image.image_id) > used + 1
+        ]
     return old
 
 
 def _prune(engine: Engine, built: Sequence[BuiltImage], *, dry_run: bool) -> int:
     """Remove old images, or print them; images of containers stay, with a warning."""
-    old = old_ones(built)
+    old = old_images(built)
     stay: dict[str, str] = {}
     freed = 0
     if dry_run:
-        for one in old:
-            log.info(f"would remove {one.image}, {human_bytes(one.size)}, less what others share")
+        for name in old:
+            log.info(f"would remove {name.image}, {human_bytes(name.size)}, less what others share")
     elif old:
         before = engine.layers_bytes()
-        for one in old:
-            if why := engine.remove(one.image):
-                stay[one.image] = why
-                log.warning(f"{one.image} stays: {why}")
+        for name in old:
+            if why := engine.remove(name.image):
+                stay[name.image] = why
+                log.warning(f"{name.image} stays: {why}")
             else:
-                log.info(f"removed {one.image}")
+                log.info(f"removed {name.image}")
         freed = before - engine.layers_bytes()
-    removed = [one.image for one in old if one.image not in stay]
+    removed = [name.image for name in old if name.image not in stay]
     log.document({"removed": removed, "stay": stay, "dry_run": dry_run, "freed_bytes": freed})
     if not dry_run:
         log.info(f"freed {human_bytes(freed)}")
@@ -249,18 +253,22 @@ def rollback(options: RollbackOptions) -> int:
 def _chosen(built: Sequence[BuiltImage], target: str, wanted: str | None, used: str) -> BuiltImage:
     listing = f"python3 build.py images --target {target}"
     if wanted is not None:
-        for one in built:
-            if familiar(wanted) in (one.image, one.image.partition(":")[2], one.image_id):
-                return one
+        for built_image in built:
+            if familiar(wanted) in (
+                built_image.image,
+                built_image.image.partition(":")[2],
+                built_image.image_id,
+            ):
+                return built_image
         raise ImageError(f"the engine has no image {wanted} of target {target}", f"see {listing}")
-    at = next((at for at, one in enumerate(built) if one.used), None)
+    at = next((at for at, built_image in enumerate(built) if built_image.used), None)
     if at is None:
         what = f"{used}, which Compose uses, is gone" if used else "Compose uses no image yet"
         msg = f"no previous image of {target} is known: {what}"
         raise ImageError(msg, f"choose one: build.py rollback --target {target} IMAGE; {listing}")
-    for one in built[at + 1 :]:
-        if one.image_id != built[at].image_id:  # and no other name of the same
-            return one
+    for built_image in built[at + 1 :]:
+        if built_image.image_id != built[at].image_id:  # not another name of the same image
+            return built_image
     msg = f"{built[at].image} is the oldest image of target {target}"
     raise ImageError(msg, f"see {listing}")
 

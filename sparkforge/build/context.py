@@ -30,7 +30,7 @@ UNPATCHED = "unpatched"
 
 @dataclass(frozen=True)
 class Context:
-    """One build: what was asked for, and the means to do it."""
+    """One build: its options, and the means to make it."""
 
     root: Path
     """The checkout; ``patches/``, ``requirements/`` and ``Dockerfile`` lie in it."""
@@ -53,17 +53,17 @@ class Context:
     force: frozenset[str] = frozenset()
     """Stages that run again although the store has their result."""
     arguments: tuple[str, ...] = ()
-    """Of ``vllm serve``, behind the target's own; the user's, for one run."""
+    """The user's options of ``vllm serve`` for one run, after the target's own."""
     cold: bool = False
     """The image is built without the engine's cache, into a file and not into the engine."""
     wheels: str = "overlay"
-    """``overlay`` or ``compile``: how they are made."""
+    """``overlay`` or ``compile``."""
     native: str = "patched"
     """With ``compile``: ``patched`` natives or ``all`` of them."""
     jobs: int | None = None
     """Compilers at once; None: as many as memory holds."""
     pack: tuple[str, ...] = ()
-    """Which of FlashInfer's modules are compiled ahead of time: as ``Target.pack``."""
+    """FlashInfer's modules that are compiled ahead of time: as ``Target.pack``."""
     _series: dict[str, Series] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
@@ -116,17 +116,17 @@ class Context:
 
     @property
     def release(self) -> str:
-        """What the result is called: see ``release_name``."""
+        """Name of the result: see ``release_name``."""
         return release_name(self.pins, self.target)
 
     @property
     def server_log(self) -> Path:
-        """Where the output of a server is kept that did not start, or is being served."""
+        """File with the output of a server that did not start, or is being served."""
         return self.root / "dist" / self.target_name / "server.log"
 
     @property
     def lock(self) -> Path:
-        """The hash-locked requirements of what is installed beside our wheels."""
+        """The hash-locked requirements of the other wheels."""
         return self.root / self.target.requirements[self.platform]
 
     def layers(self, wheel: str) -> tuple[str, ...]:
@@ -160,6 +160,6 @@ def profile_of(pins: Pins, target_name: str) -> Profile:
 
 
 def release_name(pins: Pins, target: Target) -> str:
-    """Return what a target's build is called: its first wheel's version, and our counter."""
+    """Return the name of a target's build: its first wheel's version, and our counter."""
     first = pins.upstream(next(iter(target.wheels)))
     return f"{first.version}-spark.{pins.release.counter}"

@@ -45,7 +45,7 @@ _SHOWN_LINES = 20
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one kernel uses.
+    """Resources that one kernel uses.
 
     Attributes:
         registers: of a thread.
@@ -63,7 +63,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Request:
-    """What is compiled.
+    """The input of a compile.
 
     Attributes:
         tree: folder that ``source`` is in.
@@ -123,7 +123,7 @@ def build(request: Request, toolchain: Path, out: Path) -> dict[str, str]:
 
 
 def _compile(request: Request, toolchain: Path, arch: str, out: Path) -> str:
-    """Return what the compiler says."""
+    """Return the compiler's output."""
     root = toolchain / _TOOLCHAIN
     (library,) = root.glob("lib/libnvrtc.so.*")
     done = call(
@@ -194,7 +194,7 @@ def usage(text: str) -> tuple[Kernel, ...]:
 
 
 def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
-    """Refuse kernels that are slow without a word, and architectures that lack some."""
+    """Refuse kernels that spill registers silently, and architectures that lack some."""
     names = {arch: {kernel.name for kernel in kernels} for arch, kernels in found.items()}
     every = set().union(*names.values())
     if not every:
@@ -220,7 +220,7 @@ def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
 
 
 def _manifest(request: Request, found: Mapping[str, Sequence[Kernel]], out: Path) -> bytes:
-    """Return what the machine code is: where from, and what each kernel uses."""
+    """Return the manifest: the origin of the machine code, and the resources of each kernel."""
 
     def cubin(arch: str) -> dict[str, object]:
         data = (out / f"sm_{arch}.cubin").read_bytes()

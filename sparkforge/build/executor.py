@@ -38,11 +38,11 @@ class Step:
     commands: tuple[str, ...] = ()
     """The command lines that making it would run, where they are worth reading."""
     unknown: tuple[str, ...] = ()
-    """What else it fetches, in words."""
+    """Further downloads, in words."""
 
     @property
     def made(self) -> bool:
-        """Whether a build would make it."""
+        """A build would make it."""
         return self.state != "in the store"
 
 
@@ -90,13 +90,13 @@ def _forced(context: Context, item: Item[Any]) -> bool:
 
 
 def _standing(context: Context, items: Sequence[Item[Any]]) -> list[bool]:
-    """Return of each item whether its result in the store is used as it is."""
+    """Return for each item whether its result in the store is used as it is."""
 
-    def one(item: Item[Any], stopping: Event) -> bool:
+    def stands(item: Item[Any], stopping: Event) -> bool:
         return _stands(context, item, items)
 
     # at once: it hashes wheels, and asks git and the engine
-    return list(in_parallel(one, items, _PARALLEL))
+    return list(in_parallel(stands, items, _PARALLEL))
 
 
 def _stands(context: Context, item: Item[Any], items: Sequence[Item[Any]]) -> bool:
@@ -176,9 +176,9 @@ def _run(
         again = _forced(context, item)
         kept = item.find(context.store)
         if kept is not None and not again:
-            # what was made just now may have changed what this one was made of
+            # an input of this item may have just been made anew
             again = not _valid(context, kept, item, items) if made else missing[at]
-            # what something is made of is read whole before: a damaged one is not passed on
+            # an input of another item is read in full first: a damaged one must not spread
             again = again or (any(missing[at + 1 :]) and not item.sound(kept))
             if again:
                 log.warning(
@@ -208,8 +208,8 @@ class Total:
 
 
 def total(steps: Sequence[Step]) -> Total:
-    """Return what a plan fetches, over all its stages."""
-    unknown = tuple(one for step in steps for one in step.unknown)
+    """Return the downloads of a plan, over all its stages."""
+    unknown = tuple(download for step in steps for download in step.unknown)
     return Total(sum(step.download for step in steps), unknown)
 
 

@@ -1,7 +1,7 @@
-"""The items of a target and what each needs: pins and options → a graph.
+"""The items of a target and their needs: pins and options → a graph.
 
-Every item's inputs are known before anything runs, because pins.yaml and the patch files say
-what the earlier stages will give. So a plan, ``explain`` and a build in which nothing changed
+Every item's inputs are known before anything runs, because pins.yaml and the patch files determine
+the results of earlier stages. So a plan, ``explain`` and a build in which nothing changed
 cost only hashing.
 """
 
@@ -58,7 +58,7 @@ class Graph:
     """FlashInfer's modules; None where none are compiled ahead of time."""
     wheelhouse: Item[WheelhouseResult]
     product: Item[Product]
-    """What is served: the image, or the virtual environment."""
+    """The product: the image, or the virtual environment."""
     smoke: Item[SmokeResult] | None
     """None where the target has no smoke test."""
 
@@ -75,7 +75,7 @@ class Graph:
 
 
 def ordered(goals: Iterable[Item[Any]]) -> list[Item[Any]]:
-    """Return items and all that they need, each item behind what it needs.
+    """Return items and all that they need, each item after its needs.
 
     Of the items that could come next, one of the earliest stage does: the sources of all upstreams
     come first, and nothing large is fetched before the series apply.
@@ -192,7 +192,7 @@ def _product(
     pack: Item[PackResult] | None,
     house: Item[WheelhouseResult],
 ) -> tuple[Item[Product], Item[EnvironmentResult] | None]:
-    """Return what is served, and an environment of the release if the smoke test compares one."""
+    """Return the product, and an environment of the release if the smoke test compares one."""
     if context.engine is not None and context.base is not None:
         parts = image.Parts(wheels, pack, house, trial_item())
         return image.image_item(context, context.engine, context.base, parts), None

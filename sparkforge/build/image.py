@@ -24,14 +24,14 @@ from sparkforge.runtime.engine import BaseImage, Engine
 ARCHIVE = "image.oci.tar"
 SHARE = "opt/sparkforge/share"
 PROGRAMS = "opt/sparkforge/bin"
-"""Where the Dockerfile puts what the image runs of ours."""
+"""Folder of our programs in the image."""
 # lines of serving/needs.py
 _LACKS = re.compile(r"the image (?:lacks|cannot import) .*\S")
 _HAS = re.compile(r"the image has /.*\S")
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
 PACK_LABEL = "org.sparkforge.pack.modules"
-"""Which of FlashInfer's modules are in the image, as pins.yaml or --pack name them."""
+"""FlashInfer's modules in the image, named as in pins.yaml or --pack."""
 PACK_JOINT = ", "
 RECIPE = (
     "Dockerfile",
@@ -43,11 +43,11 @@ RECIPE = (
         for file in (Path(__file__).parents[1] / "serving").glob("*.py")
     ),
 )
-"""What of the checkout goes into the image."""
+"""The files of the checkout that go into the image."""
 
 
 def repository(target: str) -> str:
-    """Return what the names of a target's images have before the colon."""
+    """Return the repository of a target's images: their name before the colon."""
     return f"sparkforge/{target}"
 
 
@@ -84,16 +84,16 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
             "commit": upstream.commit_or_unknown,
             "series": context.series_of(name).sha256,
         }
-        # the recorded trees and not the one that was built from: both kinds of source give the
-        # same image, and each build was compared with the record of its kind
+        # all recorded trees, not only the one of this build: both kinds of source give the same
+        # image, and each build was compared with the record of its kind
         facts |= {f"tree.{kind}": record.tree for kind, record in upstream.patched.items()}
         result |= {f"org.sparkforge.{name}.{key}": value for key, value in facts.items()}
     return result
 
 
 def needs(context: Context) -> list[dict[str, str]]:
-    """Return what the image must and must not have at last, as ``serving/needs.py`` reads it."""
-    there = [one.model_dump(exclude_none=True) for one in context.target.needs]
+    """Return what the finished image must and must not have, as ``serving/needs.py`` reads it."""
+    there = [need.model_dump(exclude_none=True) for need in context.target.needs]
     return [*({"absent": name} for name in context.target.absent), *there]
 
 
@@ -119,10 +119,10 @@ def requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into an image."""
+    """The contents of an image."""
 
     wheels: Mapping[Path, str]
-    """Ours, each with the sha256 that was recorded of it."""
+    """Our wheels, each with its recorded sha256."""
     wheelhouse: Path
     share: Mapping[str, bytes]
     """Files for the image's share folder, by their paths in it."""
@@ -141,8 +141,7 @@ def build(
     """
     from sparkforge.build import sbom
 
-    # until its id is known; of its own, so that builds at the same time take nothing from each
-    # other
+    # a name until the id is known, with the key, so that builds at the same time do not collide
     key = contents.labels.get(KEY_LABEL, "alone")[:12]
     name = repository(context.target_name)
     passing = f"{name}:building-{key}"

@@ -35,18 +35,18 @@ class ImageNote:
     pack: Inputs | None = None
 
     def comparable(self) -> dict[str, Inputs]:
-        """Return the inputs that two builds of a checkout share, by what messages call the part.
+        """Return the inputs that two builds of a checkout share, by the part's name in messages.
 
-        Parts stand beside the image, which names them by key.
+        The image names its parts by key, so they are separate.
         """
         return {
             "image": _without(self.image, "wheels", "wheelhouse", "labels"),
             # the sources are a choice of the build, not of the checkout
             **{
-                f"wheel {name}": _without(one, "kernels", "sources")
-                for name, one in self.wheels.items()
+                f"wheel {name}": _without(inputs, "kernels", "sources")
+                for name, inputs in self.wheels.items()
             },
-            **{f"kernels {name}": one for name, one in self.kernels.items()},
+            **{f"kernels {name}": inputs for name, inputs in self.kernels.items()},
             "wheelhouse": self.wheelhouse,
             "preflight checkpoint": self.trial,
             # of the machine that compiled it
@@ -58,19 +58,21 @@ class ImageNote:
         made = self.wheels.items()
         named = {
             **self.image["wheels"],
-            **{f"kernels {name}": one["kernels"] for name, one in made if "kernels" in one},
+            **{
+                f"kernels {name}": inputs["kernels"] for name, inputs in made if "kernels" in inputs
+            },
             "wheelhouse": self.image["wheelhouse"],
             "preflight checkpoint": self.image.get("preflight"),
         }
         parts = {
-            **{f"wheel {name}": one for name, one in made},
-            **{f"kernels {name}": one for name, one in self.kernels.items()},
+            **{f"wheel {name}": inputs for name, inputs in made},
+            **{f"kernels {name}": inputs for name, inputs in self.kernels.items()},
             "wheelhouse": self.wheelhouse,
             **({} if self.pack is None else {LABEL: self.pack}),
             # older images have no such checkpoint
             **({"preflight checkpoint": self.trial} if self.trial else {}),
         }
-        found = {what: key_of(one) for what, one in parts.items()}
+        found = {what: key_of(inputs) for what, inputs in parts.items()}
         return [what for what in named | found if named.get(what) != found.get(what)]
 
     def dumps(self) -> bytes:
@@ -101,7 +103,9 @@ def _by_label(older: Mapping[str, Any]) -> dict[str, Any]:
 
     def named(kind: str) -> dict[str, Any]:
         return {
-            label.removeprefix(kind): one for label, one in items.items() if label.startswith(kind)
+            label.removeprefix(kind): inputs
+            for label, inputs in items.items()
+            if label.startswith(kind)
         }
 
     return {

@@ -1,4 +1,4 @@
-"""The things that a build makes: what each needs, and the results of those that are made."""
+"""The items of a build: their inputs, and the results of those that are made."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ class Item(Generic[T_co]):
     needs: tuple[Item[Any], ...] = ()
     """Items whose results ``make`` reads."""
     valid: Callable[[Artefact[T_co]], bool] = field(default=lambda artefact: True)
-    """Whether a result in the store still stands: its other half may be gone, or it is damaged."""
+    """Check a result in the store: its other half may be gone, or it may be damaged."""
     sound: Callable[[Artefact[T_co]], bool] = field(default=lambda artefact: True)
-    """The same where that takes seconds; asked before something is made of the result."""
+    """The same, where it takes seconds; called before something is made of the result."""
     intermediate: bool = False
-    """Whether a result stands, ``valid`` or not, as long as all that needs it does."""
+    """A result counts as valid as long as all items that need it are."""
     download: tuple[ReleaseFile, ...] = ()
     """Release files that it may have to fetch."""
     commands: tuple[str, ...] = ()
     """For people: the command lines that it runs, where those are worth reading."""
     fetches: Callable[[], Fetches] = field(default=Fetches)
-    """What else it may have to fetch."""
+    """Further downloads that it may need, in words."""
     kept: bool = False
     """``--force`` of its stage does not make it again: the stage needs it, and it is not the
     stage's result."""
 
     @property
     def key(self) -> str:
-        """sha256 of the inputs: what the store finds the result by."""
+        """sha256 of the inputs: the key of the result in the store."""
         return key_of(self.inputs)
 
     def find(self, store: Store) -> Artefact[T_co] | None:
@@ -68,7 +68,7 @@ class StepResult(Generic[T_co]):
 
 
 class Results:
-    """What a run has made or found, in order, and by the item that it is of."""
+    """The results that a run has made or found, in order and by item."""
 
     def __init__(self, steps: Iterable[StepResult[Any]] = ()) -> None:
         self._steps = {step.item: step for step in steps}

@@ -1,4 +1,4 @@
-"""How many compilers run at once: as many as memory holds."""
+"""Number of compilers that run at once: as many as fit in memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from sparkforge.serving import memory
 
 NVCC_GIB = 8.9
-"""What one nvcc is counted at: the largest file that anybody measured, one of vLLM's; most take
-less than 1 (docs/compile.md). FlashInfer's largest takes 7.6 (docs/proofs.md)."""
+"""Memory counted for one nvcc: the largest file measured, one of vLLM's; most take less than 1
+(docs/compile.md). FlashInfer's largest takes 7.6 (docs/proofs.md)."""
 CXX_GIB = 2.0
-"""What g++ is given room for; the C++ files of vLLM that were compiled here took less than 1."""
+"""Memory counted for one g++; the C++ files of vLLM that were compiled here took less than 1."""
 KEEP_GIB = 4.0
-"""What a compile leaves to the rest of the machine."""
+"""Memory that a compile leaves to the rest of the machine."""
 
 
 def width(asked: int | None, gib_per_job: float, keep_gib: float = 0.0) -> int:
@@ -30,5 +30,5 @@ def width(asked: int | None, gib_per_job: float, keep_gib: float = 0.0) -> int:
 
 
 def available_gib() -> float:
-    """Return the memory that can be had, of this machine or of the container that this runs in."""
+    """Return the available memory of this machine, or of the container that this runs in."""
     return memory.read().room / memory.GIB

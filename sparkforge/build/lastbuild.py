@@ -1,4 +1,4 @@
-"""How a target was built last: the defaults of the commands that use the result.
+"""Options of a target's last build: the defaults of the commands that use the result.
 
 A small file of the checkout, ``.sparkforge/last-build/TARGET.json``.
 """
@@ -16,12 +16,12 @@ from sparkforge.core.typed import as_json, load
 
 
 def path_of(root: Path, target: str) -> Path:
-    """Return the file that says how a checkout built a target last."""
+    """Return the file with the options of a target's last build."""
     return root / ".sparkforge" / "last-build" / f"{target}.json"
 
 
 def read(root: Path, target: str) -> VariantOptions:
-    """Return how a target was built last.
+    """Return the options of a target's last build.
 
     The defaults where there is no such file, or another version of sparkforge wrote it.
     """
@@ -54,6 +54,6 @@ def _source(context: Context) -> str | None:
     names = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
     plans = [chosen(context, name) for name in names]
     for value, plan in SOURCES.items():
-        if all(one == {"provider": plan.provider, "fallback": plan.fallback} for one in plans):
+        if all(used == {"provider": plan.provider, "fallback": plan.fallback} for used in plans):
             return value
     return None

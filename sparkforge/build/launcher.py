@@ -25,7 +25,7 @@ from sparkforge.store.artefact import Artefact
 # 20 s shorter (measured: 39 s instead of 59 s on 2 cores).
 SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
 SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
-# what profiles of gpt-oss have for chats
+# options for chats, as in the profiles of gpt-oss
 CHAT_OPTIONS = tuple(
     Profile(
         reasoning_parser="openai_gptoss", tool_call_parser="openai", exclude_tools_when_none=True
@@ -54,7 +54,7 @@ def of_release(options: Sequence[str]) -> list[str]:
 
 
 def mask_files(work: Path) -> dict[str, Path]:
-    """Return what hides instruction sets in an image, by its path below site-packages.
+    """Return the files that hide instruction sets in an image, by path below site-packages.
 
     The server there ignores PYTHONPATH (``python -I``), so a line in a .pth file imports it.
     """
@@ -69,7 +69,7 @@ def from_environment(
     """Start a server of a virtual environment.
 
     Args:
-        folder: what ``environment.install`` made.
+        folder: an environment of ``environment.install``.
         work: folder for the server's output, ``server.log``.
         cache: folder for the caches of vLLM and torch, of any environment.
         cwd: the server's current folder; None: ``work``.
@@ -156,7 +156,7 @@ class Launcher:
             restored |= mask_files(work)
         product = self.product if folder is None else replace(self.product, path=folder)
         variables = {**SMOKE_VARIABLES, **variables}
-        if not isinstance(product.result, ImageResult):  # nothing else of an earlier server's
+        if not isinstance(product.result, ImageResult):  # remove the rest of an earlier server
             known = self.context.store.cache_path("serve")
             variables[environment.VLLM_CACHE] = str(
                 environment.vllm_cache(known, product.path.name)

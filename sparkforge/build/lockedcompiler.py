@@ -1,4 +1,4 @@
-"""A compiler for GPUs from the wheels of a lock, which have it for this machine's processor."""
+"""A compiler for GPUs from the wheels of a lock, for this machine's processor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkforge.sources.wheelhouse import Wanted
 
 PYTHON = "3.11"
-"""For the choice of the compiler's wheels, which are for any."""
+"""Python version for choosing the compiler's wheels, which are for any."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LockedCompiler:
         from sparkforge.sources import wheelhouse
 
         (version,) = (
-            one.version for one in wheelhouse.read_lock(self.lock) if one.name == self.project
+            entry.version for entry in wheelhouse.read_lock(self.lock) if entry.name == self.project
         )
         return version
 

@@ -53,24 +53,24 @@ _AGAIN = "the next run continues from here"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is downloaded, where to, and by what."""
+    """A model to download, its place and the image that downloads it."""
 
     target: str
     model: str
     revision: str
     place: str
-    """A volume of the engine, or a folder of this machine: where Compose looks."""
+    """A volume of the engine, or a folder of this machine, where Compose looks."""
     image: str
 
     @property
     def mount(self) -> str:
-        """What `docker run --mount` takes."""
+        """Value of `docker run --mount`."""
         kind = "bind" if self.place.startswith("/") else "volume"
         return f"type={kind},source={self.place},target={_CACHE}"
 
     def command(self, name: str, variables: Mapping[str, str]) -> list[str]:
-        """Return the program that downloads; values of variables are not in it."""
-        passed = [f"--env={one}" for one in _PASSED if variables.get(one)]
+        """Return the command that downloads, without the values of variables."""
+        passed = [f"--env={variable}" for variable in _PASSED if variables.get(variable)]
         return [
             *("docker", "run", "--rm", "--pull=never", f"--name={name}", "--read-only"),
             *("--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
@@ -97,7 +97,7 @@ def run(options: Options) -> int:
     """Download, or say what would be downloaded; returns the exit code.
 
     Raises:
-        UsageError: the target has no model of the hub, or the folder is not there.
+        UsageError: the target has no model of the hub, or the folder is missing.
         ImageError: no image of the target is here.
         FetchError, IntegrityError, StoreError: the download failed.
     """
@@ -145,7 +145,7 @@ def _wanted(here: Checkout, name: str, variables: Mapping[str, str], engine: Eng
 
 def _download(engine: Engine, name: str, command: list[str], variables: Mapping[str, str]) -> None:
     progress = Progress(log.info, lambda words: None)
-    given = {one: variables[one] for one in _PASSED if variables.get(one)}
+    given = {variable: variables[variable] for variable in _PASSED if variables.get(variable)}
     try:
         ended = call(
             *command, env=given, check=False, stream=lambda line: progress.feed(line.encode())

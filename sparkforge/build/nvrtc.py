@@ -3,8 +3,8 @@
     nvrtc.py LIBRARY SOURCE OUT OPTION…
 
 NVRTC needs no other compiler and no headers of the system. The log goes to standard output, with
-what ptxas says of each kernel. Exit code 1: NVRTC refuses the source. The process is its own, since
-the library cannot be unloaded, and what it does cannot be interrupted.
+the report of ptxas on each kernel. Exit code 1: NVRTC refuses the source. The process is its own,
+since the library cannot be unloaded or interrupted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options that commands share, and what they stand for."""
+"""Options that commands share, and their meaning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCES: Mapping[str, SourcePlan] = {
     "git": SourcePlan(provider="git"),
     "auto": SourcePlan(provider="git", fallback="release"),
 }
-"""What --source can say."""
+"""Values of --source."""
 
 
 def source_option(default: str) -> Any:
@@ -36,7 +36,7 @@ def source_option(default: str) -> Any:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """How a command reports; every command has them."""
+    """Output options; every command has them."""
 
     json: bool = switch(
         "print one JSON document to stdout, even on failure", group="store and output"
@@ -48,7 +48,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class VariantOptions:
-    """Which build of a target: what its result depends on; see also ``as_last``."""
+    """Options that choose a build of a target, and change its result; see also ``as_last``."""
 
     source: str | None = source_option("targets.NAME.source in pins.yaml")
     engine: str = option(
@@ -92,7 +92,7 @@ def as_last() -> Any:
 
 @dataclass(frozen=True)
 class ToolOptions:
-    """What a build works with, and what its result does not depend on."""
+    """Options of a build that do not change its result."""
 
     builder: str | None = option(
         "buildx builder (default: the engine's own)", metavar="NAME", group="image"
@@ -128,7 +128,7 @@ class ServerOptions:
 
 
 def source_plan(source: str | None, access: Access, default: SourcePlan) -> SourcePlan:
-    """Return where sources come from: --source, else the default.
+    """Return the plan for sources: --source, else the default.
 
     Raises:
         UsageError: --source and --mirror contradict each other.

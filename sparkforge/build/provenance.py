@@ -1,7 +1,7 @@
-"""How a build came about: a SLSA v1 provenance predicate in an in-toto statement.
+"""The provenance of a build: a SLSA v1 predicate in an in-toto statement.
 
 A statement is not signed when it is made: ``build.py sign`` does that (docs/supply-chain.md). It
-holds no time of day: what depends on the run stands in the receipt, under ``run``.
+holds no time of day: data of the run is in the receipt, under ``run``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def statement(
 
     Args:
         subjects: sha256 of each thing that was made, by its name.
-        third_party: the verified wheels that went in beside ours.
+        third_party: the other verified wheels that went in.
     """
     product = build.results.step(build.graph.product)
     external: dict[str, Any] = {
@@ -118,7 +118,7 @@ def _upstreams(context: Context, build: Build) -> list[dict[str, Any]]:
 
 
 def _compilers(context: Context, build: Build) -> list[dict[str, Any]]:
-    """Return the locks of the compilers that machine code in wheels was made with."""
+    """Return the locks of the compilers of the machine code in wheels."""
     pins = [context.pins.upstream(name).kernels for name in build.graph.kernels]
     locks = sorted(
         {pin.requirements for pin in pins if pin is not None}

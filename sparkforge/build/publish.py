@@ -30,7 +30,7 @@ from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
 from sparkforge.store.codekey import code_of
 
-# what the smoke test saw of the unpatched release, by ``ReleaseProof.done``
+# result of the unpatched release in the smoke test, by ``ReleaseProof.done``
 _RELEASE = {
     "refused": "unpatched, it rejects the same checkpoint on this CPU",
     "compared": "unpatched, it serves the same checkpoint on its own backend (AMX), with the"
@@ -101,7 +101,7 @@ def _complete(folder: Path, files: Mapping[str, str], wheels: Collection[Path]) 
         names == set(files)
         and sums.is_file()
         and sums.read_bytes() == _sums(files)
-        # a wheel that is linked to the store's is one that was read just now
+        # a wheel that is a link to the store was read just now
         and all(intact(folder / name, sha256) for name, sha256 in files.items())
     )
 
@@ -183,7 +183,7 @@ def tiny_model(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """A checkpoint as the file beside it describes it: the code that made it, and its files."""
+    """The note next to a checkpoint: the code that made it, and its files."""
 
     code: str
     files: Mapping[str, str]
@@ -207,7 +207,7 @@ def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
                     shutil.rmtree(left)
                 if not _is_made(model, note, code):
                     _make(model, make)
-                    files = {one.name: sha256_file(one) for one in sorted(model.iterdir())}
+                    files = {file.name: sha256_file(file) for file in sorted(model.iterdir())}
                     text = json.dumps(asdict(_Checkpoint(code, files)), indent=1)
                     write_file(note, f"{text}\n".encode())
     return model
@@ -228,7 +228,7 @@ def _make(model: Path, make: Callable[[Path], object]) -> None:
         model.rename(old)
     try:
         make(model)
-    except OSError:  # another version's, which takes no lock, may be quicker
+    except OSError:  # another version, which takes no lock, may be faster
         if not model.is_dir():
             raise
     if old.exists():

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 NAME = "receipt.json"
-# what lies beside the receipt, and is named in it by its sha256
+# files next to the receipt, which names them by sha256
 SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.intoto.json"
 SUMS = "SHA256SUMS"
 RELEASE = "release.json"
 """In a release's folder, not in dist/TARGET: the version, the commit and all of its files."""
 SUFFIX = ".sigstore.json"
-"""Behind the name of a file: cosign's bundle with its signature."""
+"""Suffix of a file's name: cosign's bundle with its signature."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Made:
 
 @dataclass(frozen=True)
 class Time:
-    """What the run did for an item."""
+    """Action of the run for an item."""
 
     state: str
     """``made`` or ``in the store``."""
     seconds: float
-    """That making it took, whenever that was."""
+    """Time that making it took, in this run or an earlier one."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What depends on the run: two builds of the same inputs agree in everything else."""
+    """The part that depends on the run: two builds of the same inputs agree in everything else."""
 
     machine: str
     python: str
@@ -97,7 +97,7 @@ class Receipt:
 
 
 def load(path: Path) -> Receipt | None:
-    """Read a receipt; None if it is missing or invalid: anybody may have written the file."""
+    """Read a receipt; None if it is missing or invalid: the user may have edited the file."""
     return typed.load(Receipt, read_json(path), exact=False)
 
 

@@ -24,7 +24,7 @@ class SourceResult:
     tree: str
     """``commit``, ``tree``: full SHAs in the store's repository."""
     origin: str
-    """For people: where it came from."""
+    """Its origin, for people."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class ReleaseProof:
-    """What the unpatched release did with the same checkpoint."""
+    """Result of the unpatched release with the same checkpoint."""
 
     done: Literal["refused", "compared"]
     """``refused``: it cannot serve it on this machine. ``compared``: it can, on a backend of its
@@ -196,7 +196,7 @@ class ReleaseProof:
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """What the smoke test saw; times in seconds."""
+    """Result of the smoke test; times in seconds."""
 
     ready_s: float
     """From start to the first 200 of ``/health``."""
@@ -205,14 +205,14 @@ class SmokeResult:
     tokens: int
     """Completion tokens that the server counted."""
     text: str
-    """What the model said, escaped (a random model says random bytes)."""
+    """The model's text, escaped (a random model gives random bytes)."""
     stop_s: float
     """From SIGTERM to the end of the process."""
     answers: tuple[Answer, ...]
     """To ``smoke.PROMPTS``."""
     release: ReleaseProof | None = None
-    """What the unpatched release did; None where not tried."""
+    """Result of the unpatched release; None if it was not tried."""
 
 
 Product = ImageResult | ImageArchiveResult | EnvironmentResult
-"""What a build serves."""
+"""A result that can be served."""

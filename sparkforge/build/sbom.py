@@ -1,4 +1,4 @@
-"""The bill of materials: what a build consists of, in CycloneDX 1.6 JSON.
+"""The bill of materials of a build, in CycloneDX 1.6 JSON.
 
 Each of our wheels carries its pedigree: the release wheel and the upstream commit that it descends
 from, and every patch in full. The same inputs give the same bytes on every machine: the time is
@@ -76,8 +76,8 @@ def system(engine: Engine, image_id: str) -> list[str]:
     status = engine.read_file(image_id, "/var/lib/dpkg/status").decode(errors="replace")
     release = engine.read_file(image_id, "/usr/lib/os-release").decode(errors="replace")
     return [
-        f"{one.distribution} {one.name} {one.version} {one.architecture}"
-        for one in dpkg_packages(status, release)
+        f"{package.distribution} {package.name} {package.version} {package.architecture}"
+        for package in dpkg_packages(status, release)
     ]
 
 
@@ -94,7 +94,7 @@ def document(
 
     Args:
         pack: FlashInfer's modules; None: there are none.
-        third_party: folder of the verified wheels beside ours, or None where none were fetched.
+        third_party: folder of the other verified wheels, or None where none were fetched.
         base: of the image; None describes no image.
         system: the distribution's packages in the image, where they are known.
 
@@ -105,7 +105,7 @@ def document(
     if pack is not None:
         parts.append(_pack(context, pack))
     if third_party is not None:
-        wanted = {item.name for item in read_lock(context.lock)}  # tools beside it stay out
+        wanted = {item.name for item in read_lock(context.lock)}  # other tools stay out
         parts += [
             _third_party(path)
             for path in sorted(third_party.glob("*.whl"))
@@ -145,7 +145,7 @@ def document(
 
 
 def dpkg_packages(status: str, os_release: str) -> list[SystemPackage]:
-    """Return what ``/var/lib/dpkg/status`` lists as installed.
+    """Return the packages that ``/var/lib/dpkg/status`` lists as installed.
 
     Args:
         os_release: text of ``/etc/os-release``, which names the distribution.
@@ -242,7 +242,7 @@ def _pedigree(
             ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(upstream.git))
         ],
         properties=[
-            # the library sorts patches; the order that they apply in stands here
+            # the library sorts patches; this property has the order in which they apply
             *(
                 Property(
                     name=f"sparkforge:patch:{number:03}",

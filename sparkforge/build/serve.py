@@ -45,7 +45,7 @@ _READ_VOCABULARY = (
 
 
 def checkpoint(model: Path) -> Path:
-    """Return the folder of a checkpoint in full; UsageError if it is none."""
+    """Return the absolute folder of a checkpoint; UsageError if it is none."""
     if not (model / "config.json").is_file():
         what = "has no config.json" if model.is_dir() else "no such folder"
         raise UsageError(f"--model {model}: {what}", "give the folder of a checkpoint")
@@ -59,12 +59,12 @@ def chosen(context: Context, name: str) -> Profile:
         UsageError: there is no such choice, or another setting contradicts it.
     """
     option = "--profile"
-    others = {choices.OPTION: arguments.value(context.arguments, choices.OPTION)}
+    settings = {choices.OPTION: arguments.value(context.arguments, choices.OPTION)}
     if context.engine is not None:  # Compose passes it on
-        others[choices.LAYERS] = envfile.seen(context.root / ".env").get(choices.LAYERS)
+        settings[choices.LAYERS] = envfile.seen(context.root / ".env").get(choices.LAYERS)
     try:
         profile = choices.pick(context.serving, name, option)
-        choices.check(profile, f"{option} {name}", others)
+        choices.check(profile, f"{option} {name}", settings)
     except choices.ChoiceError as error:
         raise UsageError(error.what, error.hint) from None
     return profile
@@ -161,10 +161,10 @@ def serve(
     """Serve until Ctrl-C: by Compose for an image, by vllm itself for a virtual environment.
 
     Args:
-        model: what ``checkpoint`` returns; None: the tiny one.
+        model: as ``checkpoint`` returns it; None: the tiny one.
         chat: the tiny one that speaks Harmony, with the parsers that it takes.
         profile: with the choice of ``--profile``; None: Compose's, else the target's.
-        limit_s: how long it may load.
+        limit_s: time that it may take to load.
 
     Returns:
         The exit code.
@@ -179,7 +179,7 @@ def serve(
         servers.kept_log(server, server.output_path),
     ):
         follower = _Follower(server.output_path)
-        # a container says how far it is; of a virtual environment it is vLLM's own log
+        # a container reports its progress; a virtual environment only has vLLM's own log
         aloud = is_image or log.verbose
         log.info(f"loading {name or 'the model'}; the server's log: {server.output_path}")
         tell: Callable[[float], None] | None = (lambda _: follower.show()) if aloud else None
@@ -207,7 +207,7 @@ def _first_answer(server: ProcessServer, name: str | None, *, chat: bool) -> Rea
     try:
         reply = requests.get(f"{url}/models", timeout=_ANSWER_S)
         key = reply.status_code == requests.codes.unauthorized
-        if key:  # it is up; what it serves is for those who have the key
+        if key:  # it is up; only a client with the key may ask for its model
             return Ready(url, name or "MODEL", chat, key=True)
         reply.raise_for_status()
         model = name or str(reply.json()["data"][0]["id"])
@@ -282,7 +282,7 @@ def _image_server(
         environment[choices.VARIABLE] = profile.choice
     seen = {**envfile.seen(context.root / ".env"), **environment}
     if not seen.get("SPARKFORGE_RESTART"):
-        environment["SPARKFORGE_RESTART"] = "no"  # somebody looks on: show the first failure
+        environment["SPARKFORGE_RESTART"] = "no"  # the user is watching: show the first failure
     address = f"http://{LOOPBACK}:{seen.get('SPARKFORGE_PORT') or 8000}"
     command = ("docker", "compose", "--project-directory", str(context.root), "up")
     log.info("docker compose up")

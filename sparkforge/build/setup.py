@@ -46,7 +46,7 @@ def context_of(
 
     Raises:
         UsageError: another machine is needed, or options contradict each other.
-        EngineError: an engine was asked for, or is needed, and can't be had.
+        EngineError: an engine was requested, or is needed, and is not available.
     """
     target = project.pins.target(name)
     plan = source_plan(variant.source, project.access, target.source)
@@ -86,7 +86,7 @@ def context_of(
 
 
 def pack_of(variant: VariantOptions, target: pins.Target) -> tuple[str, ...]:
-    """Return which of FlashInfer's modules are compiled: --pack, else the target's."""
+    """Return FlashInfer's modules that are compiled: --pack, else the target's."""
     if variant.pack is None:
         return target.pack
     return () if variant.pack == "none" else (variant.pack,)

@@ -44,7 +44,7 @@ def exercise(
     """Start the patched server, check that it keeps to the OpenAI API, and stop it.
 
     Raises:
-        SmokeError: a promise is broken; the message says which, and what came instead.
+        SmokeError: an answer is wrong; the message says which, and how.
     """
     with start() as server:
         ready = wait_ready(server, timeout_s)

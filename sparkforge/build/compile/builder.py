@@ -1,4 +1,4 @@
-"""The builder: an image with compilers and what builds require, for ``--wheels compile``.
+"""The builder: an image with compilers and build requirements, for ``--wheels compile``.
 
 Its base is the target's own (the CUDA devel image of pins.yaml, or ``--base``).
 """
@@ -17,7 +17,7 @@ from sparkforge.runtime.engine import BaseImage, Engine
 PYTHON = "/opt/sparkforge/venv/bin/python"
 _KEY_LABEL = "org.sparkforge.builder"
 _USER = 10001
-"""Of the Dockerfile's builder; where sparkforge runs as root, a compile does not."""
+"""User of the Dockerfile's builder; where sparkforge runs as root, a compile does not."""
 
 
 def packages(python: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from sparkforge.pins.pins import External
 from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
 
-_DEPTH = 4  # submodules of submodules: more is a circle, or no source of a kernel library
+_DEPTH = 4  # submodules of submodules: more is a cycle, or no source of a kernel library
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def ensure(store: Store, name: str, external: External, access: Access) -> Fetch
         name: ``UPSTREAM/EXTERNAL``, which ``--mirror`` may name, too.
 
     Raises:
-        FetchError: it can't be had.
+        FetchError: it cannot be fetched.
         IntegrityError: its ``.gitmodules`` does not name a submodule that its tree has.
     """
     url = access.mirrors.get(name, external.git)
@@ -72,7 +72,7 @@ def _ensure(store: Store, name: str, url: str, commit: str, access: Access, dept
         if where is None or depth == 0:
             msg = f"{name}: commit {commit[:12]} has the submodule {path}, but no address for it"
             raise IntegrityError(msg, "fix the commit in pins.yaml")
-        # ./ and ../ are meant from the address of the repository itself
+        # ./ and ../ are relative to the address of the repository itself
         address = urljoin(f"{url}/", where) if where.startswith((".", "..")) else where
         inner.append((path, _ensure(store, f"{name}/{path}", address, sha, access, depth - 1)))
     return Fetched(repo, commit, tuple(inner))

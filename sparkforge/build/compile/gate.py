@@ -1,21 +1,20 @@
-"""Runs one compiler when there is memory for it, and lets it wait while there is not.
+"""Run one compiler when there is memory for it; wait until then.
 
 ccache starts it in front of each compiler (CCACHE_PREFIX), inside of the builder container; so it
 needs nothing but the standard library. As many compilers as there are slots run at once. A new one
 starts when there is room for it; the oldest never waits, so the build always goes on. A running one
 that is not the oldest is stopped (SIGSTOP) while less than the reserve is available, and goes on
 when there is room again: the machine slows down, and the kernel kills nothing. Stopped ones keep
-their memory; where what still runs takes half of the reserve, too, the newest is ended and waits at
-the door like one that has just come. So a file that takes more than was counted for it costs time,
-and no more.
+their memory. If the running ones take half of the reserve, too, the newest is ended and waits at
+the door like a new one. So a file that takes more than was counted for it costs time, and no more.
 
 Slots are files locked with flock: a killed compiler gives its slot back. A gate that is killed
-takes its compiler with it, a stopped one too: nobody would ever let that one go on.
+takes its compiler with it, a stopped one too: nothing would ever resume it.
 
-What each compiler took stands in FOLDER/units.tsv, or in the file SPARKFORGE_NOTES: peak MiB of
-its largest process, seconds of CPU, seconds, exit code, and the source.
+FOLDER/units.tsv, or the file SPARKFORGE_NOTES, lists each compiler: peak MiB of its largest
+process, seconds of CPU, seconds, exit code, and the source.
 
-Variables: SPARKFORGE_SLOTS (folder), SPARKFORGE_JOBS (how many), SPARKFORGE_JOB_MIB,
+Variables: SPARKFORGE_SLOTS (folder), SPARKFORGE_JOBS (number), SPARKFORGE_JOB_MIB,
 SPARKFORGE_RESERVE_MIB, SPARKFORGE_MEMINFO (file to read in place of /proc/meminfo), SPARKFORGE_ROOT
 (folder of the package sparkforge, which reads the limits of control groups, too; the builder
 container has no limit and sees none of those around it, so there MemAvailable is all).
@@ -46,8 +45,8 @@ class Gate:
         folder: holds one file a slot.
         job_mib: what one compiler takes at most.
         reserve_mib: below it, all but the oldest are stopped.
-        available_mib: reads the memory that can be had now.
-        notes: file for what compilers took; None: ``units.tsv`` in the folder.
+        available_mib: returns the available memory.
+        notes: file for the compilers' resources; None: ``units.tsv`` in the folder.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Gate:
         folder.mkdir(parents=True, exist_ok=True)
 
     def enter(self) -> None:
-        """Wait for a slot, and for memory; returns at once where nobody else is at work."""
+        """Wait for a slot and for memory; returns at once if no other compiler runs."""
         while True:
             # one at a time: two that come at once must not both see the same free memory
             with (self._folder / "door").open("a") as door:
@@ -77,8 +76,8 @@ class Gate:
 
     def _take(self) -> bool:
         held = self._held()
-        # a compiler that has just begun has not taken its memory yet: half of it is counted
-        # as taken for each that is there
+        # a compiler that has just begun has not taken its memory yet: count half of it as
+        # taken for each
         young = sum(time.monotonic() - since < 20 for since in held.values())
         needed = self._reserve_mib + self._job_mib + young * self._job_mib // 2
         if len(held) >= self._jobs or (held and self.available_mib() < needed):
@@ -98,7 +97,7 @@ class Gate:
         return False
 
     def _held(self) -> dict[str, float]:
-        """Return the slots that somebody holds, each with when it was taken."""
+        """Return the slots in use, each with the time it was taken."""
         held = {}
         for path in self._folder.glob("slot-*"):
             with path.open() as file:
@@ -110,18 +109,18 @@ class Gate:
         return held
 
     def must_wait(self) -> bool:
-        """Return whether this one, running, is to be stopped for now."""
+        """Return whether this running compiler must be stopped for now."""
         if self.available_mib() >= self._reserve_mib:
             return False
         return not self._oldest()
 
     def may_go_on(self) -> bool:
-        """Return whether this one, stopped, may run again."""
+        """Return whether this stopped compiler may run again."""
         # some room above the reserve, or it would be stopped again at once
         return self._oldest() or self.available_mib() >= self._reserve_mib + self._job_mib // 4
 
     def must_give_way(self) -> bool:
-        """Return whether this one, stopped, is to give its memory back."""
+        """Return whether this stopped compiler must give its memory back."""
         if self.available_mib() >= self._reserve_mib // 2:
             return False
         mine, order = self._order()
@@ -145,7 +144,7 @@ class Gate:
         return mine, sorted(held, key=lambda name: (held[name], name)) or [mine]
 
     def note(self, command: list[str], seconds: float, code: int) -> None:
-        """Note what the compiler took that this process has run."""
+        """Note the resources used by the compiler that this process ran."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         source = next((word for word in command if word.endswith(_SOURCES)), "-")
         line = (
@@ -157,12 +156,12 @@ class Gate:
 
 
 def guard(group: int) -> int:
-    """Have a process group killed if this process ends without a word, as it does by SIGKILL.
+    """Have a process group killed if this process ends without notice, as by SIGKILL.
 
     The kernel's own means (PR_SET_PDEATHSIG) reaches nvcc, and not the cicc that holds the memory.
 
     Returns:
-        What the word, any byte, is written to.
+        A descriptor; a byte written to it is the notice.
     """
     ours, word = os.pipe()
     if os.fork():
@@ -177,7 +176,7 @@ def guard(group: int) -> int:
     except ProcessLookupError:
         pass  # the compiler had ended
     finally:
-        os._exit(0)  # what follows is the gate's business
+        os._exit(0)  # the gate handles the rest
 
 
 def dismiss(word: int) -> None:
@@ -185,7 +184,7 @@ def dismiss(word: int) -> None:
     try:
         os.write(word, b"x")
     except BrokenPipeError:
-        pass  # somebody killed it
+        pass  # the guard was killed
     os.close(word)
 
 
@@ -237,7 +236,7 @@ def attempt(gate: Gate, command: list[str]) -> int | None:
 
 
 def within_limits(root: str) -> Callable[[], int]:
-    """Return what reads the memory that the limits of control groups leave, MiB.
+    """Return a function for the memory that the limits of control groups leave, MiB.
 
     Args:
         root: folder of the package that has it.

@@ -101,7 +101,7 @@ def compile_item(
     inputs = {
         **common_inputs(context, name, layers, kernels),
         "native": context.native,
-        # an overlay takes from them what patches change, a compile all there is
+        # an overlay takes the patched files from them, a compile takes all files
         "sources": {layer: chosen(context, layer) for layer in context.layers(name)},
         "builder": image.key,
         "environment": fixed.environment(),
@@ -113,7 +113,7 @@ def compile_item(
     }
     work = f"{name}-{key_of(inputs)[:16]}"
     tag = builder.tag(context.target_name, image.key)
-    one = _Compile(context, name, file, recipe, trees, kernels, inputs["local"], tag, work)
+    wheel = _Compile(context, name, file, recipe, trees, kernels, inputs["local"], tag, work)
     uid, gid = builder.user()
     commands = shown(
         recipe,
@@ -127,7 +127,7 @@ def compile_item(
         f"wheel {name}",
         inputs,
         CompiledWheelResult,
-        one.make,
+        wheel.make,
         needs=(
             *(item for tree in trees.values() for item in tree.items),
             *fetched,
@@ -142,7 +142,7 @@ def compile_item(
 
 @dataclass(frozen=True)
 class _Compile:
-    """All that a compiled wheel is made from."""
+    """The inputs of a compiled wheel."""
 
     context: Context
     name: str
@@ -152,7 +152,7 @@ class _Compile:
     trees: Mapping[str, Tree]
     kernels: Item[KernelsResult] | None
     local: str
-    """Behind the + of its version."""
+    """Local version, after the +."""
     tag: str
     """Of the builder image."""
     work: str
@@ -173,7 +173,7 @@ class _Compile:
             context.store.cache_path("compile") / self.work,
             context.store.cache_path("ccache"),
         )
-        what = ", ".join(one.file for one in decision.compiled) or (
+        what = ", ".join(native.file for native in decision.compiled) or (
             "all native files" if decision.everything else "no native file"
         )
         log.info(f"{name}: the patched tree {own.tree[:12]}, and {what}; {recipe.jobs} at once")

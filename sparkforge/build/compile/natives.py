@@ -1,4 +1,4 @@
-"""Which native files a series changes: those are compiled, the others come from the release."""
+"""The native files that a series changes are compiled; the others come from the release."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Decision:
 
     @property
     def fetches(self) -> bool:
-        """Whether the configuration reads the upstream's externals."""
+        """The configuration reads the upstream's externals."""
         return self.everything or any(native.device != "empty" for native in self.compiled)
 
 
@@ -50,9 +50,9 @@ def decide(
         CompileError: a patch changes what no rule of pins.yaml names, or what can't be compiled.
     """
     plan = upstream.compile
-    ours = [one for one in plan.natives if one.device in ("empty", device)]
+    ours = [entry for entry in plan.natives if entry.device in ("empty", device)]
     if native == ALL:
-        blocked = [(one.file, one.blocked) for one in ours if one.blocked]
+        blocked = [(entry.file, entry.blocked) for entry in ours if entry.blocked]
         if plan.blocked:
             blocked = [(f"{name} {upstream.version}", plan.blocked)]
         if blocked:
@@ -62,10 +62,10 @@ def decide(
         return Decision(everything=bool(plan.natives))
     compiled: dict[str, Native] = {}
     for path, patch in touched.items():
-        made = [one for one in ours if one.made_from(path)]
-        for one in made:
-            _refuse_blocked(one, f"{patch} changes {path}, from which {one.file} is built")
-            compiled[one.file] = one
+        made = [entry for entry in ours if entry.made_from(path)]
+        for entry in made:
+            _refuse_blocked(entry, f"{patch} changes {path}, from which {entry.file} is built")
+            compiled[entry.file] = entry
         if not made and not _known(path, upstream):
             msg = f"{patch} changes {path}, but pins.yaml does not say what is built from it"
             remedy = (
@@ -73,15 +73,15 @@ def decide(
             )
             raise CompileError(msg, remedy)
     for target, patch in named.items():
-        if target not in {one.target for one in plan.natives}:
+        if target not in {entry.target for entry in plan.natives}:
             msg = (
                 f"{patch}: its trailer Native names {target}, but pins.yaml has no such native file"
             )
             raise CompileError(msg, f"add it to upstreams.{name}.compile.natives")
-        for one in ours:
-            if one.target == target:
-                _refuse_blocked(one, f"{patch} changes how {one.file} is compiled")
-                compiled[one.file] = one
+        for entry in ours:
+            if entry.target == target:
+                _refuse_blocked(entry, f"{patch} changes how {entry.file} is compiled")
+                compiled[entry.file] = entry
     return Decision(everything=False, compiled=tuple(compiled[file] for file in sorted(compiled)))
 
 

@@ -69,7 +69,7 @@ class Recipe:
             **more,
         }
         if self.upstream.commit is not None:
-            # the commit's name in git's way, as upstream's release job has it
+            # the commit as git describes it, as in upstream's release job
             node = f'{{node="g{self.upstream.commit[:9]}"}}'
             variables["SETUPTOOLS_SCM_PRETEND_METADATA"] = node
         if self.arch is not None:
@@ -88,7 +88,7 @@ class Recipe:
             "CCACHE_DIR": f"{BUILD}/ccache",
             "CCACHE_COMPILERCHECK": "content",
             "CCACHE_MAXSIZE": "20G",
-            # only what the cache lacks waits for memory
+            # only files that the cache lacks wait for memory
             "CCACHE_PREFIX": f"{BUILD}/gate/gate.py",
             "SPARKFORGE_SLOTS": f"{BUILD}/gate/slots",
             "SPARKFORGE_JOBS": str(self.jobs),
@@ -102,9 +102,11 @@ class Recipe:
             *(PYTHON, "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation"),
             *("--no-index", "--wheel-dir", OUT, TREE),
         ]
-        result: list[Step] = []  # natives first: they are what fails
+        result: list[Step] = []  # natives first: they are most likely to fail
         for device in dict.fromkeys(native.device for native in self.decision.compiled):
-            targets = [one.target for one in self.decision.compiled if one.device == device]
+            targets = [
+                native.target for native in self.decision.compiled if native.device == device
+            ]
             folder = f"{CMAKE}/{device}"
             configure = ["cmake", "-S", TREE, "-B", folder, *self._cmake(device)]
             result.append(Step(f"configure for {device}", configure, once=True))
@@ -163,7 +165,7 @@ def container(
     """
     mounts = [(work, BUILD), (ccache, f"{BUILD}/ccache"), (f"{work}/tmp", "/tmp")]
     command = [
-        # never: a builder that is gone must not be looked for in a public registry
+        # never: a missing builder must not be looked up in a public registry
         *("docker", "run", "--pull", "never", "--rm", "--init", "--name", name),
         *("--network", "none", "--read-only", "--user", user, "--cap-drop", "ALL"),
         *("--security-opt", "no-new-privileges", "--workdir", TREE),

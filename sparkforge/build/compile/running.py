@@ -46,7 +46,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a compile happens: the builder image, and folders of this machine."""
+    """The place of a compile: the builder image, and folders of this machine."""
 
     engine: Engine
     image: str
@@ -138,7 +138,7 @@ def _prepare(sources: Sources, place: Place) -> None:
                 (work / "externals" / name).mkdir()
                 git.unpack(repo, folder, [], work / "externals" / name)
             ready.touch()
-        # this checkout's, which may be another than the one that began
+        # of this checkout: another one may have begun the compile
         (work / "gate" / "gate.py").write_text(f"#!{PYTHON} -IS\n{_GATE.read_text()}")
         (work / "gate" / "gate.py").chmod(0o755)
         _own([work, place.ccache])
@@ -233,7 +233,7 @@ def excerpt(output: Sequence[str]) -> str:
         block = list(output[starts[-1] :])
         end = next((i for i, text in enumerate(block) if i and _STEP.match(text.strip())), None)
         kept = [ln for ln in block[:end] if not ln.strip().startswith("ninja: build stopped")]
-        # the first lines say which file, the errors themselves may stand far below
+        # the first lines name the file; the errors may be far below
         wrong = [ln for ln in kept[2:] if re.search(r"\berror\b|fatal", ln, re.IGNORECASE)]
         kept = kept if len(kept) <= _SHOWN_LINES else [kept[0], *(wrong or kept)[:_SHOWN_LINES]]
     else:

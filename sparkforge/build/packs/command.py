@@ -116,10 +116,10 @@ def _context(project: Project, options: Options) -> Context:
 
 
 def _list(chosen: Sequence[Module]) -> int:
-    log.document({one.name: asdict(one) for one in chosen})
-    for one in chosen:
-        log.info(f"{one.name}{f'  [{one.needs}]' if one.needs else ''}")
-        for evidence in one.evidence:
+    log.document({module.name: asdict(module) for module in chosen})
+    for module in chosen:
+        log.info(f"{module.name}{f'  [{module.needs}]' if module.needs else ''}")
+        for evidence in module.evidence:
             call = " ".join(evidence.text.split())
             log.info(f"    {evidence.upstream} {evidence.path}: {call}")
     return 0

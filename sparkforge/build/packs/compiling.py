@@ -30,13 +30,13 @@ _ROOT = Path(__file__).parents[3]
 _STAGE = "packs"
 _SMALL_GIB = 0.5
 _SHOWN_LINES = 20
-# of g++ and of nvcc, where the kernel has killed what they started
+# messages of g++ and nvcc when the kernel has killed their child processes
 _KILLED = re.compile(r"Killed signal|died due to signal 9")
 
 
 @dataclass(frozen=True)
 class ObjectResult:
-    """An object: what its compile took.
+    """An object, and the cost of its compile.
 
     Attributes:
         peak_mib: of its largest process.
@@ -57,7 +57,7 @@ class LibraryResult:
 
 @dataclass(frozen=True)
 class Request:
-    """What all units have in common."""
+    """The inputs that all units share."""
 
     store: Store
     tree: Path
@@ -107,13 +107,13 @@ def compile_units(
     found = {unit: request.store.find(_STAGE, inputs[unit], ObjectResult) for unit in every}
     damaged = {unit for unit, made in found.items() if made is not None and not _whole(made)}
     found |= dict.fromkeys(damaged)
-    todo = sorted((unit for unit in every if found[unit] is None), key=lambda one: -cost(one).gib)
+    todo = sorted((unit for unit in every if found[unit] is None), key=lambda unit: -cost(unit).gib)
     of = f"{counted(len(every), 'unit')} of {counted(len(modules), 'module')}"
     log.info(f"{of}, {len(todo)} to compile")
     progress = _Progress(todo)
     (request.tree / "objects").mkdir(exist_ok=True)
 
-    def one(unit: Unit, stopping: Event) -> Artefact[ObjectResult]:
+    def compiled(unit: Unit, stopping: Event) -> Artefact[ObjectResult]:
         made = request.store.build(
             _STAGE,
             inputs[unit],
@@ -126,7 +126,9 @@ def compile_units(
 
     if todo:
         at_once = width(request.jobs, _SMALL_GIB, KEEP_GIB)
-        for unit, made in zip(todo, in_parallel(one, todo, min(at_once, len(todo))), strict=True):
+        for unit, made in zip(
+            todo, in_parallel(compiled, todo, min(at_once, len(todo))), strict=True
+        ):
             found[unit] = made
     result = {}
     for module in modules:
@@ -144,7 +146,7 @@ def _remember(request: Request, made: Artefact[T], module: str, source: str = ""
     Args:
         source: of the unit; "": the module itself.
     """
-    # the names of both, one behind the other, are too long for a file's
+    # both names together are too long for a file name
     name = {"architecture": request.architecture, "module": module, "source": source}
     request.store.remember(_STAGE, key_of(name)[:32], made)
 

@@ -1,4 +1,4 @@
-"""Ask FlashInfer's own code what a module is compiled from. Run as a script, apart from sparkforge.
+"""Ask FlashInfer's own code for the sources of modules. Run as a script, apart from sparkforge.
 
 usage: describe.py TREE REQUEST.json       (writes TREE/generated and prints one JSON document)
 
@@ -20,7 +20,7 @@ from typing import Any
 
 CUDA = "13.0"
 HEADERS = "tvm_ffi/include"
-"""Of tvm_ffi, and of dlpack in it: a folder that the compiler finds beside the tree."""
+"""Of tvm_ffi, and of dlpack in it: a folder that the compiler finds next to the tree."""
 _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "half"),
@@ -58,7 +58,7 @@ def _package(name: str, folder: Path) -> Any:
 
 
 def _prepare(tree: Path, arch: str) -> None:
-    """Have FlashInfer read its sources in the tree, and take CUDA and the device as they are named.
+    """Make FlashInfer read its sources in the tree, for CUDA and the device given.
 
     Args:
         arch: e.g. ``12.1f``.
@@ -135,7 +135,9 @@ def main(tree: Path, request: Path) -> None:
     if not os.environ.get("SPARKFORGE_INSTALLED_TORCH"):
         _stand_ins()
     _prepare(tree, asked["arch"])
-    modules = [_described(tree, one["generator"], one["arguments"]) for one in asked["modules"]]
+    modules = [
+        _described(tree, module["generator"], module["arguments"]) for module in asked["modules"]
+    ]
     json.dump(modules, sys.stdout)
 
 

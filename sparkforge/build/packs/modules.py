@@ -1,4 +1,4 @@
-"""Which modules FlashInfer compiles on SM 12.x for gpt-oss, and where vLLM calls for them.
+"""The modules that FlashInfer compiles on SM 12.x for gpt-oss, and the calls of vLLM for them.
 
 Read in vLLM 0.31.0 with our series and in FlashInfer 0.7.0.post1 with ours.
 ``tests/patches/test_packs.py`` checks each piece of evidence against those sources, and makes
@@ -60,7 +60,7 @@ class LeftOut:
         name: FlashInfer's own.
         call: text by which vLLM's code calls it.
         callers: the files of vLLM with that text, all of them.
-        why: they do not call it here.
+        why: reason that they do not call it here.
         gates: the lines that say so.
     """
 
@@ -287,7 +287,7 @@ LEFT_OUT: tuple[LeftOut, ...] = (
         ),
     ),
 )
-"""Not here: what is for other formats (``mxfp8_gemm_cutlass_sm120``: checkpoints in MXFP8)."""
+"""Without modules for other formats (``mxfp8_gemm_cutlass_sm120``: checkpoints in MXFP8)."""
 
 
 def chosen(which: Set, names: Sequence[str] = ()) -> tuple[Module, ...]:
@@ -297,8 +297,8 @@ def chosen(which: Set, names: Sequence[str] = ()) -> tuple[Module, ...]:
         UsageError: there is no module of a name.
     """
     if not names:
-        return tuple(one for one in MODULES if which == "all" or not one.needs)
-    known = {one.name: one for one in MODULES}
+        return tuple(module for module in MODULES if which == "all" or not module.needs)
+    known = {module.name: module for module in MODULES}
     if unknown := [name for name in names if name not in known]:
         msg = f"--module {unknown[0]}: no such module"
         raise UsageError(msg, f"choose from: {', '.join(known)}")
@@ -315,10 +315,10 @@ def pinned(pack: Sequence[str], key: str) -> tuple[Module, ...]:
         PinsError: there is no set, option and module of a name.
     """
     known: dict[str, tuple[Module, ...]] = {name: chosen(name) for name in SETS}
-    for one in MODULES:
-        known[one.name] = (one,)
-        if one.needs:
-            known[one.needs] = (*known.get(one.needs, ()), one)
+    for module in MODULES:
+        known[module.name] = (module,)
+        if module.needs:
+            known[module.needs] = (*known.get(module.needs, ()), module)
     if unknown := [name for name in pack if name not in known]:
         msg = f"{key}: {unknown[0]!r} is no set, option or module"
         hint = f"give {' or '.join(SETS)}, or options or names of build.py packs --list"

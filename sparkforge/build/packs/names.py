@@ -1,4 +1,4 @@
-"""What a build calls a pack."""
+"""Names of a pack in a build."""
 
 UPSTREAM = "flashinfer"
 STAGE, LABEL = "packs", "pack flashinfer"

@@ -18,7 +18,7 @@ __version__: str = _MANIFEST["version"]
 
 @dataclass(frozen=True)
 class Provider:
-    """What FlashInfer asks of a source of modules."""
+    """A source of modules, with the fields that FlashInfer reads."""
 
     provider_id: str
     distribution: str
@@ -29,7 +29,7 @@ class Provider:
 
 
 def get_jit_cache_providers() -> tuple[Provider, ...]:
-    """Return this package as the one source of modules."""
+    """Return this package as the only source of modules."""
     return (
         Provider(
             provider_id="sparkforge",
@@ -37,6 +37,6 @@ def get_jit_cache_providers() -> tuple[Provider, ...]:
             version=__version__,
             jit_cache_dir=str(_HERE / "modules"),
             cuda_architectures=(_MANIFEST["architecture"],),
-            modules=tuple(one["name"] for one in _MANIFEST["modules"]),
+            modules=tuple(module["name"] for module in _MANIFEST["modules"]),
         ),
     )

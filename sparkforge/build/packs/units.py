@@ -1,4 +1,4 @@
-"""Modules → units to compile, with what one takes."""
+"""Modules → units to compile, with the memory and time of each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Described:
-    """What FlashInfer compiles a module from.
+    """The sources of a module, as FlashInfer compiles it.
 
     Attributes:
         link: further flags of the linker.
@@ -46,7 +46,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a compile of matching sources takes at most: GiB of memory, and CPU seconds."""
+    """Upper limits for compiling matching sources: GiB of memory, and CPU seconds."""
 
     pattern: str
     gib: float
@@ -71,22 +71,22 @@ COSTS = (
 
 
 def cost(unit: Unit) -> Cost:
-    """Return what a unit takes, as far as that was measured."""
-    return next(one for one in COSTS if re.search(one.pattern, unit.source))
+    """Return the measured cost of compiling a unit."""
+    return next(kind for kind in COSTS if re.search(kind.pattern, unit.source))
 
 
 def describe(tree: Path, arch: str, modules: Sequence[Module]) -> tuple[Described, ...]:
-    """Return what FlashInfer compiles modules from; writes generated sources into the tree.
+    """Return the sources of modules; writes generated ones into the tree.
 
     Args:
         arch: e.g. ``12.1f``.
 
     Raises:
-        CompileError: FlashInfer's code has changed so that it cannot be asked, or names a module
-            otherwise than the list.
+        CompileError: FlashInfer's code has changed so that it cannot be asked, or gives a module
+            another name than the list.
     """
     request = tree / "request.json"
-    asked = [{"generator": one.generator, "arguments": one.arguments} for one in modules]
+    asked = [{"generator": module.generator, "arguments": module.arguments} for module in modules]
     request.write_text(json.dumps({"arch": arch, "modules": asked}), encoding="utf-8")
     try:
         # isolated but for our own environment, which has jinja2, filelock and the like
@@ -110,5 +110,7 @@ def contents(tree: Path, unit: Unit) -> str:
     path = tree / unit.source
     files = [path]
     if unit.source.startswith(GENERATED):
-        files += sorted(one for one in path.parent.iterdir() if one.suffix not in (".cu", ".cpp"))
-    return key_of({one.name: sha256(one.read_bytes()).hexdigest() for one in files})
+        files += sorted(
+            file for file in path.parent.iterdir() if file.suffix not in (".cu", ".cpp")
+        )
+    return key_of({file.name: sha256(file.read_bytes()).hexdigest() for file in files})

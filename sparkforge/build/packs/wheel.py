@@ -24,7 +24,7 @@ class Entry:
 
     Attributes:
         size: bytes of its library.
-        units: how many sources it was compiled from.
+        units: number of sources that it was compiled from.
         needs: option of ``vllm serve`` that leads to it; "": none.
     """
 
@@ -37,10 +37,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Pack:
-    """What a pack holds.
+    """The contents of a pack.
 
     Attributes:
-        version: FlashInfer's, and ours behind a plus, as FlashInfer wants it.
+        version: FlashInfer's, and ours after a plus, as FlashInfer wants it.
         architecture: as FlashInfer names it, e.g. ``sm121f``.
         commit: of FlashInfer's patched source.
     """
@@ -94,7 +94,7 @@ def write(pack: Pack, libraries: Mapping[str, Path], epoch: int, folder: Path) -
 
 def _ordered(members: Mapping[str, bytes]) -> Sequence[tuple[str, bytes]]:
     """Return the members, dist-info last, as every builder does."""
-    return sorted(members.items(), key=lambda one: (".dist-info/" in one[0], one[0]))
+    return sorted(members.items(), key=lambda member: (".dist-info/" in member[0], member[0]))
 
 
 def _lines(*lines: str) -> bytes:

@@ -22,7 +22,7 @@ def environment_item(
     *,
     release: bool = False,
 ) -> Item[EnvironmentResult]:
-    """Return the environment that has these wheels, and beside them those of a wheelhouse.
+    """Return the environment with these wheels and those of a wheelhouse.
 
     Args:
         release: they are the release's, for the smoke test, which keeps it when it runs again: the
@@ -74,6 +74,6 @@ def environment_item(
 
 
 def _stands(artefact: Artefact[EnvironmentResult]) -> bool:
-    # the interpreter is a link: the system's, or the store's, may have gone
+    # the interpreter is a link to the system's or the store's, which may be gone
     python = environment.python_path(artefact.path)
     return python.exists() and not envfiles.changed(artefact.path)

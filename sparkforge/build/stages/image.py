@@ -41,12 +41,12 @@ def own(
 
 @dataclass(frozen=True)
 class Parts:
-    """The items that an image is made of.
+    """The items of an image.
 
     Attributes:
         wheels: ours, by the upstream's name.
         pack: FlashInfer's modules, compiled ahead of time.
-        house: the wheels beside ours.
+        house: the other wheels.
         trial: checkpoint of the preflight.
     """
 

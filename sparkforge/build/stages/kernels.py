@@ -1,4 +1,4 @@
-"""Kernels of our series as machine code, which wheels get beside the patched files."""
+"""Kernels of our series as machine code, which wheels get with the patched files."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
     inputs = {
         "upstream_commit": upstream.commit_or_unknown,
         "series": context.series_of(UPSTREAM).sha256,
-        "modules": [one.name for one in modules],
+        "modules": [module.name for module in modules],
         "architecture": pack.family,
         "platform": context.platform,
         "compiler": pack.compiler,
@@ -78,7 +78,7 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
 
 @dataclass(frozen=True)
 class _Pack:
-    """All that a pack is made from."""
+    """The inputs of a pack."""
 
     context: Context
     tree: Tree
@@ -101,7 +101,7 @@ class _Pack:
         with context.store.temporary("packs") as work:
             self.nvcc.fill(context, work / WHEELS)
             recipe.fill(repo, commit, work / WHEELS, host, work / "tree")
-            ids = git.git(repo, "rev-parse", *(f"{commit}:{one}" for one in recipe.READ)).split()
+            ids = git.git(repo, "rev-parse", *(f"{commit}:{name}" for name in recipe.READ)).split()
             request = compiling.Request(
                 context.store,
                 work / "tree",
@@ -113,10 +113,16 @@ class _Pack:
             )
             described = units.describe(work / "tree", self.family, self.modules)
             objects = compiling.compile_units(request, described)
-            made = [compiling.link(request, one, objects) for one in described]
+            made = [compiling.link(request, module, objects) for module in described]
         entries = [
-            wheel.Entry(one.name, of.result.sha256, of.result.size, len(one.units), module.needs)
-            for module, one, of in zip(self.modules, described, made, strict=True)
+            wheel.Entry(
+                module.name,
+                library.result.sha256,
+                library.result.size,
+                len(module.units),
+                pinned.needs,
+            )
+            for pinned, module, library in zip(self.modules, described, made, strict=True)
         ]
         pack = wheel.Pack(
             self.version,
@@ -128,17 +134,18 @@ class _Pack:
             tuple(entries),
         )
         libraries = {
-            one.name: of.path / f"{one.name}.so" for one, of in zip(described, made, strict=True)
+            module.name: library.path / f"{module.name}.so"
+            for module, library in zip(described, made, strict=True)
         }
         path = wheel.write(pack, libraries, context.epoch, folder)
         path.chmod(0o444)
-        units_of = {unit: objects[unit].result for one in described for unit in one.units}
+        units_of = {unit: objects[unit].result for module in described for unit in module.units}
         return PackResult(
             path.name,
             sha256_file(path),
             pack.version,
-            {one.name: one.sha256 for one in entries},
+            {entry.name: entry.sha256 for entry in entries},
             units=len(units_of),
-            cpu_seconds=round(sum(one.cpu_seconds for one in units_of.values())),
-            peak_mib=max(one.peak_mib for one in units_of.values()),
+            cpu_seconds=round(sum(result.cpu_seconds for result in units_of.values())),
+            peak_mib=max(result.peak_mib for result in units_of.values()),
         )

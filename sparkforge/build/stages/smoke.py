@@ -36,7 +36,7 @@ def smoke_item(
     cpu = isa.here()
     inputs = {
         "product": product.key,
-        "cpu": cpu,  # decides what the release is compared with, or that it refuses
+        "cpu": cpu,  # determines what the release is compared with, or that it refuses
         "kind": "image" if context.engine is not None else "environment",
         "unpatched": {} if unpatched is None else {unpatched.label: unpatched.key},
         "serve": list(context.serve),

@@ -1,4 +1,4 @@
-"""The checkpoint of the preflight, and what it has to answer."""
+"""The checkpoint of the preflight, and its expected answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def trial_item() -> Item[CheckpointResult]:
 
         trial.make(folder / NAME)
         made = (folder / NAME).iterdir()
-        return CheckpointResult({f"{NAME}/{one.name}": sha256_file(one) for one in made})
+        return CheckpointResult({f"{NAME}/{path.name}": sha256_file(path) for path in made})
 
     inputs = {"code": code_of(__name__)}
     return Item("image", "preflight checkpoint", inputs, CheckpointResult, make, valid=_whole)

@@ -95,11 +95,11 @@ class Tree:
 
     @property
     def items(self) -> tuple[Item[Any], ...]:
-        """The items that the tree is made by."""
+        """The items that make the tree."""
         return (self.source,) if self.series is None else (self.source, self.series)
 
     def layer(self, context: Context, results: Results) -> Layer:
-        """Return the patched tree, and where its files are found in a wheel."""
+        """Return the patched tree, and the places of its files in a wheel."""
         from sparkforge.wheels import overlay
 
         source = source_of(context.store, self.upstream, results.of(self.source))
@@ -112,7 +112,7 @@ class Tree:
 
 def seal(made: Overlaid, results: Results, kernels: Item[KernelsResult] | None) -> WheelResult:
     """Make a finished wheel read-only; return its entry in the receipt."""
-    made.path.chmod(0o444)  # dist/ links to it: who changes that copy must not change ours
+    made.path.chmod(0o444)  # dist/ links to it: a change there must not change the store
     sha256 = sha256_file(made.path)
     counts = f"{counted(len(made.replaced), 'file')} replaced, {len(made.added)} added"
     log.info(f"{made.path.name}: {counts}")
