@@ -1,8 +1,8 @@
 """``ablate --bisect``: the patch with which a command begins to fail, or to succeed.
 
-Binary search over the prefixes of the series: the first so many patches, in order, which apply as
-they are even where patches need each other. What is known is kept in the store after each step, so
-that a run that was interrupted or killed goes on where it stopped.
+Binary search over the prefixes of the series: the first N patches, in order, which apply as they
+are even where patches need each other. The store keeps the results after each step, so an
+interrupted or killed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NONE, ALL = "none", "all"
 
 
 def search(ends: tuple[int, int], ask: Callable[[int], Answer]) -> tuple[int, int]:
-    """Return two prefixes between which the answer turns, as near to each other as is known.
+    """Return the two closest known prefixes between which the answer changes.
 
     Args:
         ends: prefixes, the shorter first, whose answers differ and are no ``skip``.
@@ -53,28 +53,28 @@ def search(ends: tuple[int, int], ask: Callable[[int], Answer]) -> tuple[int, in
 
 @dataclass(frozen=True)
 class Step:
-    """What a prefix gave."""
+    """The result of a prefix."""
 
     answer: Answer
     message: str
-    """Why, if the check says so."""
+    """The reason, if the check gives one."""
     seconds: float
 
 
 @dataclass
 class Bisection:
-    """A search and what it knows."""
+    """A search, and its results so far."""
 
     job: Job
     check: Check
     identity: Mapping[str, Any]
-    """All that the check depends on; with the series, what a later run goes on by."""
+    """All inputs of the check. With the series, the key by which a later run continues."""
     good: str | None = None
     bad: str | None = None
     """``good``, ``bad``: ends in the user's words: ``none``, ``all``, or the name of the last patch
-    that is in; None where the answers themselves shall tell."""
+    that is in; None: ask for the answer."""
     again: bool = False
-    """Forget what an earlier run has found out."""
+    """Forget the results of an earlier run."""
     _known: dict[int, Step] = field(default_factory=dict)
     _resumed: dict[int, bool] = field(default_factory=dict)
     """``_known``, ``_resumed``: by prefix; the second in the order of this run, with whether an
@@ -83,26 +83,28 @@ class Bisection:
     @property
     def patches(self) -> list[tuple[str, str]]:
         """Upstream and name of every patch, in the order in which they are added."""
-        return [(one.upstream, patch.name) for one in self.job.series for patch in one.patches]
+        return [
+            (series.upstream, patch.name) for series in self.job.series for patch in series.patches
+        ]
 
     def run(self) -> int:
         """Find it, print it, return the exit code.
 
         Raises:
             UsageError: an end is no patch, or both are the same.
-            AblationError: both ends give the same answer, or one can't tell.
+            AblationError: both ends give the same answer, or one gives none.
             CommandError: the command could not run.
         """
         if not self.patches:
             raise UsageError("no patches to bisect", "choose an upstream that has patches")
         ends = self._ends()
         job = self.job
-        sources = {one.upstream: job.source(one.upstream).commit for one in job.series}
+        sources = {series.upstream: job.source(series.upstream).commit for series in job.series}
         key = key_of(
             {
                 **self.identity,
                 "sources": sources,
-                "series": {one.upstream: one.sha256 for one in job.series},
+                "series": {series.upstream: series.sha256 for series in job.series},
             }
         )
         state = job.store.root / "bisect" / f"{key[:32]}.json"
@@ -145,7 +147,7 @@ class Bisection:
         if word in (NONE, ALL):
             return 0 if word == NONE else len(self.patches)
         name = f"{word.removesuffix('.patch')}.patch"
-        found = [at for at, (_, one) in enumerate(self.patches, 1) if one == name]
+        found = [at for at, (_, patch) in enumerate(self.patches, 1) if patch == name]
         if len(found) != 1:
             what = "no such patch" if not found else "several upstreams have this patch"
             raise UsageError(
@@ -171,10 +173,10 @@ class Bisection:
             return 0, len(self.patches)
         (at,) = given
         # one end alone: the other is the far one; of the two outer ends, the opposite
-        other = 0 if self.bad is not None and at > 0 else len(self.patches)
-        if other == at:
-            other = 0
-        return min(at, other), max(at, other)
+        far_end = 0 if self.bad is not None and at > 0 else len(self.patches)
+        if far_end == at:
+            far_end = 0
+        return min(at, far_end), max(at, far_end)
 
     def _check_ends(self, answers: Mapping[int, Answer]) -> None:
         (low, first), (high, last) = sorted(answers.items())
@@ -208,7 +210,7 @@ class Bisection:
         with log.step(f"with {self._name(at)}"), ExitStack() as stack:
             outcome = self.check.run(self._place(at, stack))
             answer: Answer = "good" if outcome.passed else "bad"
-            if outcome.skipped or outcome.ours:  # what could not be built is no answer
+            if outcome.skipped or outcome.ours:  # a failed build is no answer
                 answer = "skip"
             log.info(answer + (f": {outcome.message}" if outcome.message else ""))
         return Step(answer, outcome.message, round(time.monotonic() - start, 1))
@@ -216,15 +218,15 @@ class Bisection:
     def _place(self, at: int, stack: ExitStack) -> Place:
         job = self.job
         if at == len(self.patches):
-            return job.whole([one.upstream for one in job.series])
+            return job.whole([series.upstream for series in job.series])
         left, parts = at, []
-        for one in job.series:
-            count = min(left, len(one.patches))
+        for series in job.series:
+            count = min(left, len(series.patches))
             left -= count
-            parts.append(reduced.prefix(job.store, one, job.source(one.upstream), count))
+            parts.append(reduced.prefix(job.store, series, job.source(series.upstream), count))
         cut = [part for part in parts if part.left_out]
         place = stack.enter_context(reduced.checkout(job.store, job.root, cut))
-        return Place(place.root, place.store, tuple(parts))  # whole ones have trees, too
+        return Place(place.root, place.store, tuple(parts))  # whole series have trees, too
 
     # -- the end ------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What can be run on a reduced series beside patches' own tests: the smoke test, a command."""
+"""Checks of a reduced series other than patches' own tests: the smoke test, a command."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from sparkforge.sources.sources import Access
 
 Provided = Literal["trees", "wheels", "environment"]
 SKIP = 125
-"""Exit code of a command that can't tell, as for ``git bisect run``."""
+"""Exit code of a command that cannot judge, as for ``git bisect run``."""
 
 
 class Check(Protocol):
-    """Something that passes, fails or can't tell, on any series."""
+    """A check that passes, fails or cannot judge, on any series."""
 
     @property
     def label(self) -> str: ...
 
     def run(self, place: Place) -> Outcome:
-        """Run it where the patches of a place count."""
+        """Run it with the patches of a place."""
         ...
 
 
@@ -105,8 +105,8 @@ class Smoke:
 class Trees:
     """Clones of the patched trees, moved from one commit to the next.
 
-    Files that do not change between two commits keep their times, so that what a command builds
-    there is built on.
+    Files that do not change between two commits keep their times, so that builds of a command
+    there are incremental.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -115,22 +115,22 @@ class Trees:
 
     def at(self, place: Place) -> Path:
         """Return the folder that holds each upstream's tree, under the upstream's name."""
-        for one in place.reduced:
-            tree, repo = self.folder / one.upstream, one.source.repo
+        for part in place.reduced:
+            tree, repo = self.folder / part.upstream, part.source.repo
             if not tree.exists():
-                git.clone_at(repo, tree, one.commit)
+                git.clone_at(repo, tree, part.commit)
                 continue
-            git.git(tree, "fetch", "--quiet", str(repo), one.commit)
-            # --force: what a command changed in our files must not stay for the next one
-            git.git(tree, "checkout", "--quiet", "--force", "-B", "sparkforge", one.commit)
+            git.git(tree, "fetch", "--quiet", str(repo), part.commit)
+            # --force: a command's changes to our files must not reach the next one
+            git.git(tree, "checkout", "--quiet", "--force", "-B", "sparkforge", part.commit)
         return self.folder
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the user's: exit code 0 passes, 125 can't tell, others up to 127 fail.
+    """A command of the user's: exit code 0 passes, 125 cannot judge, others up to 127 fail.
 
-    It gets, beside what ``Place.env`` has:
+    It gets these variables, and those of ``Place.env``:
 
         SPARKFORGE_TREES      folder with the patched tree of each upstream concerned
         SPARKFORGE_LEFT_OUT   names of the patches that are missing, with spaces between them
@@ -196,7 +196,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Shared:
-    """A check that all patches have in common, as ``OwnTests`` is one that each brings along."""
+    """A check that all patches share, unlike ``OwnTests``, the tests of each."""
 
     check: Check
 
@@ -211,7 +211,7 @@ class Shared:
         left_out, dependents = missing(place.reduced)
         return [
             Result(
-                "+".join(one.upstream for one in place.reduced),
+                "+".join(part.upstream for part in place.reduced),
                 " + ".join(left_out),
                 self.check.label,
                 left_out,

@@ -1,4 +1,4 @@
-"""``ablate``: options → what is left out, and what is run then."""
+"""``ablate``: options → the patches to leave out, and the check to run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Leave patches out, or search the one that makes a difference; returns the exit code."""
+    """Leave patches out, or search for the one that changes the result; returns the exit code."""
     command = _command(options)
     _check_together(options, command)
     project = Project.open(options.project)
@@ -86,7 +86,7 @@ def run(options: Options) -> int:
         wanted = Job(
             project,
             python=options.python,
-            series=[one for one in every if one.patches],
+            series=[entry for entry in every if entry.patches],
             names=names,
             together=options.without is not None,
             checks=Shared(check) if check is not None else None,
@@ -112,7 +112,7 @@ def run(options: Options) -> int:
 
 
 def _command(options: Options) -> tuple[str, ...]:
-    """Return the words of the command to run; a text behind --bisect is the shell's."""
+    """Return the words of the command to run; the shell runs a text after --bisect."""
     if options.bisect and options.arguments:
         raise UsageError(f"--bisect {options.bisect!r} and a command after --", "give only one")
     if options.bisect:
@@ -146,7 +146,7 @@ def _identity(command: Sequence[str]) -> list[Any]:
         path = Path(word)
         try:
             data = path.read_bytes() if path.is_file() else None
-        except OSError:  # a name that can't be one of a file
+        except OSError:  # not a valid file name
             data = None
         found.append([word, hashlib.sha256(data).hexdigest() if data is not None else None])
     return found

@@ -1,4 +1,4 @@
-"""The command ``ablate``: which patches, in which order, and the table at the end."""
+"""The command ``ablate``: the choice and order of patches, and the table at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEAD = ("patch", "with the series", "without it", "left out, too", "seconds", "
 
 
 class Checks(Protocol):
-    """What is run once with the whole series, and once without patches."""
+    """Checks that run once with the whole series, and once without patches."""
 
     def whole(self, place: Place) -> dict[str, Outcome]: ...
 
@@ -32,7 +32,7 @@ class Checks(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What to ablate, and the means."""
+    """The patches to ablate, and the means."""
 
     project: Project
     python: Path | None
@@ -43,7 +43,7 @@ class Job:
     together: bool = False
     """They are left out at once, not each in turn."""
     checks: Checks | None = None
-    """What is run; None: each patch's own test."""
+    """The checks to run; None: each patch's own test."""
     _sources: dict[str, Source] = field(default_factory=dict)
 
     @property
@@ -69,9 +69,11 @@ class Job:
             self.root,
             self.store,
             tuple(
-                reduced.prefix(self.store, one, self.source(one.upstream), len(one.patches))
-                for one in self.series
-                if one.upstream in upstreams
+                reduced.prefix(
+                    self.store, series, self.source(series.upstream), len(series.patches)
+                )
+                for series in self.series
+                if series.upstream in upstreams
             ),
         )
 
@@ -111,14 +113,14 @@ def merge(job: Job) -> int:
     job.store.sweep()
     document, stuck = [], False
     for group in _groups(job):
-        places = _reduce(job, group)
-        left_out, dependents = outcome.missing(places)
+        parts = _reduce(job, group)
+        left_out, dependents = outcome.missing(parts)
         stuck = stuck or bool(dependents)
         document.append(
             {
                 "left_out": list(left_out),
                 "left_out_too": list(dependents),
-                "trees": {one.upstream: one.tree for one in places},
+                "trees": {part.upstream: part.tree for part in parts},
             }
         )
         merges = f"{', '.join(dependents)} does not merge" if dependents else "the rest merges"
@@ -128,7 +130,7 @@ def merge(job: Job) -> int:
 
 
 def _groups(job: Job) -> list[Group]:
-    every = [(one.upstream, patch.name) for one in job.series for patch in one.patches]
+    every = [(series.upstream, patch.name) for series in job.series for patch in series.patches]
     wanted = {f"{name.removesuffix('.patch')}.patch" for name in job.names}
     unknown = wanted - {name for _, name in every}
     if unknown:
@@ -138,21 +140,27 @@ def _groups(job: Job) -> list[Group]:
     if not job.together:
         return [{up: (name,)} for up, name in chosen]
     ups = dict.fromkeys(up for up, _ in chosen)
-    return [{up: tuple(name for one, name in chosen if one == up) for up in ups}] if ups else []
+    return (
+        [{up: tuple(name for upstream, name in chosen if upstream == up) for up in ups}]
+        if ups
+        else []
+    )
 
 
 def _reduce(job: Job, group: Group) -> list[Reduced]:
     return [
-        reduced.without(job.store, one, job.source(one.upstream), group[one.upstream])
-        for one in job.series
-        if one.upstream in group
+        reduced.without(job.store, series, job.source(series.upstream), group[series.upstream])
+        for series in job.series
+        if series.upstream in group
     ]
 
 
 def _results(job: Job, groups: Sequence[Group]) -> list[Result]:
     checks = job.checks or _own_tests(job, groups)
     with log.step("the whole series"):
-        before = checks.whole(job.whole(list(dict.fromkeys(up for one in groups for up in one))))
+        before = checks.whole(
+            job.whole(list(dict.fromkeys(up for group in groups for up in group)))
+        )
     results = []
     for group in groups:
         names = [name for part in group.values() for name in part]
@@ -171,12 +179,12 @@ def _results(job: Job, groups: Sequence[Group]) -> list[Result]:
 
 def _own_tests(job: Job, groups: Sequence[Group]) -> OwnTests:
     patches = {
-        (one.upstream, patch.name): patch
-        for one in job.series
-        for patch in one.patches
-        if any(patch.name in group.get(one.upstream, ()) for group in groups)
+        (series.upstream, patch.name): patch
+        for series in job.series
+        for patch in series.patches
+        if any(patch.name in group.get(series.upstream, ()) for group in groups)
     }
-    nameless = [str(one.path) for one in patches.values() if not one.trailers.get("Test")]
+    nameless = [str(patch.path) for patch in patches.values() if not patch.trailers.get("Test")]
     if nameless:
         msg = f"{', '.join(nameless)}: has no test"
         raise SeriesError(msg, "add the trailer Test to the last paragraph")
@@ -186,7 +194,7 @@ def _own_tests(job: Job, groups: Sequence[Group]) -> OwnTests:
 
 def dev_python(root: Path) -> Path:
     """Return the interpreter of a checkout's own tests, made where it is missing."""
-    from build import ensure_environment  # the file beside this package
+    from build import ensure_environment  # the file next to this package
 
     return ensure_environment(root / ".venv-dev", root / "requirements" / "dev.txt")
 

@@ -1,6 +1,6 @@
-"""The proof of a patch: leave it out, and what it is for must fail.
+"""The proof of a patch: a check must fail without it.
 
-What is run then is a check: patches' own tests, the smoke test, or a command (``checks.py``).
+A check is patches' own tests, the smoke test, or a command (``checks.py``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MEANINGS: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one check ended: a test with all its parameters, a smoke test, a command."""
+    """The outcome of one check: a test with all its parameters, a smoke test, a command."""
 
     passed: int = 0
     failed: int = 0
@@ -43,7 +43,7 @@ class Outcome:
     """A failure came from sparkforge itself: a build that broke, not a test that noticed."""
 
     def counts(self) -> dict[str, Any]:
-        """Return what ``--json`` prints of it."""
+        """Return it as ``--json`` prints it."""
         return {name: value for name, value in asdict(self).items() if name != "ours"}
 
 
@@ -56,7 +56,7 @@ def run_tests(
     *,
     found: bool = False,
 ) -> dict[str, Outcome]:
-    """Run tests by their node ids in the checkout ``root``; returns how each ended.
+    """Run tests by their node ids in the checkout ``root``; returns the outcome of each.
 
     Args:
         found: they ran before, with the whole series. A test file that can't be imported now needs
@@ -117,12 +117,12 @@ def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome:
         name = case.get("name", "")
         if case.get("classname") != place or function not in (name, name.partition("[")[0]):
             continue
-        bad = next((one for one in case if one.tag in ("failure", "error")), None)
+        bad = next((child for child in case if child.tag in ("failure", "error")), None)
         if bad is not None:
             failed += 1
             message = message or _gist(bad)
             ours = ours or "sparkforge.core.errors." in (bad.get("message") or "")
-        elif any(one.tag == "skipped" for one in case):
+        elif any(child.tag == "skipped" for child in case):
             skipped += 1
         else:
             passed += 1
@@ -130,18 +130,18 @@ def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome:
 
 
 def _gist(bad: ET.Element) -> str:
-    """Return the line of a failure that says most."""
+    """Return the most useful line of a failure."""
     message = (bad.get("message") or "").removeprefix('failed on setup with "').strip()
     first = message.partition("\n")[0].strip()
     if first and not first.endswith(":"):
         return first
-    # an assertion about a program's output: the last error that the program told of
+    # an assertion about a program's output: the last error that the program printed
     told = re.findall(r"^E\s+((?:\w+\.)*\w*(?:Error|Exception): .+)$", bad.text or "", re.MULTILINE)
     return str(told[-1]) if told else first or "no message"
 
 
 def judge(whole: Outcome, without: Outcome) -> Verdict:
-    """Return what a check's two outcomes say about it."""
+    """Return the verdict on a check from its two outcomes."""
     if whole.failed:
         return "broken" if whole.ours else "fails in any case"
     if not whole.passed:
@@ -155,16 +155,16 @@ def judge(whole: Outcome, without: Outcome) -> Verdict:
 
 @dataclass(frozen=True)
 class Result:
-    """What was found about one check of patches left out."""
+    """The result of one check of patches left out."""
 
     upstream: str
     patch: str
-    """``upstream``, ``patch``: whose check it is; joined where several patches have it in common.
+    """``upstream``, ``patch``: of the check; joined where several patches share it.
     """
     check: str
-    """The test's node id, or what was run in its place."""
+    """The test's node id, or the label of another check."""
     left_out: tuple[str, ...]
-    """What was to be left out, all patches."""
+    """All patches that were to be left out."""
     dependents: tuple[str, ...]
     """Later patches that do not merge without those, left out, too."""
     whole: Outcome
@@ -196,7 +196,7 @@ class Result:
 
 @dataclass(frozen=True)
 class OwnTests:
-    """The check that each patch brings along: the test of its trailer."""
+    """The check of each patch: the test of its trailer."""
 
     python: Path
     """Interpreter that has pytest."""
@@ -222,22 +222,28 @@ class OwnTests:
     def without(self, place: Place, whole: Mapping[str, Outcome]) -> list[Result]:
         """Run those of the patches that a place lacks; a result a patch."""
         start = time.monotonic()
-        asked = [(one, name) for one in place.reduced for name in one.left_out]
-        tests = [self.tests[one.upstream, name] for one, name in asked]
+        asked = [(part, name) for part in place.reduced for name in part.left_out]
+        tests = [self.tests[part.upstream, name] for part, name in asked]
         with place.store.temporary("report") as work:
             found = run_tests(self.python, self.root, tests, place.env, work, found=True)
         seconds = time.monotonic() - start
         return [
             Result(
-                one.upstream, name, test, *missing(place.reduced), whole[test], found[test], seconds
+                part.upstream,
+                name,
+                test,
+                *missing(place.reduced),
+                whole[test],
+                found[test],
+                seconds,
             )
-            for (one, name), test in zip(asked, tests, strict=True)
+            for (part, name), test in zip(asked, tests, strict=True)
         ]
 
 
 def missing(reduced: Sequence[Reduced]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the patches that were to be left out, and those that went with them."""
     return (
-        tuple(name for one in reduced for name in one.left_out),
-        tuple(name for one in reduced for name in one.dependents),
+        tuple(name for part in reduced for name in part.left_out),
+        tuple(name for part in reduced for name in part.dependents),
     )

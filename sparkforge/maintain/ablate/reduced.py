@@ -1,10 +1,10 @@
-"""Series with patches left out: what still merges, and a checkout that has only that.
+"""Series with patches left out, as far as the others merge, and a checkout of them.
 
 Tests and commands find it by two variables:
 
 SPARKFORGE_CHECKOUT   whose pins.yaml and patches/ count (tests/patches/checkout.py)
-SPARKFORGE_STORE      a store that borrows downloads, sources and wheelhouses, and is thrown
-                      away with what was made of the reduced series
+SPARKFORGE_STORE      a store that borrows downloads, sources and wheelhouses, and is removed with
+                      the results of the reduced series
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ CHECKOUT = "SPARKFORGE_CHECKOUT"
 
 @dataclass(frozen=True)
 class Reduced:
-    """A series of which some patches are left."""
+    """A series without some of its patches."""
 
     source: Source
-    """What it stands on."""
+    """The source under it."""
     commit: str
     tree: str
-    """``commit``, ``tree``: what it gives there."""
+    """``commit``, ``tree``: its result there."""
     files: tuple[tuple[str, bytes], ...]
     """Name and bytes of each patch left, in order, in canonical form."""
     left_out: tuple[str, ...]
@@ -103,7 +103,7 @@ def _picked(tree: Path, patch: Path) -> bool:
     except CommandError:
         git.git(tree, "am", "--abort")
         return False
-    return git.git(tree, "rev-parse", "HEAD") != before  # nothing of it may be left
+    return git.git(tree, "rev-parse", "HEAD") != before  # remove all of its changes
 
 
 @dataclass(frozen=True)

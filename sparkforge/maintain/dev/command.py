@@ -30,12 +30,12 @@ from sparkforge.wheels import archive
 
 RECIPE = "Dockerfile.dev"
 _MOUNTED = "/opt/sparkforge/overlay"
-"""Where an image made by the recipe looks for packages first."""
+"""Folder that an image made by the recipe searches for packages first."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a developer's command runs."""
+    """The place where a developer's command runs."""
 
     context: Context
     folder: Path
@@ -58,7 +58,7 @@ class Place:
         return folder
 
     def as_json(self) -> dict[str, Any]:
-        """Return where everything is; with --json nothing is run, so that an editor can ask."""
+        """Return all paths; with --json nothing is run, so that an editor can ask."""
         trees = {name: str(tree.folder) for name, tree in self.trees.items()}
         return {"folder": str(self.folder), "trees": trees}
 
@@ -138,7 +138,7 @@ def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int
         # may come before the links
         "PYTHONSAFEPATH": "1",
         "PYTEST_ADDOPTS": "--import-mode=append",
-        # byte code beside the sources would litter the work trees
+        # byte code next to the sources would litter the work trees
         "PYTHONPYCACHEPREFIX": str(cache / "pycache"),
         "VIRTUAL_ENV": str(venv),
         "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",

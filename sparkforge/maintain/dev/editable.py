@@ -1,8 +1,8 @@
 """Work trees as importable packages: a folder of links, compiled files from the release wheel.
 
 A wheel holds more than its repository: compiled modules, generated ones, files from elsewhere. So
-a folder is linked into the work tree where all that the wheel has in it comes from there, and else
-is a real one with a link for each of its entries.
+a folder is a link into the work tree if all of the wheel's files in it come from there. Else it is
+a real folder with a link for each of its entries.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class TreeOf:
     """One upstream's work tree, as a wheel sees it."""
 
     at: PurePosixPath
-    """Where it is for who imports it."""
+    """Its folder, as the importing program sees it."""
     rules: Sequence[PathRule]
-    """Where its files belong in the wheel."""
+    """Places of its files in the wheel."""
     base: Collection[str]
     """Paths of the pinned commit; a wheel's file that is among them is never taken from the wheel,
     so that a deleted one stays away."""
@@ -30,7 +30,7 @@ class TreeOf:
 
 
 def links(members: Iterable[str], trees: Sequence[TreeOf], site: PurePosixPath) -> dict[str, str]:
-    """Return the links of the folder, by path in it, each with what it points at.
+    """Return the links of the folder, by path in it, each with its target.
 
     Args:
         members: the files of the release wheel.
@@ -87,7 +87,7 @@ def _top(rest: tuple[str, ...], target: PurePosixPath) -> PurePosixPath | None:
 def write(folder: Path, wanted: Mapping[str, str]) -> None:
     """Make a folder hold exactly these links; those that are right stay as they are."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(folder.rglob("*"), reverse=True):  # what lies deeper first
+    for path in sorted(folder.rglob("*"), reverse=True):  # deeper entries first
         name = str(path.relative_to(folder))
         if path.is_symlink():
             if wanted.get(name) != str(path.readlink()):

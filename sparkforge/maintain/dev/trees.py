@@ -1,6 +1,6 @@
-"""Work trees of a series that stay: made once, brought up to date without touching what is equal.
+"""Lasting work trees of a series: made once, updated without touching equal files.
 
-A compiler's build tool goes by dates. So a file keeps its date unless its content changes, also
+Build tools go by dates. So a file keeps its date unless its content changes, also
 where git writes it twice on the way (a rebase takes the developer's commits off and puts them on
 again).
 """
@@ -48,7 +48,7 @@ def ensure(patched: Patched, series: Series, folder: Path) -> WorkTree:
 
 
 def _moved(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
-    """Put a work tree on the series of now, the developer's own commits on top of it."""
+    """Move a work tree onto the current series, with the developer's own commits on top."""
     tip = tree.git("rev-parse", "--verify", worktree.TIP_REF)
     own = tree.git("rev-list", "--reverse", f"{tip}..HEAD").split()
     if not git.git_ok(tree.folder, "merge-base", "--is-ancestor", tip, "HEAD"):

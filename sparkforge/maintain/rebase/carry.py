@@ -20,7 +20,7 @@ COMMAND = "rebase --all --onto latest:6 --table"
 
 @dataclass(frozen=True)
 class Column:
-    """One release, and what would become of each patch on it; None: the pinned one itself."""
+    """One release, and the result of each patch on it; None: the pinned one itself."""
 
     version: str
     results: tuple[PatchResult, ...] | None
@@ -35,7 +35,7 @@ class Carried:
     columns: tuple[Column, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints of it."""
+        """Return it as ``--json`` prints it."""
         return {
             "pinned": self.version,
             "releases": {
@@ -51,7 +51,7 @@ def carried(project: Project, series: Sequence[Series], count: int) -> list[Carr
     """Try every series on the newest releases that the index has.
 
     Args:
-        count: so many releases, the pinned one included where it is among them.
+        count: number of releases, including the pinned one if it is among them.
     """
     pins, tables = project.pins, []
     for one_series in series:
@@ -59,7 +59,7 @@ def carried(project: Project, series: Sequence[Series], count: int) -> list[Carr
         if not one_series.patches or upstream.source_file is None:
             continue
         owner = upstream if upstream.source_in is None else pins.upstream(upstream.source_in)
-        # its own stand-in says which releases there are; it is the smaller file
+        # its own file decides the releases; it is the smaller one
         versions = release_spec.newest(project.access, owner, count)
         columns = []
         for version in reversed(versions):

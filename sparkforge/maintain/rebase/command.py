@@ -1,4 +1,4 @@
-"""The command ``rebase``: what its options do, and what it prints."""
+"""The command ``rebase``: its options and output."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _one(options: Options, project: Project, upstream: str) -> int:
             "report": str(landed.report),
             "changed": [str(path) for path in landed.changed],
             "tests_left": dict(landed.tests),
-            "tests": None if tested is None else [one.as_json() for one in tested],
+            "tests": None if tested is None else [test.as_json() for test in tested],
         }
     )
     return testing.verdict(tested or [])
@@ -213,7 +213,7 @@ def _every_status(project: Project) -> int:
     return 0
 
 
-# -- what would become of it -----------------------------------------------------------------
+# -- dry runs --------------------------------------------------------------------------------
 
 
 def _dry_run(project: Project, upstream: str, spec: str) -> int:
@@ -272,10 +272,10 @@ def _verdict_code(results: list[PatchResult]) -> int:
 
 
 def _print(now: State, known: Mapping[str, int] = MappingProxyType({})) -> None:
-    """Print what became of the patches.
+    """Print the results of the patches.
 
     Args:
-        known: of each series, how many results were there before; they are not printed.
+        known: number of earlier results of each series; they are not printed.
     """
     for part in now.parts:
         done = part.results[known.get(part.upstream, 0) :]

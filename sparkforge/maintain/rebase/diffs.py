@@ -1,4 +1,4 @@
-"""Diffs read as hunks: a patch's own lines, and what they tell about a conflict."""
+"""Diffs read as hunks: a patch's own lines, and hints about a conflict."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _FILE = re.compile(rb"^diff --git ", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Hunk:
-    """One hunk: the lines it takes away, adds and stands between, each without its mark."""
+    """One hunk: its removed, added and context lines, each without its mark."""
 
     before: tuple[bytes, ...]
-    """Context and removed lines, in order: what must be there."""
+    """Context and removed lines, in order: the text that must be there."""
     own: tuple[bytes, ...]
     """Added and removed lines with their marks, in order."""
 
@@ -53,7 +53,7 @@ def own_lines(diff: bytes) -> list[list[bytes]]:
 
 
 def plain(lines: Sequence[bytes]) -> list[bytes]:
-    """Return the lines without indentation, those left out that say nothing (braces, blanks)."""
+    """Return the lines without indentation, and without trivial ones (braces, blanks)."""
     bare = (line.strip() for line in lines)
     return [line for line in bare if len(re.findall(rb"\w", line)) > 3]
 
@@ -88,7 +88,7 @@ def reindented(diff_of_file: Sequence[Hunk], now: bytes) -> str | None:
 
 
 def distinctive(diff_of_file: Sequence[Hunk], now: bytes) -> list[bytes]:
-    """Return lines that a patch stands on and the new file lacks, the longest first."""
+    """Return lines that a patch needs and the new file lacks, the longest first."""
     have = set(plain(now.splitlines()))
     gone = {
         line

@@ -1,7 +1,7 @@
-"""What a new vLLM release brings beside its own sources, compared with pins.yaml.
+"""The requirements of a new vLLM release, compared with pins.yaml.
 
 Its wheels declare a torch, a FlashInfer and more; its CMake names the sources that a compile
-fetches and the triton_kernels that its wheels carry. All of it is read, not run.
+fetches and the triton_kernels that its wheels carry. All of this is read, not run.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class DependencyDrift:
     """One thing that no longer agrees."""
 
     what: str
-    """What, and how it is pinned and wanted."""
+    """Its name, and the pinned and the wanted version."""
     hint: str
     """The edit that makes it agree."""
     values: Mapping[Where, str] = field(default_factory=dict)
-    """What the rebase itself writes into pins.yaml when it lands, by path."""
+    """Values that the rebase itself writes into pins.yaml when it lands, by path."""
 
     def as_json(self) -> dict[str, object]:
-        """Return what ``--json`` prints of it."""
+        """Return it as ``--json`` prints it."""
         return {"what": self.what, "mend": self.hint, "rewritten": bool(self.values)}
 
 
 def find(project: Project, release: Upstream, source: Source, old: Source) -> list[DependencyDrift]:
-    """Return what an upstream's new release wants otherwise than pins.yaml and the locks have it.
+    """Return the requirements of a new release that pins.yaml and the locks do not meet.
 
     Args:
         release: the upstream as it will be pinned.
         source: its new tree.
-        old: its pinned tree; what that does not pin either is no news.
+        old: its pinned tree; a difference that it already has is not reported.
     """
     name = source.upstream
     drifts = list(_externals(project.pins, name, source, old))
@@ -62,11 +62,11 @@ def find(project: Project, release: Upstream, source: Source, old: Source) -> li
 def unknown(
     name: str, release: Upstream, declared_commit: str | None, lacking: Iterable[str]
 ) -> list[DependencyDrift]:
-    """Return what nobody knows of a release: its commit, and files that the index lacks.
+    """Return the unknown parts of a release: its commit, and files that the index lacks.
 
     Args:
-        declared_commit: what the release says its commit is, maybe abbreviated.
-        lacking: names among the release's files of which the old release's stay.
+        declared_commit: the commit that the release names, maybe abbreviated.
+        lacking: names of files for which those of the old release stay.
     """
     drifts = []
     if release.commit is None:
@@ -126,7 +126,7 @@ def _asked_for(pins: Pins, root: Path, name: str, release: Upstream) -> Iterator
 
 
 def _required(project: Project, release: Upstream, name: str) -> Iterator[DependencyDrift]:
-    """Hold what the new release's wheels declare against each target's locks and our wheels."""
+    """Compare the requirements of the new wheels with each target's locks and our wheels."""
     pins, outdated = project.pins, set()
     for target, plan in pins.targets.items():
         if name not in plan.wheels:
@@ -144,7 +144,7 @@ def _required(project: Project, release: Upstream, name: str) -> Iterator[Depend
         for platform in plan.platforms:
             file = release.files[wheel.files[platform]]
             if file == pins.upstreams[name].files[wheel.files[platform]]:
-                continue  # the index lacks the new release's: said elsewhere
+                continue  # the index lacks the new release's file: reported elsewhere
             declared = requirements.declared(project.store, file, project.access)
             if declared is None:
                 yield DependencyDrift(
@@ -181,7 +181,7 @@ def _stale(
     required: list[Requirement],
     without: frozenset[str],
 ) -> Iterator[DependencyDrift]:
-    """Hold requirements against a target's lock."""
+    """Compare requirements with a target's lock."""
     plan = project.pins.targets[target]
     lock = plan.requirements[platform]
     path = project.root / lock
@@ -211,7 +211,7 @@ def _images(pins: Pins, name: str, source: Source) -> Iterator[DependencyDrift]:
             )
 
 
-# -- what CMake fetches --------------------------------------------------------------------
+# -- sources of CMake ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Fetched:
 
 
 def fetched(source: Source) -> list[Fetched]:
-    """Return what the CMake files of a tree fetch by git, variables replaced where set beside."""
+    """Return the git sources of a tree's CMake files, with the variables set there replaced."""
     with gitread.reading(source.repo) as reader:
         folder = reader.files(source.commit, "cmake")
         paths = ["CMakeLists.txt", *(f"cmake/{file.path}" for file in folder)]

@@ -1,4 +1,4 @@
-"""A rebase from its beginning to where it ends or stops: start, go on, resolve, skip, abort."""
+"""A rebase from start to end: start, continue, resolve, skip, abort."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)  # ======= may b
 
 @dataclass(frozen=True)
 class Rebase:
-    """What a rebase works with."""
+    """The inputs of a rebase."""
 
     project: Project
     upstream: str
@@ -46,11 +46,11 @@ class Rebase:
     # -- beginning ---------------------------------------------------------------------
 
     def begin(self, spec: str, commit: str | None) -> State:
-        """Find the release and write down where to go from where.
+        """Find the release and record the start and the goal of the rebase.
 
         Raises:
             UsageError: the checkout has changes of its own, or no such release is known.
-            IntegrityError: the series is not what pins.yaml records of it.
+            IntegrityError: the series differs from its record in pins.yaml.
         """
         self.check_unchanged()
         project, loaded = self.project, self.project.pins
@@ -101,7 +101,7 @@ class Rebase:
         return SeriesRebase(name, applied.sha256, upstream.model_dump(mode="json"), fresh, old, new)
 
     def _applied(self, name: str, loaded: pins.Pins, old: sources.Source) -> Series:
-        """Return a series that is what pins.yaml records."""
+        """Return a series that agrees with pins.yaml."""
         patches = self.series_of(name)
         upstream = loaded.upstreams[name]
         if problems := lint.lint(patches, self.project.root, upstream.paths):
@@ -110,10 +110,10 @@ class Rebase:
         return patches
 
     def check_unchanged(self) -> None:
-        """Refuse a checkout with changes in what a rebase writes.
+        """Refuse a checkout with changes in files that a rebase writes.
 
         Raises:
-            UsageError: git says that something there is not committed.
+            UsageError: a file there is not committed.
         """
         if not git.git_ok(self.project.root, "rev-parse", "--is-inside-work-tree"):
             return  # not under git: nothing to compare with
@@ -123,13 +123,13 @@ class Rebase:
             msg = f"{self.project.root}: uncommitted changes:\n{changed}"
             raise UsageError(msg, "commit or stash them: a rebase replaces these files")
 
-    # -- going on ----------------------------------------------------------------------
+    # -- continuing ----------------------------------------------------------------------
 
     def check_same(self, state: State) -> None:
-        """Refuse to go on where the series or its pin is not what the rebase began with.
+        """Refuse to continue if the series or its pin has changed since the rebase began.
 
         Raises:
-            UsageError: somebody changed it meanwhile.
+            UsageError: it has changed.
         """
         loaded = pins.load(self.project.pins_path)
         for part in state.parts:
@@ -176,7 +176,7 @@ class Rebase:
         )
 
     def _workspace(self, part: SeriesRebase) -> Workspace:
-        """Return a part's workspace, standing where the state says; a stop is left as it is."""
+        """Return a part's workspace at the commit of the state; a stop is left as it is."""
         path = self.job.tree(part)
         if not path.exists():
             if part.stopped is not None:
@@ -193,7 +193,7 @@ class Rebase:
         return work
 
     def _lay_out(self, work: Workspace) -> None:
-        """Put the versions of each file in conflict into a folder beside the workspace."""
+        """Put the versions of each file in conflict into a folder next to the workspace."""
         shutil.rmtree(self.job.conflict, ignore_errors=True)
         with gitread.reading(work.path) as reader:
             for file in work.unmerged():
@@ -205,7 +205,7 @@ class Rebase:
     # -- a person's answers --------------------------------------------------------------
 
     def resolve(self, state: State, part: SeriesRebase) -> None:
-        """Take what stands in the workspace as the patch's new form.
+        """Take the files of the workspace as the patch's new form.
 
         Raises:
             UsageError: something is still in conflict, or nothing is left of the patch.
@@ -257,7 +257,7 @@ class Rebase:
             path = work.path / name
             if path.is_file() and _MARKER.search(path.read_bytes()):
                 problems.append(f"{name}: still has conflict markers")
-        # where file and link (or folder) meet, git sets one of them aside under such a name
+        # if a file conflicts with a link or folder, git keeps one of them under such a name
         added = work.git("diff", "--cached", "--name-only", "--diff-filter=A", "-z", "HEAD")
         problems += [
             f"{name}: git moved it aside for the conflict: git rm --force it"
@@ -285,7 +285,7 @@ class Rebase:
 
 
 def stopped(job: Job, part: SeriesRebase) -> RebaseStopped:
-    """Return the error that says why a rebase waits, and for what."""
+    """Return the error of a rebase that waits for a person."""
     result = part.stopped
     assert result is not None
     lines = [f"{part.upstream}: {result.patch}: {result.verdict.value}"]

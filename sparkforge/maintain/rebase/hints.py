@@ -1,4 +1,4 @@
-"""What may help a person with a conflict: what upstream did there, and where the lines went."""
+"""Hints for a person with a conflict: upstream's changes there, and the new place of the lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkforge.maintain.rebase.workspace import Unmerged
 from sparkforge.series.patchfile import Patch
 from sparkforge.sources.sources import Source
 
-_PLACES = 3  # a line that stands in more places than that tells nothing
+_PLACES = 3  # a line in more places tells nothing
 _LINES = 5  # so many of the longest lines are looked for …
 _TELLING = 20  # … which have at least so many characters
 
@@ -24,7 +24,7 @@ def for_conflict(
     new: Source,
     unmerged: Sequence[Unmerged],
 ) -> list[str]:
-    """Say, for each file in conflict, what the new release seems to have done there.
+    """Return hints for each file in conflict: the probable change of the new release.
 
     Args:
         diff: the patch's, on the old release.
@@ -42,7 +42,7 @@ def for_conflict(
             part = by_path.get(path) or by_path.get(before_path)
             if part is None or 2 not in file.blobs:
                 continue
-            # what an earlier patch of this rebase made lies in the workspace, not in the store
+            # results of earlier patches are in the workspace, not in the store
             now = (reader.find(file.blobs[2]) or ("", b""))[1]
             before = reader.content(old.commit, path) or reader.content(old.commit, before_path)
             if b"\r\n" in now and b"\r\n" not in (before or b""):
@@ -57,18 +57,18 @@ def _moved(old: Source, new: Source, path: str, part: list[diffs.Hunk], now: byt
     """Return the other files in which a line of the patch's context is now."""
     lines = [line.decode(errors="replace") for line in diffs.distinctive(part, now)]
     lines = [line for line in lines if len(line) >= _TELLING][:_LINES]
-    # one look, and only at files of its kind in its part of the tree: each file is unpacked
+    # one search, only in files of its kind in its part of the tree: each file is unpacked
     top, suffix = path.partition("/")[0] if "/" in path else "", Path(path).suffix
     where = f":(glob){top}/**/*{suffix}" if top else f":(glob)*{suffix}"
     found = _places(new, lines, where)
     known = _places(old, list(found), where)
-    # what stood there before has not moved there
+    # a line that was there before has not moved there
     places = {
         line: [name for name in names if name not in known.get(line, ())]
         for line, names in found.items()
     }
     for line in lines:
-        # a line that stands in many files says nothing about this one
+        # a line in many files tells nothing about this one
         names = [name for name in places.get(line, ()) if name != path]
         if 0 < len(names) <= _PLACES:
             shown = ", ".join(f"{name}:{found[line][name]}" for name in names)
@@ -77,7 +77,7 @@ def _moved(old: Source, new: Source, path: str, part: list[diffs.Hunk], now: byt
 
 
 def _places(source: Source, lines: Sequence[str], where: str) -> dict[str, dict[str, str]]:
-    """Return where lines stand in a tree: by line, the files and the number in each."""
+    """Return the places of lines in a tree: by line, the files and the number in each."""
     if not lines:
         return {}
     wanted = [word for line in lines for word in ("-e", line)]

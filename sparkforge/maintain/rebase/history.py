@@ -1,4 +1,4 @@
-"""Upstream's commits between two releases, where a clone is at hand: what they did and undid."""
+"""Upstream's commits between two releases, from a clone: their changes and reverts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Made:
     commit: str
     """That made it last, abbreviated."""
     undone: str | None
-    """The commit that took it back after that, abbreviated; None: none was found."""
+    """The commit that reverted it after that, abbreviated; None: none was found."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class History:
 
     @classmethod
     def of(cls, repo: Path | None, old: Source, new: Source) -> History | None:
-        """Return the history between two sources; None where it is not at hand.
+        """Return the history between two sources; None if it is not available.
 
         A release file has none, and the store fetches single commits; a clone has it.
         """
@@ -44,7 +44,7 @@ class History:
         return cls(repo, old.commit, new.commit)
 
     def cause(self, path: str) -> str | None:
-        """Return the last commit that touched a file which is gone: what it is and did."""
+        """Return the last commit that touched a deleted file, and its effect."""
         span = f"{self.old}..{self.new}"
         last = ("log", "--full-history", "-1", "--format=%h %s", span, "--", path)
         text = git.git(self.repo, *last)
@@ -65,7 +65,7 @@ class History:
         return [f"{line} (changes {path})" for line in text.splitlines()]
 
     def made(self, change: str, reverse: str) -> Made | None:
-        """Return the last commit that made a change, and the one that took it back since.
+        """Return the last commit that made a change, and the one that reverted it since.
 
         Args:
             change: the change's patch-id.
@@ -81,7 +81,7 @@ class History:
         return None
 
     def _reverted_by(self, commit: str) -> str | None:
-        """Return the commit that says that it reverts another, and that none reverts in turn."""
+        """Return the commit that reverts another and is not reverted itself."""
         for reverted, by in self._reverts:
             if commit.startswith(reverted) and self._reverted_by(by) is None:
                 return by

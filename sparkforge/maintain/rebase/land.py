@@ -1,4 +1,4 @@
-"""What a finished rebase changes in the checkout: all files at once."""
+"""The changes of a finished rebase to the checkout: all files at once."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from sparkforge.sources.project import Project
 
 @dataclass(frozen=True)
 class Landed:
-    """What a rebase left behind."""
+    """The result of a rebase in the checkout."""
 
     report: Path
     changed: tuple[Path, ...]
     drift: tuple[DependencyDrift, ...]
-    """What no longer agrees, and how to fix it."""
+    """The pins that no longer agree, with their fixes."""
     tests: Mapping[str, str]
     """Of the patches that were dropped, which no other patch names: they are still there."""
 
@@ -43,9 +43,9 @@ def land(rebase: Rebase, state: State) -> Landed:
     """Write pins, series, patches, resolutions, changelog and report together.
 
     Raises:
-        SeriesError: what the moves gave is no sound series.
+        SeriesError: the moved patches are no valid series.
     """
-    # from the first look at the checkout on: what an export wrote meanwhile would be undone
+    # before the checkout is read: changes of an export in the meantime would be lost
     with rebase.project.locked() as project:
         return _landed(rebase, project, state)
 
@@ -83,7 +83,7 @@ def _landed(rebase: Rebase, project: Project, state: State) -> Landed:
     files[page] = report.page(state, sections, drifts).encode()
     present = {file: file.read_bytes() if file.is_file() else None for file in files}
     changed = {file: data for file, data in files.items() if data != present[file]}
-    # the state goes with the change: who is killed behind it has nothing left to go on with
+    # the state goes with the change: a run killed after it has nothing left to continue
     transaction.change(root, {**changed, rebase.job.file: None})
     rebase.job.remove()
     remaining = tuple(difference for difference in drifts if not difference.values)
@@ -95,7 +95,7 @@ def _landed(rebase: Rebase, project: Project, state: State) -> Landed:
 
 
 def _staged(rebase: Rebase, part: SeriesRebase) -> Staged:
-    """Write a part's new patches aside and apply them: they must give what the rebase gave."""
+    """Write a part's new patches aside and apply them: they must give the tree of the rebase."""
     repo = rebase.job.tree(part)
     exported = series.export(repo, part.new.commit, part.head)
     tree = git.git(repo, "rev-parse", f"{part.head}^{{tree}}")
@@ -108,7 +108,7 @@ def _left(
     state: State, before: Mapping[str, Series], staged: Mapping[str, Staged]
 ) -> dict[str, str]:
     """Return the tests of the dropped patches, by patch, that no patch names any more."""
-    every = [patch for one in staged.values() for patch in one.series.patches]
+    every = [patch for part in staged.values() for patch in part.series.patches]
     named = {patch.trailers["Test"] for patch in every}
     dropped = {
         (part.upstream, result.patch)
@@ -178,7 +178,9 @@ def _pins_text(
 def _release(loaded: Pins, upstream: str) -> str:
     """Return the name of the release that a build of an upstream makes now."""
     every = list(loaded.targets.values())
-    return release_name(loaded, ([one for one in every if upstream in one.wheels] or every)[0])
+    return release_name(
+        loaded, ([target for target in every if upstream in target.wheels] or every)[0]
+    )
 
 
 _SECTION = re.compile(r"^## (?:(?P<version>\S+) \((?P<date>[^)\n]*)\)[ \t]*$)?", re.MULTILINE)
@@ -213,7 +215,7 @@ def changelog(text: str, state: State, release: str) -> str:
     return head + between + "\n".join(lines) + "\n" + (f"\n{tail}" if tail else "")
 
 
-# verdicts that stop: what has become a commit all the same, a person made
+# verdicts that stop: a commit of these was made by a person
 _RESOLVED = (Verdict.CONFLICT, Verdict.TARGET_DELETED)
 
 

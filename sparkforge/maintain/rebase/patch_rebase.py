@@ -1,8 +1,8 @@
 """One patch after the other onto a new tree, each with its verdict.
 
 The patches are moved as commits: each is merged (``git cherry-pick``, whose base is the commit
-before it on the old release) onto what the earlier ones gave on the new one. So renames are
-followed, and what does not merge has three versions to look at.
+before it on the old release) onto the result of the earlier ones on the new one. So renames
+are followed, and a conflict has three versions to compare.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _kind(mode: str) -> str:
 
 def verdicts(
     store: Store,
-    one: Series,
+    own: Series,
     old: Source,
     new: Source,
     *,
@@ -42,11 +42,11 @@ def verdicts(
 ) -> list[PatchResult]:
     """Return the result of each patch on another release; changes nothing.
 
-    A patch that stops is left out, and those behind it are tried without it
+    A patch that stops is left out, and those after it are tried without it
     (``PatchResult.after``).
 
     Args:
-        old: what the series applies to, exactly.
+        old: the source that the series applies to, exactly.
         new: a source of the same upstream, from the same store.
         history: a repository with upstream's history, for the commits that renamed or deleted.
         rules: the upstream's ``paths``: which files ship.
@@ -54,13 +54,13 @@ def verdicts(
     Raises:
         SeriesError: the series does not apply to ``old``.
     """
-    patched = series.apply(store, one, old)
+    patched = series.apply(store, own, old)
     with store.temporary("rebase") as folder:
-        rebaser = PatchRebaser(store, one, patched, new, one.folder / Memory.FOLDER, history, rules)
+        rebaser = PatchRebaser(store, own, patched, new, own.folder / Memory.FOLDER, history, rules)
         work = Workspace.make(folder / "tree", new.repo, new.commit, rebaser.paths)
         results: list[PatchResult] = []
         head = new.commit
-        for at in range(len(one.patches)):
+        for at in range(len(own.patches)):
             result = rebaser.rebase(work, at, head, results)
             if result.stops:
                 work.reset(head)
@@ -70,12 +70,12 @@ def verdicts(
 
 
 class PatchRebaser:
-    """Knows a series on the old release and moves its patches, one at a time."""
+    """Moves the patches of a series from the old release, one at a time."""
 
     def __init__(
         self,
         store: Store,
-        one: Series,
+        own: Series,
         patched: Patched,
         new: Source,
         memory: Path,
@@ -83,7 +83,7 @@ class PatchRebaser:
         rules: Sequence[PathRule] = (),
     ) -> None:
         self.store = store
-        self.series = one
+        self.series = own
         self.patched = patched
         self.old = patched.source
         self.new = new
@@ -116,7 +116,7 @@ class PatchRebaser:
 
     @cached_property
     def retyped(self) -> dict[str, tuple[str, str]]:
-        """Files that became something else in the new release: what they were, and are."""
+        """Files with another type in the new release: the old and the new type."""
         return {
             change.path: (_kind(change.old_mode), _kind(change.new_mode))
             for change in git.changes(self.new.repo, self.old.commit, self.new.commit)
@@ -131,7 +131,7 @@ class PatchRebaser:
 
     @cached_property
     def taken(self) -> dict[str, Taken]:
-        """The patches that anything speaks for being in the new release already, by name."""
+        """The patches with evidence of being in the new release already, by name."""
         place = taken.Looked(
             self.store, self.series, self.commits, self.new, self.paths, self.history
         )
@@ -139,7 +139,7 @@ class PatchRebaser:
 
     @cached_property
     def vanished(self) -> set[bytes]:
-        """Names that the series uses and that the new release has nowhere."""
+        """Names that the series uses and the new release lacks."""
         words = [self._words(patch, self.diff(at)) for at, patch in enumerate(self.series.patches)]
         return vanished.vanished(set().union(*words), self.rules, self.old, self.new)
 
@@ -158,7 +158,7 @@ class PatchRebaser:
     ) -> PatchResult:
         """Move one patch onto ``head``; where it stops, the workspace holds the conflict.
 
-        The workspace must stand on ``head``, with nothing under way. The moved commit exists
+        The workspace must stand on ``head``, with no operation in progress. The moved commit exists
         when this returns, and the workspace stands on it.
         """
         patch = self.series.patches[at]
@@ -170,7 +170,7 @@ class PatchRebaser:
         merged, output = work.pick(self.commits[at])
         remembered = False
         if not merged:
-            # before anything is resolved: this is what a resolution is kept and found by
+            # before anything is resolved: it is the key of the resolution
             self.met = conflict(work, patch)
             remembered = self.memory.recall(work, self.met, head)
             if not remembered:
@@ -190,7 +190,7 @@ class PatchRebaser:
     def settled(
         self, work: Workspace, at: int, tree: str, head: str, *, remembered: bool
     ) -> PatchResult:
-        """Commit what a patch became, and say how it differs from what it was."""
+        """Commit the moved patch, and compare it with the old one."""
         commit = work.commit_like(self.commits[at], tree, head)
         work.reset(commit)
         before, now = self.diff(at), work.diff(head, commit)
@@ -237,7 +237,7 @@ class PatchRebaser:
         if renamed := [path for path in gone if self.missing[path] is not None]:
             verdict = Verdict.TARGET_RENAMED
             detail += [f"{path} is {self.missing[path]} now" for path in renamed]
-        # gone for good, and the patch did more with it than delete it
+        # deleted, and the patch does more than delete it
         if deleted := [path for path in gone if self.missing[path] is None and path in files]:
             verdict = Verdict.TARGET_DELETED
             detail += [f"{path} is deleted" for path in deleted]
@@ -266,12 +266,12 @@ class PatchRebaser:
         )
 
     def _doubts(self, patch: Patch) -> list[str]:
-        """Return the evidence for a patch being in the new release that proved wrong."""
+        """Return the disproved evidence for a patch being in the new release."""
         known = self.taken.get(patch.name)
         return [known.detail] if known is not None and not known.confirmed else []
 
     def _causes(self, gone: Iterable[str], changed: Iterable[Unmerged] = ()) -> tuple[str, ...]:
-        """Name upstream's commits: that renamed or deleted files, and that changed others last."""
+        """Return upstream's commits that renamed or deleted files, or changed others last."""
         if self.history is None:
             return ()
         causes = [self.history.cause(path) for path in gone]
@@ -282,7 +282,7 @@ class PatchRebaser:
 def renames(repo: Path, old: str, new: str, gone: list[str]) -> dict[str, str]:
     """Return the new name of each of these files of ``old`` that ``new`` has under another.
 
-    Only they are compared with what is new, so that the number of moves in a release does not
+    Only they are compared with new files, so that the number of moves in a release does not
     matter.
     """
     if not gone:

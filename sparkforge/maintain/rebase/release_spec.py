@@ -1,8 +1,7 @@
-"""Where a series goes: words like ``release:0.32.0`` → the upstream as pins.yaml would pin it.
+"""The goal of a rebase: words like ``release:0.32.0`` → the upstream as pins.yaml would pin it.
 
-The package index says which files a release has, their sha256 and sizes. The file that stands in
-for the commit is fetched and checked; of the others the index's word is taken, and a build checks
-them when it fetches them.
+The package index lists a release's files with sha256 and size. The file that replaces the commit
+is fetched and checked; a build checks the others when it fetches them.
 """
 
 from __future__ import annotations
@@ -48,26 +47,26 @@ class Release:
     """A release to move to."""
 
     upstream: Upstream
-    """As pins.yaml would have it; its commit is None where nobody knows it."""
+    """As pins.yaml would have it; its commit is None if unknown."""
     source: Source
     """Its tree."""
     lacking: tuple[str, ...] = ()
-    """Names among ``files`` that the index has no file of this release for."""
+    """Names in ``files`` for which the index has no file of this release."""
     declared_commit: str | None = None
-    """What the release itself says its commit is, maybe abbreviated."""
+    """The commit that the release itself names, maybe abbreviated."""
 
 
 def resolve(project: Project, name: str, spec: str, *, complete: bool = False) -> Release:
-    """Find a release and have its source in the store.
+    """Find a release and bring its source into the store.
 
     Args:
         spec: ``release:VERSION``, ``release:FILE``, ``latest``, a tag, or a full commit SHA.
-        complete: find all of the upstream's files and the commit, too: what pins.yaml needs.
+        complete: also find the commit and all of the upstream's files, for pins.yaml.
 
     Raises:
         UsageError: no such release or tag.
-        FetchError: the index or repository can't be asked, or ``--offline`` forbids it.
-        IntegrityError: a file is not what the index promises.
+        FetchError: the index or repository does not answer, or ``--offline`` forbids it.
+        IntegrityError: a file differs from the index.
     """
     store, access, upstream = project.store, project.access, project.pins.upstream(name)
     if spec == "latest":
@@ -78,7 +77,7 @@ def resolve(project: Project, name: str, spec: str, *, complete: bool = False) -
 
 
 def old_source(project: Project, name: str, release: Release) -> Source:
-    """Return the pinned source, of the same kind as the one to move to where that can be had."""
+    """Return the pinned source, of the same kind as the new one if possible."""
     store, access, upstream = project.store, project.access, project.pins.upstream(name)
     if release.source.provider == "release":
         return sources.ensure(store, name, upstream, RELEASE_PLAN, replace(access, mirrors={}))
@@ -92,7 +91,7 @@ def newest(access: Access, upstream: Upstream, count: int = 1) -> list[str]:
     """Return the newest final releases on the index, newest first; of post releases the last.
 
     Raises:
-        FetchError: the index can't be asked, or ``--offline`` forbids it.
+        FetchError: the index does not answer, or ``--offline`` forbids it.
     """
     file = _stand_in(upstream)
     finals: dict[tuple[int, ...], Version] = {}
@@ -127,7 +126,7 @@ def _listed(access: Access, project: str) -> dict[Version, list[Link]]:
 
 
 def version_of(file: str) -> Version | None:
-    """Return the version that a release file's name says; None where it is no such name."""
+    """Return the version in a release file's name; None if it has none."""
     try:
         if file.endswith(".whl"):
             return parse_wheel_filename(file)[1]
@@ -183,7 +182,7 @@ def _release(
     else:
         file = _file_listed(like, upstream, version, access)
     pinned = "v" if upstream.tag.startswith("v") else ""
-    # a release that lends its files has a version of its own; this one keeps its tag then
+    # a release that lends its files has a version of its own; then this one keeps its tag
     moved = {} if upstream.source_in else {"version": str(version), "tag": f"{pinned}{version}"}
     fresh = upstream.model_copy(
         update={
@@ -193,7 +192,7 @@ def _release(
             "patched": {},
         }
     )
-    # a mirror is one of git: the release is taken from where releases are
+    # a mirror is a git repository: the release comes from the index
     source = sources.ensure(store, name, fresh, RELEASE_PLAN, replace(access, mirrors={}))
     release = Release(fresh, source, declared_commit=read_declared_commit(source))
     return _completed(name, upstream, release, version, access) if complete else release
@@ -235,7 +234,7 @@ def _entry(like: ReleaseFile, link: Link) -> ReleaseFile:
 def _completed(
     name: str, upstream: Upstream, release: Release, version: Version, access: Access
 ) -> Release:
-    """Add what pins.yaml says beside the source: the other files, and the commit."""
+    """Add the other parts of the pin: the other files, and the commit."""
     fresh = release.upstream
     files, lacking = _other_files(upstream, version, access, but=upstream.source_file)
     commit = fresh.commit or _commit_of(name, fresh, release.declared_commit, access)
@@ -274,7 +273,7 @@ def read_declared_commit(source: Source) -> str | None:
 
 
 def check_commit(upstream: Upstream, commit: str, declared_commit: str | None) -> None:
-    """Hold a commit against what the release says of itself.
+    """Compare a commit with the one that the release names.
 
     Raises:
         IntegrityError: the release was made from another one.

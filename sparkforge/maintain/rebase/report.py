@@ -1,4 +1,4 @@
-"""The page about one rebase: verdicts, what no longer agrees, and the range-diff."""
+"""The page about one rebase: verdicts, pins that no longer agree, and the range-diff."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD = ("patch", "verdict", "what next")
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One series: where it went, and git's range-diff of before and after."""
+    """One series: its new release, and git's range-diff of before and after."""
 
     part: SeriesRebase
     range_diff: str

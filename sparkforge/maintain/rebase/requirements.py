@@ -1,8 +1,7 @@
-"""What a release wheel declares that it requires, read without fetching the wheel.
+"""The requirements that a release wheel declares, read without fetching the wheel.
 
-A wheel is a zip archive, whose list of members stands at its end: a few parts of the file are
-enough. Parts cannot be checked by the wheel's sha256, which is of the whole file: they serve to
-warn, never to build.
+A wheel is a zip archive, whose list of members is at its end: a few parts of the file are enough.
+The wheel's sha256 cannot check parts: they serve to warn, never to build.
 """
 
 from __future__ import annotations
@@ -31,13 +30,17 @@ if TYPE_CHECKING:
 
 _PART = 1 << 16  # bytes asked for at once; vLLM's list of members has some 600 kB
 _LIMIT = 4 << 20  # bytes of METADATA, its long description included
-_TIMEOUT_S = (15, 60)  # connect, and the longest silence
+_TIMEOUT_S = (15, 60)  # to connect, and between two reads
 
 
 def applying(requirements: list[Requirement], python: str, platform: str) -> list[Requirement]:
     """Return the requirements for a Python (``3.12``) and platform (``linux/arm64``)."""
     env = markers(python, platform)
-    return [one for one in requirements if one.marker is None or one.marker.evaluate(env)]
+    return [
+        requirement
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate(env)
+    ]
 
 
 def disagreeing(
@@ -47,22 +50,22 @@ def disagreeing(
 
     Args:
         have: versions by canonical name.
-        without: canonical names that are done without.
+        without: canonical names of packages that are left out.
     """
     found = {}
-    for one in requirements:
-        name = canonicalize_name(one.name)
+    for requirement in requirements:
+        name = canonicalize_name(requirement.name)
         if name in without:
             continue
         if name not in have:
-            found[name] = f"{name}: none (wanted {one.specifier or 'any'})"
-        elif not one.specifier.contains(have[name], prereleases=True):
-            found[name] = f"{name} {have[name]} (wanted {one.specifier})"
+            found[name] = f"{name}: none (wanted {requirement.specifier or 'any'})"
+        elif not requirement.specifier.contains(have[name], prereleases=True):
+            found[name] = f"{name} {have[name]} (wanted {requirement.specifier})"
     return [found[name] for name in sorted(found)]
 
 
 def declared(store: Store, file: ReleaseFile, access: Access) -> list[Requirement] | None:
-    """Return what a release wheel requires; None where that can't be read without fetching it."""
+    """Return what a release wheel requires; None if reading them needs the whole file."""
     try:
         return _parsed(_metadata(store, file, access))
     except (FetchError, OSError, *UNREADABLE) as error:
@@ -110,7 +113,7 @@ def _member(file: io.BufferedIOBase) -> bytes:
 
 
 class _Remote(io.RawIOBase):
-    """A file on a server that gives parts of it; no more than what is read is fetched."""
+    """A file on a server that gives parts of it; only the parts that are read are fetched."""
 
     def __init__(self, session: requests.Session, url: str) -> None:
         self.session, self.url, self.at = session, url, 0

@@ -1,4 +1,4 @@
-"""Resolutions of conflicts, kept beside the series so that everybody's rebase resolves the same.
+"""Resolutions of conflicts, kept with the series so that every rebase resolves the same.
 
 Two kinds, both small diffs under ``patches/UPSTREAM/.rerere/``:
 
@@ -6,11 +6,11 @@ Two kinds, both small diffs under ``patches/UPSTREAM/.rerere/``:
     git's rerere: a conflict by the hash of its two sides, and the diff from the file with the
     conflict to the file without. It also fits where the lines around differ.
 ``KEY.whole``
-    what a whole patch became, by the patch and its conflicts. Written only where the files in
-    conflict are not all that a person changed, or one of them was renamed or deleted. It counts
-    where it applies exactly.
+    the moved patch as a whole, by the patch and its conflicts. Written only if a person changed
+    more than the files in conflict, or one of them was renamed or deleted. It counts where it
+    applies exactly.
 
-git's own cache holds whole files of upstream's; the diffs hold only what a person decided.
+git's own cache holds whole files of upstream's; the diffs hold only a person's decisions.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _NAME = "resolution"
 
 @dataclass(frozen=True)
 class Conflict:
-    """A conflict as it was before anybody touched it; a state file keeps it."""
+    """A conflict in its original form; a state file keeps it."""
 
     key: str
-    """Of the patch and what it met."""
+    """Digest of the patch and its conflict."""
     files: tuple[str, ...]
     """In conflict."""
     others: str
     """Digest of all other files."""
     lines: tuple[str, ...]
-    """rerere's names of what it knows of it: all of it where it has one a file."""
+    """rerere's names of the conflicts: complete if there is one for each file."""
 
 
 class Memory:
@@ -55,7 +55,7 @@ class Memory:
         """Resolve the conflict that the workspace holds, if it was resolved before.
 
         Args:
-            met: what ``conflict`` says of it.
+            met: as ``conflict`` returns it.
 
         Returns:
             Whether nothing is left in conflict; if something is, the workspace is as a person
@@ -97,10 +97,10 @@ class Memory:
     ) -> Mapping[str, bytes]:
         """Return the files to keep of a conflict that a person resolved, by name.
 
-        Call ``work.git("rerere")`` before, while the resolved files stand there.
+        Call ``work.git("rerere")`` before, while the resolved files are there.
         """
         # where a person changed more than the files in conflict, their lines alone must not
-        # resolve it elsewhere: the rest of the answer would be missing, and nobody asked
+        # resolve it elsewhere: the rest of the answer would silently be missing
         by_lines = len(met.lines) == len(met.files) > 0
         if by_lines and met.others == _digest_of_commit(work, commit, met.files):
             return _line_resolutions(work, met.lines)
@@ -146,7 +146,7 @@ def _at_hand(work: Workspace) -> dict[str, str]:
 
 
 def _line_resolutions(work: Workspace, identities: Sequence[str]) -> Mapping[str, bytes]:
-    """Return what git's cache learned of these conflicts, as diffs."""
+    """Return the resolutions of these conflicts in git's cache, as diffs."""
     found = {}
     for identity in identities:
         preimage, postimage = _images(work, identity)
@@ -166,7 +166,7 @@ def _line_resolutions(work: Workspace, identities: Sequence[str]) -> Mapping[str
 
 
 def _images(work: Workspace, identity: str) -> tuple[Path, Path]:
-    """Return where git's cache has the file with a conflict, and without."""
+    """Return the paths in git's cache of the file with a conflict, and without."""
     name, _, variant = identity.partition(".")
     suffix = f".{variant}" if variant else ""
     cache = work.path / ".git" / "rr-cache" / name
@@ -174,7 +174,7 @@ def _images(work: Workspace, identity: str) -> tuple[Path, Path]:
 
 
 def _nowhere(folder: Path) -> dict[str, str]:
-    """Return what keeps git from finding a repository around a folder."""
+    """Return the variables that keep git from finding a repository around a folder."""
     return {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
 
 

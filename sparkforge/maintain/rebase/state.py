@@ -1,17 +1,17 @@
-"""What a rebase has done so far, on disk: one folder an upstream, one state file in it.
+"""State of a rebase on disk: one folder per upstream, with one state file.
 
-``dist/rebase/UPSTREAM/`` beside pins.yaml::
+``dist/rebase/UPSTREAM/`` next to pins.yaml::
 
-    state.json      this module's; replaced as a whole, so that it is old or new, never half
+    state.json      this module's; replaced as a whole, so it is old or new, never partial
     tree/           the workspace of the upstream's own series
     tree-NAME/      of another series, whose sources are among its release files
     conflict/       while a patch is stopped: NAME.base, NAME.ours (the new release's), NAME.theirs
                     (the patch's)
-    memory/         what was resolved here; goes beside the series when the rebase lands
+    memory/         resolutions made here; moved to the series when the rebase lands
 
-The state names the commit that a patch became before the workspace results to it, and a stop only
-once the conflict stands there. So whatever kill -9 interrupts is done again from the state, and a
-person's work is never thrown away.
+The state names a patch's new commit before the workspace moves to it, and a stop only once the
+conflict is there. So a step that kill -9 interrupts is done again from the state, and a person's
+work is never lost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SeriesRebase:
     """One series on its way."""
 
     upstream: str
-    """Whose series."""
+    """The upstream of the series."""
     series: str
     """Its digest when the rebase began."""
     pinned: Mapping[str, Any]
@@ -61,7 +61,7 @@ class SeriesRebase:
     stopped: PatchResult | None = None
     """The patch that waits for a person."""
     conflict: Conflict | None = None
-    """What it met, as it was before anybody touched it."""
+    """Its conflict, in its original form."""
 
     @property
     def head(self) -> str:
@@ -76,11 +76,11 @@ class State:
 
     upstream: str
     spec: str
-    """What it was told to move onto."""
+    """The requested release (``--onto``)."""
     lacking: tuple[str, ...]
-    """Names of files that the index has none of for the new release."""
+    """Names of files for which the index has none of the new release."""
     declared_commit: str | None
-    """What the release says its commit is."""
+    """The commit that the release names."""
     parts: list[SeriesRebase]
     """The upstream's own series first."""
 
@@ -114,7 +114,7 @@ class Job:
         """Return the state of the rebase under way; None where there is none.
 
         Raises:
-            StoreError: its file can't be read, or another version wrote it.
+            StoreError: its file cannot be read, or another version wrote it.
         """
         try:
             state = typed.load(State, plain.json_of(self.file.read_text(encoding="utf-8")))
@@ -134,7 +134,7 @@ class Job:
         write_file(self.file, text.encode())
 
     def remove(self) -> None:
-        """Remove all of it; a kill in between leaves no state that could be taken for one."""
+        """Remove all of it; a kill in between leaves no valid state."""
         if not self.folder.exists():
             return
         with disk_errors(self.folder):

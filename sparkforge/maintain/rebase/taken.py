@@ -1,9 +1,9 @@
-"""Which patches a new release has already, and how sure that is.
+"""The patches that a new release has already, and the evidence.
 
-That a patch can be taken away from the new tree (``git apply`` finds its lines at any offset), or
+That a patch can be reverted in the new tree (``git apply`` finds its lines at any offset), or
 that a commit of upstream's has its patch-id (which knows no line numbers), is evidence: the same
-lines may have been changed at another place, or the change may have been taken back since. So what
-has evidence is confirmed at its exact place: a merge of three versions must leave nothing of it.
+lines may have been changed at another place, or the change may have been reverted since. So
+evidence is confirmed at its exact place: a merge of three versions must leave nothing of it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sparkforge.store.store import Store
 
 @dataclass(frozen=True)
 class Taken:
-    """What speaks for a patch being in the new release."""
+    """Evidence for a patch being in the new release."""
 
     confirmed: bool
-    """It is there, at its place; else ``detail`` says what there is instead."""
+    """It is there, at its place; else ``detail`` names the difference."""
     detail: str
     exact: bool = True
     """Nothing of it was changed since."""
@@ -35,7 +35,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Looked:
-    """Where to look for a series: its commits on the old release, and the new one."""
+    """The search for a series: its commits on the old release, and the new release."""
 
     store: Store
     series: Series
@@ -44,11 +44,11 @@ class Looked:
     new: Source
     paths: Iterable[str]
     history: History | None
-    """Upstream's commits between the releases, where they are at hand."""
+    """Upstream's commits between the releases, if available."""
 
 
 def taken(place: Looked) -> dict[str, Taken]:
-    """Return, for each patch that anything speaks for, what is known: by its file name."""
+    """Return the evidence of each patch that has any, by file name."""
     if not place.series.patches:
         return {}
     known: dict[str, Taken] = {}
@@ -57,7 +57,7 @@ def taken(place: Looked) -> dict[str, Taken]:
         if place.history is not None:
             work.borrow(place.history.repo)
         tip = place.new.commit
-        # last first, each taken away in turn: a later patch may stand on an earlier evidence
+        # last first, each reverted in turn: a later patch may need an earlier one
         for patch, commit in reversed(list(zip(place.series.patches, place.commits, strict=True))):
             evidence, tip = _look(place, work, tip, patch.path, commit)
             if evidence is not None:
@@ -93,7 +93,7 @@ def _look(
 
 
 def _made(history: History | None, work: Workspace, commit: str) -> Made | None:
-    """Return what upstream did with the change of a commit."""
+    """Return upstream's handling of the change of a commit."""
     if history is None:
         return None
     forth, back = work.diff(f"{commit}^", commit), work.diff(commit, f"{commit}^")
@@ -103,7 +103,7 @@ def _made(history: History | None, work: Workspace, commit: str) -> Made | None:
 def _unless_undone(
     work: Workspace, tip: str, commit: str, made: Made, left: str | None
 ) -> Taken | None:
-    """Judge a change that upstream made and that is not as it was made: changed on, or undone?"""
+    """Judge a change of upstream's that has changed since: extended, or reverted?"""
     made_by = f"upstream's commit {made.commit} makes the same change"
     if made.undone is not None:
         return Taken(False, f"{made_by}, and {made.undone} reverts it")

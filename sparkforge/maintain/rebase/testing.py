@@ -18,7 +18,7 @@ from sparkforge.store.store import Store
 
 @dataclass(frozen=True)
 class Tested:
-    """How a patch's own test ended on the new release."""
+    """The result of a patch's own test on the new release."""
 
     upstream: str
     patch: str
@@ -27,19 +27,19 @@ class Tested:
 
     @property
     def ending(self) -> str:
-        """The outcome in a word or two."""
+        """The outcome in one or two words."""
         if self.outcome.failed:
             return "FAILED"
         return "passed" if self.outcome.passed else "skipped: it proves nothing here"
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints of it."""
+        """Return it as ``--json`` prints it."""
         names = {"upstream": self.upstream, "patch": self.patch, "test": self.test}
         return names | self.outcome.counts()
 
 
 def run(root: Path, store: Store, state: State) -> list[Tested]:
-    """Run the tests that the moved patches name, in the checkout as it stands now.
+    """Run the tests that the moved patches name, in the present checkout.
 
     Raises:
         SeriesError: pytest finds no such test, or can't run at all.
@@ -57,15 +57,18 @@ def run(root: Path, store: Store, state: State) -> list[Tested]:
         ended = run_tests(dev_python(root), root, tests, env, work)
     outcomes = [Tested(upstream, patch, test, ended[test]) for upstream, patch, test in named]
     rows = (
-        (one.patch.removesuffix(".patch"), f"{one.ending} {one.outcome.message}".rstrip())
-        for one in outcomes
+        (
+            tested.patch.removesuffix(".patch"),
+            f"{tested.ending} {tested.outcome.message}".rstrip(),
+        )
+        for tested in outcomes
     )
     log.table([("patch", "its test"), *rows])
     return outcomes
 
 
 def verdict(outcomes: Sequence[Tested]) -> int:
-    """Return the exit code: 0, or that of a patch whose test says otherwise."""
+    """Return the exit code: 0, or that of a patch whose test did not pass."""
     failed = [tested for tested in outcomes if tested.outcome.failed]
     for tested in failed:
         log.error(f"{tested.upstream}: {tested.patch}: {tested.test} fails on the new release")

@@ -1,7 +1,7 @@
-"""Names that a series uses and that a new release has nowhere any more.
+"""Names that a series uses and a new release no longer has.
 
-Git merges text: a patch whose own lines call a function goes onto a tree in which that function has
-another name, without a word. So the words of a patch's added code are looked for in both trees.
+Git merges text: a patch whose own lines call a function merges silently into a tree in which that
+function has another name. So the words of a patch's added code are looked for in both trees.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparkforge.sources.sources import Source
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{5,}")
 _STRING = re.compile(rb"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'")
 _COMMENT = re.compile(rb"(?:#(?!\s*(?:if|define|include|elif|ifdef|ifndef)\b)|//).*$")
-# what a line itself makes a name of is no use of another's
+# a definition in the line itself is no use of another name
 _MADE = re.compile(
     rb"\b(?:def|class|struct|for|as)\s+(\w+)|^\s*(?:auto\s+|const\s+)?(\w+)\s*(?::[^=]+)?=(?!=)"
 )
@@ -49,18 +49,18 @@ def words(diff: bytes, paths: Iterable[str]) -> set[bytes]:
 
 
 def _like_code(word: bytes) -> bool:
-    """Return whether a word is written as no word of a sentence is."""
+    """Return whether a word looks like an identifier, not like prose."""
     return b"_" in word or word[1:] != word[1:].lower()
 
 
 def ships(rules: Iterable[PathRule], path: str) -> bool:
-    """Return whether a file is of the program itself: tests and docs keep old names for long."""
+    """Return whether a file belongs to the program: tests and docs keep old names for long."""
     rule = rule_of(rules, path)
     return rule is None or rule.wheel is not None or rule.build
 
 
 def vanished(wanted: set[bytes], rules: Iterable[PathRule], old: Source, new: Source) -> set[bytes]:
-    """Return those words that the old tree has and the new one has nowhere.
+    """Return those words that the old tree has and the new one lacks.
 
     Args:
         rules: the upstream's ``paths``.

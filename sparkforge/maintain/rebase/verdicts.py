@@ -1,4 +1,4 @@
-"""What becomes of a patch on another tree: one verdict each."""
+"""The verdicts on patches that move to another tree."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _INDEX = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+", re.MULTILINE)
 
 
 class Verdict(Enum):
-    """What became of one patch; each patch gets exactly one."""
+    """The verdict on a patch; each patch gets exactly one."""
 
     CLEAN = "clean"
     """The same diff, line numbers and context included; at most the blob ids differ."""
     CONTEXT_ONLY = "context-only"
-    """Its own lines are the same; where they stand, or the lines around them, differ."""
+    """Its own lines are the same; their place, or the lines around them, differ."""
     CHANGED = "changed"
     """Merged without a person (or as one resolved it before), but its own lines differ."""
     UPSTREAMED = "upstreamed"
@@ -37,34 +37,34 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class PatchResult:
-    """What became of one patch."""
+    """The result of one patch."""
 
     patch: str
     verdict: Verdict
     stops: bool = False
     """A person must resolve it (or skip it)."""
     detail: tuple[str, ...] = ()
-    """What was found, for people; lines."""
+    """Findings for people, as lines."""
     files: tuple[str, ...] = ()
     """The files in conflict, or those renamed or deleted."""
     causes: tuple[str, ...] = ()
-    """Upstream's commits that did it, ``SHA subject``, where history is at hand."""
+    """Upstream's commits that did it, ``SHA subject``, if the history is available."""
     after: tuple[str, ...] = ()
-    """Earlier patches, left out here, that touch the same files; it may be their doing."""
+    """Earlier patches, left out here, that touch the same files and may be the cause."""
     remembered: bool = False
-    """Resolved the way a person did before."""
+    """Resolved as a person did before."""
     commit: str | None = None
     """The moved commit; None where there is none (stopped, dropped, skipped)."""
     reason: str | None = None
-    """Why a person left it out."""
+    """Reason why a person left it out."""
     exact: bool = True
     """Of an upstreamed one: nothing of it was changed since."""
     vanished: tuple[str, ...] = ()
-    """Names that it uses and that the new release has nowhere."""
+    """Names that it uses and the new release lacks."""
 
     @property
     def next(self) -> str:
-        """What to do next, in one line."""
+        """The next step, in one line."""
         if self.reason is not None:
             return f"dropped: {self.reason}"
         if self.after and self.stops:
@@ -92,7 +92,7 @@ class PatchResult:
         }[self.verdict]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints of it."""
+        """Return it as ``--json`` prints it."""
         values = asdict(self)
         values["culprits"] = values.pop("causes")
         return values | {"verdict": self.verdict.value, "next": self.next}

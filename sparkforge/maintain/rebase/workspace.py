@@ -1,4 +1,4 @@
-"""The git repository that a rebase works in: its own, so that a user may do there what he likes.
+"""The git repository of a rebase: a separate one, which the user may change freely.
 
 It borrows the store's objects (``alternates``) and keeps its own index, files and rerere cache.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 from sparkforge.core import git, gitsafe
 
 _CONFIG = {
-    "rerere.enabled": "true",  # resolutions are remembered …
-    "rerere.autoUpdate": "true",  # … and what they resolve counts as resolved
-    "merge.conflictStyle": "diff3",  # a conflict shows what both sides started from
+    "rerere.enabled": "true",  # remember resolutions …
+    "rerere.autoUpdate": "true",  # … and stage the files that they resolve
+    "merge.conflictStyle": "diff3",  # a conflict shows the common base
     "merge.directoryRenames": "true",  # a new file goes where its folder went
     "merge.renameLimit": "20000",  # vLLM's releases move hundreds of files at once
     "diff.renameLimit": "20000",
@@ -83,7 +83,7 @@ class Workspace:
         return self.git("rev-parse", "HEAD")
 
     def reset(self, commit: str) -> None:
-        """Throw away what is under way and stand on a commit."""
+        """Abort the operation in progress and check out a commit."""
         git.tidy(self.path / ".git")  # locks of a git that was killed
         for name in ("CHERRY_PICK_HEAD", "REVERT_HEAD", "MERGE_MSG", "MERGE_RR", "AUTO_MERGE"):
             (self.path / ".git" / name).unlink(missing_ok=True)
@@ -100,7 +100,7 @@ class Workspace:
         command = "revert" if revert else "cherry-pick"
         code, output = git.attempt(self.path, command, "--no-commit", commit)
         if code not in (0, 1):
-            # anything but a conflict: let git say it again, as an error
+            # not a conflict: run it again for git's error
             self.git(command, "--no-commit", commit)
         return code == 0, output
 
@@ -120,7 +120,7 @@ class Workspace:
         return self.git("rev-parse", f"{commit}^{{tree}}")
 
     def borrow(self, repo: Path) -> None:
-        """Have the objects of another repository at hand, too."""
+        """Borrow the objects of another repository, too."""
         objects = git.git(repo, "rev-parse", "--path-format=absolute", "--git-path", "objects")
         with (self.path / ".git" / "objects" / "info" / "alternates").open("a") as file:
             file.write(f"{objects}\n")

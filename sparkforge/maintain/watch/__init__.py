@@ -1,1 +1,1 @@
-"""Newer releases of the upstreams, and what they would do to the series."""
+"""Newer releases of the upstreams, and their effect on the series."""

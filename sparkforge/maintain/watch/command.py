@@ -1,4 +1,4 @@
-"""``watch``: options → what the index lists, what would become of each series, the exit code."""
+"""``watch``: options → releases on the index, the result of each series on them, the exit code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Look for newer releases, try the series on them, say so; returns the exit code."""
+    """Look for newer releases, try the series on them and report; returns the exit code."""
     project = Project.open(options.project)
     page = options.markdown
     if page is not None and (page.is_dir() or not page.resolve().parent.is_dir()):
@@ -43,18 +43,18 @@ def run(options: Options) -> int:
     names = list(dict.fromkeys(options.upstream)) or list(project.pins.upstreams)
     listed = [releases.listed(project, name, known, pre=options.pre) for name in names]
     found = []
-    for one in listed:
-        patches = series.read(project.series_folder(one.upstream))
-        if one.news:
-            with log.step(f"{one.upstream} {one.pinned} → {one.newest}"):
-                found.append(releases.look(project, patches, one))
+    for listing in listed:
+        patches = series.read(project.series_folder(listing.upstream))
+        if listing.news:
+            with log.step(f"{listing.upstream} {listing.pinned} → {listing.newest}"):
+                found.append(releases.look(project, patches, listing))
         else:
-            found.append(releases.look(project, patches, one))
+            found.append(releases.look(project, patches, listing))
     code = releases.verdict(found)
     if page is not None:
         with disk_errors(page):
             page.write_text(releases.markdown(found), encoding="utf-8")
-    log.document({"watch": [one.as_json() for one in found], "exit_code": code})
+    log.document({"watch": [result.as_json() for result in found], "exit_code": code})
     releases.show(found)
     return code
 

@@ -1,7 +1,7 @@
 """``watch``: has an upstream a newer release, and would our series carry over to it?
 
 Versions come from the package index that pip is configured for. A release is tried as ``rebase``
-would move the series; nothing of the project changes. What can't be asked is an error, never
+would move the series; nothing of the project changes. A failed request is an error, never
 "nothing new": an index whose list lacks the pinned release is not believed.
 """
 
@@ -27,42 +27,42 @@ from sparkforge.sources.project import Project
 
 @dataclass(frozen=True)
 class Listed:
-    """What the index lists of an upstream."""
+    """The releases of an upstream on the index."""
 
     upstream: str
     follows: str
     """The upstream whose releases these are; its own name, but for one that is carried."""
     pinned: str
     newest: str
-    """The version that is pinned, or the newest one behind it that nobody silenced."""
+    """The version that is pinned, or the newest one after it that is not silenced."""
     newer: tuple[str, ...]
     """All versions newer than the pinned one that the index has, silenced ones too, newest first.
     """
     yanked: str | None = None
-    """Why upstream withdrew the pinned release; None where it did not."""
+    """Upstream's reason for withdrawing the pinned release; None if it did not."""
 
     @property
     def news(self) -> bool:
-        """Whether there is a newer release that nobody silenced."""
+        """There is a newer release that is not silenced."""
         return self.newest != self.pinned
 
 
 @dataclass(frozen=True)
 class Found:
-    """What became of an upstream's series on its newest release."""
+    """The result of an upstream's series on its newest release."""
 
     listed: Listed
     patches: int
-    """How many there are."""
+    """Number of patches."""
     moves: tuple[PatchResult, ...] = ()
     """A verdict a patch; empty where nothing was tried."""
     lacking: str | None = None
-    """Why it could not be tried, though there is a release."""
+    """Reason why it could not be tried, though there is a release."""
 
     @property
     def by_hand(self) -> list[PatchResult]:
         """The patches that a person must carry over."""
-        return [one for one in self.moves if one.stops]
+        return [move for move in self.moves if move.stops]
 
     @property
     def state(self) -> str:
@@ -77,7 +77,7 @@ class Found:
         """The verdicts, counted."""
         if self.lacking is not None:
             return self.lacking
-        counts = Counter(one.verdict.value for one in self.moves)
+        counts = Counter(move.verdict.value for move in self.moves)
         return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "-"
 
     def as_json(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Known:
-    """Releases that somebody has seen already: ``VERSION``, or ``UPSTREAM=VERSION``."""
+    """Releases that are known already: ``VERSION``, or ``UPSTREAM=VERSION``."""
 
     versions: frozenset[tuple[str | None, Version]]
 
@@ -124,7 +124,7 @@ def listed(project: Project, name: str, known: Known, *, pre: bool) -> Listed:
         pre: count pre-releases, too.
 
     Raises:
-        FetchError: the index can't be asked, or gives no whole answer.
+        FetchError: the index does not answer, or not in full.
     """
     pins, access = project.pins, project.access
     upstream = pins.upstream(name)
@@ -154,14 +154,14 @@ def listed(project: Project, name: str, known: Known, *, pre: bool) -> Listed:
         raise FetchError(msg, "configure pip with an index that has it (pip config list)")
     newer = sorted(
         (
-            one
-            for one, yanked in versions.items()
-            if one > here and yanked is None and (pre or not one.is_prerelease)
+            version
+            for version, yanked in versions.items()
+            if version > here and yanked is None and (pre or not version.is_prerelease)
         ),
         reverse=True,
     )
-    seen = [one for one in newer if known.has(name, one) or known.has(follows, one)]
-    news = [one for one in newer if not seen or one > max(seen)]
+    seen = [version for version in newer if known.has(name, version) or known.has(follows, version)]
+    news = [version for version in newer if not seen or version > max(seen)]
     return Listed(
         name,
         follows,
@@ -176,7 +176,7 @@ def look(project: Project, patches: Series, listed: Listed) -> Found:
     """Try a series on the newest release of its upstream, where that is news.
 
     Raises:
-        FetchError: a release file can't be had.
+        FetchError: a release file cannot be fetched.
         IntegrityError: it is not what the index promises.
         SeriesError: the series does not even apply to the pinned release.
     """
@@ -194,9 +194,9 @@ def look(project: Project, patches: Series, listed: Listed) -> Found:
 
 def verdict(results: Sequence[Found]) -> int:
     """Return the exit code: 0, ``WatchNews``'s or ``WatchConflict``'s."""
-    if any(one.by_hand or one.lacking for one in results):
+    if any(result.by_hand or result.lacking for result in results):
         return WatchConflict.exit_code
-    return WatchNews.exit_code if any(one.listed.news for one in results) else 0
+    return WatchNews.exit_code if any(result.listed.news for result in results) else 0
 
 
 # -- for people ---------------------------------------------------------------------------------
@@ -204,44 +204,46 @@ def verdict(results: Sequence[Found]) -> int:
 _HEAD = ("upstream", "pinned", "newest", "state", "patches", "verdicts")
 
 
-def _cells(one: Found) -> tuple[str, ...]:
-    newest = one.listed.newer[0] if one.listed.newer else one.listed.newest
+def _cells(result: Found) -> tuple[str, ...]:
+    newest = result.listed.newer[0] if result.listed.newer else result.listed.newest
     return (
-        one.listed.upstream,
-        one.listed.pinned,
+        result.listed.upstream,
+        result.listed.pinned,
         newest,
-        one.state,
-        str(one.patches),
-        one.summary,
+        result.state,
+        str(result.patches),
+        result.summary,
     )
 
 
 def show(results: Sequence[Found]) -> None:
     """Print a table, and below it each patch that needs a person."""
-    for one in results:
-        if one.listed.yanked is not None:
+    for result in results:
+        if result.listed.yanked is not None:
             log.warning(
-                f"{one.listed.upstream}: upstream withdrew the pinned release"
-                f" {one.listed.pinned}: {one.listed.yanked}"
+                f"{result.listed.upstream}: upstream withdrew the pinned release"
+                f" {result.listed.pinned}: {result.listed.yanked}"
             )
     log.table([_HEAD, *map(_cells, results)])
-    for one in results:
-        for stuck in one.by_hand:
-            log.info(f"{one.listed.upstream}: {stuck.patch}: {stuck.verdict.value}: {stuck.next}")
+    for result in results:
+        for stuck in result.by_hand:
+            log.info(
+                f"{result.listed.upstream}: {stuck.patch}: {stuck.verdict.value}: {stuck.next}"
+            )
             for line in stuck.detail:
                 log.info(f"    {line}")
 
 
 def markdown(results: Sequence[Found]) -> str:
-    """Return the text of an issue: what is new, and what it does to each patch."""
+    """Return the text of an issue: the new releases, and the effect on each patch."""
     return pages.render(
         Path(__file__).with_name("issue.md.j2"),
         found=results,
-        news=[one for one in results if one.listed.news],
+        news=[result for result in results if result.listed.news],
         head=_HEAD,
-        cells=[_cells(one) for one in results],
-        rows=lambda one: [
+        cells=[_cells(result) for result in results],
+        rows=lambda result: [
             (move.patch, move.verdict.value, move.next, "; ".join(move.detail) or "-")
-            for move in one.moves
+            for move in result.moves
         ],
     )
