@@ -1,4 +1,4 @@
-"""The code that runs beside vLLM in the image: profile, start checks, health, supervision.
+"""The code that runs with vLLM in the image: profile, start checks, health, supervision.
 
 The image copies this package and nothing else of sparkforge. So it imports the standard library
 only, and vLLM's own packages where noted.

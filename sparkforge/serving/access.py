@@ -101,7 +101,7 @@ def check_options(words: Sequence[str]) -> None:
 def _meant(word: str, options: Iterable[str]) -> str:
     """Return the option that vLLM's parser could take a word for, abbreviated or not, or ""."""
     plain = word.replace("_", "-")
-    whole = (one for one in options if len(plain) > len("--") and one.startswith(plain))
+    whole = (option for option in options if len(plain) > len("--") and option.startswith(plain))
     return next(whole, "")
 
 

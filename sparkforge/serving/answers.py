@@ -36,7 +36,7 @@ def check(client: Client, model: str, max_len: int, say: Callable[[str], None]) 
         began = time.monotonic()
         with ThreadPoolExecutor(count, "answers") as pool:
             asked = [pool.submit(_ask, client, model, max_len, began) for _ in range(count)]
-            wrong = [problem for one in asked if (problem := one.result())]
+            wrong = [problem for future in asked if (problem := future.result())]
         if wrong:
             which = f"{len(wrong)} of {count} at once" if count > 1 else "asked alone"
             return f"{QUESTION!r}, {which}: {wrong[0]}"

@@ -43,7 +43,7 @@ class Limit:
         declared = _declared(scope)
         if scope["type"] != "http" or (declared is not None and declared <= self._limit):
             return await self._app(scope, receive, send)
-        # without a length the body has to be here before it is known to be small enough
+        # without a length the whole body must arrive before its size is known
         kept: MutableSequence[Mapping[str, Any]] = []
         size, more = 0, True
         while more:

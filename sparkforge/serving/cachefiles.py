@@ -1,4 +1,4 @@
-"""The files in a folder of compiled kernels: which they are, their sizes, their kernels' names."""
+"""The files in a folder of compiled kernels: their paths, sizes and kernels' names."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def enlist(folder: Path, found: Mapping[str, int]) -> None:
 
 def kernels(paths: Iterable[str]) -> list[str]:
     """Return the names of the kernels that some files of a cache belong to, sorted."""
-    found = {_kernel(Path(one)) for one in paths}
-    return sorted(one for one in found if one) or sorted({Path(one).name for one in paths})
+    found = {_kernel(Path(path)) for path in paths}
+    return sorted(name for name in found if name) or sorted({Path(path).name for path in paths})
 
 
 def _kernel(path: Path) -> str:
@@ -77,5 +77,5 @@ def _kernel(path: Path) -> str:
                 names = sorted(set(_FUSED.findall(opened.read(_SEARCHED))))
         except OSError:  # compiled, and moved on since
             names = []
-        return f"torch.compile {', '.join(one.decode() for one in names[:3])}" if names else ""
+        return f"torch.compile {', '.join(name.decode() for name in names[:3])}" if names else ""
     return ""

@@ -52,7 +52,7 @@ VARIABLES: Mapping[str, str] = {
 }
 """Folders by variable of the server; a user's own value has priority."""
 
-# of share/inputs.json: what the kernels and their compilers depend on
+# of share/inputs.json: the parts that kernels and their compilers depend on
 _PARTS = (
     "wheels",
     "wheelhouse",
@@ -91,7 +91,7 @@ def device_key() -> str:
     if found:
         return "-".join(found)
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    flags = next((one for one in lines if one.startswith(("flags", "Features"))), "")
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 
@@ -103,7 +103,7 @@ class Caches:
     """The folder of one build and device, locked by this process until it ends."""
 
     folder: Path
-    """For everything that is compiled."""
+    """For all compiled files."""
     variables: Mapping[str, str]
     """Of the server."""
     watched: tuple[Path, ...]
@@ -188,7 +188,7 @@ def occupy(
     for name, sub in {**VARIABLES, **ALWAYS}.items():
         own = None if name in ALWAYS else variables.get(name)
         chosen[name] = own or str(folder / sub)
-    outside = {Path(one) for one in chosen.values() if not Path(one).is_relative_to(folder)}
+    outside = {Path(path) for path in chosen.values() if not Path(path).is_relative_to(folder)}
     held = Caches(folder, chosen, (folder, *sorted(outside)))
     while True:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
@@ -207,7 +207,7 @@ def occupy(
 
 
 def _alone(handle: int) -> bool:
-    """Lock for ourselves, if nobody else has a lock; returns whether. One from before is lost."""
+    """Try to lock exclusively; returns whether it did. An earlier lock of ours is lost."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -223,10 +223,10 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _renew(handle: int, held: Caches, say: Callable[[str], None]) -> None:
-    """Remove what is damaged, or may be after a power cut, and note this boot of the machine.
+    """Remove damaged files, also possibly damaged ones after a power cut; note the present boot.
 
     Args:
-        handle: of the folder's lock, which nobody else holds. It has the boot of the last server,
+        handle: of the folder's lock, held by no other process. It has the boot of the last server,
             or nothing if that has ended well.
     """
     boot, before = BOOT.read_bytes().strip(), os.pread(handle, 100, 0)
@@ -295,12 +295,12 @@ def prune(root: Path, keep: str, budget: int, note: Callable[[str], None]) -> No
     for left in root.glob(f"{_GONE}*"):
         _remove(left, note)
     sizes = {
-        one.name: _size(one)
-        for one in root.iterdir()
-        if one.is_dir() and not one.is_symlink() and (root / f"{one.name}.lock").is_file()
+        entry.name: _size(entry)
+        for entry in root.iterdir()
+        if entry.is_dir() and not entry.is_symlink() and (root / f"{entry.name}.lock").is_file()
     }
     total = sum(sizes.values())
-    for name in sorted(sizes.keys() - {keep}, key=lambda one: _used(root, one)):
+    for name in sorted(sizes.keys() - {keep}, key=lambda key: _used(root, key)):
         if total <= budget:
             return
         lock = root / f"{name}.lock"

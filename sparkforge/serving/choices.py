@@ -106,7 +106,9 @@ def line(
         return f"{OPTION} {text}"
     except (DocumentError, OSError) as error:
         return f"profile {profile.choice}; bytes a token are unknown: {error}"
-    equal = [name for name, one in profile.choices.items() if _parsed(one.mxfp4_layers) == layers]
+    equal = [
+        name for name, choice in profile.choices.items() if _parsed(choice.mxfp4_layers) == layers
+    ]
     name = profile.choice if profile.choice in equal else next(iter(equal), None)
     what = f"{OPTION} {text}" if name is None else f"profile {name}"
     if shape is None:
@@ -118,12 +120,14 @@ def line(
         return traffic.step_bytes(shape, setup, context=context).total
 
     now = read(layers)
-    faster = {one: read(_parsed(choice.mxfp4_layers)) for one, choice in profile.choices.items()}
-    faster = {one: size for one, size in faster.items() if size < now}
+    faster = {
+        other: read(_parsed(choice.mxfp4_layers)) for other, choice in profile.choices.items()
+    }
+    faster = {other: size for other, size in faster.items() if size < now}
     together = "" if machines == 1 else f" on {machines} machines together"
     said = f"{what}: a token reads {_gb(now)}{together} at {context:,} tokens of context"
     if faster:
-        after = max(faster, key=lambda one: faster[one])
+        after = max(faster, key=lambda other: faster[other])
         said += f"; with {after} {_gb(faster[after])} (accuracy not measured)"
     return said
 
@@ -139,7 +143,7 @@ def _gb(size: float) -> str:
 def _moe(command: Sequence[str]) -> Moe:
     """Return the backend of the experts; of one that the table lacks, one without padding."""
     named = arguments.value(command, "--moe-backend")
-    return next((one for one in traffic.MOE_MULTIPLES if one == named), "triton")
+    return next((backend for backend in traffic.MOE_MULTIPLES if backend == named), "triton")
 
 
 def _kv_cache(command: Sequence[str]) -> KvCache:

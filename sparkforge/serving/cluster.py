@@ -160,7 +160,7 @@ class Link:
         return "worker" if self._mine.is_head else "head"
 
     def problem(self) -> str | None:
-        """Return why the link is broken, or None."""
+        """Return the reason why the link is broken, or None."""
         return self._problem
 
     def peer_serves(self) -> bool:
@@ -275,16 +275,16 @@ class Link:
                 if not piece:
                     break
                 line += piece
-            others = Document.parse("the other machine's hello", bytes(line)).get(dict)
+            hello = Document.parse("the other machine's hello", bytes(line)).get(dict)
         except (OSError, DocumentError) as error:
             self._say(f"no hello from the {self.peer}: {error}")
             connection.close()
             return False
         for name, value in self._hello.items():
-            if others.get(name) != value:
+            if hello.get(name) != value:
                 connection.close()
                 msg = (
-                    f"{name} differs: here {value!r}, on the {self.peer} {others.get(name)!r};"
+                    f"{name} differs: here {value!r}, on the {self.peer} {hello.get(name)!r};"
                     " both machines need the same image and the same .env, except for the role"
                 )
                 raise ClusterError(msg, EX_PROTOCOL)

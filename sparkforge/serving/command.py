@@ -20,7 +20,7 @@ class Command:
     host: str
     """``port``, ``host``: to listen on; host "": all addresses."""
     access: tuple[str, ...]
-    """What the server does with requests."""
+    """Handling of requests."""
     naming: tuple[str, ...]
     """Revision and name of the model."""
     profile: tuple[str, ...]
@@ -42,7 +42,7 @@ class Command:
         return arguments.serve(model, self.port, self.host, options)
 
     def identity(self, model: str, revision: str) -> list[str]:
-        """Return what tells this way to start a server from others, without secrets.
+        """Return a text that identifies this way to start a server, without secrets.
 
         The share of memory differs at each start and changes no kernel, so it is left out.
         """

@@ -1,4 +1,4 @@
-"""How many compilers FlashInfer may run at once, beside a loaded model.
+"""Number of compilers that FlashInfer may run at once, next to a loaded model.
 
 FlashInfer passes ``MAX_JOBS`` to ninja as ``-j`` (so do torch's and TVM's loaders of extensions).
 Without it ninja starts one job more than there are CPUs, on a Spark 22. ninja itself reads no
@@ -57,7 +57,7 @@ def gib_per_job(command: Sequence[str]) -> float:
 def jobs(
     command: Sequence[str], reading: Reading, *, unified: bool, cpus: int | None = None
 ) -> int:
-    """Return how many compilers may run at once; at least one, even where it does not fit.
+    """Return the number of compilers that may run at once: at least one, even if it does not fit.
 
     Args:
         reading: of memory before the server starts.

@@ -24,7 +24,9 @@ _MAJOR, _MINOR, _INTEGRATED = 75, 76, 18  # CU_DEVICE_ATTRIBUTE_* of cuda.h
 def capabilities(library: str = "libcuda.so.1") -> list[Capability]:
     """Return the capability of each device, from the driver, without a context on the device."""
     cuda, devices = _devices(library)
-    return [(_attribute(cuda, one, _MAJOR), _attribute(cuda, one, _MINOR)) for one in devices]
+    return [
+        (_attribute(cuda, device, _MAJOR), _attribute(cuda, device, _MINOR)) for device in devices
+    ]
 
 
 def unified_bytes(library: str = "libcuda.so.1") -> int | None:
@@ -34,10 +36,10 @@ def unified_bytes(library: str = "libcuda.so.1") -> int | None:
     """
     cuda, devices = _devices(library)
     total = ctypes.c_size_t()
-    for one in devices:
-        if _attribute(cuda, one, _INTEGRATED) != 1:
+    for device in devices:
+        if _attribute(cuda, device, _INTEGRATED) != 1:
             continue
-        if cuda.cuDeviceTotalMem_v2(ctypes.byref(total), one) == 0:
+        if cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device) == 0:
             return total.value
     return None
 

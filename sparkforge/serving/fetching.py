@@ -59,31 +59,31 @@ class _Download:
         self._parts: dict[str, Part] = {}
         self._lock = threading.Lock()
         self._present = 0
-        self.total = sum({one.digest: one.size for one in files}.values())
+        self.total = sum({file.digest: file.size for file in files}.values())
 
     def have(self) -> int:
-        """Return the bytes that are here."""
+        """Return the number of bytes on this machine."""
         with self._lock:
-            return self._present + sum(one.size for one in self._parts.values())
+            return self._present + sum(file.size for file in self._parts.values())
 
     def run(self) -> None:
         """Download all missing files; StartError if they cannot be downloaded or stored."""
         lacking = self._place.lacking(self._commit, self._files)
         wanted = [
-            one
-            for one in {one.digest: one for one in lacking}.values()
-            if size(self._place.blob(one.digest)) != one.size
+            file
+            for file in {file.digest: file for file in lacking}.values()
+            if size(self._place.blob(file.digest)) != file.size
         ]
-        self._present = self.total - sum(one.size for one in wanted)
+        self._present = self.total - sum(file.size for file in wanted)
         for name in ("blobs", f"snapshots/{self._commit}"):
             (self._place.folder / name).mkdir(parents=True, exist_ok=True)
         self._check_room(wanted)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             # the largest first, so that no single one is left for the end
-            wanted.sort(key=lambda one: one.size, reverse=True)
-            running: list[Future[None]] = [pool.submit(self._bring, one) for one in wanted]
+            wanted.sort(key=lambda file: file.size, reverse=True)
+            running: list[Future[None]] = [pool.submit(self._bring, file) for file in wanted]
             done, _ = wait(running, return_when=FIRST_EXCEPTION)
-            failed = next((error for one in done if (error := one.exception())), None)
+            failed = next((error for future in done if (error := future.exception())), None)
             if failed is not None:
                 # the others could run for hours; their parts are kept
                 self._hub.stopped.set()
@@ -91,12 +91,12 @@ class _Download:
                 if isinstance(failed, OSError) and failed.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise self._no_room(self.total - self.have())
                 raise failed
-        for one in lacking:
-            self._link(one)
+        for file in lacking:
+            self._link(file)
 
     def _check_room(self, wanted: list[Listed]) -> None:
-        needed = sum(one.size for one in wanted)
-        needed -= sum(min(max(size(self._part(one)), 0), one.size) for one in wanted)
+        needed = sum(file.size for file in wanted)
+        needed -= sum(min(max(size(self._part(file)), 0), file.size) for file in wanted)
         if needed > _free(self._place.folder):
             raise self._no_room(needed)
 

@@ -151,7 +151,7 @@ class Hub:
         revision: str,
         take: Callable[[httpx.Response], None],
     ) -> tuple[str, float] | None:
-        """Send one request; returns None, or why to retry, and the hub's pause in seconds."""
+        """Send one request; returns None, or a reason to retry and the hub's pause in seconds."""
         try:
             with get_session().stream(
                 "GET",
@@ -177,7 +177,7 @@ class Hub:
     def _pause(self, failures: int, why: tuple[str, float]) -> None:
         words, pause_s = why
         if failures >= _ATTEMPTS:
-            proxies = [one for one in _PROXIES if os.environ.get(one)]
+            proxies = [variable for variable in _PROXIES if os.environ.get(variable)]
             through = f" (through the proxy of {proxies[0]})" if proxies else ""
             msg = (
                 f"{self.model} cannot be downloaded from {self.host}{through}: {words}; check the"

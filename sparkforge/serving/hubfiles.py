@@ -100,11 +100,11 @@ class Place:
         """
         path = self.listing(commit)
         path.parent.mkdir(parents=True, exist_ok=True)
-        durable.replace(path, json.dumps([vars(one) for one in files]))
+        durable.replace(path, json.dumps([vars(file) for file in files]))
 
     def lacking(self, commit: str, files: Iterable[Listed]) -> list[Listed]:
         """Return the files that are missing or have another size."""
-        return [one for one in files if size(self.snapshot(commit) / one.path) != one.size]
+        return [file for file in files if size(self.snapshot(commit) / file.path) != file.size]
 
     def complete(self, commit: str) -> bool:
         """Return whether all files that vLLM reads of a commit are there."""
@@ -122,7 +122,7 @@ class Place:
             shards = {"model.safetensors"}
         except (OSError, DocumentError):
             return False
-        return all(is_plain(str(one)) and size(folder / str(one)) > 0 for one in shards)
+        return all(is_plain(str(shard)) and size(folder / str(shard)) > 0 for shard in shards)
 
 
 def cache(variables: Mapping[str, str]) -> Path:
@@ -173,11 +173,11 @@ def listed(pages: Iterable[Document]) -> list[Listed]:
                 continue
             large = isinstance(page.get(dict, number).get("lfs"), dict)
             inside: tuple[str | int, ...] = (number, "lfs") if large else (number,)
-            one = Listed(path, page.get(int, *inside, "size"), page.get(str, *inside, "oid"))
-            if one.size < 0 or not _DIGEST.fullmatch(one.digest):
-                raise ListingError(f"{path} has size {one.size} and hash {one.digest[:100]!r}")
-            if found.setdefault(path, one) != one or sizes.setdefault(one.digest, one.size) != (
-                one.size
+            file = Listed(path, page.get(int, *inside, "size"), page.get(str, *inside, "oid"))
+            if file.size < 0 or not _DIGEST.fullmatch(file.digest):
+                raise ListingError(f"{path} has size {file.size} and hash {file.digest[:100]!r}")
+            if found.setdefault(path, file) != file or sizes.setdefault(file.digest, file.size) != (
+                file.size
             ):
                 raise ListingError(f"{path} is listed twice, with another size or hash")
     folders = {str(parent) for path in found for parent in PurePosixPath(path).parents}
@@ -195,12 +195,12 @@ def read_by_vllm(files: Iterable[Listed]) -> list[Listed]:
     Raises:
         ListingError: there are no weights in safetensors, or no config.json.
     """
-    found = [one for one in files if "/" not in one.path and one.path.endswith(_READ)]
-    if not any(one.path.endswith(".safetensors") for one in found):
+    found = [file for file in files if "/" not in file.path and file.path.endswith(_READ)]
+    if not any(file.path.endswith(".safetensors") for file in found):
         raise ListingError("there are no weights in safetensors")
-    if all(one.path != "config.json" for one in found):
+    if all(file.path != "config.json" for file in found):
         raise ListingError("there is no config.json")
-    return sorted(found, key=lambda one: one.path)
+    return sorted(found, key=lambda file: file.path)
 
 
 def size(path: Path) -> int:

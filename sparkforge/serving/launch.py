@@ -112,7 +112,7 @@ def _serve(launch: Launch) -> tuple[supervise.End, Starts | None]:
 
 
 def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
-    """Check everything that can be wrong, before anything that takes long.
+    """Check all settings, before anything that takes long.
 
     Raises:
         StartError: the server cannot be started.
@@ -284,7 +284,7 @@ def _plan(
     def at_first_token() -> None:
         say(moments.line("the first token"))
         if profile.evict_page_cache:
-            pagecache.drop(model.weights(launch.variables), say)  # what vLLM has downloaded, too
+            pagecache.drop(model.weights(launch.variables), say)  # vLLM's downloads, too
 
     def when_ready() -> None:
         say(moments.line("ready"))

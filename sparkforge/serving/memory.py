@@ -1,7 +1,7 @@
 """Memory that vLLM may use on a machine where GPU and host share it.
 
-vLLM's ``--gpu-memory-utilization`` is a share of all memory, fixed before anybody knows what else
-runs. vLLM refuses to start where that share is not available, and a share that just fits leaves
+vLLM's ``--gpu-memory-utilization`` is a share of all memory, fixed before the use of other programs
+is known. vLLM refuses to start where that share is not available, and a share that just fits leaves
 nothing to the host. So the entrypoint computes it from the memory that is available.
 """
 
@@ -57,7 +57,7 @@ _NO_LIMIT = 1 << 60  # how version 1 writes none: 2**63, less a page
 
 
 class MemoryShortError(StartError):
-    """The model does not fit; the message says by how much, and what to do."""
+    """The model does not fit; the message says by how much, and has a hint."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def read(root: Path = Path("/")) -> Reading:
     limits = list(_limits(root))
     if not limits:
         return Reading(total, available)
-    return Reading(total, available, *min(limits, key=lambda one: one[0] - one[1]))
+    return Reading(total, available, *min(limits, key=lambda limit: limit[0] - limit[1]))
 
 
 def meminfo(text: str) -> dict[str, int]:
@@ -214,7 +214,7 @@ def utilisation(plan: MemoryPlan, reading: Reading, cuda_total: int | None = Non
 
 
 def described(reading: Reading, cuda_total: int | None) -> str:
-    """Describe what the share is computed from; ``cuda_total`` is as in ``utilisation``."""
+    """Describe the inputs of the share; ``cuda_total`` is as in ``utilisation``."""
     available = reading.room if cuda_total is None else reading.available
     parts = [f"{available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"]
     if cuda_total is not None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 CUDA = "/usr/local/cuda/bin"
-"""Where FlashInfer looks for nvcc, on the PATH or not."""
+"""Place where FlashInfer looks for nvcc, on the PATH or not."""
 
 
 def missing(

@@ -22,8 +22,8 @@ class Output:
     problems: list[str] = field(default_factory=list)
     """Of backends, not logged yet."""
     died: int | None = None
-    """How the first of the engine's processes ended that vLLM reports: an exit code, or a signal's
-    number below zero."""
+    """End of the first engine process that vLLM reports: an exit code, or a signal's number below
+    zero."""
 
     def copy(self, source: int) -> None:
         """Copy until the end of a file descriptor."""

@@ -1,4 +1,4 @@
-"""FlashInfer's modules that were compiled with the image, and what the server is told of them.
+"""FlashInfer's modules that were compiled with the image, and the server's variables for them.
 
 vLLM uses FlashInfer only where nvcc is on the PATH, or where it is told that nothing has to be
 compiled. FlashInfer looks for nvcc in CUDA_HOME first. An image has neither nvcc nor a C++ compiler
@@ -52,8 +52,10 @@ class Pack:
             DocumentError: it is not in the form that a build writes.
         """
         modules = document.get(list, "modules")
-        each = (Document(f"{document.what}: modules", one) for one in modules)
-        return cls(document.get(str, "architecture"), tuple(one.get(str, "name") for one in each))
+        documents = (Document(f"{document.what}: modules", module) for module in modules)
+        return cls(
+            document.get(str, "architecture"), tuple(entry.get(str, "name") for entry in documents)
+        )
 
     def fits(self, device: Capability) -> bool:
         """Return whether a device loads this machine code: NVIDIA's rules (docs/sm12x.md)."""
@@ -67,10 +69,10 @@ class Pack:
 
     def misfits(self, devices: Sequence[Capability]) -> list[str]:
         """Return the capabilities of devices that do not load this machine code."""
-        return sorted({f"{one[0]}.{one[1]}" for one in devices if not self.fits(one)})
+        return sorted({f"{device[0]}.{device[1]}" for device in devices if not self.fits(device)})
 
     def kinds(self) -> str:
-        """Return how many modules there are of each kind, in words."""
+        """Return the number of modules of each kind, in words."""
         counts = Counter(map(_kind, self.modules))
         return ", ".join(f"{kind} {count}" for kind, count in counts.items())
 
@@ -80,7 +82,7 @@ def _kind(module: str) -> str:
 
 
 def installed() -> Pack | None:
-    """Return the pack beside this Python's FlashInfer; None: there is none of ours.
+    """Return the pack of this Python's FlashInfer; None: there is none of ours.
 
     Raises:
         DocumentError, OSError: its manifest cannot be read.
@@ -110,17 +112,17 @@ def has_compiler(environment: Mapping[str, str]) -> bool:
 
 
 def compiles(environment: Mapping[str, str]) -> bool:
-    """Return whether FlashInfer can compile a module: with nvcc, and a C++ compiler beside it."""
+    """Return whether FlashInfer can compile a module: with nvcc and a C++ compiler."""
     return has_nvcc(environment) and has_compiler(environment)
 
 
 def _needs(options: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield what options of ``vllm serve`` need of a pack: words, start and part of a name."""
+    """Yield the modules that options of ``vllm serve`` need: words, start and part of a name."""
     given = arguments.value(options, "--kv-cache-dtype") or ""
     cache = _KV_TYPES.get(given, "bf16")
     block = arguments.positive(options, "--block-size", _PAGES[-1])
     # vLLM cuts its blocks into the largest pages that FlashInfer has
-    page = next((one for one in _PAGES if block % one == 0), block)
+    page = next((size for size in _PAGES if block % size == 0), block)
     words = [] if cache == "bf16" else [f"--kv-cache-dtype {given}"]
     words += [] if page == _PAGES[-1] else [f"--block-size {block}"]
     if attention_by_flashinfer(options):
@@ -143,7 +145,7 @@ def check(
     options: Sequence[str],
     environment: Mapping[str, str],
 ) -> None:
-    """Check that FlashInfer has what some options of ``vllm serve`` need, or can compile it.
+    """Check that FlashInfer has the modules for options of ``vllm serve``, or can compile them.
 
     FlashInfer itself fails only when the model is loaded.
 
@@ -161,7 +163,7 @@ def check(
             )
         return
     for words, start, part in _needs(options):
-        if not any(one.startswith(start) and part in one for one in pack.modules):
+        if not any(module.startswith(start) and part in module for module in pack.modules):
             raise StartError(
                 f"{words}: this image lacks FlashInfer's module for it, and nvcc to compile it;"
                 f" {_REMEDY}, or use other options"

@@ -2,7 +2,7 @@
 
 The image has a small checkpoint with gpt-oss' architecture, and its expected answers
 (``sparkforge/checkpoints/trial.py``). It is served on loopback with the real model's backends, and
-its log-probabilities are compared. A pass is recorded beside the compiled kernels, so the next
+its log-probabilities are compared. A pass is recorded with the compiled kernels, so the next
 start of the same build, device and driver skips it.
 """
 
@@ -38,7 +38,7 @@ tests/unit/serving/test_preflight.py. Marlin's and Triton's experts on an H200: 
 LEAD = 1.0
 """Nats. A token with a larger lead has to be the next one."""
 
-# these decide which kernels are used; the small model needs other values of the rest
+# these determine the kernels; the small model needs other values of the rest
 _CARRIED = (
     "--moe-backend",
     "--attention-backend",
@@ -129,7 +129,7 @@ class Trial:
         )
 
     def passed(self) -> bool:
-        """Return whether the same trial passed before."""
+        """Return whether the same trial has passed before."""
         try:
             return self.mark is not None and (Document.load(self.mark).get(str, "key") == self.key)
         except (OSError, DocumentError):

@@ -1,4 +1,4 @@
-"""A profile of pins.yaml as the image holds it: how a model is served."""
+"""A profile of pins.yaml as the image holds it: settings to serve a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WITHOUT_DECODE_EXPERTS = (
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user's choice sets in a profile."""
+    """The settings of a profile that the user's choice determines."""
 
     mxfp4_layers: str | None = None
     """Dense layers that are quantised while loading; None: none."""
@@ -42,7 +42,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Profile:
-    """Options of ``vllm serve``, and what the entrypoint checks and does for the model.
+    """Options of ``vllm serve``, and the entrypoint's checks and actions for the model.
 
     The build writes it (``Pins.profile_of``), the image reads it. vLLM decides an option that is
     None, and judges the values of the others.
@@ -102,7 +102,7 @@ class Profile:
             for field in fields(cls)
             if field.type in _KINDS
         }
-        values: dict[str, Any] = {name: one for name, one in found.items() if one is not None}
+        values: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
         sizes = document.find(list, "cudagraph_capture_sizes") or []
         expected = document.find(dict, "expect") or {}
         return cls(
@@ -134,8 +134,8 @@ class Profile:
         values = {name: value for name, value in asdict(self).items() if value != default[name]}
         if self.choices:
             values["choices"] = {
-                name: {key: value for key, value in asdict(one).items() if value is not None}
-                for name, one in self.choices.items()
+                name: {key: value for key, value in asdict(choice).items() if value is not None}
+                for name, choice in self.choices.items()
             }
         return values
 
@@ -224,13 +224,13 @@ def _choices(document: Document) -> dict[str, Choice]:
     names = document.find(dict, "choices") or {}
     found = {}
     for name in names:
-        one = Document(f"{name} of {document.what}", document.get(dict, "choices", name))
-        one.check_keys(field.name for field in fields(Choice))
-        layers = one.find(str, "mxfp4_layers")
+        inner = Document(f"{name} of {document.what}", document.get(dict, "choices", name))
+        inner.check_keys(field.name for field in fields(Choice))
+        layers = inner.find(str, "mxfp4_layers")
         try:
             traffic.parse_layers(layers or "moe")
         except traffic.LayersError as error:
-            raise DocumentError(f"mxfp4_layers of {one.what}: {error}") from None
+            raise DocumentError(f"mxfp4_layers of {inner.what}: {error}") from None
         found[name] = Choice(layers)
     chosen = document.find(str, "choice")
     if chosen not in (found or {None}):

@@ -170,7 +170,7 @@ class Client:
         try:
             connection.request(method, path, json.dumps(body) if body else None, headers)
             response = connection.getresponse()
-            # in pieces: one read would allocate whatever length the header claims
+            # in pieces: one read would allocate any length that the header claims
             answer = b"".join(iter(lambda: response.read(1 << 16), b""))
         finally:
             connection.close()

@@ -1,6 +1,6 @@
 """Record of the files that warm-ups compiled, so that the next start can run a short warm-up.
 
-One JSON file for each way to start a server of one build and device, beside the compiled kernels.
+One JSON file for each way to start a server of one build and device, next to the compiled kernels.
 It is replaced atomically. A file that cannot be read counts as missing: then the full warm-up runs
 again.
 """
@@ -54,7 +54,7 @@ class Record:
     steps: str = ""
     """Digest of the full warm-up."""
     complete: bool = False
-    """Whether such a warm-up was completed."""
+    """Such a warm-up was completed."""
     files: set[str] = field(default_factory=set)
     """New files of the caches, relative to their folder."""
     runs: list[Any] = field(default_factory=list)
@@ -76,16 +76,16 @@ class Record:
                 path,
                 found.get(str, "steps"),
                 found.get(bool, "complete"),
-                {str(one) for one in found.get(list, "files")},
+                {str(file) for file in found.get(list, "files")},
                 found.get(list, "runs"),
                 found.get(list, "late"),
-                {one for one in lengths if one > 0},
+                {length for length in lengths if length > 0},
             )
         except (OSError, DocumentError):
             return cls(path)
 
     def lacks(self, steps: str, present: set[str]) -> str:
-        """Return why a short warm-up is not enough, or "".
+        """Return the reason why a short warm-up is not enough, or "".
 
         Args:
             steps: digest of the current full warm-up.

@@ -29,7 +29,7 @@ _LABEL = r"\w([\w-]{0,61}\w)?"
 _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*|\[[0-9a-fA-F:.]+\]", re.ASCII)
 _CHECK_S = 6.0
 _SYSTEM_FIRST = " !{ req.body,json_query('$.messages[0].role') -m str user }"
-# What of a body says which conversation it belongs to, by the end of the path: its first messages.
+# Parts of a body that identify its conversation, by the end of the path: its first messages.
 # Later turns repeat them, and the cache of the server that had the turn before begins with them.
 # Of several places for one text the first that has it counts: content may be a list of parts.
 _PARTS = (
@@ -99,7 +99,7 @@ def _replicas(text: str) -> tuple[Replica, ...]:
     if not words:
         raise StartError(f"{VARIABLE} is empty: name the servers in .env, like {_EXAMPLE}")
     replicas = tuple(_replica(word) for word in words)
-    names = [one.name.lower() for one in replicas]
+    names = [replica.name.lower() for replica in replicas]
     if double := next((name for name in names if names.count(name) > 1), ""):
         raise StartError(f"{VARIABLE} names {double} twice: name each server once")
     return replicas
@@ -132,7 +132,7 @@ def resolve(replica: Replica) -> str:
     """Return the address of a server, as HAProxy reads it.
 
     Raises:
-        StartError: nobody knows the name.
+        StartError: the name has no address.
     """
     try:
         found = socket.getaddrinfo(replica.host, replica.port, type=socket.SOCK_STREAM)
@@ -149,8 +149,10 @@ def configuration(settings: Settings, addresses: Mapping[str, str]) -> str:
     Args:
         addresses: of the servers, by name.
     """
-    names = [one.name for one in settings.replicas]
-    states = ", ".join(f"{one} %[srv_is_up(replicas/{one}),iif(answers,is down)]" for one in names)
+    names = [replica.name for replica in settings.replicas]
+    states = ", ".join(
+        f"{name} %[srv_is_up(replicas/{name}),iif(answers,is down)]" for name in names
+    )
     told = f'"%[nbsrv(replicas)] of {len(names)} replicas serve: {states}\\n"'
     pages = "".join(
         f"    use_backend metrics-of-{name} if {{ path /replicas/{name}/metrics }}\n"
@@ -187,7 +189,7 @@ defaults
     option srvtcpka
     # vLLM closes idle connections after 5 s, maybe just when a request is sent.
     option http-server-close
-    # What a server has begun is never repeated: a request that kills one would kill all.
+    # A request that a server has begun is never repeated: one that kills a server would kill all.
     option redispatch 1
     retries 3
     retry-on conn-failure 503
@@ -285,7 +287,7 @@ def run(environment: Mapping[str, str]) -> NoReturn:
         OSError: the configuration cannot be written, or the image has no HAProxy.
     """
     settings = read(environment)
-    addresses = {one.name: resolve(one) for one in settings.replicas}
+    addresses = {replica.name: resolve(replica) for replica in settings.replicas}
     path = Path(tempfile.gettempdir()) / "haproxy.cfg"
     path.write_text(configuration(settings, addresses), encoding="utf-8")
     say(f"router of {len(addresses)} replicas, {settings.policy}: {', '.join(addresses)}")

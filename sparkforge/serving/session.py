@@ -14,7 +14,7 @@ from typing import NoReturn
 
 @dataclass(frozen=True)
 class Process:
-    """What a hang's report shows of a process; ``waits_in`` is a function of the kernel, or 0."""
+    """A process in a hang's report; ``waits_in`` is a function of the kernel, or 0."""
 
     pid: int
     name: str

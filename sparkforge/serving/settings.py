@@ -80,17 +80,17 @@ class Settings:
 
     @property
     def is_folder(self) -> bool:
-        """Whether the model is a folder in the container."""
+        """The model is a folder in the container."""
         return is_folder(self.model)
 
     @property
     def takes_requests(self) -> bool:
-        """Whether this server has a port: the second of two machines has none."""
+        """This server has a port: the second of two machines has none."""
         return self.pair is None or self.pair.is_head
 
     @property
     def limits_bodies(self) -> bool:
-        """Whether a request can be too large."""
+        """A request can be too large."""
         return self.takes_requests and self.max_body > 0
 
     @property
@@ -100,7 +100,7 @@ class Settings:
 
     @property
     def strict(self) -> bool:
-        """Whether a backend other than the profile's ends the server."""
+        """A backend other than the profile's ends the server."""
         return self.backend_check == "fail"
 
     def expectations(self, command: Sequence[str]) -> dict[str, str]:
@@ -135,11 +135,11 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> Settings:
     caller = [*variables.options(environment, "SPARKFORGE_EXTRA_ARGS"), *options]
     layers = variables.layers(environment)
     if named := choices.named(environment):
-        others = {
+        given = {
             choices.LAYERS: layers,
             choices.OPTION: arguments.value([*target, *caller], choices.OPTION),
         }
-        choices.check(profile, f"{choices.VARIABLE}={named}", others)
+        choices.check(profile, f"{choices.VARIABLE}={named}", given)
     pair = cluster.settings(environment)
     downloader = variables.choice(
         environment, "SPARKFORGE_DOWNLOAD", "entrypoint", ("entrypoint", "vllm")
@@ -181,7 +181,7 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> Settings:
 
 
 def _model(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, Sequence[str]]:
-    """Return the model, and the options behind it."""
+    """Return the model, and the options after it."""
     model = ""
     if words and not words[0].startswith("-"):
         model, *words = words

@@ -37,7 +37,7 @@ class State:
     given_up: bool = False
     """No server will be started any more; the text gives the reason."""
     stalled: str = ""
-    """Why the entrypoint's last check of a ready server failed; "" where it did not."""
+    """Problem of the entrypoint's last check of a ready server; "" if there is none."""
 
 
 def write(state: State) -> None:

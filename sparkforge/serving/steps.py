@@ -95,13 +95,13 @@ class Shape:
         """Return the lengths of prompts to try, ascending."""
         around = (self.chunk - 1, self.chunk, self.chunk + 1, 2 * self.chunk + 17)
         most = max(1, self.max_len - _TOKENS)
-        wanted = {min(one, most) for one in (*_LENGTHS, *around, *more)}
-        return sorted(one for one in wanted if one > 0)
+        wanted = {min(length, most) for length in (*_LENGTHS, *around, *more)}
+        return sorted(length for length in wanted if length > 0)
 
     def batches(self) -> list[int]:
         """Return the numbers of sequences at once to try, ascending."""
         wanted = {*_BATCHES, *self.captured, self.max_seqs}
-        return sorted(one for one in wanted if one <= self.max_seqs)
+        return sorted(size for size in wanted if size <= self.max_seqs)
 
 
 def full(shape: Shape, more: Sequence[int] = ()) -> list[Step]:
@@ -123,7 +123,7 @@ def full(shape: Shape, more: Sequence[int] = ()) -> list[Step]:
 
 
 def quick(shape: Shape, more: Sequence[int] = ()) -> list[Step]:
-    """Return the steps for a server with filled caches: what every process has to do once."""
+    """Return the steps for a server with filled caches: the work that every process does once."""
     lengths = shape.lengths()
     chosen = sorted({lengths[0], lengths[-1], *(n for n in shape.lengths(more) if n in more)})
     return [
@@ -156,7 +156,7 @@ def _batch(shape: Shape, size: int) -> Step:
 
 
 def _mixture(shape: Shape) -> Step:
-    """Return all kinds of sampling in one batch, with a long prompt beside them."""
+    """Return all kinds of sampling in one batch, with a long prompt."""
     kinds = [request for step in _kinds(shape) for request in step.requests]
     long = _prompt(max(1, min(2 * shape.chunk, shape.max_len - _TOKENS)), 5)
     return Step("all kinds at once", (*kinds, long))

@@ -72,7 +72,7 @@ class End:
     code: int
     """Exit code for this process."""
     stopped: Callable[[], bool] = lambda: False
-    """Whether a signal has come for the server by now."""
+    """A signal has come for the server by now."""
 
 
 class _Signals:
@@ -221,7 +221,7 @@ class _Supervisor:
             next_look = time.monotonic() + (plan.every_s if self.hang.answered else 1)
 
     def report_death(self) -> None:
-        """Log why the server ended, where it ended by itself."""
+        """Log the reason of the server's end, if it ended by itself."""
         if self.by_itself:
             say("error: the server ended by itself; its output above says why")
         waited = self.asked and not self.hang.answered

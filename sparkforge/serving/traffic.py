@@ -4,7 +4,7 @@ It counts the bytes that each step has to read: weights as the backend stores th
 scales and biases), keys and values of the context, norms, sinks and rows of the embedding. It
 ignores activations and new keys and values, which are well under 1 MB per token, caches between
 steps, and all computation. The start of a server prints the result for its profile, and
-``build.py roofline`` makes ceilings of it.
+``build.py roofline`` makes ceilings from it.
 
 1 GB is 10^9 bytes.
 """
@@ -78,7 +78,7 @@ class Bytes:
 
     def parts(self) -> dict[str, float]:
         """Return the bytes by part, in the order of the fields."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
 
 class LayersError(ValueError):

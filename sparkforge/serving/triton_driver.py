@@ -1,4 +1,4 @@
-"""Triton's module for the CUDA driver, compiled with the image in place of on the user's machine.
+"""Triton's module for the CUDA driver, compiled with the image, not on the user's machine.
 
     triton_driver.py WHEELS WHEELHOUSE OUT
 
@@ -43,7 +43,7 @@ def build(backend: Path, out: Path) -> Path:
 
     Raises:
         OSError: there is no gcc, or a file is missing.
-        subprocess.CalledProcessError: gcc failed, and has said why.
+        subprocess.CalledProcessError: gcc failed, and has printed the reason.
     """
     # As in triton.runtime.build and .cache. architecture() calls the program `file`, and has no
     # linkage without it: where this runs, it has to be there or missing as in the image.
@@ -72,10 +72,10 @@ def _headers() -> Path:
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
-    """Write what is compiled; returns the folder of it."""
+    """Write the source to compile; returns its folder."""
     wanted = (f"{_BACKEND}/{_SOURCE}", f"{_BACKEND}/include/")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder, [one for one in archive.namelist() if one.startswith(wanted)])
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
     return folder / _BACKEND
 
 
@@ -92,7 +92,7 @@ def main(wheels: Path, wheelhouse: Path, out: Path) -> None:
     found = [*wheels.glob("triton-*.whl"), *wheelhouse.glob("triton-*.whl")]  # ours has priority
     if not found:
         return
-    # in the words of needs.py, which looks later
+    # worded as in needs.py, which checks later
     if shutil.which("gcc") is None:
         sys.exit("the image lacks the program gcc, of the package gcc")
     if not (header := _headers() / "Python.h").exists():

@@ -1,6 +1,6 @@
 """Read and check single variables of the container's environment.
 
-What cannot be used is a StartError, which names the variable.
+An invalid value is a StartError, which names the variable.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def text() -> bytes:
 
     One line for each token: its bytes in base64, a space, its rank.
     """
-    lines = (b"%s %d\n" % (base64.b64encode(one), rank) for rank, one in enumerate(tokens()))
+    lines = (b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens()))
     return b"".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Have a server compile its kernels before it counts as healthy, so that no user waits for them.
+"""Make a server compile its kernels before it counts as healthy, so that no user waits for them.
 
 The full warm-up runs once for a build, a device and a way to start the server. A record lists the
 files that the caches gained. Later starts run a short warm-up, and the full one again if anything
@@ -99,7 +99,7 @@ class WarmUp:
             if not why:
                 short = steps.quick(shape, more)
                 self._steps(short, model.name, start, made)
-                if self.mode == "full" and any(one.compiled for one in made):
+                if self.mode == "full" and any(step.compiled for step in made):
                     why = "something was compiled"
             if why:
                 self.say(f"warm-up: in full: {why}")
@@ -119,7 +119,7 @@ class WarmUp:
         return wrong or ("" if outcome == "time" else outcome)
 
     def _answers(self, model: str, made: list[Made]) -> str:
-        """Have the model answer a question; returns the problem, or ""."""
+        """Let the model answer a question; returns the problem, or ""."""
         self.tell("warm-up: a question to the model")
         began = time.monotonic()
         problem = answers.check(self.client, model, self.shape.max_len, self.say)
@@ -129,7 +129,7 @@ class WarmUp:
         return problem
 
     def _reason(self, digest: str, start_up: set[str]) -> str:
-        """Return why the full warm-up is needed, or ""."""
+        """Return the reason why the full warm-up is needed, or ""."""
         if self.mode == "quick":
             return ""
         if self._record is None or self.caches is None:
@@ -147,7 +147,7 @@ class WarmUp:
             if left <= 0:
                 raise _OverError(f"{over} before step {number} of {len(todo)}, {step.name}")
             # if an endpoint refuses its plainest request, users cannot use it
-            possible = [one for one in step.requests if one.path not in self._refused]
+            possible = [request for request in step.requests if request.path not in self._refused]
             if not possible:
                 continue
             self.tell(note)
@@ -159,11 +159,11 @@ class WarmUp:
                 if error.status // 100 != 4:
                     raise
                 done.problem = f"refused: {error}"
-                self._refused |= {one.path for one in possible} - self._accepted
+                self._refused |= {request.path for request in possible} - self._accepted
             except TimeoutError:
                 raise _OverError(f"{over} in step {number} of {len(todo)}, {step.name}") from None
             else:
-                self._accepted |= {one.path for one in possible}
+                self._accepted |= {request.path for request in possible}
             finally:
                 gained = self._gained()
                 done.seconds = round(time.monotonic() - began, 3)
@@ -175,15 +175,17 @@ class WarmUp:
     def _send(self, requests: Sequence[Request], model: str, end: float) -> None:
         """Send requests together; raises the first failure, once all have ended."""
         with ThreadPoolExecutor(len(requests), "warm-up") as pool:
-            sent = [pool.submit(self._one, one, model, end) for one in requests]
-        errors = [error for one in sent if (error := one.exception()) is not None]
-        refused = [one for one in errors if isinstance(one, StatusError) and one.status // 100 == 4]
+            sent = [pool.submit(self._send_one, request, model, end) for request in requests]
+        errors = [error for future in sent if (error := future.exception()) is not None]
+        refused = [
+            error for error in errors if isinstance(error, StatusError) and error.status // 100 == 4
+        ]
         for error in errors:
             # in a batch of all kinds some may be refused, and each has been logged by itself
             if error not in refused or len(refused) == len(sent):
                 raise error
 
-    def _one(self, request: Request, model: str, end: float) -> None:
+    def _send_one(self, request: Request, model: str, end: float) -> None:
         salt = f"warm-up {time.monotonic_ns()}"  # or the prefix cache would shorten the prompt
         body = {"cache_salt": salt, **request.body, "model": model}
         answer = self.client.ask(end, "POST", request.path, body)
@@ -207,20 +209,20 @@ class WarmUp:
     def _close(self, start: float, made: list[Made], outcome: str) -> None:
         seconds = time.monotonic() - start
         if self._record is not None and self.caches is not None:
-            gained = sorted(self.caches.shown(one) for one in self._known - self._before)
+            gained = sorted(self.caches.shown(path) for path in self._known - self._before)
             run = {
                 "when": record.now(),
                 "seconds": round(seconds, 1),
                 "outcome": outcome or "well",
                 "compiled": len(gained),
-                "steps": [one.document() for one in made],
+                "steps": [step.document() for step in made],
             }
             self._record.add_run(run, gained)
             self._save()
             self._claim.close()
         self._served = True
         if not outcome:
-            count = sum(one.compiled for one in made[1:])
+            count = sum(step.compiled for step in made[1:])
             growth = f"; the caches gained {count} files" if self.caches else ""
             self.say(f"warm-up: {len(made) - 1} steps in {seconds:.0f} s{growth}")
 
@@ -256,15 +258,15 @@ class WarmUp:
         gained = self._gained()
         # no user waits for what another server compiles in its warm-up
         ended = self.caches.last_warm_up()
-        others = ended == 0 or (self._looked and ended != self._ended)
+        elsewhere = ended == 0 or (self._looked and ended != self._ended)
         self._looked, self._ended = True, ended
-        if gained and not others:
+        if gained and not elsewhere:
             names = kernels(gained)
             self.say(f"warning: a request waited for a compiler: {_shown(names)}")
             if self._waiting is None:
                 self._waiting = _Late(now + _ANSWERED_WITHIN_S)
             self._waiting.kernels += names
-            self._waiting.files += sorted(self.caches.shown(one) for one in gained)
+            self._waiting.files += sorted(self.caches.shown(path) for path in gained)
         if self._waiting is not None:
             self._waiting.lengths |= self._grown(prompts)
             if now >= self._waiting.until:
@@ -283,7 +285,7 @@ class WarmUp:
             return
         self._record.add_late(late.kernels, late.files, late.lengths)
         self._save()
-        lengths = ", ".join(str(one) for one in sorted(late.lengths)) or "unknown"
+        lengths = ", ".join(str(length) for length in sorted(late.lengths)) or "unknown"
         self.say(f"later warm-ups will include prompts of these lengths: {lengths} tokens")
 
     def _answered(self) -> dict[str, float]:
@@ -293,9 +295,9 @@ class WarmUp:
             return self._prompts  # the supervisor reports a server that does not answer
 
     def _grown(self, prompts: dict[str, float]) -> set[int]:
-        grown = (one for one, n in prompts.items() if n > self._prompts.get(one, 0))
-        sizes = {int(min(float(one), self.shape.max_len)) for one in grown}
-        return {one for one in sizes if one > _OUR_OWN}
+        grown = (bucket for bucket, n in prompts.items() if n > self._prompts.get(bucket, 0))
+        sizes = {int(min(float(bucket), self.shape.max_len)) for bucket in grown}
+        return {size for size in sizes if size > _OUR_OWN}
 
 
 @dataclass
